@@ -1,0 +1,6 @@
+.PHONY: demo test lint format bench
+demo: ; script/demo
+test: ; script/test
+lint: ; .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
+format: ; .venv/bin/ruff check --fix . && .venv/bin/ruff format .
+bench: ; script/bench

@@ -1,0 +1,115 @@
+"""Every error this package raises on purpose.
+
+    DigirlDistError
+    ├── SettingsError            the configuration is wrong; nothing was started
+    ├── RunFolderError           the run folder cannot be used as it is
+    ├── CheckpointError          weights are missing, altered or do not fit the agent
+    ├── TrajectoryError          an episode file is truncated, altered or foreign
+    ├── ActionError              an action that the emulator does not know
+    ├── EmulatorError            an emulator failed
+    │   ├── EmulatorHung         … by not answering within its limit
+    │   └── EmulatorCrashed      … by ending its process
+    ├── WorkerError              one worker failed; names the worker and the remedy
+    │   ├── HostKeyError         fatal: the machine is not the one we know
+    │   ├── LoginError           fatal: the machine does not let us in
+    │   ├── InstallError         fatal: the package cannot be installed there
+    │   ├── JobError             fatal: the worker cannot run the job at all
+    │   ├── UnreachableError     transient: no connection within its limit
+    │   └── LinkLostError        transient: a connection that stood is gone or silent
+    └── HarvestError             an iteration cannot be completed; names every worker's reason
+
+Errors of paramiko, fabric, asyncssh, selenium and others become one of these inside the module that
+calls them, with ``from``. All of them can be pickled.
+"""
+
+
+class DigirlDistError(Exception):
+    """Base of all errors that are meant for the user's eyes."""
+
+
+class SettingsError(DigirlDistError):
+    """The configuration cannot be used. The command line exits with status 2."""
+
+
+class RunFolderError(DigirlDistError):
+    """The run folder is in use, foreign or damaged."""
+
+
+class CheckpointError(DigirlDistError):
+    """A checkpoint is missing, altered or does not fit."""
+
+
+class TrajectoryError(DigirlDistError):
+    """An episode file is truncated, altered or belongs to something else."""
+
+
+class ActionError(DigirlDistError):
+    """An action that is not part of the emulator's vocabulary."""
+
+
+class EmulatorError(DigirlDistError):
+    """An emulator raised, hung or died; its episode is retried."""
+
+
+class EmulatorHung(EmulatorError):
+    """A reset or step took longer than its limit."""
+
+
+class EmulatorCrashed(EmulatorError):
+    """The emulator's process ended."""
+
+
+class WorkerError(DigirlDistError):
+    """One worker failed.
+
+    ``worker`` is the name in the configuration, ``reason`` what happened, ``remedy`` what the user can do.
+    """
+
+    fatal = False
+    """True when trying again cannot help before a person has done something."""
+
+    def __init__(self, worker: str, reason: str, remedy: str = "") -> None:
+        super().__init__(worker, reason, remedy)
+        self.worker = worker
+        self.reason = reason
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        advice = f" -> {self.remedy}" if self.remedy else ""
+        return f"worker {self.worker}: {self.reason}{advice}"
+
+
+class HostKeyError(WorkerError):
+    """The host key is unknown or differs from the known one."""
+
+    fatal = True
+
+
+class LoginError(WorkerError):
+    """The machine refused every key we offered."""
+
+    fatal = True
+
+
+class InstallError(WorkerError):
+    """Python or the package cannot be used on the worker."""
+
+    fatal = True
+
+
+class JobError(WorkerError):
+    """The worker cannot run the job: its folder, the agent or the emulator cannot be set up there."""
+
+    fatal = True
+
+
+class UnreachableError(WorkerError):
+    """No connection could be made within its limit."""
+
+
+class LinkLostError(WorkerError):
+    """The connection or the worker program went away or fell silent."""
+
+
+class HarvestError(DigirlDistError):
+    """The tickets of an iteration cannot be completed."""

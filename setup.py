@@ -1,0 +1,79 @@
+"""Packaging. The top-level config/ folder travels inside the package as digirl_dist/config."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = (ROOT / "digirl_dist" / "__init__.py").read_text().split('__version__ = "')[1].split('"')[0]
+
+MINIWOB = ["miniwob>=1.0", "selenium>=4.10"]
+ATARI = ["ale-py>=0.10"]
+RESERVED = {  # parts that come with later versions; named now so that their extras need not change
+    "android": ["adbutils>=2.8"],
+    "autoui": ["transformers>=5.0"],
+    "ray": ["ray>=2.40"],
+    "jax": ["jax>=0.5"],
+    "wandb": ["wandb>=0.19"],
+}
+
+setup(
+    name="digirl_dist",
+    version=VERSION,
+    description="Train device-control agents with reinforcement learning on any machines you can ssh to",
+    long_description=(ROOT / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=[*find_packages(include=["digirl_dist", "digirl_dist.*"]), "digirl_dist.config"],
+    package_dir={"digirl_dist.config": "config"},
+    package_data={"digirl_dist.config": ["**/*.yaml"], "digirl_dist": ["py.typed", "**/*.html"]},
+    include_package_data=False,
+    install_requires=[
+        "asyncssh>=2.14",
+        "cloudpickle>=3.0",
+        "fabric>=3.2",
+        "gymnasium>=1.0",
+        "hydra-core>=1.3",
+        "numpy>=1.26",
+        "paramiko>=3.4",
+        "pillow>=10.1",
+        "psutil>=5.9",
+        "pyarrow>=15.0",
+        "pyyaml>=6.0",
+        "rich>=13.0",
+        "safetensors>=0.4",
+        "tensorboard>=2.14",
+        "torch>=2.2",
+        "tqdm>=4.66",
+        "xxhash>=3.4",
+    ],
+    extras_require={
+        **RESERVED,
+        "atari": ATARI,
+        "miniwob": MINIWOB,
+        "dev": [
+            *ATARI,
+            *MINIWOB,
+            "build",
+            "datasets",
+            "hypothesis",
+            "mypy",
+            "pandas",
+            "pytest",
+            "pytest-timeout",
+            "ruff",
+            "types-paramiko",
+            "types-psutil",
+            "types-PyYAML",
+            "types-tqdm",
+        ],
+    },
+    entry_points={"console_scripts": ["digirl-dist = digirl_dist.cli:main"]},
+    classifiers=[
+        "License :: OSI Approved :: Apache Software License",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)
