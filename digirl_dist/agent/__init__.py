@@ -1,0 +1,44 @@
+"""The seam for policies: what an agent must offer to act on workers and to be trained on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from digirl_dist.tasks import Json
+from digirl_dist.trajectory import Decision, Observation
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Agent(Protocol):
+    """A policy. A ``torch.nn.Module`` with the methods below fulfils it; its state_dict is the checkpoint."""
+
+    feature_size: int
+    """Width F of ``features``."""
+
+    def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
+        """Sample one action for each of B observations, row i with randomness from ``rngs[i]`` alone.
+
+        So an episode depends on its ticket's seed and not on which others it was batched with. Called without
+        gradients.
+        """
+
+    def log_prob(self, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
+        """Natural log of the probability (density) of each action, shape [B], differentiable."""
+
+    def features(self, observations: Sequence[Observation]) -> torch.Tensor:
+        """What a value function may look at, shape [B, F], without gradient to the policy."""
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]: ...
+
+    def state_dict(self) -> dict[str, torch.Tensor]: ...
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> Any: ...
+
+
+AgentFactory = Callable[[], Agent]
+"""Builds the agent with fresh weights; called on the host (seeded) and on every worker."""

@@ -1,0 +1,24 @@
+"""The seam for learning: how the host turns trajectories into a better policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from digirl_dist.trajectory import Trajectory
+
+
+class Algorithm(Protocol):
+    """Updates the agent that it was built with, in place."""
+
+    def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
+        """One iteration's training; returns figures for ``metrics.jsonl`` (losses, counts).
+
+        ``fresh`` holds the trajectories of this iteration, ``replay`` the bounded history, oldest first, which
+        ends with ``fresh``.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimisers, critics and random states: tensors, numbers, strings, lists and dicts of these only."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...

@@ -1,0 +1,59 @@
+"""The seam for devices: what every emulator can do, and how its shapes are described to an agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from digirl_dist.tasks import Json, Task
+from digirl_dist.trajectory import Observation, Transition
+
+
+class Emulator(Protocol):
+    """One device being acted on. Lives in a process of its own and is used by one thread."""
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Start an episode of ``task``. The same task and seed give the same first observation."""
+
+    def step(self, action: Json) -> Transition:
+        """Carry out one action. Raises ActionError for one that is not in its vocabulary."""
+
+    def close(self) -> None:
+        """Release everything; a second call is harmless."""
+
+
+EmulatorFactory = Callable[[], Emulator]
+
+
+@dataclass(frozen=True)
+class DeviceActions:
+    """Touch-screen actions, see ``emulator/device.py``."""
+
+
+@dataclass(frozen=True)
+class DiscreteActions:
+    """An action is an int in [0, n)."""
+
+    n: int
+
+
+@dataclass(frozen=True)
+class BoxActions:
+    """An action is a list of floats, one per bound."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class EmulatorSpec:
+    """What an agent must know to fit an emulator.
+
+    ``vector_size`` is the length of ``Observation.vector`` (0: none); ``image_size`` is (height, width) of the
+    decoded image or None.
+    """
+
+    actions: DeviceActions | DiscreteActions | BoxActions
+    vector_size: int = 0
+    image_size: tuple[int, int] | None = None

@@ -1,0 +1,201 @@
+"""MiniWoB++: small web tasks in headless Chromium, through the touch-screen interface.
+
+The pages and their judges are those of the ``miniwob`` package (Liu et al. 2018, "Reinforcement Learning on Web
+Interfaces Using Workflow-Guided Exploration"), served from its files.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.keys import Keys
+
+from digirl_dist.emulator import DeviceActions, EmulatorSpec
+from digirl_dist.emulator.chromium import Chromium, selenium_errors
+from digirl_dist.emulator.device import DeviceAction
+from digirl_dist.errors import EmulatorError, SettingsError
+from digirl_dist.settings import MiniwobSettings
+from digirl_dist.tasks import Json, Task
+from digirl_dist.trajectory import Observation, Transition
+
+WIDTH, HEIGHT = 160, 210
+"""The part of the page that is the task, in pixels."""
+
+SPEC = EmulatorSpec(actions=DeviceActions(), image_size=(HEIGHT, WIDTH))
+MAX_STEPS = 6
+"""Longest episode, unless the user says otherwise."""
+
+_WINDOW = (500, 320)
+"""The package's window: menus and dialogs find the same room as in its own environments."""
+
+_TIMED = frozenset({"button-delay", "chase-circle", "hover-shape", "moving-items", "simon-says"})
+"""Pages judged by the clock. The package registers no environments for them, and an episode here has no clock."""
+
+_BEGIN = """
+const [seed, mode] = arguments;
+const style = document.createElement('style');
+style.textContent = '#sync-task-cover {display: none !important}' +
+    '* {transition: none !important; animation: none !important; caret-color: transparent !important}';
+document.head.append(style);
+if (window.jQuery) jQuery.fx.off = true;
+core.setDataMode(mode);
+Math.seedrandom(seed);
+core.startEpisodeReal();
+clearTimeout(core.EP_TIMER);
+window.episodeBegan = true;
+"""
+"""Starts the episode. A step shows its whole effect at once (no animations), and the page's time limit of some
+seconds is off: how fast the policy answers must not decide about success. The cover that a page lays over itself at
+the end would hide the last observation."""
+
+_STATE = """
+const done = arguments[0];
+const images = Promise.all([...document.images].map(image => image.decode().catch(() => null)));
+images.then(() => done(window.episodeBegan
+    ? {ended: WOB_DONE_GLOBAL, reward: WOB_RAW_REWARD_GLOBAL, utterance: core.getUtterance()}
+    : null));
+"""
+"""What the page says about itself, once its images are there; null when it is no longer the page of the episode."""
+
+_SCROLL = """
+const [x, y, dx, dy] = arguments;
+const along = Math.abs(dx) > Math.abs(dy);
+for (let box = document.elementFromPoint(x, y); box && box !== document.body; box = box.parentElement) {
+    const style = getComputedStyle(box);
+    if (!/auto|scroll/.test(along ? style.overflowX : style.overflowY)) continue;
+    const before = [box.scrollLeft, box.scrollTop];
+    box.scrollBy({left: along ? dx : 0, top: along ? 0 : dy, behavior: 'instant'});
+    if (box.scrollLeft !== before[0] || box.scrollTop !== before[1]) return true;
+}
+return false;
+"""
+"""Scrolls the innermost box at a point that can scroll that way; false if there is none."""
+
+
+class MiniwobEmulator:
+    """One browser, reused over episodes and tasks. Fulfils ``Emulator``.
+
+    Observations are the task's 160 x 210 pixels as PNG and its instruction as text. The reward is 1.0 when the page
+    calls the episode a success (its raw reward, without the discount for time, is above 0) and 0.0 otherwise, so
+    partly right answers of the few pages that grade them count as success.
+
+    ``tap`` clicks, ``type`` presses keys in the focused field, ``swipe`` scrolls where something under its start can
+    scroll that way and drags otherwise, ``back`` and ``home`` do nothing, ``done`` gives up. A page that was left
+    (by a link, say) ends the episode without reward. A page that acts later, by a timer, shows it in a later step.
+    """
+
+    def __init__(self, settings: MiniwobSettings) -> None:
+        self._pages = _html_folder()
+        self._chromium = Chromium(*_WINDOW)
+        self._last = Observation()
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        driver = self._chromium.driver
+        with selenium_errors(f"load {task.id}"):
+            # Anew each time: several pages keep something of the episode before, a scroll position for example.
+            driver.get((self._pages / f"{task.id}.html").as_uri())
+            driver.execute_script(_BEGIN, seed, task.params.get("data_mode", "train"))
+            state = driver.execute_async_script(_STATE)
+            if state is None:
+                raise EmulatorError(f"page {task.id} did not start an episode")
+            self._last = Observation(state["utterance"], _task_part(self._chromium.screenshot()))
+        return self._last
+
+    def step(self, action: Json) -> Transition:
+        chosen = DeviceAction.from_json(action)
+        if chosen.type == "done":
+            return Transition(self._last, 0.0, terminated=True)
+        with selenium_errors(f"carry out {chosen.type}"):
+            self._carry_out(chosen)
+            state = self._chromium.driver.execute_async_script(_STATE)
+            text = self._last.text if state is None else state["utterance"]
+            self._last = Observation(text, _task_part(self._chromium.screenshot()))
+        ended = state is None or state["ended"]
+        success = state is not None and state["ended"] and state["reward"] > 0
+        return Transition(self._last, float(success), terminated=ended, success=success)
+
+    def close(self) -> None:
+        self._chromium.close()
+
+    def _carry_out(self, action: DeviceAction) -> None:
+        if action.type == "tap":
+            self._press_at(_pixel(action.x, action.y), _pixel(action.x, action.y))
+        elif action.type == "swipe":
+            self._swipe(_pixel(action.x, action.y), _pixel(action.to_x, action.to_y))
+        elif action.type == "type":
+            ActionChains(self._chromium.driver, duration=0).send_keys(action.text).perform()
+        elif action.type == "enter":
+            ActionChains(self._chromium.driver, duration=0).send_keys(Keys.ENTER).perform()
+
+    def _swipe(self, start: tuple[int, int], end: tuple[int, int]) -> None:
+        # Content follows the finger: it scrolls towards where the finger came from.
+        if not self._chromium.driver.execute_script(_SCROLL, *start, start[0] - end[0], start[1] - end[1]):
+            self._press_at(start, end)
+
+    def _press_at(self, start: tuple[int, int], end: tuple[int, int]) -> None:
+        """Press the button at ``start`` and let it go at ``end``."""
+        chain = ActionChains(self._chromium.driver, duration=0)
+        pointer: Any = chain.w3c_actions.pointer_action  # selenium leaves its methods untyped
+        pointer.move_to_location(*start)
+        pointer.pointer_down()
+        if end != start:
+            # Two moves: what can be dragged starts at the first and follows from the second.
+            pointer.move_to_location((start[0] + end[0]) // 2, (start[1] + end[1]) // 2)
+            pointer.move_to_location(*end)
+        pointer.pointer_up()
+        chain.w3c_actions.perform()
+
+
+def miniwob_tasks(settings: MiniwobSettings, split: str = "train") -> list[Task]:
+    """The pages that ``settings.task`` names, drawn from the page's own ``train`` or ``test`` distribution.
+
+    Raises SettingsError for a page that does not exist, naming the nearest ones.
+    """
+    task = settings.task
+    names = [name.strip() for name in (task.split(",") if isinstance(task, str) else task) if name.strip()]
+    if not names:
+        raise SettingsError("task names no MiniWoB++ page; click-test-2 is one")
+    pages = _pages()
+    chosen = pages if names == ["all"] else [_page(name, pages) for name in names]
+    return [Task(id=page, params={"data_mode": split}) for page in chosen]
+
+
+def _pages() -> list[str]:
+    return sorted({page.stem for page in _html_folder().glob("*.html")} - _TIMED)
+
+
+def _page(name: str, pages: Sequence[str]) -> str:
+    """``name`` without the decoration of the package's ids, as in ``miniwob/click-test-2-v1``."""
+    bare = name.removeprefix("miniwob/").removesuffix("-v1")
+    if bare in pages:
+        return bare
+    near = difflib.get_close_matches(bare, pages, n=3, cutoff=0.5)
+    hint = f"; near it are {', '.join(near)}" if near else ""
+    raise SettingsError(f"{name!r} is not a MiniWoB++ page{hint}; 'all' stands for all {len(pages)}")
+
+
+def _html_folder() -> Path:
+    """Where the package keeps its pages. It is only looked up: importing it would register 128 environments."""
+    found = importlib.util.find_spec("miniwob")
+    if found is None or not found.submodule_search_locations:
+        raise SettingsError("the pages of MiniWoB++ are missing: pip install 'digirl_dist[miniwob]'")
+    return Path(found.submodule_search_locations[0]) / "html" / "miniwob"
+
+
+def _task_part(window: bytes) -> bytes:
+    """The task's pixels as PNG. Cut here because Chromium needs 15 ms more to take part of a window than all of it."""
+    buffer = io.BytesIO()
+    Image.open(io.BytesIO(window)).convert("RGB").crop((0, 0, WIDTH, HEIGHT)).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def _pixel(x: float, y: float) -> tuple[int, int]:
+    """The pixel under a point given in shares of the task's width and height."""
+    return min(int(x * WIDTH), WIDTH - 1), min(int(y * HEIGHT), HEIGHT - 1)

@@ -1,0 +1,52 @@
+"""The demo phone behind the Emulator seam."""
+
+from __future__ import annotations
+
+from digirl_dist.emulator import DeviceActions, EmulatorSpec
+from digirl_dist.emulator.device import DeviceAction
+from digirl_dist.emulator.phone import layout
+from digirl_dist.emulator.phone.screen import Screen
+from digirl_dist.emulator.phone.state import PhoneState
+from digirl_dist.emulator.phone.tasks import goal_reached, make_unreached
+from digirl_dist.errors import EmulatorError
+from digirl_dist.settings import PhoneSettings
+from digirl_dist.tasks import Json, Task
+from digirl_dist.trajectory import Observation, Transition
+
+PHONE_SPEC = EmulatorSpec(actions=DeviceActions(), image_size=(layout.HEIGHT, layout.WIDTH))
+
+
+class DemoPhone:
+    """Fulfils ``Emulator``.
+
+    ``Observation.text`` is the task's instruction, ``image`` the screen as PNG. The reward is 1.0 at the step that
+    reaches the goal, which ends the episode as a success; ``done`` ends it as a failure. A task and a seed determine
+    everything; the seed chooses the time, the wallpaper, the switches and, if so set, the order of the icons.
+    """
+
+    def __init__(self, settings: PhoneSettings) -> None:
+        self._settings = settings
+        self._screen = Screen()
+        self._task: Task | None = None
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        self._task = task
+        self._state = PhoneState.fresh(seed, self._settings.shuffle_icons)
+        make_unreached(task.params, self._state)
+        return self._observation(task)
+
+    def step(self, action: Json) -> Transition:
+        """Raises ActionError for what is no device action, EmulatorError before the first reset."""
+        if self._task is None:
+            raise EmulatorError("the demo phone was not given a task; call reset first")
+        wanted = DeviceAction.from_json(action)
+        self._state.perform(wanted)
+        success = wanted.type != "done" and goal_reached(self._task.params, self._state)
+        terminated = success or wanted.type == "done"
+        return Transition(self._observation(self._task), float(success), terminated, success=success)
+
+    def close(self) -> None:
+        """A drawing holds nothing that must be released."""
+
+    def _observation(self, task: Task) -> Observation:
+        return Observation(text=task.instruction, image=self._screen.draw(self._state))

@@ -1,0 +1,126 @@
+"""What the demo phone is asked to do, and how it is judged."""
+
+from __future__ import annotations
+
+from digirl_dist.emulator.phone.apps import APPS, App, Button, Switch, app_named
+from digirl_dist.emulator.phone.state import PhoneState
+from digirl_dist.errors import SettingsError
+from digirl_dist.tasks import Json, Task
+
+MAX_STEPS = 8
+"""Steps after which an episode on this phone is given up: twice what the longest task needs."""
+
+_OPEN = {"train": ("Open the {app} app", "Go to {app}"), "test": ("Start {app}",)}
+_SWITCH = {
+    "train": ("Turn {way} {name} in {app}", "In {app}, turn {name} {way}"),
+    "test": ("Switch {name} {way} in the {app} app",),
+}
+_SUBMIT = {
+    "Browser": {"train": 'Search for "{text}" in Browser', "test": 'Look for "{text}" in the Browser app'},
+    "Store": {"train": 'Search for "{text}" in Store', "test": 'Look for "{text}" in the Store app'},
+    "Maps": {"train": 'Find "{text}" in Maps', "test": 'Look for "{text}" in the Maps app'},
+    "Notes": {"train": 'Write "{text}" in Notes', "test": 'Note "{text}" in the Notes app'},
+    "Messages": {"train": 'Send "{text}" in Messages', "test": 'Write "{text}" in the Messages app'},
+}
+_TEXTS = {"train": ("pizza", "chess", "museum"), "test": ("tea", "violin")}
+_PRESS = {
+    "Camera": ("Shutter", {"train": "Take a picture with Camera", "test": "Take a photo with the Camera app"}),
+    "Music": ("Play", {"train": "Play a song in Music", "test": "Start playing in the Music app"}),
+}
+_SWITCHES_OF_DEFAULT = {("Settings", "Wi-Fi"), ("Settings", "Airplane mode"), ("Clock", "Evening alarm")}
+
+
+def phone_tasks(task_set: str, split: str) -> list[Task]:
+    """The tasks of a set, in a fixed order.
+
+    ``easy``: open an app, on the first home page (one tap) or the second (a swipe and a tap). ``multistep``: open an
+    app and turn a switch, press a button, or type the quoted text and press enter (two to four steps). ``all``: both.
+    ``default``: ``easy`` and a choice of ``multistep``, so that an untrained agent sometimes succeeds and
+    a trained one mostly does.
+
+    ``split`` is ``train`` or ``test``: ``test`` asks for the same things in other words and with other texts.
+    Raises SettingsError naming the sets.
+    """
+    sets = {
+        "default": _default(split),
+        "easy": _easy(split),
+        "multistep": _multistep(split),
+        "all": _easy(split) + _multistep(split),
+    }
+    if task_set not in sets:
+        raise SettingsError(f"the demo phone has no task set {task_set!r}; its sets are {', '.join(sets)}")
+    return sets[task_set]
+
+
+def goal_reached(goal: dict[str, Json], state: PhoneState) -> bool:
+    """Whether the phone shows the goal's app with what the goal wants done in it."""
+    app = goal["app"]
+    if state.app is None or state.app.name != app:
+        return False
+    if "switch" in goal:
+        return ((app, goal["switch"]) in state.on) == goal["on"]
+    if "button" in goal:
+        return (app, goal["button"]) in state.on
+    if "submit" in goal:
+        return state.submitted.get(app) == goal["submit"]
+    return True
+
+
+def make_unreached(goal: dict[str, Json], state: PhoneState) -> None:
+    """Put the switch that the goal is about into the other position."""
+    if "switch" in goal:
+        switch = (goal["app"], goal["switch"])
+        state.on = state.on - {switch} if goal["on"] else state.on | {switch}
+
+
+def _easy(split: str) -> list[Task]:
+    return [task for app in APPS for task in _open(app, split)]
+
+
+def _multistep(split: str) -> list[Task]:
+    switches = [task for app in APPS for widget in app.widgets if isinstance(widget, Switch)
+                for task in _switch(app, widget.name, split)]  # fmt: skip
+    return [*switches, *_press(split), *_submit(split, _TEXTS[split])]
+
+
+def _default(split: str) -> list[Task]:
+    switches = [task for app, name in sorted(_SWITCHES_OF_DEFAULT) for task in _switch(app_named(app), name, split)]
+    return [*_easy(split), *switches, *_press(split), *_submit(split, _TEXTS[split][:1])]
+
+
+def _open(app: App, split: str) -> list[Task]:
+    return [
+        Task(f"open-{app.name.lower()}-{wording}", template.format(app=app.name), {"app": app.name})
+        for wording, template in enumerate(_OPEN[split])
+    ]
+
+
+def _switch(app: App, name: str, split: str) -> list[Task]:
+    return [
+        Task(
+            f"turn-{way}-{_slug(name)}-{wording}",
+            template.format(way=way, name=name, app=app.name),
+            {"app": app.name, "switch": name, "on": way == "on"},
+        )
+        for way in ("on", "off")
+        for wording, template in enumerate(_SWITCH[split])
+    ]
+
+
+def _press(split: str) -> list[Task]:
+    return [
+        Task(f"press-{_slug(button)}", wordings[split], {"app": app, "button": button})
+        for app, (button, wordings) in _PRESS.items()
+    ]
+
+
+def _submit(split: str, texts: tuple[str, ...]) -> list[Task]:
+    return [
+        Task(f"submit-{app.lower()}-{text}", wordings[split].format(text=text), {"app": app, "submit": text})
+        for app, wordings in _SUBMIT.items()
+        for text in texts
+    ]
+
+
+def _slug(name: str) -> str:
+    return name.lower().replace(" ", "-")

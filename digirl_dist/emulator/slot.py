@@ -1,0 +1,203 @@
+"""A place for one emulator: starts it in a process of its own, asks it, and ends it when it does not answer."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from enum import Enum
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from digirl_dist.errors import ActionError, EmulatorCrashed, EmulatorError, EmulatorHung
+from digirl_dist.same_python import environment
+from digirl_dist.tasks import Json, Task
+
+
+@dataclass(frozen=True)
+class SlotLimits:
+    """How long an emulator may take, in seconds, and how often it may fail in a row before its slot is closed."""
+
+    boot_s: float = 180.0
+    reset_s: float = 60.0
+    step_s: float = 30.0
+    failures: int = 3
+    back_off_s: float = 0.5
+    back_off_max_s: float = 30.0
+
+
+class State(Enum):
+    """What a slot is doing."""
+
+    down = "down"  # no process; starts again when the back-off is over
+    booting = "booting"
+    idle = "idle"
+    asked = "asked"  # a reset or step is under way
+    closed = "closed"  # failed too often; out of service
+
+
+class Slot:
+    """One emulator under a watchdog. Not thread-safe: it belongs to one loop.
+
+    Call ``start``; then ``ask`` when idle and ``answer`` when ``connection`` is readable or ``deadline`` has passed.
+    """
+
+    def __init__(self, index: int, factory: Path, limits: SlotLimits, log: Path) -> None:
+        self.index = index
+        self.state = State.down
+        self.deadline = 0.0
+        """Monotonic time at which the present state is overdue (down: at which a new start is due)."""
+        self.failures = 0
+        self.reason = ""
+        """Why it was closed, or why it failed last."""
+        self.connection: Connection | None = None
+        self._factory = factory
+        self._limits = limits
+        self._log = log
+        self._lifeline: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ended: list[subprocess.Popen[bytes]] = []
+        self._asked = ""
+
+    def start(self) -> None:
+        """Start the emulator's process; ``ready`` comes through ``answer``."""
+        ours, theirs = socket.socketpair()
+        lifeline_theirs, self._lifeline = os.pipe()
+        command = [sys.executable, "-m", "digirl_dist.emulator.process"]
+        with theirs, self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, str(theirs.fileno()), str(lifeline_theirs), str(self._factory)],
+                pass_fds=(theirs.fileno(), lifeline_theirs),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=environment(),
+            )
+        os.close(lifeline_theirs)
+        self.connection = Connection(ours.detach())
+        self._enter(State.booting, "start", self._limits.boot_s)
+
+    def reset(self, task: Task, seed: int) -> None:
+        self._ask("reset", self._limits.reset_s, task, seed)
+
+    def step(self, action: Json) -> None:
+        self._ask("step", self._limits.step_s, action)
+
+    def answer(self) -> tuple[Any, float]:
+        """What came back (an Observation, a Transition, or None after a start) and the seconds it took there.
+
+        Raises ActionError for a refused action (the emulator goes on), EmulatorHung, EmulatorCrashed or
+        EmulatorError; then the process is gone and the slot is down or closed.
+        """
+        assert self.connection is not None
+        if not self.connection.poll():
+            raise self._failed(EmulatorHung(f"emulator {self.index} did not answer its {self._asked} in time"))
+        try:
+            kind, value, seconds = self.connection.recv()
+        except (EOFError, OSError):
+            tail = last_lines(self._log)
+            raise self._failed(EmulatorCrashed(f"emulator {self.index} ended during its {self._asked}{tail}")) from None
+        if kind == "fatal":
+            self.failures = self._limits.failures
+        if kind in ("fatal", "error"):
+            raise self._failed(EmulatorError(f"emulator {self.index} failed in its {self._asked}: {value.strip()}"))
+        self._enter(State.idle, "", float("inf"))
+        if kind == "refused":
+            raise ActionError(value)
+        return value, seconds
+
+    def succeeded(self) -> None:
+        """An episode came to its end: earlier failures no longer count."""
+        self.failures = 0
+
+    def reopen(self) -> None:
+        """Give a closed slot another chance."""
+        if self.state is State.closed:
+            self.failures = 0
+            self._enter(State.down, "", 0.0)
+
+    def let_go(self) -> None:
+        """End the emulator at once, whatever it is doing. Does not wait."""
+        self._release(in_order=False)
+        self._enter(State.down, "", float("inf"))
+
+    def close(self) -> None:
+        """Ask the emulator to close in order. Does not wait; see ``wait``."""
+        if self.connection is not None and self.state in (State.idle, State.asked):
+            try:
+                self.connection.send(("close",))
+            except OSError:
+                pass
+            self._release(in_order=True)
+        else:
+            self._release(in_order=False)
+        self._enter(State.closed, "", float("inf"))
+
+    def wait(self, deadline: float) -> None:
+        """Wait for the processes that were let go, until the monotonic time ``deadline``."""
+        for process in self._ended:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+        self._ended.clear()
+
+    def _ask(self, request: str, limit_s: float, *arguments: Any) -> None:
+        assert self.connection is not None and self.state is State.idle
+        self._enter(State.asked, request, limit_s)
+        try:
+            self.connection.send((request, *arguments))
+        except OSError:
+            pass  # its end is read as such by ``answer``
+
+    def _failed(self, error: EmulatorError) -> EmulatorError:
+        self.reason = str(error)
+        self._release(in_order=False)
+        self.failures += 1
+        if self.failures >= self._limits.failures:
+            self._enter(State.closed, "", float("inf"))
+        else:
+            longest = min(self._limits.back_off_max_s, self._limits.back_off_s * 2 ** (self.failures - 1))
+            self._enter(State.down, "", random.uniform(longest / 2, longest))
+        return error
+
+    def _release(self, in_order: bool) -> None:
+        """Close both ends towards the process; its guard then ends everything below it."""
+        if self._lifeline is not None:
+            if in_order:
+                _write_quietly(self._lifeline, b"c")
+            os.close(self._lifeline)
+            self._lifeline = None
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+        if self._process is not None:
+            self._ended = [process for process in (*self._ended, self._process) if process.poll() is None]
+            self._process = None
+
+    def _enter(self, state: State, asked: str, limit_s: float) -> None:
+        self.state = state
+        self._asked = asked
+        self.deadline = time.monotonic() + limit_s
+
+
+def last_lines(log: Path, count: int = 5) -> str:
+    """The last lines of a log for an error message, or nothing."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()[-count:]
+    except OSError:
+        return ""
+    return "; its last lines: " + " | ".join(lines) if lines else ""
+
+
+def _write_quietly(descriptor: int, data: bytes) -> None:
+    try:
+        os.write(descriptor, data)
+    except OSError:
+        pass

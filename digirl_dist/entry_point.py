@@ -1,0 +1,36 @@
+"""Finds what the user names as ``my_file:MyThing``: an object of a module that is installed or lies beside run.py."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+from digirl_dist.errors import SettingsError
+
+
+def import_module(name: str) -> ModuleType:
+    """Import an installed module or a file of the working directory. Raises SettingsError saying why it cannot be."""
+    here = os.getcwd()
+    if here not in sys.path:
+        # For good, not for this call only: the user's code may import its neighbours later, when it runs.
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except Exception as exc:
+        raise SettingsError(f"module {name!r} cannot be imported from {here}: {type(exc).__name__}: {exc}") from exc
+
+
+def load_entry_point(entry_point: str) -> Any:
+    """The object that ``module:name`` stands for. Raises SettingsError naming what is wrong."""
+    module_name, colon, name = entry_point.partition(":")
+    if not (module_name and colon and name):
+        raise SettingsError(f"entry_point {entry_point!r} must read module:name, as in my_file:MyEnv")
+    module = import_module(module_name)
+    try:
+        return getattr(module, name)
+    except AttributeError as exc:
+        raise SettingsError(f"entry_point {entry_point!r}: {module.__file__} defines no {name}") from exc

@@ -1,0 +1,35 @@
+"""``events.jsonl``: one line per thing that happened to a worker, a slot or a transfer."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from digirl_dist.tasks import Json
+
+Listener = Callable[[str, dict[str, Json]], None]
+
+
+class Events:
+    """Appends events to a file and tells listeners (a progress bar, say). Safe to use from any thread."""
+
+    def __init__(self, path: Path, listeners: tuple[Listener, ...] = ()) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", buffering=1)
+        self._listeners = listeners
+        self._lock = threading.Lock()
+
+    def emit(self, kind: str, **content: Json) -> None:
+        """``content`` says what, where and why; the time is added."""
+        with self._lock:
+            if not self._file.closed:
+                self._file.write(json.dumps({"time": round(time.time(), 3), "event": kind, **content}) + "\n")
+            for listener in self._listeners:
+                listener(kind, content)
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()

@@ -1,0 +1,44 @@
+"""What one worker, and what the whole fleet, brought home in one iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from digirl_dist.trajectory import Trajectory
+
+
+@dataclass
+class Outcome:
+    """What one worker brought home in one iteration."""
+
+    worker: str
+    slots: int = 0
+    episodes: int = 0
+    retried: int = 0
+    """Episodes it lost with an emulator and whose tickets ran again."""
+    losses: list[str] = field(default_factory=list)
+    """Why the worker itself was lost, each time."""
+    push_s: float = 0.0
+    push_bytes: int = 0
+    pull_bytes: int = 0
+
+
+@dataclass
+class Harvest:
+    """What the fleet brought home: every ticket of the iteration, once. Times are monotonic seconds of the host."""
+
+    iteration: int
+    trajectories: Sequence[Trajectory]
+    """In the order of their tickets."""
+    outcomes: Sequence[Outcome] = ()
+    started_at: float = 0.0
+    acting_at: float | None = None
+    """When the last slot sent its first action; None if nothing had to be run."""
+    last_ended_at: float | None = None
+    """When the last episode ended on its worker."""
+    ended_at: float = 0.0
+    stored_at: float | None = None
+    """When all of it was in the store."""
+    busy: float | None = None
+    """Share of slot-seconds spent in episodes while tickets were left."""

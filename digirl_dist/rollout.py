@@ -1,0 +1,229 @@
+"""Runs episodes: an agent acts, in one batch, on all emulators that wait for an action."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from typing import Any, Protocol
+
+import numpy as np
+
+from digirl_dist.emulator.slot import Slot, State
+from digirl_dist.errors import ActionError, EmulatorError
+from digirl_dist.tasks import Ticket
+from digirl_dist.trajectory import Decision, Observation, Step, Trajectory, Transition
+
+
+class Actor(Protocol):
+    """The acting half of an Agent."""
+
+    def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]: ...
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An episode came to its end. Times are monotonic seconds of this machine."""
+
+    trajectory: Trajectory
+    started_at: float
+    ended_at: float
+    spent: dict[str, float]
+    """Seconds in ``reset``, ``step``, ``policy``."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An episode was lost with its emulator; its ticket must run again somewhere."""
+
+    ticket: Ticket
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Acting:
+    """A slot has sent the first action of an episode."""
+
+    slot: int
+    ticket: Ticket
+
+
+@dataclass(frozen=True)
+class SlotChanged:
+    """A slot came into service or failed."""
+
+    slot: int
+    state: str
+    reason: str = ""
+
+
+Happening = Finished | Failed | Acting | SlotChanged
+
+
+@dataclass
+class _Episode:
+    ticket: Ticket
+    rng: np.random.Generator
+    started_at: float
+    observation: Observation | None = None
+    decision: Decision | None = None
+    steps: list[Step] = field(default_factory=list)
+    spent: dict[str, float] = field(default_factory=lambda: {"reset": 0.0, "step": 0.0, "policy": 0.0})
+    dropped: bool = False
+
+
+class Rollout:
+    """Episodes on the slots of one machine.
+
+    Lease it tickets, then call ``turn`` again and again; it never waits longer than asked. ``policies`` maps a
+    policy version to who acts with it. ``max_steps`` ends an episode with ``truncated`` (None: the emulator decides).
+    """
+
+    def __init__(self, name: str, slots: Sequence[Slot], policies: Mapping[int, Actor], max_steps: int | None) -> None:
+        self.name = name
+        self.slots = slots
+        self.tickets: deque[Ticket] = deque()
+        self._policies = policies
+        self._max_steps = max_steps
+        self._episodes: dict[int, _Episode] = {}
+        self._happened: list[Happening] = []
+
+    def lease(self, tickets: Sequence[Ticket]) -> None:
+        self.tickets.extend(tickets)
+
+    def held(self) -> list[Ticket]:
+        """Tickets that are queued or running."""
+        return [*self.tickets, *(episode.ticket for episode in self._episodes.values() if not episode.dropped)]
+
+    def drop(self, keys: set[tuple[int, int]]) -> None:
+        """Forget tickets by (iteration, index); a running episode ends without a result."""
+        self.tickets = deque(ticket for ticket in self.tickets if ticket.key not in keys)
+        for episode in self._episodes.values():
+            episode.dropped |= episode.ticket.key in keys
+
+    def in_service(self) -> int:
+        """Slots that are not closed."""
+        return sum(slot.state is not State.closed for slot in self.slots)
+
+    def turn(self, timeout_s: float, others: Sequence[Any] = ()) -> list[Happening]:
+        """Wait until a slot, one of ``others`` (anything with ``fileno``) or a deadline needs attention; then attend."""
+        self._begin()
+        until = min((slot.deadline for slot in self.slots), default=float("inf"))
+        patience = min(timeout_s, max(0.0, until - time.monotonic()))
+        wait([*(slot.connection for slot in self.slots if slot.connection is not None), *others], patience)
+        for slot in self.slots:
+            self._attend(slot)
+        self._act()
+        self._begin()
+        happened, self._happened = self._happened, []
+        return happened
+
+    def close(self, limit_s: float = 10.0) -> None:
+        """Close every emulator and wait for their processes, at most ``limit_s``."""
+        deadline = time.monotonic() + limit_s
+        for slot in self.slots:
+            slot.close()
+        for slot in self.slots:
+            slot.wait(deadline)
+
+    def _attend(self, slot: Slot) -> None:
+        """Start a slot whose back-off is over; take the answer of one that answered or is overdue."""
+        overdue = time.monotonic() >= slot.deadline
+        if slot.state is State.down and overdue:
+            slot.start()
+        elif slot.state in (State.booting, State.asked, State.idle) and slot.connection is not None:
+            if overdue or slot.connection.poll():
+                self._take_answer(slot)
+
+    def _take_answer(self, slot: Slot) -> None:
+        booting = slot.state is State.booting
+        try:
+            value, seconds = slot.answer()
+        except ActionError as error:
+            self._lose(slot, f"the emulator refused the agent's action: {error}")
+        except EmulatorError as error:
+            self._lose(slot, str(error))
+            self._happened.append(SlotChanged(slot.index, slot.state.value, str(error)))
+        else:
+            if booting:
+                self._happened.append(SlotChanged(slot.index, "ready"))
+            else:
+                self._advance(slot, self._episodes[slot.index], value, seconds)
+
+    def _lose(self, slot: Slot, reason: str) -> None:
+        episode = self._episodes.pop(slot.index, None)
+        if episode is not None and not episode.dropped:
+            self._happened.append(Failed(episode.ticket, slot.index, reason))
+
+    def _advance(self, slot: Slot, episode: _Episode, value: Any, seconds: float) -> None:
+        if isinstance(value, Transition):
+            episode.spent["step"] += seconds
+            self._record(slot, episode, value)
+        else:
+            episode.spent["reset"] += seconds
+            episode.observation = value
+        if episode.dropped:
+            self._episodes.pop(slot.index, None)
+
+    def _record(self, slot: Slot, episode: _Episode, transition: Transition) -> None:
+        assert episode.observation is not None and episode.decision is not None
+        cut = self._max_steps is not None and len(episode.steps) + 1 >= self._max_steps
+        truncated = transition.truncated or (cut and not transition.terminated)
+        action, log_prob = episode.decision.action, episode.decision.log_prob
+        reward, terminated = float(transition.reward), transition.terminated
+        episode.steps.append(Step(episode.observation, action, log_prob, reward, terminated, truncated))
+        episode.observation = transition.observation
+        if terminated or truncated:
+            self._finish(slot, episode, transition)
+
+    def _finish(self, slot: Slot, episode: _Episode, transition: Transition) -> None:
+        self._episodes.pop(slot.index)
+        slot.succeeded()
+        if episode.dropped:
+            return
+        trajectory = Trajectory(
+            ticket=episode.ticket,
+            episode_id=f"{episode.ticket.iteration:06d}-{episode.ticket.index:05d}-{self.name}-{slot.index}",
+            worker=self.name,
+            slot=slot.index,
+            steps=episode.steps,
+            final_observation=transition.observation,
+            success=transition.success,
+        )
+        self._happened.append(Finished(trajectory, episode.started_at, time.monotonic(), episode.spent))
+
+    def _act(self) -> None:
+        """One batch per policy version over every slot that waits for its action."""
+        waiting: dict[int, list[Slot]] = {}
+        for slot in self.slots:
+            if slot.state is State.idle and slot.index in self._episodes:
+                waiting.setdefault(self._episodes[slot.index].ticket.policy_version, []).append(slot)
+        for version, slots in waiting.items():
+            self._act_together(version, slots)
+
+    def _act_together(self, version: int, slots: Sequence[Slot]) -> None:
+        episodes = [self._episodes[slot.index] for slot in slots]
+        started = time.monotonic()
+        observations = [episode.observation for episode in episodes if episode.observation is not None]
+        decisions = self._policies[version].act(observations, [episode.rng for episode in episodes])
+        seconds = time.monotonic() - started
+        for slot, episode, decision in zip(slots, episodes, decisions, strict=True):
+            if not episode.steps:
+                self._happened.append(Acting(slot.index, episode.ticket))
+            episode.spent["policy"] += seconds
+            episode.decision = decision
+            slot.step(decision.action)
+
+    def _begin(self) -> None:
+        """Put queued tickets on idle slots."""
+        for slot in self.slots:
+            if not self.tickets:
+                return
+            if slot.state is State.idle and slot.index not in self._episodes:
+                ticket = self.tickets.popleft()
+                rng = np.random.default_rng([ticket.seed, ticket.index])
+                self._episodes[slot.index] = _Episode(ticket, rng, time.monotonic())
+                slot.reset(ticket.task, ticket.seed)

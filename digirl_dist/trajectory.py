@@ -1,0 +1,76 @@
+"""The record of one episode, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from digirl_dist.tasks import Json, Ticket
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What the agent sees at one step.
+
+    ``text`` is the instruction (or any text), ``image`` a screenshot as PNG or JPEG bytes, encoded once where it
+    was taken and stored as it was sent, ``vector`` a float32 array of shape [n]. Unused parts stay empty.
+    """
+
+    text: str = ""
+    image: bytes | None = None
+    vector: np.ndarray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Transition:
+    """An emulator's answer to one action. ``success`` is the emulator's own judgement of the episode so far."""
+
+    observation: Observation
+    reward: float
+    terminated: bool
+    truncated: bool = False
+    success: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return self.terminated or self.truncated
+
+
+@dataclass(frozen=True)
+class Decision:
+    """An agent's answer to one observation: a JSON action and the natural log of its probability (density)."""
+
+    action: Json
+    log_prob: float
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One row of a trajectory: what was seen, what was done, what came of it."""
+
+    observation: Observation
+    action: Json
+    log_prob: float
+    reward: float
+    terminated: bool
+    truncated: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """One episode from reset to end, and where it came from."""
+
+    ticket: Ticket
+    episode_id: str
+    worker: str
+    slot: int
+    steps: Sequence[Step]
+    final_observation: Observation
+    success: bool
+
+    @property
+    def reward(self) -> float:
+        """Undiscounted return of the episode."""
+        return float(sum(step.reward for step in self.steps))

@@ -1,0 +1,156 @@
+"""What every emulator must do, whichever it is."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from digirl_dist.emulator import Emulator, EmulatorSpec
+from digirl_dist.emulator.gymnasium import gymnasium_factory, gymnasium_spec, gymnasium_tasks
+from digirl_dist.emulator.miniwob import SPEC as MINIWOB_SPEC
+from digirl_dist.emulator.miniwob import MiniwobEmulator, miniwob_tasks
+from digirl_dist.errors import ActionError
+from digirl_dist.settings import GymnasiumSettings, MiniwobSettings
+from digirl_dist.tasks import Json, Task
+from digirl_dist.trajectory import Observation, Transition
+
+
+@dataclass(frozen=True)
+class Case:
+    """One emulator under the contract. ``ending`` ends an episode when it is repeated often enough."""
+
+    make: Callable[[], Emulator]
+    spec: EmulatorSpec
+    task: Task
+    ending: Json
+    unknown: Json
+
+
+def _cartpole() -> Case:
+    settings = GymnasiumSettings(id="CartPole-v1")
+    factory = gymnasium_factory(settings)
+    return Case(factory, gymnasium_spec(factory), gymnasium_tasks(settings)[0], ending=1, unknown=2)
+
+
+def _miniwob() -> Case:
+    settings = MiniwobSettings(task="click-test-2")
+    [task] = miniwob_tasks(settings)
+    unknown = {"type": "tap", "x": 1.5, "y": 0.5}
+    return Case(lambda: MiniwobEmulator(settings), MINIWOB_SPEC, task, ending={"type": "done"}, unknown=unknown)
+
+
+CASES = {"gymnasium": _cartpole, "miniwob": _miniwob}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    if request.param == "miniwob":
+        request.getfixturevalue("chromium_is_installed")
+    return CASES[request.param]()
+
+
+@pytest.fixture(scope="module")
+def emulator(case: Case) -> Iterator[Emulator]:
+    """Shared by the tests, as one emulator runs many episodes."""
+    emulator = case.make()
+    yield emulator
+    emulator.close()
+
+
+def assert_fits(observation: Observation, spec: EmulatorSpec) -> None:
+    if spec.image_size is None:
+        assert observation.image is None
+    else:
+        height, width = spec.image_size
+        assert observation.image is not None
+        picture = Image.open(io.BytesIO(observation.image))
+        picture.load()
+        assert picture.size == (width, height)
+    if spec.vector_size == 0:
+        assert observation.vector is None
+    else:
+        assert observation.vector is not None
+        assert observation.vector.shape == (spec.vector_size,)
+        assert observation.vector.dtype == np.float32
+
+
+def assert_same(one: Observation, other: Observation) -> None:
+    assert one.text == other.text
+    assert one.image == other.image
+    np.testing.assert_array_equal(one.vector, other.vector)
+
+
+def run_to_the_end(emulator: Emulator, ending: Json) -> Transition:
+    for _ in range(1000):
+        transition = emulator.step(ending)
+        if transition.ended:
+            return transition
+    raise AssertionError("the episode did not end")
+
+
+def test_the_first_observation_fits_the_spec(case: Case, emulator: Emulator) -> None:
+    assert_fits(emulator.reset(case.task, seed=1), case.spec)
+
+
+def test_the_same_task_and_seed_give_the_same_first_observation(case: Case, emulator: Emulator) -> None:
+    first = emulator.reset(case.task, seed=5)
+    emulator.step(case.ending)
+    emulator.reset(case.task, seed=6)
+    assert_same(emulator.reset(case.task, seed=5), first)
+
+
+def test_a_second_emulator_starts_the_same_episode(case: Case, emulator: Emulator) -> None:
+    second = case.make()
+    try:
+        assert_same(second.reset(case.task, seed=5), emulator.reset(case.task, seed=5))
+    finally:
+        second.close()
+
+
+def test_another_seed_gives_another_episode(case: Case, emulator: Emulator) -> None:
+    seen = {_fingerprint(emulator.reset(case.task, seed)) for seed in range(4)}
+    assert len(seen) > 1
+
+
+def _fingerprint(observation: Observation) -> tuple[str, bytes | None, bytes | None]:
+    vector = observation.vector
+    return observation.text, observation.image, None if vector is None else vector.tobytes()
+
+
+def test_a_step_answers_with_plain_floats_and_bools(case: Case, emulator: Emulator) -> None:
+    emulator.reset(case.task, seed=1)
+    transition = emulator.step(case.ending)
+    assert_fits(transition.observation, case.spec)
+    assert type(transition.reward) is float
+    assert {type(flag) for flag in (transition.terminated, transition.truncated, transition.success)} == {bool}
+
+
+def test_an_unknown_action_is_refused_and_the_episode_goes_on(case: Case, emulator: Emulator) -> None:
+    emulator.reset(case.task, seed=1)
+    for wrong in (case.unknown, None, "tap", {}, [], float("nan")):
+        with pytest.raises(ActionError):
+            emulator.step(wrong)
+    assert_fits(emulator.step(case.ending).observation, case.spec)
+
+
+def test_after_an_episode_comes_another(case: Case, emulator: Emulator) -> None:
+    first = emulator.reset(case.task, seed=1)
+    assert_fits(run_to_the_end(emulator, case.ending).observation, case.spec)
+    assert_same(emulator.reset(case.task, seed=1), first)
+    assert run_to_the_end(emulator, case.ending).ended
+
+
+def test_closing_twice_is_harmless(case: Case) -> None:
+    emulator = case.make()
+    emulator.reset(case.task, seed=1)
+    emulator.close()
+    emulator.close()
+
+
+def test_an_emulator_that_was_never_used_can_be_closed(case: Case) -> None:
+    case.make().close()

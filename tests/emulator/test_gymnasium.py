@@ -1,0 +1,310 @@
+"""The Gymnasium emulator: which environments it takes, and what it makes of their spaces."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from PIL import Image
+
+from digirl_dist.emulator import BoxActions, DiscreteActions
+from digirl_dist.emulator.gymnasium import GymnasiumEmulator, gymnasium_factory, gymnasium_spec, gymnasium_tasks
+from digirl_dist.errors import ActionError, SettingsError
+from digirl_dist.settings import GymnasiumSettings
+from digirl_dist.tasks import Task
+from digirl_dist.travel import pack
+
+TASK = Task("any")
+
+USER_FILE = '''
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+class Corridor(gymnasium.Env):
+    """Walk right until the end."""
+    observation_space = spaces.Box(0.0, 9.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, length=3):
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = 0
+        return self._seen(), {}
+
+    def step(self, action):
+        self.at = max(0, self.at + (1 if action else -1))
+        ended = self.at >= self.length
+        return self._seen(), float(ended), ended, False, {}
+
+    def _seen(self):
+        return np.array([self.at], np.float32)
+
+gymnasium.register(id="Corridor-v0", entry_point="corridor_of_the_user:Corridor", max_episode_steps=4,
+                   kwargs={"length": 9})
+'''
+
+
+@pytest.fixture
+def user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory with an environment of the user's own in it."""
+    (tmp_path / "corridor_of_the_user.py").write_text(USER_FILE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "corridor_of_the_user", raising=False)
+    yield tmp_path
+    sys.modules.pop("corridor_of_the_user", None)
+    gymnasium.registry.pop("Corridor-v0", None)
+
+
+class Recorder(gymnasium.Env[Any, Any]):
+    """Gives what it was built with, and remembers the last action."""
+
+    def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], seen: Any) -> None:
+        self.observation_space, self.action_space, self.seen = observation_space, action_space, seen
+        self.info: dict[str, Any] = {}
+        self.reward = 0.0
+        self.action: Any = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.seen, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.action = action
+        return self.seen, self.reward, False, False, self.info
+
+
+def recorder(observations: spaces.Space[Any] | None = None, actions: Any = None, seen: Any = 0) -> Recorder:
+    return Recorder(observations or spaces.Discrete(3), actions or spaces.Discrete(2), seen)
+
+
+def pixels(image: bytes | None) -> np.ndarray:
+    assert image is not None
+    return np.asarray(Image.open(io.BytesIO(image)))
+
+
+# --- which environments ----------------------------------------------------------------------------------------------
+
+
+def test_a_registered_environment_is_found_by_its_id() -> None:
+    spec = gymnasium_spec(gymnasium_factory(GymnasiumSettings(id="CartPole-v1")))
+    assert spec.actions == DiscreteActions(2)
+    assert (spec.vector_size, spec.image_size) == (4, None)
+
+
+def test_kwargs_reach_the_environment() -> None:
+    settings = GymnasiumSettings(id="FrozenLake-v1", kwargs={"map_name": "8x8"})
+    assert gymnasium_spec(gymnasium_factory(settings)).vector_size == 64
+
+
+def test_atari_gives_screenshots() -> None:
+    factory = gymnasium_factory(GymnasiumSettings(id="ALE/Pong-v5"))
+    spec = gymnasium_spec(factory)
+    assert (spec.actions, spec.vector_size, spec.image_size) == (DiscreteActions(6), 0, (210, 160))
+    emulator = factory()
+    assert pixels(emulator.reset(TASK, seed=1).image).shape == (210, 160, 3)
+    emulator.close()
+
+
+def test_without_ale_py_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(SettingsError, match=r"digirl_dist\[atari\]"):
+        gymnasium_factory(GymnasiumSettings(id="ALE/Pong-v5"))
+
+
+def test_an_unknown_id_is_refused_with_the_nearest_names() -> None:
+    with pytest.raises(SettingsError, match="'CartPool-v1'.*CartPole-v1"):
+        gymnasium_factory(GymnasiumSettings(id="CartPool-v1"))
+
+
+@pytest.mark.parametrize("settings", [GymnasiumSettings(), GymnasiumSettings(id="CartPole-v1", entry_point="a:B")])
+def test_exactly_one_of_id_and_entry_point_is_needed(settings: GymnasiumSettings) -> None:
+    with pytest.raises(SettingsError, match="either id"):
+        gymnasium_factory(settings)
+
+
+def test_a_class_in_a_file_of_the_working_directory_is_used(user_folder: Path) -> None:
+    settings = GymnasiumSettings(entry_point="corridor_of_the_user:Corridor", kwargs={"length": 2})
+    emulator = gymnasium_factory(settings)()
+    emulator.reset(TASK, seed=0)
+    assert [emulator.step(1).terminated for _ in range(2)] == [False, True]
+    assert gymnasium_tasks(settings) == [Task("corridor_of_the_user:Corridor")]
+
+
+def test_an_id_with_a_module_imports_it_and_keeps_its_registered_limits(user_folder: Path) -> None:
+    emulator = gymnasium_factory(GymnasiumSettings(id="corridor_of_the_user:Corridor-v0"))()
+    emulator.reset(TASK, seed=0)
+    assert [emulator.step(1).truncated for _ in range(4)] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        GymnasiumSettings(entry_point="corridor_of_the_user:Corridor", kwargs={"length": 1}),
+        GymnasiumSettings(id="corridor_of_the_user:Corridor-v0", kwargs={"length": 1}),
+    ],
+)
+def test_a_worker_runs_the_users_environment_without_the_users_file(
+    settings: GymnasiumSettings, user_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("worker")
+    (elsewhere / "factory.pickle").write_bytes(pack(gymnasium_factory(settings)))
+    script = (
+        "import importlib.util, pickle\n"
+        "from digirl_dist.tasks import Task\n"
+        "assert importlib.util.find_spec('corridor_of_the_user') is None\n"
+        "emulator = pickle.load(open('factory.pickle', 'rb'))()\n"
+        "emulator.reset(Task('t'), 0)\n"
+        "transition = emulator.step(1)\n"
+        "print(transition.reward, transition.terminated, transition.success)\n"
+    )
+    package = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(package)}
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=elsewhere,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ran.stdout.split(), ran.stderr) == (["1.0", "True", "True"], "")
+
+
+@pytest.mark.parametrize(
+    ("entry_point", "complaint"),
+    [
+        ("no_such_file:MyEnv", "no_such_file"),
+        ("corridor_of_the_user:Corridoor", "defines no Corridoor"),
+        ("corridor_of_the_user", "module:name"),
+    ],
+)
+def test_a_wrong_entry_point_says_what_is_wrong(entry_point: str, complaint: str, user_folder: Path) -> None:
+    with pytest.raises(SettingsError, match=complaint):
+        gymnasium_factory(GymnasiumSettings(entry_point=entry_point))
+
+
+def test_an_environment_that_cannot_be_built_is_a_wrong_setting() -> None:
+    factory = gymnasium_factory(GymnasiumSettings(id="CartPole-v1", kwargs={"lenght": 2}))
+    with pytest.raises(SettingsError, match="lenght"):
+        gymnasium_spec(factory)
+
+
+# --- actions ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_discrete_space_that_starts_elsewhere_still_counts_from_zero() -> None:
+    env = recorder(actions=spaces.Discrete(3, start=-1))
+    emulator = GymnasiumEmulator(lambda: env)
+    emulator.reset(TASK, seed=0)
+    emulator.step(0)
+    assert env.action == -1
+
+
+def test_box_actions_keep_their_shape_and_are_clipped_to_the_bounds() -> None:
+    env = recorder(actions=spaces.Box(np.array([[-1, 0]], np.float32), np.array([[1, 2]], np.float32)))
+    emulator = GymnasiumEmulator(lambda: env)
+    assert emulator.spec.actions == BoxActions((-1.0, 0.0), (1.0, 2.0))
+    emulator.reset(TASK, seed=0)
+    emulator.step([0.5, 7])
+    np.testing.assert_array_equal(env.action, np.array([[0.5, 2.0]], np.float32))
+
+
+@pytest.mark.parametrize("wrong", [[0.0], [0.0, 0.0, 0.0], 0.0, [0.0, float("nan")], [0.0, "1"], [True, 0.0]])
+def test_a_wrong_box_action_is_refused(wrong: Any) -> None:
+    emulator = GymnasiumEmulator(lambda: recorder(actions=spaces.Box(-1.0, 1.0, (2,), np.float32)))
+    emulator.reset(TASK, seed=0)
+    with pytest.raises(ActionError, match="2 finite numbers"):
+        emulator.step(wrong)
+
+
+@pytest.mark.parametrize("wrong", [-1, 2, 1.0, True])
+def test_a_wrong_discrete_action_is_refused(wrong: Any) -> None:
+    emulator = GymnasiumEmulator(recorder)
+    emulator.reset(TASK, seed=0)
+    with pytest.raises(ActionError, match=r"int in \[0, 2\)"):
+        emulator.step(wrong)
+
+
+def test_an_unsupported_action_space_is_named_with_what_is_supported() -> None:
+    with pytest.raises(SettingsError, match=r"MultiDiscrete.*Discrete and Box"):
+        GymnasiumEmulator(lambda: recorder(actions=spaces.MultiDiscrete([2, 3])))
+
+
+# --- observations ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(5, 7, 3), (5, 7, 1), (5, 7)])
+def test_images_keep_every_pixel(shape: tuple[int, ...]) -> None:
+    image = np.random.default_rng(0).integers(256, size=shape, dtype=np.uint8)
+    emulator = GymnasiumEmulator(lambda: recorder(spaces.Box(0, 255, shape, np.uint8), seen=image))
+    assert (emulator.spec.image_size, emulator.spec.vector_size) == ((5, 7), 0)
+    np.testing.assert_array_equal(pixels(emulator.reset(TASK, seed=0).image), image.squeeze())
+
+
+def test_everything_that_is_no_image_is_flattened() -> None:
+    space = spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2, 2), np.float64)])
+    emulator = GymnasiumEmulator(lambda: recorder(space, seen=(1, np.array([[0.1, 0.2], [0.3, 0.4]]))))
+    vector = emulator.reset(TASK, seed=0).vector
+    assert vector is not None and vector.dtype == np.float32
+    np.testing.assert_allclose(vector, [0, 1, 0, 0.1, 0.2, 0.3, 0.4], rtol=1e-6)
+
+
+def test_a_dict_is_taken_apart_into_text_image_and_vector() -> None:
+    space = spaces.Dict(
+        screenshot=spaces.Box(0, 255, (4, 6, 3), np.uint8), goal=spaces.Text(50), direction=spaces.Discrete(2)
+    )
+    seen = {"screenshot": np.full((4, 6, 3), 9, np.uint8), "goal": "open the door", "direction": 1}
+    emulator = GymnasiumEmulator(lambda: recorder(space, seen=seen))
+    assert (emulator.spec.image_size, emulator.spec.vector_size) == ((4, 6), 2)
+    observation = emulator.reset(Task("t", instruction="not this"), seed=0)
+    assert observation.text == "open the door"
+    assert pixels(observation.image).shape == (4, 6, 3)
+    np.testing.assert_array_equal(observation.vector, np.array([0, 1], np.float32))
+
+
+def test_without_text_of_its_own_an_environment_shows_the_instruction() -> None:
+    emulator = GymnasiumEmulator(recorder)
+    assert emulator.reset(Task("t", instruction="balance"), seed=0).text == "balance"
+    assert emulator.step(0).observation.text == "balance"
+
+
+def test_an_observation_without_fixed_size_is_refused() -> None:
+    with pytest.raises(SettingsError, match="no fixed size"):
+        GymnasiumEmulator(lambda: recorder(spaces.Sequence(spaces.Discrete(2)), seen=(1,)))
+
+
+# --- success ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["success", "is_success"])
+def test_the_environments_own_judgement_counts_before_the_return(name: str) -> None:
+    env = recorder()
+    env.info, env.reward = {name: np.bool_(False)}, 5.0
+    emulator = GymnasiumEmulator(lambda: env)
+    emulator.reset(TASK, seed=0)
+    assert emulator.step(0).success is False
+    env.info = {name: True}
+    assert emulator.step(0).success is True
+
+
+def test_the_return_above_the_limit_is_a_success_and_is_counted_anew_each_episode() -> None:
+    env = recorder()
+    env.reward = 2.0
+    emulator = GymnasiumEmulator(lambda: env, success_reward=3.0)
+    for _ in range(2):
+        emulator.reset(TASK, seed=0)
+        assert [emulator.step(0).success for _ in range(2)] == [False, True]

@@ -1,0 +1,369 @@
+"""The MiniWoB++ emulator in a real Chromium: coordinates, judgement, repeatability, and what is left behind."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from digirl_dist.emulator.miniwob import HEIGHT, WIDTH, MiniwobEmulator, miniwob_tasks
+from digirl_dist.errors import ActionError, EmulatorError, SettingsError
+from digirl_dist.settings import MiniwobSettings
+from digirl_dist.tasks import Json, Task
+from digirl_dist.trajectory import Observation, Transition
+
+pytestmark = pytest.mark.usefixtures("chromium_is_installed")
+
+CENTRE = """
+const box = document.querySelector(arguments[0]).getBoundingClientRect();
+return [box.left + box.width / 2, box.top + box.height / 2];
+"""
+
+
+@pytest.fixture(scope="module")
+def emulator(chromium_is_installed: None) -> Iterator[MiniwobEmulator]:
+    emulator = MiniwobEmulator(MiniwobSettings())
+    yield emulator
+    emulator.close()
+
+
+@pytest.fixture
+def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the emulators of this test put their throw-away folders; short, as Chromium needs it."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+def ask(emulator: MiniwobEmulator, script: str, *arguments: str) -> Json:
+    return emulator._chromium.driver.execute_script(script, *arguments)
+
+
+def centre(emulator: MiniwobEmulator, selector: str) -> tuple[float, float]:
+    """Where an element is, in shares of the task's width and height."""
+    x, y = ask(emulator, CENTRE, selector)
+    return x / WIDTH, y / HEIGHT
+
+
+def tap(emulator: MiniwobEmulator, selector: str) -> Transition:
+    x, y = centre(emulator, selector)
+    return emulator.step({"type": "tap", "x": x, "y": y})
+
+
+def pixels(observation: Observation) -> np.ndarray:
+    assert observation.image is not None
+    return np.asarray(Image.open(io.BytesIO(observation.image)))
+
+
+def quoted(utterance: str) -> str:
+    return utterance.split('"')[1]
+
+
+def browsers_of(folder: Path) -> list[psutil.Process]:
+    """Living processes that were started with something in ``folder``."""
+    found = psutil.process_iter(["cmdline", "status"])
+    return [process for process in found if any(str(folder) in part for part in process.info["cmdline"] or ())]
+
+
+def wait_until(true: Callable[[], bool], limit_s: float = 10.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < deadline, f"not within {limit_s} s"
+        time.sleep(0.05)
+
+
+# --- a scripted expert succeeds, so coordinates, keys and judgement are right -----------------------------------------
+
+
+def solve_click_button(emulator: MiniwobEmulator, text: str) -> Transition:
+    wanted = quoted(text)
+    script = "[...document.querySelectorAll('#area button')].find(b => b.textContent == arguments[0]).id = 'wanted'"
+    ask(emulator, script, wanted)
+    return tap(emulator, "#wanted")
+
+
+def solve_enter_text(emulator: MiniwobEmulator, text: str) -> Transition:
+    assert not tap(emulator, "#tt").ended
+    assert not emulator.step({"type": "type", "text": quoted(text)}).ended
+    return tap(emulator, "#subbtn")
+
+
+EXPERTS: dict[str, Callable[[MiniwobEmulator, str], Transition]] = {
+    "click-test-2": lambda emulator, text: tap(emulator, "#subbtn"),
+    "focus-text": lambda emulator, text: tap(emulator, "#tt"),
+    "click-button": solve_click_button,
+    "enter-text": solve_enter_text,
+}
+
+
+@pytest.mark.parametrize("page", EXPERTS)
+def test_an_expert_succeeds(page: str, emulator: MiniwobEmulator) -> None:
+    for seed in range(3):
+        first = emulator.reset(Task(page), seed)
+        transition = EXPERTS[page](emulator, first.text)
+        assert (transition.reward, transition.terminated, transition.success) == (1.0, True, True)
+
+
+def test_the_wrong_button_ends_the_episode_without_reward(emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task("click-test-2"), seed=3)
+    transition = tap(emulator, "#subbtn2")
+    assert (transition.reward, transition.terminated, transition.success) == (0.0, True, False)
+
+
+def test_giving_up_ends_the_episode_without_reward(emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task("click-test-2"), seed=3)
+    transition = emulator.step({"type": "done"})
+    assert (transition.reward, transition.terminated, transition.success) == (0.0, True, False)
+
+
+def test_enter_presses_the_key_in_the_focused_field(emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task("scroll-text"), seed=1)
+    tap(emulator, "textarea")
+    before = ask(emulator, "return document.querySelector('textarea').value.split('\\n').length")
+    emulator.step({"type": "enter"})
+    assert ask(emulator, "return document.querySelector('textarea').value.split('\\n').length") == before + 1
+
+
+def test_keys_that_have_no_character_are_typed_as_they_are(emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task("enter-text"), seed=1)
+    tap(emulator, "#tt")
+    emulator.step({"type": "type", "text": "Zoë ‑ 李"})
+    assert ask(emulator, "return document.querySelector('#tt').value") == "Zoë ‑ 李"
+
+
+def test_a_swipe_drags_what_cannot_scroll(emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task("drag-box"), seed=2)
+    x, y = centre(emulator, "#draggableSmall")
+    to_x, to_y = centre(emulator, "#draggableLarge")
+    emulator.step({"type": "swipe", "x": x, "y": y, "to_x": to_x, "to_y": to_y})
+    assert tap(emulator, "#subbtn").reward == 1.0
+
+
+def test_a_swipe_upwards_scrolls_down_where_something_can_scroll(emulator: MiniwobEmulator) -> None:
+    first = emulator.reset(Task("scroll-text"), seed=2)
+    x, y = centre(emulator, "textarea")
+    moved = emulator.step({"type": "swipe", "x": x, "y": y, "to_x": x, "to_y": y - 0.1})
+    assert ask(emulator, "return document.querySelector('textarea').scrollTop") == pytest.approx(0.1 * HEIGHT, abs=1)
+    assert (pixels(moved.observation) != pixels(first)).any()
+
+
+# --- what is seen ----------------------------------------------------------------------------------------------------
+
+
+def test_the_observation_is_the_task_alone_with_its_utterance(emulator: MiniwobEmulator) -> None:
+    first = emulator.reset(Task("click-test-2"), seed=1)
+    assert first.text == "Click button ONE."
+    assert pixels(first).shape == (HEIGHT, WIDTH, 3)
+    assert pixels(first)[40, 150].tolist() == [255, 255, 0]  # the yellow box of the utterance
+
+
+def test_the_next_screenshot_shows_the_whole_effect(emulator: MiniwobEmulator) -> None:
+    """The accordion opens with an animation of 0.4 s in a browser that people use."""
+    first = emulator.reset(Task("click-collapsible"), seed=1)
+    opened = tap(emulator, "#area h3").observation
+    later = emulator.step({"type": "back"}).observation
+    assert (pixels(opened) != pixels(first)).any()
+    assert opened.image == later.image
+
+
+def test_typed_text_is_seen_at_once(emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task("enter-text"), seed=1)
+    empty = tap(emulator, "#tt").observation
+    assert (pixels(emulator.step({"type": "type", "text": "w"}).observation) != pixels(empty)).any()
+
+
+def test_the_last_observation_shows_the_page_and_not_its_cover(emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task("click-test-2"), seed=1)
+    last = tap(emulator, "#subbtn").observation
+    assert pixels(last)[40, 150].tolist() == [255, 255, 0]
+
+
+def test_back_and_home_change_nothing(emulator: MiniwobEmulator) -> None:
+    first = emulator.reset(Task("click-test-2"), seed=1)
+    for kind in ("back", "home"):
+        transition = emulator.step({"type": kind})
+        assert (transition.observation.image, transition.ended) == (first.image, False)
+
+
+@pytest.mark.parametrize("page", ["social-media", "click-tab-2", "search-engine", "scroll-text"])
+def test_nothing_is_left_of_the_episode_before(page: str, emulator: MiniwobEmulator) -> None:
+    """These pages keep a scroll position, a tab or a page number when the package starts them again."""
+    first = emulator.reset(Task(page), seed=4)
+    for y in (0.9, 0.7, 0.5):
+        emulator.step({"type": "swipe", "x": 0.5, "y": y, "to_x": 0.5, "to_y": y - 0.3})
+        emulator.step({"type": "tap", "x": 0.4, "y": y})
+    again = emulator.reset(Task(page), seed=4)
+    assert (again.text, again.image) == (first.text, first.image)
+
+
+def test_the_pages_own_time_limit_is_off(emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task("click-test-2"), seed=1)
+    ask(
+        emulator,
+        "const now = Date.prototype.getTime; Date.prototype.getTime = function () { return now.call(this) + 6e4; }",
+    )
+    assert tap(emulator, "#subbtn").reward == 1.0
+
+
+def test_the_split_chooses_the_pages_own_distribution(emulator: MiniwobEmulator) -> None:
+    [task] = miniwob_tasks(MiniwobSettings(task="click-checkboxes-transfer"), split="test")
+    emulator.reset(task, seed=1)
+    assert ask(emulator, "return WOB_DATA_MODE") == "test"
+
+
+def test_leaving_the_page_ends_the_episode_without_reward(emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task("click-test-2"), seed=1)
+    emulator._chromium.driver.get("about:blank")
+    transition = emulator.step({"type": "tap", "x": 0.5, "y": 0.5})
+    assert (transition.terminated, transition.success, transition.reward) == (True, False, 0.0)
+    assert emulator.reset(Task("click-test-2"), seed=1).text == "Click button ONE."
+
+
+def test_an_action_outside_the_screen_is_refused(emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task("click-test-2"), seed=1)
+    with pytest.raises(ActionError, match=r"must lie in \[0, 1\]"):
+        emulator.step({"type": "tap", "x": 1.01, "y": 0.5})
+
+
+def test_every_corner_can_be_tapped(emulator: MiniwobEmulator) -> None:
+    for x, y in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        emulator.reset(Task("click-test-2"), seed=1)
+        assert not emulator.step({"type": "tap", "x": x, "y": y}).ended
+
+
+# --- tasks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "names", ["click-test-2, focus-text", ["click-test-2", "focus-text"], ["miniwob/click-test-2-v1", "focus-text-v1"]]
+)
+def test_pages_are_named_as_text_or_list_with_or_without_decoration(names: Json) -> None:
+    assert [task.id for task in miniwob_tasks(MiniwobSettings(task=names))] == ["click-test-2", "focus-text"]
+
+
+def test_all_means_every_page_that_the_package_registers() -> None:
+    import gymnasium
+    import miniwob  # noqa: F401  (registers)
+
+    registered = {
+        name.removeprefix("miniwob/").removesuffix("-v1") for name in gymnasium.registry if "miniwob/" in name
+    }
+    offered = {task.id for task in miniwob_tasks(MiniwobSettings(task="all"))}
+    assert offered == {name for name in registered if not name.startswith("flight.")}
+
+
+def test_an_unknown_page_is_refused_with_the_nearest() -> None:
+    with pytest.raises(SettingsError, match="'click-tset-2'.*click-test-2"):
+        miniwob_tasks(MiniwobSettings(task="click-tset-2"))
+
+
+def test_no_page_at_all_is_refused() -> None:
+    with pytest.raises(SettingsError, match="names no"):
+        miniwob_tasks(MiniwobSettings(task=" , "))
+
+
+# --- programs and what they leave behind -----------------------------------------------------------------------------
+
+
+def test_a_missing_browser_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SettingsError, match="chromium .*apt install chromium"):
+        MiniwobEmulator(MiniwobSettings())
+
+
+def test_a_missing_driver_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "chromium").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SettingsError, match="chromedriver .*apt install chromium-driver"):
+        MiniwobEmulator(MiniwobSettings())
+
+
+def test_neither_a_proxy_nor_a_download_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("SE_MANAGER_PATH", "/nonexistent/selenium-manager")
+    emulator = MiniwobEmulator(MiniwobSettings())
+    assert emulator.reset(Task("click-test-2"), seed=1).text == "Click button ONE."
+    emulator.close()
+
+
+def test_a_long_path_for_temporary_files_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("x" * 80)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    MiniwobEmulator(MiniwobSettings()).close()
+
+
+def test_closing_leaves_no_process_and_no_folder(own_folder: Path) -> None:
+    emulator = MiniwobEmulator(MiniwobSettings())
+    emulator.reset(Task("click-test-2"), seed=1)
+    assert browsers_of(own_folder)
+    emulator.close()
+    wait_until(lambda: not browsers_of(own_folder))
+    assert list(own_folder.iterdir()) == []
+
+
+def test_a_browser_that_dies_is_an_error_of_this_emulator_and_leaves_nothing(own_folder: Path) -> None:
+    emulator = MiniwobEmulator(MiniwobSettings())
+    emulator.reset(Task("click-test-2"), seed=1)
+    driver = psutil.Process(emulator._chromium._service.process.pid)
+    assert driver.name() == "chromedriver"
+    driver.kill()
+    with pytest.raises(EmulatorError, match="Chromium failed to"):
+        emulator.step({"type": "tap", "x": 0.5, "y": 0.5})
+    emulator.close()
+    wait_until(lambda: not browsers_of(own_folder))
+    assert list(own_folder.iterdir()) == []
+
+
+def test_a_closed_emulator_says_so() -> None:
+    emulator = MiniwobEmulator(MiniwobSettings())
+    emulator.close()
+    with pytest.raises(EmulatorError, match="closed"):
+        emulator.reset(Task("click-test-2"), seed=1)
+
+
+def test_killing_the_owners_process_group_ends_the_browser(own_folder: Path) -> None:
+    script = (
+        "import time\n"
+        "from digirl_dist.emulator.miniwob import MiniwobEmulator\n"
+        "from digirl_dist.settings import MiniwobSettings\n"
+        "emulator = MiniwobEmulator(MiniwobSettings())\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(own_folder), "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, start_new_session=True
+    ) as owner:
+        assert owner.stdout is not None and owner.stdout.readline() == b"ready\n"
+        assert browsers_of(own_folder)
+        os.killpg(owner.pid, signal.SIGKILL)
+    wait_until(lambda: not browsers_of(own_folder))
+
+
+@pytest.mark.parametrize("program", [b"#!/bin/sh\nexit 3\n", b"\x7fELF of another architecture"])
+def test_a_driver_that_does_not_run_is_an_emulator_error(
+    program: bytes, own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = own_folder / "bin"
+    programs.mkdir()
+    (programs / "chromedriver").write_bytes(program)
+    (programs / "chromedriver").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+    with pytest.raises(EmulatorError, match="failed to start"):
+        MiniwobEmulator(MiniwobSettings())
+    assert list(own_folder.iterdir()) == [programs]

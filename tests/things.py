@@ -1,0 +1,116 @@
+"""An emulator and an agent as a user would write them, in a file that no worker has."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from digirl_dist.emulator import DiscreteActions, EmulatorSpec
+from digirl_dist.errors import ActionError
+from digirl_dist.tasks import Task
+from digirl_dist.trajectory import Decision, Observation, Transition
+
+
+class Counter:
+    """Counts to ``length``; action 1 is rewarded. What a task's params say, it suffers."""
+
+    spec = EmulatorSpec(DiscreteActions(2), vector_size=2)
+
+    def __init__(self, length: int = 3, step_s: float = 0.0) -> None:
+        self._length = length
+        self._step_s = step_s
+        self._params: dict[str, Any] = {}
+        self._at = 0
+        self._seed = 0
+
+    @staticmethod
+    def tasks(task_set: str, split: str) -> list[Task]:
+        return [Task("count", f"count for {split}")]
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        self._params, self._at, self._seed = task.params, 0, seed
+        self._suffer("reset")
+        return self._see()
+
+    def step(self, action: Any) -> Transition:
+        if action not in (0, 1):
+            raise ActionError(f"{action!r} is neither 0 nor 1")
+        self._suffer("step")
+        time.sleep(self._step_s)
+        self._at += 1
+        ended = self._at >= self._length
+        return Transition(self._see(), float(action), terminated=ended, success=ended and action == 1)
+
+    def close(self) -> None:
+        if "closed" in self._params:
+            with open(self._params["closed"], "a") as file:
+                file.write("closed\n")
+
+    def _see(self) -> Observation:
+        return Observation("count", None, np.array([self._at, self._seed % 7], np.float32))
+
+    def _suffer(self, where: str) -> None:
+        """Hang or die once: the file named by ``once`` says whether it has happened."""
+        once = self._params.get("once")
+        if self._params.get("at") != where or (once and os.path.exists(once)):
+            return
+        if once:
+            open(once, "w").close()
+        match self._params["suffers"]:
+            case "hang":
+                time.sleep(3600)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "raise":
+                raise RuntimeError("the device is on fire")
+
+
+class Coin(nn.Module):
+    """A biased coin: one weight, and an agent all the same."""
+
+    feature_size = 2
+
+    def __init__(self, spec: EmulatorSpec) -> None:
+        super().__init__()
+        assert isinstance(spec.actions, DiscreteActions)
+        self.logits = nn.Parameter(torch.zeros(spec.actions.n))
+
+    def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
+        log_probs = self.logits.log_softmax(-1).numpy()
+        drawn = [int(np.argmax(log_probs + rng.gumbel(size=log_probs.shape))) for rng in rngs]
+        return [Decision(action, float(log_probs[action])) for action in drawn]
+
+    def log_prob(self, observations: Sequence[Observation], actions: Sequence[Any]) -> torch.Tensor:
+        return self.logits.log_softmax(-1)[torch.tensor(actions)]
+
+    def features(self, observations: Sequence[Observation]) -> torch.Tensor:
+        return torch.tensor(np.stack([seen.vector for seen in observations if seen.vector is not None]))
+
+
+class Nothing:
+    """An algorithm that learns nothing, but counts."""
+
+    def __init__(self, agent: Any) -> None:
+        self.updates = 0
+        self.agent = agent
+
+    def update(self, fresh: Sequence[Any], replay: Sequence[Any]) -> dict[str, float]:
+        self.updates += 1
+        with torch.no_grad():
+            self.agent.logits += 0.01
+        return {"fresh": float(len(fresh)), "replay": float(len(replay))}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self.updates}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.updates = state["updates"]
