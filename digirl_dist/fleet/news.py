@@ -1,0 +1,99 @@
+"""What the workers' threads tell the collector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from digirl_dist.errors import WorkerError
+from digirl_dist.job import Notice
+from digirl_dist.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The worker runs our job. ``held`` are the (iteration, index) of tickets it still has from before."""
+
+    worker: str
+    slots: int
+    held: list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The worker acts with this policy version now; what it took to push it."""
+
+    worker: str
+    version: int
+    push_s: float
+    push_bytes: int
+
+
+@dataclass(frozen=True)
+class Acting:
+    """A slot sent the first action of an episode."""
+
+    worker: str
+    slot: int
+    iteration: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """An episode lies ready on the worker."""
+
+    worker: str
+    notice: Notice
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """A checked episode lies at ``path`` on the host, not yet landed."""
+
+    worker: str
+    notice: Notice
+    trajectory: Trajectory
+    path: Path
+    pull_s: float
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An episode's file was altered, truncated, foreign or gone."""
+
+    worker: str
+    notice: Notice
+    reason: str
+
+
+@dataclass(frozen=True)
+class EpisodeFailed:
+    """An episode was lost with its emulator."""
+
+    worker: str
+    slot: int
+    iteration: int
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class SlotChanged:
+    """A slot came into service or failed; ``in_service`` slots are left on the worker."""
+
+    worker: str
+    slot: int
+    state: str
+    reason: str
+    in_service: int
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The worker is gone; it comes back by itself unless the error is fatal."""
+
+    worker: str
+    error: WorkerError
+
+
+News = Joined | Loaded | Acting | Ended | Pulled | Refused | EpisodeFailed | SlotChanged | Lost

@@ -1,0 +1,111 @@
+"""Who the workers are: the entries of ``worker_ips``, or the localhost workers of a dry run."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+from digirl_dist.errors import SettingsError
+from digirl_dist.events import Events
+from digirl_dist.fleet.install import Package, ensure_installed
+from digirl_dist.same_python import SOURCE
+from digirl_dist.settings import Settings
+from digirl_dist.ssh.connection import Address, Connection
+from digirl_dist.ssh.server import LocalhostServer
+
+_KEYS = ("host", "name", "port", "username", "key", "bsize", "temp_path", "run_path", "python", "emulator")
+
+
+@dataclass(frozen=True)
+class Member:
+    """One worker as the configuration describes it, every default filled in."""
+
+    address: Address
+    slots: int
+    temp_path: str
+    run_path: str
+    python: str
+    emulator: dict[str, Any] = field(default_factory=dict)
+    """Overrides of the emulator's settings for this worker."""
+
+    @property
+    def name(self) -> str:
+        return self.address.name
+
+
+def members(settings: Settings) -> list[Member]:
+    """The workers of ``worker_ips``. Raises SettingsError naming the entry that is wrong."""
+    if not settings.worker_ips:
+        raise SettingsError(
+            "worker_ips is empty: name machines that you can ssh to, as worker_ips=[10.0.0.2,10.0.0.3], "
+            "or try it on this machine with dry_run=true"
+        )
+    found = [_member(entry, settings) for entry in settings.worker_ips]
+    names = [member.name for member in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingsError(f"worker_ips names {name!r} twice; give one of them another `name` and `temp_path`")
+    return found
+
+
+def _member(entry: Any, settings: Settings) -> Member:
+    if isinstance(entry, str):
+        entry = {"host": entry}
+    if not isinstance(entry, Mapping) or "host" not in entry:
+        raise SettingsError(f"worker_ips: {entry!r} must be a host name or a mapping with `host`")
+    unknown = sorted(set(entry) - set(_KEYS))
+    if unknown:
+        raise SettingsError(f"worker_ips: {entry['host']} has no key {unknown[0]!r}; there are {', '.join(_KEYS)}")
+    slots = entry.get("bsize", settings.bsize)
+    if not isinstance(slots, int) or slots < 1:
+        raise SettingsError(f"worker_ips: bsize of {entry['host']} must be a whole number above 0, not {slots!r}")
+    address = Address(
+        name=re.sub(r"[^A-Za-z0-9.-]", "-", str(entry.get("name", entry["host"]))),
+        host=str(entry["host"]),
+        port=entry.get("port"),
+        user=entry.get("username", settings.worker_username),
+        key=None if entry.get("key") is None else str(Path(entry["key"]).expanduser()),
+    )
+    return Member(
+        address=address,
+        slots=slots,
+        temp_path=str(entry.get("temp_path", settings.worker_temp_path)),
+        run_path=str(entry.get("run_path", settings.worker_run_path)),
+        python=str(entry.get("python", settings.worker_python)),
+        emulator=dict(entry.get("emulator", {})),
+    )
+
+
+def localhost_members(settings: Settings, folder: Path, stack: ExitStack) -> list[Member]:
+    """Start the dry run's SSH servers; ``stack`` stops them and removes ``folder`` at the end."""
+    if settings.dry_run_workers < 1:
+        raise SettingsError(f"dry_run_workers={settings.dry_run_workers}: at least one is needed")
+    stack.callback(rmtree, folder, ignore_errors=True)
+    found = []
+    for number in range(settings.dry_run_workers):
+        name = f"localhost-{number}"
+        address = stack.enter_context(LocalhostServer(name, folder / "ssh" / name))
+        jobs = str(folder / "jobs")
+        found.append(Member(address, settings.bsize, jobs, run_path="", python=sys.executable))
+    return found
+
+
+def installer(member: Member, package: Package, events: Events) -> Callable[[Connection], list[str]]:
+    """What makes sure that ``package`` is on the worker and says how its Python is called there."""
+
+    def install(connection: Connection) -> list[str]:
+        events.emit("installing", worker=member.name, run_path=member.run_path)
+        return [ensure_installed(connection, package, member.run_path, member.python)]
+
+    return install
+
+
+def this_python(_: object) -> list[str]:
+    """The command of the host's own interpreter with the host's own package: a localhost worker installs nothing."""
+    return ["env", f"PYTHONPATH={SOURCE}", sys.executable]

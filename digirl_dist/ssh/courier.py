@@ -1,0 +1,230 @@
+"""Bulk files to and from a worker over one long-lived channel, many small ones without a round trip each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import xxhash
+
+from digirl_dist.digest import file_digest
+from digirl_dist.durable import replace_durably
+from digirl_dist.errors import RunFolderError, TrajectoryError, WorkerError
+from digirl_dist.settings import SshSettings
+from digirl_dist.ssh.channel import PACKET_BYTES, Channel
+from digirl_dist.ssh.connection import Connection
+
+Bytes = bytes | bytearray | memoryview
+_CHUNK = 1 << 20
+_UNANSWERED = 256
+"""Puts on their way at once: the answers to all of them fit every buffer on the way back."""
+
+
+class Courier:
+    """Carries files between this machine and one folder of a worker. One thread may use it at a time.
+
+    ``command`` starts ``digirl_dist.worker.courier`` there. Every method raises LinkLostError when the link breaks,
+    after which the courier is of no use any more, and WorkerError with the worker's reason when it refuses, after
+    which the courier goes on working.
+    """
+
+    def __init__(self, connection: Connection, command: Sequence[str], settings: SshSettings) -> None:
+        self._worker = connection.worker
+        self._stall_s = settings.stall_s
+        self._channel = connection.open(command)
+        self._output = _Packets(self._channel)
+
+    def put_many(self, items: Iterable[tuple[str, Bytes, str]]) -> int:
+        """Write each ``(path, data, digest)``; returns the bytes of data sent.
+
+        After the first refusal no further item is started; those before it are in place.
+        """
+        return self._put((path, memoryview(data).nbytes, digest, [data]) for path, data, digest in items)
+
+    def put_file(self, local: str | Path, remote: str) -> int:
+        """Write a copy of a local file; returns its size. A file that changes meanwhile ends the courier."""
+        with open(local, "rb", buffering=0) as file:
+            size = Path(local).stat().st_size
+            return self._put([(remote, size, file_digest(local), _chunks(file))])
+
+    def get(self, remote: str, local: str | Path, digest: str, size: int) -> None:
+        """Fetch a file of known digest and size; it appears under its name whole and durable, or not at all.
+
+        A ``.part`` that an earlier attempt left is continued. Raises TrajectoryError if what came is not what was
+        announced.
+        """
+        local = Path(local)
+        part = local.with_name(local.name + ".part")
+        if self._fetch(remote, part, digest, size):
+            replace_durably(part, local)
+            return
+        part.unlink()
+        # What was left of an earlier attempt may have been at fault; a second failure cannot be.
+        if not self._fetch(remote, part, digest, size):
+            part.unlink()
+            raise TrajectoryError(
+                f"worker {self._worker}: {remote} is not the file that was announced (digest {digest}, {size} bytes)"
+            )
+        replace_durably(part, local)
+
+    def delete(self, remote: Sequence[str]) -> None:
+        """Delete files; one that is not there is no error."""
+        self._send_line({"delete": list(remote)})
+        self._output.flush()
+        self._raise_refusal(self._answer(), f"delete {len(remote)} files")
+
+    def close(self) -> None:
+        """Let the worker's end finish by itself."""
+        self._channel.close_input()
+        self._channel.close()
+
+    def __enter__(self) -> Courier:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _put(self, items: Iterable[tuple[str, int, str, Iterable[Bytes]]]) -> int:
+        waiting: list[str] = []
+        sent = 0
+        refusal: tuple[dict[str, Any], str] | None = None
+        with self._in_step():
+            for path, size, digest, chunks in items:
+                self._send_line({"put": path, "size": size, "digest": digest})
+                self._send_exactly(size, chunks, path)
+                waiting.append(path)
+                sent += size
+                if len(waiting) >= _UNANSWERED and (refusal := self._answers(waiting)):
+                    break
+            refusal = refusal or self._answers(waiting)
+        if refusal:
+            self._raise_refusal(*refusal)
+        return sent
+
+    def _answers(self, waiting: list[str]) -> tuple[dict[str, Any], str] | None:
+        """Take the answers to all puts on their way; the first refusal, if there is one."""
+        self._output.flush()
+        answers = [(self._answer(), f"write {path}") for path in waiting]
+        waiting.clear()
+        return next((each for each in answers if "error" in each[0]), None)
+
+    def _send_exactly(self, size: int, chunks: Iterable[Bytes], path: str) -> None:
+        """Send the announced number of bytes, else the stream would be out of step."""
+        for chunk in chunks:
+            size -= memoryview(chunk).nbytes
+            if size < 0:
+                break
+            self._output.write(chunk)
+        if size != 0:
+            raise WorkerError(self._worker, f"the local file for {path} changed its size while it was sent")
+
+    def _fetch(self, remote: str, part: Path, digest: str, size: int) -> bool:
+        """Append what is missing to ``part``; True if it then has the digest and size."""
+        state = xxhash.xxh3_128()
+        offset = _continue(part, size, state)
+        self._send_line({"get": remote, "offset": offset})
+        self._output.flush()
+        answer = self._answer()
+        self._raise_refusal(answer, f"read {remote}")
+        with self._in_step(), _local_errors(part), open(part, "ab", buffering=0) as file:
+            for chunk in self._incoming(max(0, answer["size"] - offset)):
+                state.update(chunk)
+                _write(file, chunk)
+        return bool(answer["size"] == size and state.hexdigest() == digest)
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """Whatever breaks off in here leaves the stream out of step, so the courier ends with it."""
+        try:
+            yield
+        except BaseException:
+            self._channel.close()
+            raise
+
+    def _incoming(self, left: int) -> Iterator[bytes]:
+        while left:
+            chunk = self._channel.read(min(left, _CHUNK), self._stall_s)
+            if not chunk:
+                raise self._channel.ended()
+            left -= len(chunk)
+            yield chunk
+
+    def _send_line(self, request: dict[str, Any]) -> None:
+        self._output.write(json.dumps(request).encode() + b"\n")
+
+    def _answer(self) -> dict[str, Any]:
+        line = self._channel.readline(self._stall_s)
+        if not line.endswith(b"\n"):
+            raise self._channel.ended()
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _raise_refusal(self, answer: dict[str, Any], attempt: str) -> None:
+        if "error" in answer:
+            raise WorkerError(self._worker, f"cannot {attempt}: {answer['error']}", _remedy(answer["error"]))
+
+
+class _Packets:
+    """Collects small writes into full packets."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._pending = bytearray()
+
+    def write(self, data: Bytes) -> None:
+        view = memoryview(data).cast("B")
+        if self._pending or len(view) < PACKET_BYTES:
+            taken = view[: PACKET_BYTES - len(self._pending)]
+            self._pending += taken
+            view = view[len(taken) :]
+            if len(self._pending) == PACKET_BYTES:
+                self.flush()
+        whole = len(view) - len(view) % PACKET_BYTES
+        self._channel.write(view[:whole])
+        self._pending += view[whole:]
+
+    def flush(self) -> None:
+        self._channel.write(self._pending)
+        self._pending = bytearray()
+
+
+@contextmanager
+def _local_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(f"cannot write {path} on this machine: {error.strerror}") from error
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    while chunk := file.read(_CHUNK):
+        yield chunk
+
+
+def _continue(part: Path, size: int, state: Any) -> int:
+    """Feed ``state`` with what is left of an earlier attempt and return its length; a useless rest is removed."""
+    part.parent.mkdir(parents=True, exist_ok=True)
+    if not part.exists():
+        return 0
+    if part.stat().st_size > size:
+        part.unlink()
+        return 0
+    with open(part, "rb", buffering=0) as file:
+        for chunk in _chunks(file):
+            state.update(chunk)
+        return file.tell()
+
+
+def _write(file: Any, chunk: bytes) -> None:
+    view = memoryview(chunk)
+    while view:
+        view = view[file.write(view) :]
+
+
+def _remedy(reason: str) -> str:
+    if "No space left" in reason or "quota" in reason:
+        return "free some space there, or set the worker's `save_path` to a larger disk"
+    return "set the worker's `save_path` to a folder that its user can write" if "Permission denied" in reason else ""

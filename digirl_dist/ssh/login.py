@@ -1,0 +1,115 @@
+"""Login by keys alone: nothing is ever asked at the terminal, and a refusal says which keys were offered."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import paramiko
+from paramiko.auth_strategy import AuthFailure, AuthSource, AuthStrategy, InMemoryPrivateKey
+
+from digirl_dist.errors import LoginError, UnreachableError, WorkerError
+
+_DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+
+
+class KeyFile(InMemoryPrivateKey):
+    """A private key that was read from ``path``."""
+
+    def __init__(self, username: str, path: str) -> None:
+        super().__init__(username, paramiko.PKey.from_path(path))
+        self.path = path
+
+    def __repr__(self) -> str:
+        return self.path
+
+
+class AgentKey(InMemoryPrivateKey):
+    """A private key that the SSH agent holds."""
+
+    def __repr__(self) -> str:
+        return f"agent key {self.pkey.fingerprint}"
+
+
+class KeyLogin(AuthStrategy):
+    """Offers ``key`` alone if given; else the keys of ~/.ssh/config, of the agent, and the usual files, in that order.
+
+    A ``key`` under a passphrase cannot be opened without asking, so the agent's keys are offered in its place.
+    """
+
+    def __init__(self, worker: str, key: str | None, ssh_config: Any, fabric_config: Any, username: str) -> None:
+        super().__init__(ssh_config)
+        self.username = username
+        self.notes: list[str] = []
+        self._worker = worker
+        self._key = key
+        self._identity_files: list[str] = ssh_config.get("identityfile", [])
+
+    def get_sources(self) -> Iterator[AuthSource]:
+        if self._key is not None:
+            named = self._file(self._key, must_exist=True)
+            if named:
+                yield named
+            else:
+                yield from self._agent_keys()
+            return
+        yield from self._files(self._identity_files)
+        yield from self._agent_keys()
+        yield from self._files(_DEFAULT_KEYS)
+
+    def _files(self, paths: Any) -> Iterator[AuthSource]:
+        for path in paths:
+            if source := self._file(path, must_exist=False):
+                yield source
+
+    def _file(self, path: str, must_exist: bool) -> KeyFile | None:
+        """The key in ``path``; None, with a note, if it is missing or locked."""
+        full = os.path.expanduser(path)
+        try:
+            return KeyFile(self.username, full)
+        except OSError as error:
+            if must_exist or not isinstance(error, FileNotFoundError):
+                raise self._bad_key(full, str(error.strerror)) from error
+        except (TypeError, paramiko.PasswordRequiredException):
+            self.notes.append(f"{full} is locked by a passphrase: unlock it with `ssh-add {full}`")
+        except (ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
+            raise self._bad_key(full, "this is not a private key that can be read") from error
+        return None
+
+    def _agent_keys(self) -> Iterator[AuthSource]:
+        agent = paramiko.Agent()
+        try:
+            yield from (AgentKey(self.username, key) for key in agent.get_keys())
+        finally:
+            agent.close()
+
+    def _bad_key(self, path: str, reason: str) -> LoginError:
+        return LoginError(
+            self._worker,
+            f"the key file {path} cannot be used: {reason}",
+            f"name another one in the worker's `key`, or make one with `ssh-keygen -t ed25519 -f {path}`",
+        )
+
+
+def login_error(worker: str, failure: AuthFailure, host: str, port: int) -> WorkerError:
+    """Why ``failure`` happened: a link that broke is not a refused key."""
+    strategy = cast(KeyLogin, failure.result.strategy)
+    refused = [tried for tried in failure.result if isinstance(tried.result, paramiko.AuthenticationException)]
+    broken = [tried.result for tried in failure.result if tried not in refused]
+    if (broken and not refused) or any("timeout" in str(tried.result).lower() for tried in refused):
+        return UnreachableError(worker, f"{host}:{port} went silent during the login")
+    offered = ", ".join(repr(tried.source) for tried in refused) or "none: no key was found"
+    reason = f"{host}:{port} does not let user {strategy.username} in; keys offered: {offered}"
+    return LoginError(worker, "; ".join([reason, *strategy.notes]), _copy_id(strategy.username, host, port, refused))
+
+
+def _copy_id(user: str, host: str, port: int, refused: list[Any]) -> str:
+    files = [tried.source.path for tried in refused if isinstance(tried.source, KeyFile)]
+    key = f" -i {files[0]}" if files and Path(files[0] + ".pub").exists() else ""
+    port_option = "" if port == 22 else f" -p {port}"
+    make = "" if refused else "make a key with `ssh-keygen -t ed25519`, then "
+    return (
+        f"{make}allow the key with `ssh-copy-id{key}{port_option} {user}@{host}`, or set the worker's `user` or `key`"
+    )

@@ -1,0 +1,97 @@
+"""What a connection needs below SSH's channels: TCP options, ciphers, and a watch that notices a dead peer."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import Any, cast
+
+import paramiko
+from paramiko.common import cMSG_GLOBAL_REQUEST
+
+from digirl_dist.settings import SshSettings
+
+_FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
+
+
+class HeardSocket:
+    """A socket, or paramiko's stand-in for one, that remembers when something was last heard on it."""
+
+    def __init__(self, sock: Any) -> None:
+        self._sock = sock
+        self.send = sock.send
+        self.heard = time.monotonic()
+
+    def recv(self, size: int) -> bytes:
+        data: bytes = self._sock.recv(size)
+        self.heard = time.monotonic()
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+class Transport(paramiko.Transport):
+    """A transport that can ask for a sign of life.
+
+    paramiko's own keepalive expects no answer, and TCP is satisfied as long as the other kernel lives, so neither
+    notices a frozen ``sshd``.
+    """
+
+    def ping(self) -> None:
+        """Send a request that every SSH server must answer, if only with "unknown request" (RFC 4254, section 4)."""
+        message = paramiko.Message()
+        message.add_byte(cMSG_GLOBAL_REQUEST)
+        message.add_string("keepalive@openssh.com")
+        message.add_boolean(True)
+        self._send_user_message(message)  # type: ignore[attr-defined]
+
+    def ping_when_quiet(self, every_s: float) -> None:
+        self.packetizer.set_keepalive(every_s, self.ping)
+
+    def heard(self) -> float:
+        """When something was last heard, in monotonic seconds."""
+        return cast(HeardSocket, self.sock).heard
+
+    def silent_s(self) -> float:
+        """Seconds since anything was heard."""
+        return time.monotonic() - self.heard()
+
+
+def open_transport(sock: Any, disabled_algorithms: Any = None, *, settings: SshSettings) -> Transport:
+    """A fast transport over ``sock``; the ``transport_factory`` of paramiko's client."""
+    if isinstance(sock, socket.socket):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.silence_s * 1000))
+    transport = Transport(cast(Any, HeardSocket(sock)), disabled_algorithms=disabled_algorithms)
+    options = transport.get_security_options()
+    others = [cipher for cipher in options.ciphers if cipher not in _FAST_CIPHERS]
+    options.ciphers = (*_FAST_CIPHERS, *others)
+    return transport
+
+
+class Watch:
+    """A thread that cuts the transport once nothing was heard for ``silence_s``, whatever other threads wait for.
+
+    Cutting wakes every blocked read and write, so no call on the connection outlasts a dead peer.
+    """
+
+    def __init__(self, transport: Transport, settings: SshSettings, name: str) -> None:
+        self.cut_after_s: float | None = None
+        self._transport = transport
+        self._silence_s = settings.silence_s
+        self._stop = threading.Event()
+        transport.ping_when_quiet(settings.ping_s)
+        threading.Thread(target=self._watch, args=[settings.ping_s], name=f"ssh-watch-{name}", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _watch(self, every_s: float) -> None:
+        while not self._stop.wait(min(every_s, 1.0)) and self._transport.is_active():
+            silent_s = self._transport.silent_s()
+            if silent_s > self._silence_s:
+                self.cut_after_s = silent_s
+                self._transport.close()

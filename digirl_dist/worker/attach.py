@@ -1,0 +1,148 @@
+"""Joins a host to the worker program: starts it if it is not running and relays lines both ways.
+
+``python -m digirl_dist.worker.attach --folder DIR --orphan-s 60 [--replace]`` is what the host runs over SSH. It
+opens no port; the program listens on a Unix socket in its folder. Imports nothing heavy: it must answer at once.
+``--replace`` first ends a program that no longer answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from digirl_dist.job import JobFolder, encode
+from digirl_dist.same_python import environment
+
+_START_LIMIT_S = 30.0
+_CHUNK = 65536
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--orphan-s", type=float, required=True)
+    parser.add_argument("--package", default="")
+    parser.add_argument("--replace", action="store_true")
+    options = parser.parse_args()
+    folder = JobFolder(options.folder.expanduser().resolve())
+    try:
+        folder.create()
+        os.chdir(folder.root)
+        if options.replace:
+            end_program(folder)
+        pid, program = _join(folder, ["--orphan-s", str(options.orphan_s), "--package", options.package])
+    except (OSError, TimeoutError) as error:
+        sys.stdout.buffer.write(encode("broken", during="attach", reason=f"{folder.root}: {error}"))
+        return 1
+    _relay(program)
+    _await_end(pid)
+    return 0
+
+
+def _join(folder: JobFolder, options: list[str]) -> tuple[int | None, socket.socket]:
+    """Connect to the program, starting it first if nobody answers. Returns its process as well, if that is known."""
+    program = _connect(folder)
+    if program is not None:
+        return _program_of(folder), program
+    process = _start(folder, options)
+    deadline = time.monotonic() + _START_LIMIT_S
+    while time.monotonic() < deadline:
+        program = _connect(folder)
+        if program is not None:
+            return _program_of(folder), program
+        if process.poll() not in (None, 1):  # 1: another attach was quicker; its program will answer
+            break
+        time.sleep(0.02)
+    tail = " | ".join(folder.log.read_text(errors="replace").splitlines()[-5:])
+    raise TimeoutError(f"the worker program did not start; its last lines: {tail}")
+
+
+def _connect(folder: JobFolder) -> socket.socket | None:
+    program = socket.socket(socket.AF_UNIX)
+    try:
+        program.connect(folder.socket)
+    except OSError:
+        program.close()
+        return None
+    return program
+
+
+def _start(folder: JobFolder, options: list[str]) -> subprocess.Popen[bytes]:
+    """In a session of its own, so that it outlives this connection."""
+    command = [sys.executable, "-m", "digirl_dist.worker.program"]
+    with folder.log.open("ab") as log:
+        return subprocess.Popen(
+            [*command, "--folder", str(folder.root), *options],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=environment(),
+        )
+
+
+def end_program(folder: JobFolder, limit_s: float = 5.0) -> None:
+    """End the program that holds the folder's lock, if it is one. Never touches another process."""
+    pid = _program_of(folder)
+    if pid is None:
+        return
+    process = os.pidfd_open(pid)
+    if _program_of(folder) == pid:  # still the same after we hold on to it
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+    select.select([process], [], [], limit_s)
+    os.close(process)
+
+
+def _program_of(folder: JobFolder) -> int | None:
+    """The process in the lock file, provided that it really is the program of this folder."""
+    try:
+        pid = int(folder.lock.read_text())
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError):
+        return None
+    ours = b"digirl_dist.worker.program" in arguments and str(folder.root).encode() in arguments
+    return pid if ours else None
+
+
+def _await_end(pid: int | None, limit_s: float = 3.0) -> None:
+    """Give a program that hung up the time to end, so that whoever stopped it finds nothing left when we are gone."""
+    if pid is None:
+        return
+    try:
+        process = os.pidfd_open(pid)
+    except OSError:
+        return
+    select.select([process], [], [], limit_s)
+    os.close(process)
+
+
+def _relay(program: socket.socket) -> None:
+    """Copy both ways until either side ends; when it is the host, leave at once."""
+    routes = {0: program.fileno(), program.fileno(): 1}
+    while True:
+        for source in select.select(list(routes), [], [])[0]:
+            try:
+                data = os.read(source, _CHUNK)
+                _write_all(routes[source], data)
+            except OSError:
+                return
+            if not data and source == 0:
+                sys.exit(0)
+            if not data:
+                return
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

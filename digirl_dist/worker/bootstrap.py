@@ -1,0 +1,244 @@
+"""Puts the package on a worker. The host streams this file to the worker's own Python, so it needs nothing but that.
+
+On stdin: a line of JSON (see ``Order``), and the wheel once asked for. On stdout JSON lines: ``{"want": "wheel"}`` if
+the wheel is needed, then ``{"python": PATH}`` or ``{"error": REASON, "remedy": ADVICE}``.
+
+``installed.json`` is written last and removed before anything changes: what it says is true after a crash as well.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+
+@dataclass
+class Order:
+    """What the host wants. ``wheel`` is the file's name, ``size`` its bytes, ``digest`` names the content."""
+
+    folder: str
+    wheel: str
+    size: int
+    digest: str
+    requirements: list[str]
+    constraints: list[str]
+    pip_args: list[str]
+    reuse_packages: bool
+    limit_s: float
+
+
+class Failed(Exception):
+    """The installation is not possible; carries the reason and the remedy."""
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(reason)
+        self.remedy = remedy
+
+
+class Installation:
+    """The virtual environment in one folder."""
+
+    def __init__(self, order: Order, source: BinaryIO) -> None:
+        self._order = order
+        self._source = source
+        self._folder = Path(order.folder).expanduser()
+        self._venv = self._folder / "venv"
+        self._python = self._venv / "bin" / "python"
+        self._record = self._folder / "installed.json"
+        self._deadline = time.monotonic() + order.limit_s
+
+    def ensure(self) -> str:
+        """The Python that has the package; installs it unless that was done before."""
+        if not self._is_done():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with self._lock():
+                if not self._is_done():
+                    self._install()
+        return str(self._python)
+
+    def _is_done(self) -> bool:
+        with suppress(OSError, ValueError):
+            return bool(json.loads(self._record.read_text()) == self._state()) and self._python.exists()
+        return False
+
+    def _state(self) -> dict[str, Any]:
+        """Whatever changes the environment when it changes."""
+        order = self._order
+        return {
+            "digest": order.digest,
+            "requirements": order.requirements,
+            "constraints": order.constraints,
+            "pip_args": order.pip_args,
+            "reuse_packages": order.reuse_packages,
+            "python": [sys.executable, *sys.version_info[:2]],
+        }
+
+    def _install(self) -> None:
+        _answer({"want": "wheel"})
+        intact = self._record.exists() and self._same_environment()
+        self._record.unlink(missing_ok=True)
+        wheel = self._receive_wheel()
+        if not intact:
+            self._make_environment()
+        # The first run replaces the package even if its version number is the old one, the second adds what it needs.
+        self._pip("--no-index", "--force-reinstall", "--no-deps", str(wheel))
+        if requirements := self._missing(self._order.requirements):
+            self._pip("-c", str(self._constraints()), *self._order.pip_args, *requirements)
+        part = self._record.with_suffix(".part")
+        part.write_text(json.dumps(self._state()))
+        os.replace(part, self._record)
+
+    def _same_environment(self) -> bool:
+        with suppress(OSError, ValueError):
+            was, wanted = json.loads(self._record.read_text()), self._state()
+            return all(was[key] == wanted[key] for key in ("python", "reuse_packages"))
+        return False
+
+    def _receive_wheel(self) -> Path:
+        wheels = self._folder / "wheel"
+        shutil.rmtree(wheels, ignore_errors=True)
+        wheels.mkdir()
+        data = self._source.read(self._order.size)
+        if len(data) != self._order.size:
+            raise Failed("the host went away while it sent the package")
+        path = wheels / os.path.basename(self._order.wheel)
+        path.write_bytes(data)
+        return path
+
+    def _make_environment(self) -> None:
+        if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
+            name = f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
+            raise Failed(f"{sys.executable} lacks the module venv", f"apt-get install {name}, or set worker_python")
+        shutil.rmtree(self._venv, ignore_errors=True)
+        options = ["--system-site-packages"] if self._order.reuse_packages else []
+        self._run([sys.executable, "-m", "venv", "--without-pip", *options, str(self._venv)], "make an environment")
+        self._run([str(self._python), "-m", "ensurepip", "--upgrade", "--default-pip"], "put pip into the environment")
+        if self._order.reuse_packages and sys.prefix != sys.base_prefix:
+            self._reuse_outer_environment()
+
+    def _reuse_outer_environment(self) -> None:
+        """A virtual environment made from another one sees the base Python's packages, not those of the other."""
+        paths = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+        places = list(self._venv.glob("lib/python*/site-packages"))
+        (places[0] / "reused_packages.pth").write_text("\n".join(paths) + "\n")
+
+    def _constraints(self) -> Path:
+        """The host's versions."""
+        path = self._folder / "constraints.txt"
+        path.write_text("".join(f"{line}\n" for line in self._missing(self._order.constraints)))
+        return path
+
+    def _missing(self, requirements: list[str]) -> list[str]:
+        """All requirements, or those on packages that are not here, if what is here shall be used as it is."""
+        if not self._order.reuse_packages:
+            return requirements
+        return [each for each in requirements if not _is_here(re.split(r"[^\w.-]", each, maxsplit=1)[0])]
+
+    def _pip(self, *args: str) -> None:
+        pip = [str(self._python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--quiet"]
+        self._run([*pip, *args], "install the package")
+
+    def _run(self, command: list[str], purpose: str) -> None:
+        foreign = {"PYTHONPATH", "PYTHONHOME", "PIP_REQUIRE_VIRTUALENV", "PIP_TARGET", "PIP_USER"}
+        environment = {name: value for name, value in os.environ.items() if name not in foreign}
+        left_s = max(1.0, self._deadline - time.monotonic())
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                timeout=left_s,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise Failed(f"cannot {purpose}: not done within {self._order.limit_s:g} s", _SLOW) from error
+        if done.returncode != 0:
+            said = _essence(done.stdout.decode(errors="replace"))
+            raise Failed(
+                f"cannot {purpose}: {' '.join(command)} ended with status {done.returncode}: {said}", _why(said)
+            )
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Only one host at a time installs into this folder."""
+        with open(self._folder / "install.lock", "w") as file:
+            while not _try_lock(file.fileno()):
+                if time.monotonic() > self._deadline:
+                    raise Failed(f"another installation in {self._folder} did not end in time", _SLOW)
+                time.sleep(0.1)
+            yield
+
+
+_SLOW = "wait for it, or raise the limit of installations"
+_DISK_FULL = "free some space there, or set the worker's folder to a larger disk"
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_here(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _essence(output: str) -> str:
+    """The lines that pip marks as errors, else the last ones."""
+    lines = output.strip().splitlines()
+    return "\n".join([line for line in lines if line.startswith("ERROR:")] or lines[-15:])
+
+
+def _why(said: str) -> str:
+    if "No space left" in said:
+        return _DISK_FULL
+    if re.search("No matching distribution|Could not find a version|Connection|Temporary failure", said):
+        return "the worker needs a package index it can reach: see the worker's pip arguments, or reuse its packages"
+    return ""
+
+
+def _os_failure(error: OSError, folder: str) -> Failed:
+    remedy = _DISK_FULL if "No space left" in str(error) else "set the worker's folder to one that its user can write"
+    return Failed(f"cannot use the folder {folder}: {error.strerror}: {error.filename}", remedy)
+
+
+def _answer(answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+def main(source: BinaryIO) -> None:
+    order = Order(**json.loads(source.readline()))
+    try:
+        _answer({"python": Installation(order, source).ensure()})
+    except Failed as failed:
+        _answer({"error": str(failed), "remedy": failed.remedy})
+    except BrokenPipeError:
+        pass  # the host has gone; what is installed it will find next time
+    except OSError as error:
+        failure = _os_failure(error, order.folder)
+        _answer({"error": str(failure), "remedy": failure.remedy})
+
+
+if __name__ == "__main__":
+    main(sys.stdin.buffer)

@@ -1,0 +1,282 @@
+"""The resident program of a worker: keeps policy and emulators warm, runs leased tickets, spools what was collected.
+
+``python -m digirl_dist.worker.program --folder DIR --orphan-s 60`` is started by ``attach`` and ends by itself when no
+host has been heard of for that long, after it has finished the episodes under way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import platform
+import select
+import shutil
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from digirl_dist import durable, table
+from digirl_dist.checkpoint import TensorInfo, tensor_from
+from digirl_dist.digest import file_digest
+from digirl_dist.emulator.slot import Slot, SlotLimits
+from digirl_dist.errors import CheckpointError, DigirlDistError
+from digirl_dist.job import PROTOCOL, JobFolder, Notice
+from digirl_dist.rollout import Acting, Failed, Finished, Happening, Rollout, SlotChanged
+from digirl_dist.tasks import Json, Ticket
+from digirl_dist.travel import unpack_file
+from digirl_dist.worker.link import Link
+from digirl_dist.worker.policies import Policies
+
+_TURN_S = 0.5
+
+
+class Program:
+    """One run on one worker."""
+
+    def __init__(self, folder: JobFolder, orphan_s: float, package: str) -> None:
+        self._folder = folder
+        self._package = package
+        self._orphan_s = orphan_s
+        self._run = ""
+        self._job: dict[str, Any] = {}
+        self._rollout: Rollout | None = None
+        self._policies: Policies | None = None
+        self._recent_blobs: list[set[str]] = []
+        self._doing: tuple[str, float] = ("waiting for a job", time.monotonic())
+        self.stopped = False
+        """True once the host has said that this run is over here."""
+        self._link = Link(folder, self._state_of_work)
+
+    def run(self) -> None:
+        """Serve until the host says stop or is gone for good."""
+        try:
+            while not self.stopped and not self._is_orphaned():
+                self._turn()
+        finally:
+            if self._rollout is not None:
+                self._rollout.close()
+            self._link.close()
+
+    def _turn(self) -> None:
+        self._doing = ("waiting", time.monotonic())
+        if self._rollout is None:
+            select.select([self._link], [], [], _TURN_S)
+        else:
+            for happening in self._rollout.turn(_TURN_S, [self._link]):
+                self._report(happening)
+        for message in self._link.received():
+            self._doing = (message["type"], time.monotonic())
+            self._obey(message)
+
+    def _is_orphaned(self) -> bool:
+        """True when no host came back in time and nothing is running any more."""
+        if time.monotonic() - self._link.last_heard < self._orphan_s:
+            return False
+        if self._rollout is None:
+            return True
+        queued = {ticket.key for ticket in self._rollout.tickets}
+        self._rollout.drop(queued)
+        return not self._rollout.held()
+
+    def _state_of_work(self) -> dict[str, Json]:
+        doing, since = self._doing
+        return {"doing": doing, "for_s": round(time.monotonic() - since, 3)}
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        """One message of the host; whatever fails here is told to it."""
+        kind = message.pop("type")
+        try:
+            match kind:
+                case "hello":
+                    self._greet(**message)
+                case "job":
+                    self._take_job(message)
+                case "checkpoint":
+                    self._load(**message)
+                case "lease":
+                    self._lease(message["tickets"])
+                case "drop":
+                    self._drop(message["keys"])
+                case "landed":
+                    self._forget(message["episodes"])
+                case "stop":
+                    self.stopped = True
+        except DigirlDistError as error:
+            self._link.send("broken", during=kind, reason=str(error))
+        except Exception:
+            self._link.send("broken", during=kind, reason=traceback.format_exc(limit=-6))
+
+    def _greet(self, run: str) -> None:
+        if self._run not in ("", run):
+            self._link.send("broken", during="hello", reason=f"this folder serves run {self._run}, not {run}")
+            return
+        self._run = run
+        held = [] if self._rollout is None else [list(ticket.key) for ticket in self._rollout.held()]
+        self._link.send(
+            "ready",
+            protocol=PROTOCOL,
+            package=self._package,
+            python=platform.python_version(),
+            pid=os.getpid(),
+            held=held,
+            spool=[notice.to_json() for notice in self._spooled()],
+        )
+
+    def _spooled(self) -> list[Notice]:
+        """Episodes of this run that no host has acknowledged."""
+        paths = sorted(self._folder.episodes.glob("*.json"))
+        notices = [Notice.from_json(json.loads(path.read_text())) for path in paths]
+        return [notice for notice in notices if notice.run == self._run]
+
+    def _take_job(self, job: dict[str, Any]) -> None:
+        """Build policy and slots as the host describes them; a job that is already running stays as it is."""
+        missing = self._missing([job["agent"], job["emulator"]])
+        if missing:
+            self._link.send("need", what="job", digests=missing)
+            return
+        if job != self._job:
+            self._start_job(job)
+        self._link.send("working", slots=job["slots"])
+
+    def _start_job(self, job: dict[str, Any]) -> None:
+        import torch
+
+        torch.set_num_threads(job["torch_threads"])
+        if self._rollout is not None:
+            self._rollout.close()
+        self._job = {}
+        self._policies = Policies(unpack_file(self._folder.blob(job["agent"])))
+        limits = SlotLimits(**job["limits"])
+        emulator = self._folder.blob(job["emulator"])
+        slots = [Slot(k, emulator, limits, self._folder.slot_log(k)) for k in range(job["slots"])]
+        for slot in slots:
+            slot.start()
+        self._rollout = Rollout(job["name"], slots, self._policies, job["max_steps"])
+        self._job = job
+
+    def _load(self, version: int, tensors: dict[str, list[Any]]) -> None:
+        """Make a checkpoint ready to act, or say which of its tensors are not here."""
+        assert self._policies is not None and self._rollout is not None, "a checkpoint before the job"
+        infos = {name: TensorInfo(info[0], info[1], tuple(info[2])) for name, info in tensors.items()}
+        missing = self._missing(sorted({info.digest for info in infos.values()}))
+        if missing:
+            self._link.send("need", what="checkpoint", digests=missing)
+            return
+        try:
+            if version not in self._policies:
+                self._policies.load(version, {name: self._tensor(info) for name, info in infos.items()})
+        except CheckpointError:  # an altered tensor was deleted: ask for it again
+            self._load(version, tensors)
+            return
+        self._policies.retire({version, *(ticket.policy_version for ticket in self._rollout.held())})
+        self._remove_old_blobs({info.digest for info in infos.values()})
+        self._link.send("loaded", version=version)
+
+    def _tensor(self, info: TensorInfo) -> Any:
+        path = self._folder.blob(info.digest)
+        try:
+            return tensor_from(path.read_bytes(), info)
+        except CheckpointError:
+            path.unlink(missing_ok=True)
+            raise
+
+    def _missing(self, digests: list[str]) -> list[str]:
+        return [name for name in digests if not self._folder.blob(name).exists()]
+
+    def _remove_old_blobs(self, current: set[str]) -> None:
+        """Keep the tensors of the two newest checkpoints and the job's own files."""
+        self._recent_blobs = [blobs for blobs in self._recent_blobs if blobs != current][-1:] + [current]
+        keep = set().union(*self._recent_blobs, {self._job["agent"], self._job["emulator"]})
+        for path in self._folder.blobs.iterdir():
+            if path.name not in keep and not path.name.endswith(".part"):
+                path.unlink(missing_ok=True)
+
+    def _lease(self, tickets: list[dict[str, Json]]) -> None:
+        assert self._rollout is not None, "a lease before the job"
+        held = {ticket.key for ticket in self._rollout.held()}
+        new = [Ticket.from_json(ticket) for ticket in tickets]
+        self._rollout.lease([ticket for ticket in new if ticket.key not in held])
+
+    def _drop(self, keys: list[list[int]]) -> None:
+        if self._rollout is not None:
+            self._rollout.drop({(iteration, index) for iteration, index in keys})
+
+    def _forget(self, episodes: list[str]) -> None:
+        """The host has these safely: delete them, the notice first."""
+        for episode_id in episodes:
+            self._folder.notice(episode_id).unlink(missing_ok=True)
+            self._folder.episode(episode_id).unlink(missing_ok=True)
+
+    def _report(self, happening: Happening) -> None:
+        match happening:
+            case Finished():
+                self._deliver(happening)
+            case Failed(ticket, slot, reason):
+                self._link.send("failed", iteration=ticket.iteration, index=ticket.index, slot=slot, reason=reason)
+            case Acting(slot, ticket):
+                self._link.send("acting", iteration=ticket.iteration, index=ticket.index, slot=slot)
+            case SlotChanged(slot, state, reason):
+                self._link.send("slot", slot=slot, state=state, reason=reason, in_service=self._in_service())
+
+    def _in_service(self) -> int:
+        return 0 if self._rollout is None else self._rollout.in_service()
+
+    def _deliver(self, finished: Finished) -> None:
+        trajectory = finished.trajectory
+        try:
+            self._link.send("episode", notice=self._spool(finished).to_json())
+        except OSError as error:  # a full disk, above all: the ticket runs again, here or elsewhere
+            reason = f"the episode cannot be written to {self._folder.episodes}: {error.strerror}"
+            self._report(Failed(trajectory.ticket, trajectory.slot, reason))
+
+    def _spool(self, finished: Finished) -> Notice:
+        """Put the episode into the folder: its rows first, its notice last."""
+        trajectory = finished.trajectory
+        path = self._folder.episode(trajectory.episode_id)
+        table.write(path, [trajectory])
+        notice = Notice(
+            run=self._run,
+            iteration=trajectory.ticket.iteration,
+            index=trajectory.ticket.index,
+            episode_id=trajectory.episode_id,
+            size=path.stat().st_size,
+            digest=file_digest(path),
+            slot=trajectory.slot,
+            seconds=finished.ended_at - finished.started_at,
+            age_s=time.monotonic() - finished.ended_at,
+            spent=finished.spent,
+        )
+        durable.write_json(self._folder.notice(trajectory.episode_id), notice.to_json())
+        return notice
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--orphan-s", type=float, required=True)
+    parser.add_argument("--package", default="", help="digest of the installed package, told to the host")
+    options = parser.parse_args()
+    folder = JobFolder(options.folder.resolve())
+    folder.create()
+    with folder.lock.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"another program serves {folder.root}", file=sys.stderr)
+            return 1
+        lock.truncate(0)
+        print(os.getpid(), file=lock, flush=True)
+        os.chdir(folder.root)
+        program = Program(folder, options.orphan_s, options.package)
+        program.run()
+        if program.stopped:
+            shutil.rmtree(folder.root, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""The package installs itself on a worker: real wheels, real pip, a real SSH server, a fresh folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from digirl_dist.errors import InstallError
+from digirl_dist.fleet.install import Package, build_wheel, ensure_installed, host_versions, requirements
+from digirl_dist.settings import SshSettings
+from digirl_dist.ssh.connection import Connection, connect
+from digirl_dist.ssh.server import LocalhostServer
+
+_PROBE = "import digirl_dist, importlib.resources as r; print(digirl_dist.__file__); print(r.files(digirl_dist))"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _is_installed() -> None:
+    try:
+        metadata.distribution("digirl_dist")
+    except metadata.PackageNotFoundError:
+        if os.environ.get("CI") == "true":
+            pytest.fail("pip install -e . first")
+        pytest.skip("digirl_dist is not installed: pip install -e .")
+
+
+@pytest.fixture
+def link(tmp_path: Path) -> Iterator[Connection]:
+    with LocalhostServer("w1", tmp_path / "server") as address, connect(address, SshSettings()) as connection:
+        yield connection
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Package:
+    """Without what it depends on, so that a test takes seconds and needs no network."""
+    return Package(build_wheel(tmp_path / "wheel"), limit_s=120.0)
+
+
+def test_the_same_source_gives_the_same_wheel(tmp_path: Path) -> None:
+    one, two = build_wheel(tmp_path / "one"), build_wheel(tmp_path / "two")
+    assert one.read_bytes() == two.read_bytes()
+    names = zipfile.ZipFile(one).namelist()
+    assert "digirl_dist/worker/bootstrap.py" in names and "digirl_dist/config/multimachine/host.yaml" in names
+    assert not [name for name in names if "__pycache__" in name]
+
+
+def test_the_host_versions_are_public_versions_of_direct_dependencies() -> None:
+    versions = dict(line.split("==") for line in host_versions())
+    assert versions["torch"] == metadata.version("torch").split("+")[0]
+    assert "pip" not in versions
+
+
+def test_requirements_are_those_of_the_package_and_of_the_wanted_extras() -> None:
+    assert any(line.startswith("torch") for line in requirements())
+    extra = set(requirements({"miniwob"})) - set(requirements())
+    assert sorted(line.split(">")[0] for line in extra) == ["miniwob", "selenium"]
+
+
+def test_a_worker_gets_the_package_once(link: Connection, package: Package, tmp_path: Path) -> None:
+    folder = tmp_path / "on worker"
+    python = ensure_installed(link, package, str(folder), sys.executable)
+    assert python == f"{folder}/venv/bin/python"
+    found = subprocess.check_output([python, "-I", "-c", _PROBE], text=True)
+    assert found.startswith(f"{folder}/venv/lib/")
+    started = time.monotonic()
+    assert ensure_installed(link, package, str(folder), sys.executable) == python
+    assert time.monotonic() - started < 1.0
+
+
+def test_a_wheel_built_by_an_installed_copy_is_the_same(link: Connection, package: Package, tmp_path: Path) -> None:
+    python = ensure_installed(
+        link, Package(package.wheel, requirements(), reuse_packages=True), str(tmp_path / "w"), sys.executable
+    )
+    code = (
+        "import sys, pathlib; from digirl_dist.fleet.install import build_wheel; build_wheel(pathlib.Path(sys.argv[1]))"
+    )
+    subprocess.run([python, "-I", "-c", code, str(tmp_path / "again")], check=True)
+    again = zipfile.ZipFile(tmp_path / "again" / package.wheel.name)
+    first = zipfile.ZipFile(package.wheel)
+    assert {name: again.read(name) for name in again.namelist() if not name.endswith("RECORD")} == {
+        name: first.read(name) for name in first.namelist() if not name.endswith("RECORD")
+    }
+
+
+def test_a_changed_package_of_the_same_version_replaces_the_old_one(
+    link: Connection, package: Package, tmp_path: Path
+) -> None:
+    python = ensure_installed(link, package, str(tmp_path / "w"), sys.executable)
+    changed = tmp_path / "changed" / package.wheel.name
+    changed.parent.mkdir()
+    with zipfile.ZipFile(package.wheel) as old, zipfile.ZipFile(changed, "w") as new:
+        for name in old.namelist():
+            text = old.read(name)
+            new.writestr(name, text + b"\nNEW = 1\n" if name == "digirl_dist/__init__.py" else text)
+    ensure_installed(link, Package(changed), str(tmp_path / "w"), sys.executable)
+    code = "import digirl_dist; print(digirl_dist.NEW)"
+    assert subprocess.check_output([python, "-I", "-c", code]) == b"1\n"
+
+
+def test_packages_of_the_workers_python_are_reused(link: Connection, package: Package, tmp_path: Path) -> None:
+    no_index = ("--no-index",)
+    reusing = Package(package.wheel, requirements(), ("numpy==1.0.1",), no_index, reuse_packages=True)
+    python = ensure_installed(link, reusing, str(tmp_path / "w"), sys.executable)
+    numpy = subprocess.check_output([python, "-I", "-c", "import numpy; print(numpy.__file__)"], text=True)
+    assert not numpy.startswith(str(tmp_path))
+
+
+def test_installations_at_the_same_time_take_turns(link: Connection, package: Package, tmp_path: Path) -> None:
+    found: list[str] = []
+    threads = [
+        threading.Thread(
+            target=lambda: found.append(ensure_installed(link, package, str(tmp_path / "w"), sys.executable))
+        )
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+    assert found == [f"{tmp_path}/w/venv/bin/python"] * 3
+    assert subprocess.run([found[0], "-I", "-c", "import digirl_dist"]).returncode == 0
+
+
+def test_an_environment_left_half_finished_is_made_anew(link: Connection, package: Package, tmp_path: Path) -> None:
+    (tmp_path / "w/venv/bin").mkdir(parents=True)
+    (tmp_path / "w/venv/bin/python").symlink_to("/bin/false")
+    python = ensure_installed(link, package, str(tmp_path / "w"), sys.executable)
+    assert subprocess.run([python, "-I", "-c", "import digirl_dist"]).returncode == 0
+
+
+def test_a_failed_installation_is_not_taken_for_a_finished_one(
+    link: Connection, package: Package, tmp_path: Path
+) -> None:
+    bad = Package(package.wheel, ("no-such-package",), pip_args=("--no-index",), limit_s=120.0)
+    with pytest.raises(
+        InstallError, match="(?s)cannot install the package: .* No matching distribution.*index it can reach"
+    ):
+        ensure_installed(link, bad, str(tmp_path / "w"), sys.executable)
+    assert not (tmp_path / "w/installed.json").exists()
+    ensure_installed(link, package, str(tmp_path / "w"), sys.executable)
+    assert json.loads((tmp_path / "w/installed.json").read_text())["requirements"] == []
+
+
+def test_a_missing_python_is_named_with_the_remedy(link: Connection, package: Package, tmp_path: Path) -> None:
+    with pytest.raises(InstallError, match="there is no `python3.99` that can be run: .*-> apt-get install python3"):
+        ensure_installed(link, package, str(tmp_path / "w"), "python3.99")
+
+
+def test_an_old_python_is_named(link: Connection, package: Package, tmp_path: Path) -> None:
+    old = tmp_path / "old_python"
+    old.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys; sys.version_info = (3, 8, 1)\n$2"\n')
+    old.chmod(0o755)
+    with pytest.raises(InstallError, match="too old: the package needs Python 3.10 or newer, not 3.8"):
+        ensure_installed(link, package, str(tmp_path / "w"), str(old))
+
+
+def test_a_python_without_venv_is_named(link: Connection, package: Package, tmp_path: Path) -> None:
+    bare = tmp_path / "bare_python"
+    hide = "import sys; sys.modules['ensurepip'] = None; import importlib.util as u; f = u.find_spec\n"
+    hide += "u.find_spec = lambda name, *rest: None if name == 'ensurepip' else f(name, *rest)\n"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{hide}$2"\n')
+    bare.chmod(0o755)
+    with pytest.raises(InstallError, match="lacks the module venv -> apt-get install python3.*-venv"):
+        ensure_installed(link, package, str(tmp_path / "w"), str(bare))
+
+
+def test_a_folder_that_cannot_be_used_is_named(link: Connection, package: Package, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InstallError, match=f"cannot use the folder {tmp_path}/file/w: Not a directory"):
+        ensure_installed(link, package, f"{tmp_path}/file/w", sys.executable)
+
+
+def test_a_full_disk_is_named(link: Connection, package: Package, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)]
+    if os.getuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("only root can mount a small disk")
+    try:
+        with pytest.raises(InstallError, match="(?s)No space left.*free some space"):
+            ensure_installed(link, package, f"{disk}/w", sys.executable)
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_path_from_home_is_understood(link: Connection, package: Package) -> None:
+    name = f".digirl_dist_test_{os.getpid()}"
+    try:
+        python = ensure_installed(link, package, f"~/{name}", sys.executable)
+        assert python == str(Path.home() / name / "venv/bin/python")
+    finally:
+        shutil.rmtree(Path.home() / name, ignore_errors=True)

@@ -1,0 +1,157 @@
+"""Real SSH servers on the loopback interface: the embedded one, and OpenSSH's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from getpass import getuser
+from pathlib import Path
+
+import psutil
+import pytest
+
+from digirl_dist.settings import SshSettings
+from digirl_dist.ssh.connection import Address, Connection, connect
+from digirl_dist.ssh.server import LocalhostServer
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that runs, and how to mistreat it."""
+
+    address: Address
+    pid: int
+
+    def freeze(self) -> None:
+        """Stop all its processes; their kernel goes on acknowledging packets."""
+        self._signal_all(signal.SIGSTOP)
+
+    def kill(self) -> None:
+        self._signal_all(signal.SIGKILL)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        top = psutil.Process(self.pid)
+        for process in [top, *top.children(recursive=True)]:
+            process.send_signal(number)
+
+
+@pytest.fixture
+def limits() -> SshSettings:
+    return SshSettings(connect_s=3.0, login_s=3.0, ping_s=0.3, silence_s=1.5, stall_s=4.0)
+
+
+@pytest.fixture
+def embedded(tmp_path: Path) -> Iterator[Server]:
+    if os.environ.get("CI") != "true":
+        pytest.importorskip("asyncssh")
+    server = LocalhostServer("w1", tmp_path / "embedded")
+    address = server.start()
+    yield Server(address, server.pid)
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(server.pid).resume()
+    server.stop()
+
+
+@pytest.fixture
+def openssh(tmp_path: Path) -> Iterator[Server]:
+    with _run_openssh(tmp_path / "openssh") as server:
+        yield server
+
+
+@pytest.fixture(params=["embedded", "openssh"])
+def server(request: pytest.FixtureRequest) -> Server:
+    """Each of the two servers in turn."""
+    found: Server = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def link(server: Server, limits: SshSettings) -> Iterator[Connection]:
+    with connect(server.address, limits) as connection:
+        yield connection
+
+
+@pytest.fixture
+def make_key(tmp_path: Path) -> Callable[..., Path]:
+    """Makes a key pair of the given name, under a passphrase if wanted, and returns the private one's path."""
+
+    def make(name: str, passphrase: str = "") -> Path:
+        return _make_key(tmp_path / name, passphrase)
+
+    return make
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port on which nothing listens."""
+    return _free_port()
+
+
+@contextmanager
+def _run_openssh(folder: Path) -> Iterator[Server]:
+    """``sshd`` on a free loopback port with throw-away keys; it needs no root unless root runs it."""
+    sshd = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin:" + os.environ.get("PATH", ""))
+    if sshd is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("sshd is missing: apt-get install openssh-server")
+        pytest.skip("sshd is not installed")
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    folder.mkdir(parents=True)
+    for name in ("host_key", "user_key"):
+        _make_key(folder / name)
+    port = _free_port()
+    (folder / "sshd_config").write_text(
+        f"ListenAddress 127.0.0.1\nPort {port}\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\nStrictModes no\n"
+        f"AuthorizedKeysFile {folder}/user_key.pub\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
+        "Subsystem sftp internal-sftp\n"
+    )
+    (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {(folder / 'host_key.pub').read_text()}")
+    with ExitStack() as stack:
+        log = stack.enter_context(open(folder / "log", "wb"))
+        process = subprocess.Popen([sshd, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
+        stack.callback(_end, process)
+        _wait_until(lambda: _listens(port))
+        keys = str(folder / "user_key"), str(folder / "known_hosts")
+        yield Server(Address("w1", "127.0.0.1", port, getuser(), *keys), process.pid)
+
+
+def _make_key(path: Path, passphrase: str = "") -> Path:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", "test", "-f", path], check=True)
+    return path
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _wait_until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a server with the sessions it has forked."""
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for member in family:
+        try:
+            member.kill()
+        except psutil.NoSuchProcess:
+            pass
+    process.wait()

@@ -1,0 +1,235 @@
+"""Files through the courier, over real servers, with real faults."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import digirl_dist
+from digirl_dist.digest import digest, file_digest
+from digirl_dist.errors import LinkLostError, RunFolderError, TrajectoryError, WorkerError
+from digirl_dist.settings import SshSettings
+from digirl_dist.ssh.connection import Connection, connect
+from digirl_dist.ssh.courier import Courier
+
+if TYPE_CHECKING:
+    from conftest import Server
+
+_ROOT = Path(digirl_dist.__file__).resolve().parent.parent
+
+
+def courier_command(folder: Path) -> list[str]:
+    start = ["env", f"PYTHONPATH={_ROOT}", sys.executable, "-m", "digirl_dist.worker.courier"]
+    return [*start, "--folder", str(folder)]
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    """The worker's folder."""
+    return tmp_path / "there"
+
+
+@pytest.fixture
+def courier(link: Connection, there: Path, limits: SshSettings) -> Iterator[Courier]:
+    with Courier(link, courier_command(there), limits) as courier:
+        yield courier
+
+
+def _put(courier: Courier, **files: bytes) -> int:
+    return courier.put_many((name, data, digest(data)) for name, data in files.items())
+
+
+def test_files_of_all_sizes_arrive_and_come_back(courier: Courier, there: Path, tmp_path: Path) -> None:
+    sizes = [0, 1, 32_703, 32_704, 32_705, 1 << 20, 3_000_001]
+    files = {f"f{size}": os.urandom(size) for size in sizes}
+    assert _put(courier, **files) == sum(sizes)
+    for name, data in files.items():
+        assert (there / name).read_bytes() == data
+        courier.get(name, tmp_path / name, digest(data), len(data))
+        assert (tmp_path / name).read_bytes() == data
+    assert not list(tmp_path.glob("**/*.part"))
+
+
+def test_a_local_file_is_copied_into_new_folders(courier: Courier, there: Path, tmp_path: Path) -> None:
+    (tmp_path / "local").write_bytes(os.urandom(2_500_000))
+    assert courier.put_file(tmp_path / "local", "a/b/copy") == 2_500_000
+    assert file_digest(there / "a/b/copy") == file_digest(tmp_path / "local")
+
+
+def test_thousands_of_small_files_need_no_round_trip_each(courier: Courier, there: Path) -> None:
+    files = {f"t{n}": b"%d" % n for n in range(3000)}
+    assert _put(courier, **files) == sum(map(len, files.values()))
+    assert len(list(there.iterdir())) == 3000
+
+
+def test_any_buffer_can_be_put(courier: Courier, there: Path) -> None:
+    numbers = memoryview(bytes(range(240))).cast("d")
+    courier.put_many([("numbers", numbers, digest(numbers))])
+    assert (there / "numbers").read_bytes() == bytes(range(240))
+
+
+def test_twenty_couriers_put_at_once(server: Server, limits: SshSettings, tmp_path: Path) -> None:
+    with (
+        connect(server.address, limits) as one,
+        connect(server.address, limits) as two,
+        connect(server.address, limits) as three,
+    ):
+        couriers = [
+            Courier(link, courier_command(tmp_path / f"there{n}"), SshSettings())
+            for n, link in enumerate([one, two, three] * 7)
+        ]
+        data = os.urandom(1_000_000)
+        threads = [threading.Thread(target=_put, args=[courier], kwargs={"f": data}) for courier in couriers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert all((tmp_path / f"there{n}/f").read_bytes() == data for n in range(21))
+
+
+def test_a_put_with_a_wrong_digest_is_refused_and_the_stream_goes_on(courier: Courier, there: Path) -> None:
+    data = os.urandom(2_000_000)
+    with pytest.raises(WorkerError, match="cannot write bad: the bytes that came have the digest"):
+        courier.put_many([("good", data, digest(data)), ("bad", data, digest(b"other"))])
+    assert [path.name for path in there.iterdir()] == ["good"]
+    _put(courier, after=data)
+    assert (there / "after").read_bytes() == data
+
+
+@pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped", "a/../../escaped", "link/escaped", "a//b", "", "."])
+def test_a_path_that_leaves_the_folder_is_refused(courier: Courier, there: Path, tmp_path: Path, name: str) -> None:
+    _put(courier, first=b"x")
+    (there / "link").symlink_to(tmp_path)
+    for attempt in (
+        lambda: courier.put_many([(name, b"x" * 100_000, digest(b"x" * 100_000))]),
+        lambda: courier.get(name, tmp_path / "got", digest(b"x"), 1),
+        lambda: courier.delete([name]),
+    ):
+        with pytest.raises(WorkerError, match="leads out of|is not a plain relative path"):
+            attempt()
+    assert not (tmp_path / "escaped").exists()
+    _put(courier, last=b"x")
+
+
+def test_a_link_that_points_outside_is_not_read(courier: Courier, there: Path, tmp_path: Path) -> None:
+    _put(courier, first=b"x")
+    (tmp_path / "secret").write_bytes(b"secret")
+    (there / "link").symlink_to(tmp_path / "secret")
+    with pytest.raises(WorkerError, match="leads out of"):
+        courier.get("link", tmp_path / "got", digest(b"secret"), 6)
+
+
+def test_getting_a_missing_file_names_it_and_the_courier_goes_on(courier: Courier, tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match="worker w1: cannot read nothing: No such file or directory"):
+        courier.get("nothing", tmp_path / "got", digest(b""), 0)
+    _put(courier, something=b"x")
+    courier.get("something", tmp_path / "got", digest(b"x"), 1)
+
+
+@pytest.mark.parametrize("altered", [b"altered!", b"longer than announced", b"short"])
+def test_a_file_that_is_not_what_was_announced_is_refused(
+    courier: Courier, there: Path, tmp_path: Path, altered: bytes
+) -> None:
+    _put(courier, episode=altered)
+    with pytest.raises(TrajectoryError, match="worker w1: episode is not the file that was announced"):
+        courier.get("episode", tmp_path / "episode", digest(b"original"), 8)
+    assert [path.name for path in tmp_path.glob("episode*")] == []
+
+
+@pytest.mark.parametrize("rest", ["beginning", "rubbish", "whole", "longer"])
+def test_what_an_earlier_attempt_left_is_continued_or_thrown_away(courier: Courier, tmp_path: Path, rest: str) -> None:
+    data = os.urandom(3_000_000)
+    _put(courier, episode=data)
+    left = {"beginning": data[:1_000_000], "rubbish": b"?" * 1_000_000, "whole": data, "longer": data + b"!"}[rest]
+    (tmp_path / "episode.part").write_bytes(left)
+    courier.get("episode", tmp_path / "episode", digest(data), len(data))
+    assert (tmp_path / "episode").read_bytes() == data
+
+
+def test_deleting_takes_what_is_there(courier: Courier, there: Path) -> None:
+    _put(courier, one=b"1", two=b"2", three=b"3")
+    courier.delete(["one", "not there", "three"])
+    assert [path.name for path in there.iterdir()] == ["two"]
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(link: Connection, limits: SshSettings, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
+    if os.getuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("only root can mount a small disk")
+    try:
+        with Courier(link, courier_command(disk), limits) as courier:
+            _put(courier, fits=bytes(1_000_000))
+            with pytest.raises(WorkerError, match="cannot write large: No space left on device.* -> free some space"):
+                _put(courier, large=bytes(5_000_000))
+            assert [path.name for path in disk.iterdir()] == ["fits"]
+            _put(courier, small=bytes(1_000_000))
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_courier_that_cannot_start_says_why(link: Connection, limits: SshSettings) -> None:
+    courier = Courier(link, ["no-such-python", "-m", "digirl_dist.worker.courier"], limits)
+    with pytest.raises(WorkerError, match="ended with status 127: .*no-such-python.*not found"):
+        _put(courier, file=bytes(10_000_000))
+
+
+def test_a_full_disk_on_this_side_is_told_from_the_workers(courier: Courier, tmp_path: Path) -> None:
+    data = os.urandom(5_000_000)
+    _put(courier, episode=data)
+    (tmp_path / "episode.part").symlink_to("/dev/full")
+    with pytest.raises(RunFolderError, match="episode.part on this machine: No space left on device"):
+        courier.get("episode", tmp_path / "episode", digest(data), len(data))
+    with pytest.raises(WorkerError):
+        courier.delete(["episode"])
+
+
+def test_an_error_of_the_source_ends_the_courier_instead_of_mixing_files_up(courier: Courier) -> None:
+    def broken() -> Iterator[tuple[str, bytes, str]]:
+        yield "one", b"x", digest(b"x")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        courier.put_many(broken())
+    with pytest.raises(WorkerError):
+        courier.delete(["one"])
+
+
+def test_a_server_killed_in_the_middle_of_a_put_leaves_no_file(
+    server: Server, limits: SshSettings, there: Path
+) -> None:
+    with connect(server.address, limits) as link, Courier(link, courier_command(there), limits) as courier:
+        _put(courier, first=b"x")
+        with pytest.raises(LinkLostError):
+            threading.Timer(0.2, server.kill).start()
+            courier.put_many([("big", bytes(1_000_000_000), "0" * 32)])
+    assert not (there / "big").exists()
+
+
+def test_a_server_killed_in_the_middle_of_a_get_leaves_no_file(
+    server: Server, limits: SshSettings, there: Path, tmp_path: Path
+) -> None:
+    there.mkdir()
+    with open(there / "big", "wb") as file:
+        file.truncate(2_000_000_000)
+    with connect(server.address, limits) as link, Courier(link, courier_command(there), limits) as courier:
+        threading.Thread(target=_kill_once_there, args=[tmp_path / "big.part", server], daemon=True).start()
+        with pytest.raises(LinkLostError):
+            courier.get("big", tmp_path / "big", "0" * 32, 2_000_000_000)
+    assert not (tmp_path / "big").exists()
+    assert (tmp_path / "big.part").stat().st_size < 2_000_000_000
+
+
+def _kill_once_there(path: Path, server: Server) -> None:
+    while not path.exists() or not path.stat().st_size:
+        time.sleep(0.01)
+    server.kill()
