@@ -1,0 +1,8 @@
+"""python -m digirl_dist"""
+
+import sys
+
+from digirl_dist.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""The command line: find the configuration, check it, run it, and say in one line what went wrong."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+
+_USAGE = """\
+  python run.py --config-path config/multimachine --config-name host [key=value ...]
+
+configurations in config/multimachine:
+  host      train here, collect on the workers in worker_ips over SSH
+  worker    collect on this machine alone, to try it as a worker
+  eval      measure the newest checkpoint on the test tasks
+
+often used:
+  dry_run=true                       localhost workers behind real SSH servers instead of worker_ips
+  worker_ips=[10.0.0.2,10.0.0.3]     machines that you can ssh to
+  bsize=8 rollout_size=128           emulators on each worker; episodes per iteration over all of them
+  emulator=phone|gymnasium|miniwob   emulator=gymnasium emulator.id=ALE/Pong-v5
+  train_algorithm=filtered_bc|digirl train_iterations=20 save_path=runs/mine seed=1
+  parallel=single                    the same loop without workers
+
+every key and its meaning: digirl_dist/settings.py
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0 done, 1 failed, 2 wrong configuration, 130 interrupted."""
+    parser = argparse.ArgumentParser(
+        prog="digirl-dist", description=_USAGE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config-path", default="config/multimachine", help="folder of the YAML files")
+    parser.add_argument("--config-name", default="host", help="which of them, without .yaml")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of the configuration")
+    options = parser.parse_intermixed_args(argv)
+    from digirl_dist.errors import DigirlDistError, SettingsError
+
+    try:
+        _run(options.config_path, options.config_name, options.overrides)
+    except SettingsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except DigirlDistError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on where it stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _run(config_path: str, config_name: str, overrides: Sequence[str]) -> None:
+    from digirl_dist import configuration
+
+    settings = configuration.load(config_path, config_name, overrides)
+    signal.signal(signal.SIGTERM, _interrupt)
+    from digirl_dist import build
+
+    build.run(settings)
+
+
+def _interrupt(*_: object) -> None:
+    """SIGTERM ends a run as Ctrl-C does: workers and emulators are stopped."""
+    raise KeyboardInterrupt

@@ -1,0 +1,69 @@
+"""Book-keeping of one iteration's collection: outcomes per worker, and where slot-seconds went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from digirl_dist.harvest import Harvest, Outcome
+from digirl_dist.trajectory import Trajectory
+
+
+class Account:
+    """Collects what happens in one iteration and adds it up. Times are monotonic seconds of the host."""
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+        self.started_at = time.monotonic()
+        self.trajectories: dict[int, Trajectory] = {}
+        self._outcomes: dict[str, Outcome] = {}
+        self._episodes: list[tuple[str, float, float]] = []
+        self._acting: dict[tuple[str, int], float] = {}
+        self._taken_at: float | None = None
+
+    def outcome(self, worker: str) -> Outcome:
+        """The worker's outcome, to be added to."""
+        return self._outcomes.setdefault(worker, Outcome(worker))
+
+    def acting(self, worker: str, slot: int) -> None:
+        """A slot sent the first action of an episode."""
+        self._acting.setdefault((worker, slot), time.monotonic())
+
+    def ended(self, worker: str, seconds: float, age_s: float) -> None:
+        """An episode of that length ended ``age_s`` ago."""
+        end = time.monotonic() - age_s
+        self._episodes.append((worker, end - seconds, end))
+
+    def tickets_left(self, left: bool) -> None:
+        """Whether tickets wait to be leased; the last time that changed to no is where ``busy`` stops counting."""
+        if left:
+            self._taken_at = None
+        elif self._taken_at is None:
+            self._taken_at = time.monotonic()
+
+    def harvest(self) -> Harvest:
+        ends = [end for _, _, end in self._episodes]
+        return Harvest(
+            iteration=self.iteration,
+            trajectories=[self.trajectories[index] for index in sorted(self.trajectories)],
+            outcomes=[self._outcomes[name] for name in sorted(self._outcomes)],
+            started_at=self.started_at,
+            acting_at=max(self._acting.values(), default=None),
+            last_ended_at=max(ends, default=None),
+            ended_at=time.monotonic(),
+            busy=self._busy(),
+        )
+
+    def _busy(self) -> float | None:
+        """Share of slot-seconds inside episodes from the start of collection until no ticket was left."""
+        if self._taken_at is None:
+            return None
+        window = (self.started_at, self._taken_at)
+        slots = sum(outcome.slots for outcome in self._outcomes.values())
+        available = slots * (window[1] - window[0])
+        return _overlap(self._episodes, window) / available if available > 0 else None
+
+
+def _overlap(episodes: Sequence[tuple[str, float, float]], window: tuple[float, float]) -> float:
+    """Seconds of the episodes that lie in the window."""
+    return sum(max(0.0, min(end, window[1]) - max(start, window[0])) for _, start, end in episodes)

@@ -1,0 +1,175 @@
+"""From YAML files and overrides to typed settings; refuses what is not valid before anything starts."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import digirl_dist
+from digirl_dist import settings as schema
+from digirl_dist.errors import SettingsError
+from digirl_dist.settings import Settings
+
+_MOVED: dict[str, str] = {
+    "policy_lm": "agent",
+    "agent_name": "agent",
+    "temperature": "agent",
+    "capacity": "trainer.replay_size",
+    "lm_lr": "algorithm.<train_algorithm>.lr",
+    "critic_lr": "algorithm.digirl.value_lr",
+    "gamma": "algorithm.digirl",
+    "batch_size": "algorithm.<train_algorithm>.batch_size",
+    "epochs": "algorithm.<train_algorithm>.epochs",
+    "actor_epochs": "algorithm.<train_algorithm>.epochs",
+    "critic_epochs": "algorithm.digirl",
+    "trajectory_critic_epochs": "algorithm.digirl",
+    "max_grad_norm": "algorithm.<train_algorithm>.max_grad_norm",
+    "eval_sample_mode": "task_order",
+    "run_name": "save_path",
+}
+"""Flat keys of DigiRL's configuration, and where their values live here."""
+
+_OPTIONS: dict[str, dict[str, type]] = {
+    "emulator": {
+        "phone": schema.PhoneSettings,
+        "gymnasium": schema.GymnasiumSettings,
+        "miniwob": schema.MiniwobSettings,
+        "custom": schema.CustomEmulatorSettings,
+    },
+    "agent": {
+        "device": schema.DeviceAgentSettings,
+        "generic": schema.GenericAgentSettings,
+        "custom": schema.CustomAgentSettings,
+    },
+}
+"""What each option group chooses from: the type of an option is what ``build`` goes by."""
+
+_SECRET = re.compile(r"(password|passphrase|secret|token|api_key)", re.IGNORECASE)
+
+
+def load(config_path: str, config_name: str, overrides: Sequence[str]) -> Settings:
+    """Compose ``config_name`` below ``config_path`` with ``overrides``. Raises SettingsError naming what is wrong."""
+    composed = _compose(find_folder(config_path), config_name, overrides)
+    try:
+        settings = OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        raise SettingsError(_first_line(error)) from error
+    assert isinstance(settings, Settings)
+    return settings
+
+
+def find_folder(config_path: str) -> Path:
+    """The folder under the working directory, then the package, then the checkout."""
+    package = Path(digirl_dist.__file__).resolve().parent
+    places = [Path.cwd(), package, package.parent]
+    for place in places:
+        if (place / config_path).is_dir():
+            return (place / config_path).resolve()
+    raise SettingsError(f"--config-path {config_path} is no folder below {', '.join(map(str, places))}")
+
+
+def merged(settings: Any, overrides: dict[str, Any], where: str) -> Any:
+    """``settings`` with some values replaced, checked against their type. Raises SettingsError saying ``where``."""
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(settings), overrides))
+    except OmegaConfBaseException as error:
+        raise SettingsError(f"{where}: {_first_line(error)}") from error
+
+
+def to_yaml(settings: Settings) -> str:
+    """The whole configuration for the run folder, secrets redacted."""
+    plain = OmegaConf.to_container(OmegaConf.structured(settings), enum_to_str=True)
+    return OmegaConf.to_yaml(_redacted(plain))
+
+
+def _compose(folder: Path, name: str, overrides: Sequence[str]) -> DictConfig:
+    if not (folder / f"{name.removesuffix('.yaml')}.yaml").is_file():
+        names = sorted(path.stem for path in folder.glob("*.yaml"))
+        raise SettingsError(f"there is no {name}.yaml in {folder}; {_nearest(name, names)}")
+    _register_schemas()
+    _refuse_unknown_keys(overrides)
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(folder), version_base="1.3"):
+            return compose(name.removesuffix(".yaml"), overrides=list(overrides))
+    except HydraException as error:
+        raise SettingsError(_explain(error)) from error
+    except OmegaConfBaseException as error:
+        raise SettingsError(_first_line(error)) from error
+
+
+def _register_schemas() -> None:
+    store = ConfigStore.instance()
+    store.store("settings", Settings)
+    for group, options in _OPTIONS.items():
+        for option, kind in options.items():
+            store.store(f"{option}_schema", kind, group=group)
+
+
+def _refuse_unknown_keys(overrides: Sequence[str]) -> None:
+    """A misspelt key at the top level; what lies deeper is checked while composing."""
+    known = list(Settings.__dataclass_fields__)
+    for override in overrides:
+        key = override.split("=", 1)[0].lstrip("+~")
+        if "=" not in override and not override.startswith("~"):
+            raise SettingsError(f"{override!r} is not of the form key=value")
+        if override.startswith("-"):
+            raise SettingsError(f"unknown option {override!r}; settings are written key=value")
+        if key.split(".")[0].split("@")[0] not in known:
+            raise SettingsError(f"there is no key {key!r}; {_moved(key) or _nearest(key, known)}")
+
+
+def _explain(error: HydraException) -> str:
+    """What Hydra says, without its internals, with the nearest valid name where a name is wrong."""
+    causes = [str(cause) for cause in _causes(error)]
+    text = "; ".join(dict.fromkeys(line.strip() for cause in causes for line in cause.splitlines()[:1]))
+    wrong = re.search(r"Key '([^']+)' not in '(\w+)'|Could not override '([^']+)'", " ".join(causes))
+    if wrong and wrong[2]:
+        advice = _moved(wrong[1]) or _nearest(wrong[1], _fields(wrong[2]))
+        return f"there is no key {wrong[1]!r} in {wrong[2]}; {advice}"
+    options = re.search(r"Available options in '[^']+':\s*(.*)", " ".join(causes), re.DOTALL)
+    if options:
+        text += "; there are " + ", ".join(name for name in options[1].split() if not name.endswith("_schema"))
+    return text
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _fields(class_name: str) -> list[str]:
+    known = getattr(schema, class_name, None)
+    return list(getattr(known, "__dataclass_fields__", {}))
+
+
+def _moved(key: str) -> str | None:
+    return f"DigiRL's {key} is {_MOVED[key]} here" if key in _MOVED else None
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines()
+    key = next((line.split(":", 1)[1].strip() for line in lines if line.strip().startswith("full_key:")), "")
+    return f"{key}: {lines[0]}" if key else lines[0]
+
+
+def _redacted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: "***" if _SECRET.search(str(key)) and entry else _redacted(entry) for key, entry in value.items()}
+    return [_redacted(entry) for entry in value] if isinstance(value, list) else value

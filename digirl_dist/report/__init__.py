@@ -1,0 +1,1 @@
+"""What people and programs look at: events, metrics, progress, curves and the report page."""

@@ -1,0 +1,96 @@
+"""What is left of a run in its folder, read so that a missing, half-written or foreign file costs a note, no more."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from digirl_dist import table
+from digirl_dist.errors import TrajectoryError
+from digirl_dist.tasks import Json
+from digirl_dist.trajectory import Trajectory
+
+_EVENT_BYTES = 4 * 2**20
+_TRAJECTORY_FILES = 3
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The parts of a run folder that a report shows."""
+
+    config: dict[str, Json]
+    metrics: list[dict[str, Json]]
+    """One per iteration, in order."""
+    events: list[dict[str, Json]]
+    """The newest, in order."""
+    trajectories: list[Trajectory]
+    """Of the newest iteration whose file can be read."""
+    notes: list[str] = field(default_factory=list)
+    """What could not be read."""
+
+    @classmethod
+    def read(cls, folder: Path) -> RunRecord:
+        notes: list[str] = []
+        return cls(
+            config=_config(folder / "config.yaml", notes),
+            metrics=_metrics(folder / "metrics.jsonl"),
+            events=_json_lines(folder / "events.jsonl", _EVENT_BYTES),
+            trajectories=_newest_trajectories(folder / "trajectories", notes),
+            notes=notes,
+        )
+
+
+def number(value: object) -> float | None:
+    """``value`` as something that can be drawn: None for what is no number, not finite or beyond all sense."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) < 1e30 and math.isfinite(value) else None
+
+
+def _config(path: Path, notes: list[str]) -> dict[str, Json]:
+    if not path.exists():
+        return {}
+    try:
+        content = yaml.safe_load(path.read_bytes())
+    except (OSError, yaml.YAMLError) as error:
+        notes.append(f"{path.name} cannot be read: {error}")
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _metrics(path: Path) -> list[dict[str, Json]]:
+    """Of an iteration that was done again after a crash, the later line counts."""
+    lines = {line["iteration"]: line for line in _json_lines(path) if type(line.get("iteration")) is int}
+    return [lines[iteration] for iteration in sorted(lines)]
+
+
+def _json_lines(path: Path, newest_bytes: int | None = None) -> list[dict[str, Json]]:
+    """The objects of a file that may be being written: what is no whole JSON object is passed over."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(0 if newest_bytes is None else max(0, size - newest_bytes))
+        parsed = [_parsed(line) for line in file.read().splitlines()]
+    return [line for line in parsed if isinstance(line, dict)]
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _newest_trajectories(folder: Path, notes: list[str]) -> list[Trajectory]:
+    for path in sorted(folder.glob("[0-9]*.parquet"), reverse=True)[:_TRAJECTORY_FILES]:
+        try:
+            return table.read(path)
+        except TrajectoryError as error:
+            notes.append(str(error))
+    return []

@@ -1,0 +1,219 @@
+"""What every collector promises: each ticket's episode once, whatever happens to emulators and workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from things import Coin, Counter
+from watching import eventually, processes_with
+
+from digirl_dist.build import Device, Ground, build_collector
+from digirl_dist.checkpoint import Checkpoint, Checkpoints
+from digirl_dist.collect import Collector
+from digirl_dist.errors import HarvestError
+from digirl_dist.events import Events
+from digirl_dist.harvest import Harvest
+from digirl_dist.run_folder import RunFolder
+from digirl_dist.settings import LimitSettings, Parallel, Settings
+from digirl_dist.store import Store
+from digirl_dist.tasks import Task, Ticket
+
+KINDS = [Parallel.single, Parallel.host]
+
+
+class Site:
+    """A run folder and what collects into it."""
+
+    def __init__(self, folder: Path, stack: ExitStack, kind: Parallel, **options: Any) -> None:
+        settings = Settings(
+            parallel=kind,
+            dry_run=True,
+            limits=LimitSettings(step_s=3, reset_s=3, slot_failures=2, no_worker_s=20, orphan_s=3),
+        )
+        self.folder = RunFolder(folder, "")
+        stack.callback(self.folder.close)
+        self.store = Store(self.folder.trajectories)
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        events = Events(self.folder.events, (lambda kind, content: self.events.append((kind, content)),))
+        stack.callback(events.close)
+        device = Device(partial(Counter, **options), Counter.spec, Counter.tasks("", ""), None)
+        agent = partial(Coin, Counter.spec)
+        self.checkpoints = Checkpoints(self.folder.checkpoints)
+        self.checkpoint = self.save(0)
+        ground = Ground(settings, device, agent, self.folder, self.store, events)
+        self.collector: Collector = build_collector(ground, stack)
+
+    def save(self, iteration: int) -> Checkpoint:
+        policy = Coin(Counter.spec)
+        policy.logits.data += iteration * 0.25
+        return self.checkpoints.save(iteration, policy.state_dict(), {}, {})
+
+    def collect(self, tickets: Sequence[Ticket]) -> Harvest:
+        return self.collector.collect(self.checkpoint, tickets)
+
+    def count(self, kind: str) -> int:
+        return sum(event == kind for event, _ in self.events)
+
+
+@contextmanager
+def site(folder: Path, kind: Parallel, **options: Any) -> Iterator[Site]:
+    with ExitStack() as stack:
+        yield Site(folder, stack, kind, **options)
+
+
+def tickets(count: int, iteration: int = 0, **params: Any) -> list[Ticket]:
+    task = Task("count", params=params)
+    return [Ticket(iteration, index, task, seed=index, policy_version=iteration) for index in range(count)]
+
+
+def keys(harvest: Harvest) -> list[tuple[int, int]]:
+    return [trajectory.ticket.key for trajectory in harvest.trajectories]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_ticket_comes_home_once_and_in_order(tmp_path: Path, kind: Parallel) -> None:
+    with site(tmp_path, kind) as here:
+        harvest = here.collect(tickets(9))
+        assert keys(harvest) == [(0, index) for index in range(9)]
+        assert sum(outcome.episodes for outcome in harvest.outcomes) == 9
+        assert harvest.acting_at is not None and harvest.last_ended_at is not None
+        assert harvest.started_at < harvest.acting_at and harvest.last_ended_at <= harvest.ended_at
+        assert sorted(here.store.landed(0)) == list(range(9))
+    assert not processes_with(tmp_path), "something was left running"
+
+
+def test_all_collectors_collect_the_same(tmp_path: Path) -> None:
+    actions = []
+    for kind in KINDS:
+        with site(tmp_path / kind.value, kind) as here:
+            harvest = here.collect(tickets(8))
+            actions.append([[step.action for step in trajectory.steps] for trajectory in harvest.trajectories])
+    assert actions[0] == actions[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_episodes_that_landed_before_are_not_run_again(tmp_path: Path, kind: Parallel) -> None:
+    with site(tmp_path, kind) as here:
+        harvest = here.collect(tickets(4))
+        again = here.collect(tickets(6))
+        assert keys(again) == [(0, index) for index in range(6)]
+        before = [trajectory.episode_id for trajectory in harvest.trajectories]
+        assert [trajectory.episode_id for trajectory in again.trajectories][:4] == before
+        assert sum(outcome.episodes for outcome in again.outcomes) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_next_iteration_acts_with_the_next_checkpoint(tmp_path: Path, kind: Parallel) -> None:
+    with site(tmp_path, kind) as here:
+        here.collect(tickets(2))
+        here.checkpoint = here.save(1)
+        harvest = here.collect(tickets(2, iteration=1))
+        assert [trajectory.ticket.policy_version for trajectory in harvest.trajectories] == [1, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["hang", "die"])
+def test_a_failing_emulator_costs_a_retry_and_nothing_else(tmp_path: Path, kind: Parallel, how: str) -> None:
+    trouble = {"at": "step", "suffers": how, "once": str(tmp_path / "once")}
+    with site(tmp_path / "run", kind) as here:
+        harvest = here.collect(tickets(8, **trouble))
+        assert keys(harvest) == [(0, index) for index in range(8)]
+        assert sum(outcome.retried for outcome in harvest.outcomes) == 1
+        assert here.count("episode_retried") == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_emulator_that_never_works_ends_the_iteration_with_its_reason(tmp_path: Path, kind: Parallel) -> None:
+    with site(tmp_path, kind) as here, pytest.raises(HarvestError, match="the device is on fire"):
+        here.collect(tickets(4, at="reset", suffers="raise"))
+    assert not processes_with(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interrupted_collection_leaves_nothing_running(tmp_path: Path, kind: Parallel) -> None:
+    timer = threading.Timer(4.0, os.kill, (os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt), site(tmp_path, kind, step_s=0.5) as here:
+        timer.start()
+        here.collect(tickets(200))
+    assert not processes_with(tmp_path)
+
+
+def programs(folder: Path) -> list[Any]:
+    return [process for process in processes_with(folder) if "digirl_dist.worker.program" in process.cmdline()]
+
+
+def in_the_middle(here: Site, action: Any, after: int = 4) -> threading.Thread:
+    """Do ``action`` once some episodes have landed."""
+
+    def act() -> None:
+        eventually(lambda: here.count("episode") >= after, 30)
+        action()
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    return thread
+
+
+def test_a_killed_worker_program_costs_retries_only(tmp_path: Path) -> None:
+    with site(tmp_path, Parallel.host, step_s=0.1) as here:
+        killer = in_the_middle(here, lambda: programs(tmp_path)[0].kill())
+        harvest = here.collect(tickets(30))
+        killer.join()
+        assert keys(harvest) == [(0, index) for index in range(30)]
+        assert sum(len(outcome.losses) for outcome in harvest.outcomes) == 1
+        assert here.count("worker_joined") == 3
+    assert not processes_with(tmp_path)
+
+
+def test_a_frozen_worker_program_is_noticed_and_replaced(tmp_path: Path) -> None:
+    with site(tmp_path, Parallel.host, step_s=0.1) as here:
+        frozen: list[Any] = []
+
+        def freeze() -> None:
+            frozen.append(programs(tmp_path)[0])
+            frozen[0].suspend()
+
+        freezer = in_the_middle(here, freeze)
+        started = time.monotonic()
+        harvest = here.collect(tickets(200))
+        freezer.join()
+        assert keys(harvest) == [(0, index) for index in range(200)]
+        eventually(lambda: not frozen[0].is_running(), 40, "the replacement of the frozen program")
+        assert time.monotonic() - started < 120
+    assert not processes_with(tmp_path)
+
+
+def test_a_killed_ssh_server_is_survived_by_the_others(tmp_path: Path) -> None:
+    with site(tmp_path, Parallel.host, step_s=0.1) as here:
+
+        def kill() -> None:
+            servers = [one for one in processes_with(tmp_path) if "digirl_dist.ssh.server" in one.cmdline()]
+            servers[0].kill()
+
+        killer = in_the_middle(here, kill)
+        harvest = here.collect(tickets(30))
+        killer.join()
+        assert keys(harvest) == [(0, index) for index in range(30)]
+    eventually(lambda: not processes_with(tmp_path), 20, "the end of the orphaned program")
+
+
+def test_what_a_worker_spooled_for_nobody_is_dropped_unread(tmp_path: Path) -> None:
+    with site(tmp_path, Parallel.host) as here:
+        here.collect(tickets(4))
+        for process in programs(tmp_path):
+            process.suspend()
+        here.checkpoint = here.save(1)
+        for process in programs(tmp_path):
+            process.resume()
+        harvest = here.collect(tickets(4, iteration=1))
+        assert keys(harvest) == [(1, index) for index in range(4)]
+        eventually(lambda: not list(tmp_path.rglob("jobs/*/episodes/*")), 5, "the deletion on the workers")
