@@ -41,7 +41,6 @@ setup(
         "psutil>=5.9",
         "pyarrow>=15.0",
         "pyyaml>=6.0",
-        "rich>=13.0",
         "safetensors>=0.4",
         "tensorboard>=2.14",
         "torch>=2.2",
@@ -71,7 +70,6 @@ setup(
     },
     entry_points={"console_scripts": ["digirl-dist = digirl_dist.cli:main"]},
     classifiers=[
-        "License :: OSI Approved :: Apache Software License",
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",

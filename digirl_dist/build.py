@@ -35,6 +35,7 @@ from digirl_dist.settings import (
     MiniwobSettings,
     Parallel,
     PhoneSettings,
+    RehearsalSettings,
     Settings,
     TaskMode,
     TrainAlgorithm,
@@ -137,14 +138,14 @@ def _fleet_collector(ground: Ground, stack: ExitStack) -> Collector:
 
 def _package(ground: Ground, stack: ExitStack) -> Package:
     """This very package as the workers are to have it, with the host's versions of what it depends on."""
-    from digirl_dist.fleet.install import Package, build_wheel, host_versions
+    from digirl_dist.fleet.install import Package, build_wheel, host_versions, requirements
 
     settings = ground.settings.install
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="digirl-dist-wheel-")))
     return Package(
         wheel=build_wheel(folder),
+        requirements=requirements(ground.device.extras),
         constraints=host_versions(),
-        extras=ground.device.extras,
         pip_args=tuple(settings.pip_args),
         reuse_packages=settings.reuse_packages,
         limit_s=settings.limit_s,
@@ -201,6 +202,11 @@ def _device(settings: Settings, emulator: EmulatorSettings) -> Device:
             tasks = miniwob_tasks(emulator, split)
             factory = partial(MiniwobEmulator, emulator)
             return Device(factory, SPEC, tasks, settings.max_steps or MAX_STEPS, ("miniwob",))
+        case RehearsalSettings():
+            from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
+
+            factory = partial(RehearsalEmulator, emulator)
+            return Device(factory, rehearsal_spec(emulator), rehearsal_tasks(), settings.max_steps)
         case CustomEmulatorSettings():
             kind: Any = load_entry_point(emulator.entry_point)
             factory = partial(kind, **emulator.kwargs)

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -44,6 +45,7 @@ _OPTIONS: dict[str, dict[str, type]] = {
         "phone": schema.PhoneSettings,
         "gymnasium": schema.GymnasiumSettings,
         "miniwob": schema.MiniwobSettings,
+        "rehearsal": schema.RehearsalSettings,
         "custom": schema.CustomEmulatorSettings,
     },
     "agent": {
@@ -101,11 +103,13 @@ def _compose(folder: Path, name: str, overrides: Sequence[str]) -> DictConfig:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(folder), version_base="1.3"):
-            return compose(name.removesuffix(".yaml"), overrides=list(overrides))
-    except HydraException as error:
+            return compose(name.removesuffix(".yaml"), overrides=[_free(override) for override in overrides])
+    except OverrideParseException as error:
+        raise SettingsError(f"{error.override!r} cannot be understood: {_explain(error)}") from error
+    except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(_explain(error)) from error
-    except OmegaConfBaseException as error:
-        raise SettingsError(_first_line(error)) from error
+    except yaml.YAMLError as error:
+        raise SettingsError(f"not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def _register_schemas() -> None:
@@ -129,16 +133,20 @@ def _refuse_unknown_keys(overrides: Sequence[str]) -> None:
             raise SettingsError(f"there is no key {key!r}; {_moved(key) or _nearest(key, known)}")
 
 
-def _explain(error: HydraException) -> str:
+def _free(override: str) -> str:
+    """Keyword arguments of the user's own classes have no schema, so new names may be added to them."""
+    return f"++{override}" if re.match(r"(emulator|agent)\.kwargs[.=]", override) else override
+
+
+def _explain(error: Exception) -> str:
     """What Hydra says, without its internals, with the nearest valid name where a name is wrong."""
     causes = [str(cause) for cause in _causes(error)]
-    text = "; ".join(dict.fromkeys(line.strip() for cause in causes for line in cause.splitlines()[:1]))
-    wrong = re.search(r"Key '([^']+)' not in '(\w+)'|Could not override '([^']+)'", " ".join(causes))
-    if wrong and wrong[2]:
+    everything = "\n".join(causes)
+    if wrong := re.search(r"Key '([^']+)' not in '(\w+)'", everything):
         advice = _moved(wrong[1]) or _nearest(wrong[1], _fields(wrong[2]))
         return f"there is no key {wrong[1]!r} in {wrong[2]}; {advice}"
-    options = re.search(r"Available options in '[^']+':\s*(.*)", " ".join(causes), re.DOTALL)
-    if options:
+    text = "; ".join(dict.fromkeys(cause.splitlines()[0].strip() for cause in causes))
+    if options := re.search(r"Available options in '[^']+':\n((?:\t\S+\n)+)", everything):
         text += "; there are " + ", ".join(name for name in options[1].split() if not name.endswith("_schema"))
     return text
 

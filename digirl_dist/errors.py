@@ -5,6 +5,7 @@
     ├── RunFolderError           the run folder cannot be used as it is
     ├── CheckpointError          weights are missing, altered or do not fit the agent
     ├── TrajectoryError          an episode file is truncated, altered or foreign
+    ├── TrainingError            an update cannot go on: a loss is not a number
     ├── ActionError              an action that the emulator does not know
     ├── EmulatorError            an emulator failed
     │   ├── EmulatorHung         … by not answering within its limit
@@ -41,6 +42,10 @@ class CheckpointError(DigirlDistError):
 
 class TrajectoryError(DigirlDistError):
     """An episode file is truncated, altered or belongs to something else."""
+
+
+class TrainingError(DigirlDistError):
+    """An update cannot go on, as its loss is infinite or not a number."""
 
 
 class ActionError(DigirlDistError):

@@ -62,11 +62,14 @@ class TaskSplit(Enum):
 class EmulatorSettings:
     """What every emulator has."""
 
+    name: str = MISSING
+
 
 @dataclass
 class PhoneSettings(EmulatorSettings):
     """The demo phone, drawn with Pillow."""
 
+    name: str = "phone"
     shuffle_icons: bool = False
     """Put the icons of the home screen in another order in each episode."""
 
@@ -75,6 +78,7 @@ class PhoneSettings(EmulatorSettings):
 class GymnasiumSettings(EmulatorSettings):
     """Any Gymnasium environment: by ``id``, or a class of yours as ``entry_point: my_file:MyEnv``."""
 
+    name: str = "gymnasium"
     id: str | None = None
     """As registered (``CartPole-v1``, ``ALE/Pong-v5``), or ``my_file:Name-v0`` where importing my_file registers it."""
     entry_point: str | None = None
@@ -88,8 +92,41 @@ class GymnasiumSettings(EmulatorSettings):
 class MiniwobSettings(EmulatorSettings):
     """MiniWoB++ pages in headless Chromium."""
 
+    name: str = "miniwob"
     task: Any = "click-test-2"
     """A page by name, several as a list or with commas between them, or ``all``."""
+
+
+@dataclass
+class RehearsalSettings(EmulatorSettings):
+    """No device: takes as long, and fails as often, as said here. Times are seconds."""
+
+    name: str = "rehearsal"
+    boot_s: float = 0.0
+    """Start of the emulator."""
+    reset_s: float = 2.0
+    """Median of the log-normal time of a reset …"""
+    reset_sigma: float = 0.4
+    """… and the standard deviation of its logarithm (0: always the median)."""
+    step_s: float = 1.0
+    """The same for a step …"""
+    step_sigma: float = 0.4
+    steps: float = 10.0
+    """… and for the number of steps of an episode."""
+    steps_sigma: float = 0.3
+    slowness: float = 1.0
+    """Multiplies all times. For one slow machine: ``worker_ips: [{host: …, emulator: {slowness: 4}}]``."""
+    hang_rate: float = 0.0
+    """Chance that a step never answers, …"""
+    crash_rate: float = 0.0
+    """… that it ends the emulator's process, …"""
+    error_rate: float = 0.0
+    """… that it raises an error."""
+    faults_once_in: str | None = None
+    """A folder on the worker. With it, faults follow from task and seed and each strikes once, so that a rehearsal can be
+    repeated (with the folder removed); without it, they are random."""
+    image_size: list[int] = field(default_factory=list)
+    """Height and width of a screenshot of noise; empty: none."""
 
 
 @dataclass
@@ -97,6 +134,7 @@ class CustomEmulatorSettings(EmulatorSettings):
     """An emulator of yours: ``entry_point: my_file:MyDevice`` is a class that fulfils ``digirl_dist.emulator.Emulator``
     and has two class attributes more: ``spec`` (an EmulatorSpec) and ``tasks(task_set, split)`` (a list of Task)."""
 
+    name: str = "custom"
     entry_point: str = MISSING
     kwargs: dict[str, Any] = field(default_factory=dict)
 
@@ -108,21 +146,38 @@ class CustomEmulatorSettings(EmulatorSettings):
 class AgentSettings:
     """What every agent has."""
 
+    name: str = MISSING
+
 
 @dataclass
 class DeviceAgentSettings(AgentSettings):
     """Small policy from screenshot and instruction to action type and touch point."""
+
+    short_side: int = 80
+    """Screenshots are scaled so that their short side has this many pixels; a touch cell is 8 x 8 of them."""
+    width: int = 64
+    """Channels of the network."""
+    heads: int = 4
+    """Places the policy looks at together when it decides between tapping, typing, swiping and so on."""
+    word_buckets: int = 2048
+    """Words are hashed into this many embeddings."""
+    explore: float = 0.0
+
+    name: str = "device"
 
 
 @dataclass
 class GenericAgentSettings(AgentSettings):
     """Small policy for Gymnasium spaces: vectors or images in, Discrete or Box actions out."""
 
+    name: str = "generic"
+
 
 @dataclass
 class CustomAgentSettings(AgentSettings):
     """An agent of yours: ``entry_point: my_file:MyAgent`` is called with the emulator's spec and ``kwargs``."""
 
+    name: str = "custom"
     entry_point: str = MISSING
     kwargs: dict[str, Any] = field(default_factory=dict)
 
@@ -131,8 +186,32 @@ class CustomAgentSettings(AgentSettings):
 
 
 @dataclass
+class ActorSettings:
+    """How the policy is fitted to the actions that an algorithm chose."""
+
+    learning_rate: float = 2e-3
+    """Of Adam."""
+    batch_size: int = 64
+    """Steps per minibatch."""
+    epochs: int = 4
+    """Passes over the chosen steps in each iteration …"""
+    max_examples: int = 1024
+    """… but never more steps than this, so that an iteration takes bounded time."""
+    clip_norm: float = 1.0
+    """Longest gradient."""
+
+
+@dataclass
 class FilteredBcSettings:
     """Reward-filtered behaviour cloning."""
+
+    top_share: float = 0.1
+    """The best tenth of the replay by return is imitated, with all that tie with its last …"""
+    min_return: float = 0.0
+    """… if their return is above this."""
+    discount: float = 0.7
+    """Steps weigh by their discounted return to go, so that detours long before a success count little."""
+    actor: ActorSettings = field(default_factory=ActorSettings)
 
 
 @dataclass

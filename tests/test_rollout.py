@@ -48,7 +48,8 @@ def finished(happened: list[Happening]) -> list[Finished]:
 
 
 def tickets(count: int, **params: Any) -> list[Ticket]:
-    return [Ticket(0, index, Task("count", params=params), seed=100 + index, policy_version=0) for index in range(count)]
+    task = Task("count", params=params)
+    return [Ticket(0, index, task, seed=100 + index, policy_version=0) for index in range(count)]
 
 
 def collect(folder: Path, slots: int) -> dict[int, list[Any]]:

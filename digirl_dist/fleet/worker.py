@@ -16,7 +16,7 @@ from digirl_dist import table
 from digirl_dist.checkpoint import Checkpoint
 from digirl_dist.digest import digest
 from digirl_dist.emulator.slot import SlotLimits
-from digirl_dist.errors import JobError, LinkLostError, TrajectoryError, WorkerError
+from digirl_dist.errors import JobError, LinkLostError, RunFolderError, TrajectoryError, WorkerError
 from digirl_dist.fleet.news import (
     Acting,
     Ended,
@@ -189,9 +189,7 @@ class RemoteWorker:
         try:
             with _Session(self.spec, self._job, self._ssh, self._limits, self._post, replace) as session:
                 self._session = session
-                session.send(encode("hello", run=self._job.run))
-                for message in session.messages():
-                    session.obey(message, self._checkpoint)
+                session.serve(lambda: self._checkpoint)
             return LinkLostError(self.spec.name, "the worker program ended")
         except WorkerError as error:
             return error
@@ -259,6 +257,27 @@ class _Session:
             self._offered, self._offered_at, self._pushed_bytes = checkpoint, time.monotonic(), 0
             self.send(encode("checkpoint", version=checkpoint.iteration, tensors=checkpoint.wire()))
 
+    def serve(self, newest: Callable[[], Checkpoint | None]) -> None:
+        """Greet the program and act on what it says until it ends. Raises WorkerError when that is too early."""
+        self.send(encode("hello", run=self._job.run))
+        try:
+            for message in self.messages():
+                self.obey(message, newest())
+        except JobError:
+            self._dismiss()
+            raise
+
+    def _dismiss(self) -> None:
+        """Nobody will come back to this program: let it stop its emulators now."""
+        deadline = time.monotonic() + self._limits.stop_s
+        try:
+            self.send(encode("stop"))
+            for _ in self.messages():
+                if time.monotonic() > deadline:
+                    return
+        except WorkerError:
+            pass  # it has ended, or cannot be told
+
     def messages(self) -> Iterator[dict[str, Any]]:
         """What the program says. Raises WorkerError when it falls silent or goes away."""
         while True:
@@ -267,7 +286,7 @@ class _Session:
             except WorkerError as error:
                 raise self._error or self._why_silent(error) from error
             if not line:
-                raise self._error or self._control.ended()
+                raise self._error or self._why_ended()
             try:
                 yield decode(line)
             except ValueError as error:
@@ -348,6 +367,14 @@ class _Session:
         remedy = "see the traceback; `parallel=single` runs the same agent and emulator on the host"
         return JobError(self._spec.name, f"it cannot carry out '{during}': {reason}", remedy)
 
+    def _why_ended(self) -> WorkerError:
+        """The relay's output ended: did the link break, or the relay, or the program behind it?"""
+        ended = self._control.ended()
+        if self._control.exit_status != 0:
+            return ended
+        said = self._control.stderr_tail()
+        return LinkLostError(self._spec.name, "the worker program ended" + (f"; it printed: {said}" if said else ""))
+
     def _why_silent(self, error: WorkerError) -> WorkerError:
         """Is it the program that is silent, or the connection?"""
         if isinstance(error, LinkLostError) and self.connection.alive:
@@ -364,6 +391,9 @@ class _Session:
                     self._pull(transfer)
         except WorkerError as error:
             self._error = error
+            self.connection.close()
+        except RunFolderError as error:  # the host's disk is full: try again later, with all that is still spooled
+            self._error = LinkLostError(self._spec.name, str(error), "free some space on the host")
             self.connection.close()
         except Exception:  # as in RemoteWorker._stay
             self._error = JobError(self._spec.name, f"internal error: {traceback.format_exc()}", "please report it")

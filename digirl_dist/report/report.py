@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
-
-from rich.console import Console
-from rich.table import Table
 
 from digirl_dist.checkpoint import Checkpoint
 from digirl_dist.events import Events
@@ -95,12 +91,11 @@ def _print_summary(lines: Sequence[Figures], most: int = 12) -> None:
         "busy": "emulator_busy",
         "retried": "episodes_retried",
     }
-    table = Table(title=None if len(lines) <= most else f"the last {most} of {len(lines)} iterations")
-    for title in columns:
-        table.add_column(title, justify="right")
-    for line in lines[-most:]:
-        table.add_row(*(_short(line.get(key)) for key in columns.values()))
-    Console(file=sys.stdout).print(table)
+    rows = [list(columns), *([_short(line.get(key)) for key in columns.values()] for line in lines[-most:])]
+    if len(lines) > most:
+        print(f"the last {most} of {len(lines)} iterations:")
+    for row in rows:
+        print(" ".join(value.rjust(len(title)) for title, value in zip(columns, row, strict=True)))
 
 
 def _short(value: object) -> str:

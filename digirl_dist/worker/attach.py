@@ -43,6 +43,7 @@ def main() -> int:
         return 1
     _relay(program)
     _await_end(pid)
+    print(_last_words(folder), file=sys.stderr)
     return 0
 
 
@@ -60,8 +61,7 @@ def _join(folder: JobFolder, options: list[str]) -> tuple[int | None, socket.soc
         if process.poll() not in (None, 1):  # 1: another attach was quicker; its program will answer
             break
         time.sleep(0.02)
-    tail = " | ".join(folder.log.read_text(errors="replace").splitlines()[-5:])
-    raise TimeoutError(f"the worker program did not start; its last lines: {tail}")
+    raise TimeoutError(f"the worker program did not start; its last lines: {_last_words(folder)}")
 
 
 def _connect(folder: JobFolder) -> socket.socket | None:
@@ -121,6 +121,14 @@ def _await_end(pid: int | None, limit_s: float = 3.0) -> None:
         return
     select.select([process], [], [], limit_s)
     os.close(process)
+
+
+def _last_words(folder: JobFolder, lines: int = 8) -> str:
+    """The end of the program's log; nothing if it took its folder with it, as it does when it was asked to stop."""
+    try:
+        return "\n".join(folder.log.read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return ""
 
 
 def _relay(program: socket.socket) -> None:

@@ -66,11 +66,22 @@ class Program:
         if self._rollout is None:
             select.select([self._link], [], [], _TURN_S)
         else:
-            for happening in self._rollout.turn(_TURN_S, [self._link]):
-                self._report(happening)
+            self._act(self._rollout)
         for message in self._link.received():
             self._doing = (message["type"], time.monotonic())
             self._obey(message)
+
+    def _act(self, rollout: Rollout) -> None:
+        """One turn of the rollout. What the agent raises ends the job, and the host is told."""
+        try:
+            happened = rollout.turn(_TURN_S, [self._link])
+        except Exception:
+            self._link.send("broken", during="act", reason=traceback.format_exc(limit=-6))
+            rollout.close()
+            self._rollout, self._job = None, {}
+        else:
+            for happening in happened:
+                self._report(happening)
 
     def _is_orphaned(self) -> bool:
         """True when no host came back in time and nothing is running any more."""
@@ -189,7 +200,8 @@ class Program:
 
     def _remove_old_blobs(self, current: set[str]) -> None:
         """Keep the tensors of the two newest checkpoints and the job's own files."""
-        self._recent_blobs = [blobs for blobs in self._recent_blobs if blobs != current][-1:] + [current]
+        others = [blobs for blobs in self._recent_blobs if blobs != current]
+        self._recent_blobs = [*others[-1:], current]
         keep = set().union(*self._recent_blobs, {self._job["agent"], self._job["emulator"]})
         for path in self._folder.blobs.iterdir():
             if path.name not in keep and not path.name.endswith(".part"):

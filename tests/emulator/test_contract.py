@@ -14,8 +14,9 @@ from digirl_dist.emulator import Emulator, EmulatorSpec
 from digirl_dist.emulator.gymnasium import gymnasium_factory, gymnasium_spec, gymnasium_tasks
 from digirl_dist.emulator.miniwob import SPEC as MINIWOB_SPEC
 from digirl_dist.emulator.miniwob import MiniwobEmulator, miniwob_tasks
+from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
 from digirl_dist.errors import ActionError
-from digirl_dist.settings import GymnasiumSettings, MiniwobSettings
+from digirl_dist.settings import GymnasiumSettings, MiniwobSettings, RehearsalSettings
 from digirl_dist.tasks import Json, Task
 from digirl_dist.trajectory import Observation, Transition
 
@@ -44,7 +45,13 @@ def _miniwob() -> Case:
     return Case(lambda: MiniwobEmulator(settings), MINIWOB_SPEC, task, ending={"type": "done"}, unknown=unknown)
 
 
-CASES = {"gymnasium": _cartpole, "miniwob": _miniwob}
+def _rehearsal() -> Case:
+    settings = RehearsalSettings(reset_s=0, step_s=0, image_size=[12, 8])
+    [task] = rehearsal_tasks()
+    return Case(lambda: RehearsalEmulator(settings), rehearsal_spec(settings), task, ending=0, unknown=4)
+
+
+CASES = {"gymnasium": _cartpole, "miniwob": _miniwob, "rehearsal": _rehearsal}
 
 
 @pytest.fixture(scope="module", params=CASES)

@@ -54,7 +54,9 @@ def embedded(tmp_path: Path) -> Iterator[Server]:
     server = LocalhostServer("w1", tmp_path / "embedded")
     address = server.start()
     yield Server(address, server.pid)
-    with suppress(psutil.NoSuchProcess):
+    with suppress(psutil.NoSuchProcess):  # a test may have stopped or killed any of them
+        for child in psutil.Process(server.pid).children(recursive=True):
+            child.kill()
         psutil.Process(server.pid).resume()
     server.stop()
 

@@ -55,7 +55,7 @@ class PhoneState:
     def rows(self) -> list[tuple[Widget, Rect]]:
         """The open app's rows that can be seen, and where."""
         rows = [(widget, layout.row_rect(index, self.scroll)) for index, widget in enumerate(self._widgets())]
-        return [(widget, rect) for widget, rect in rows if layout.ROWS_TOP <= rect.top and rect.bottom <= layout.BOTTOM]
+        return [(widget, rect) for widget, rect in rows if rect.top >= layout.ROWS_TOP and rect.bottom <= layout.BOTTOM]
 
     def perform(self, action: DeviceAction) -> None:
         """Change as the phone does when it is touched or written on; what has no effect changes nothing."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from digirl_dist.emulator.phone.apps import APPS, App, Button, Switch, app_named
+from digirl_dist.emulator.phone.apps import APPS, App, Switch, app_named
 from digirl_dist.emulator.phone.state import PhoneState
+from digirl_dist.emulator.phone.layout import PER_PAGE
 from digirl_dist.errors import SettingsError
 from digirl_dist.tasks import Json, Task
 
@@ -27,7 +28,7 @@ _PRESS = {
     "Camera": ("Shutter", {"train": "Take a picture with Camera", "test": "Take a photo with the Camera app"}),
     "Music": ("Play", {"train": "Play a song in Music", "test": "Start playing in the Music app"}),
 }
-_SWITCHES_OF_DEFAULT = {("Settings", "Wi-Fi"), ("Settings", "Airplane mode"), ("Clock", "Evening alarm")}
+_SWITCHES_OF_DEFAULT = {("Settings", "Wi-Fi"), ("Clock", "Evening alarm")}
 
 
 def phone_tasks(task_set: str, split: str) -> list[Task]:
@@ -84,8 +85,9 @@ def _multistep(split: str) -> list[Task]:
 
 
 def _default(split: str) -> list[Task]:
+    easy = [task for app in APPS[:PER_PAGE] for task in _open(app, split)[:1]]
     switches = [task for app, name in sorted(_SWITCHES_OF_DEFAULT) for task in _switch(app_named(app), name, split)]
-    return [*_easy(split), *switches, *_press(split), *_submit(split, _TEXTS[split][:1])]
+    return [*easy, *(task for task in switches if task.id.endswith("-0")), *_press(split)]
 
 
 def _open(app: App, split: str) -> list[Task]:

@@ -1,0 +1,67 @@
+"""From encoded screenshots to the small pictures that the policies look at."""
+
+from __future__ import annotations
+
+import io
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from PIL import Image
+
+from digirl_dist.errors import TrajectoryError
+
+_CACHED_BYTES = 256 * 2**20
+
+
+class Pictures:
+    """Decodes PNG and JPEG to uint8 tensors of shape [B, 3, height, width], whatever size the screenshots have.
+
+    Training sees the same screenshots over and over: ``remembered`` keeps the newest decoded ones.
+    """
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        self.size = size
+        self._capacity = _CACHED_BYTES // (3 * size[0] * size[1])
+        self._decoded: OrderedDict[bytes, torch.Tensor] = OrderedDict()
+
+    def decoded(self, images: Sequence[bytes | None]) -> torch.Tensor:
+        """Raises TrajectoryError for what is missing or no picture."""
+        return torch.stack([decode(image, self.size) for image in images])
+
+    def remembered(self, images: Sequence[bytes | None]) -> torch.Tensor:
+        """The same, from memory where possible."""
+        return torch.stack([self._recall(image) for image in images])
+
+    def _recall(self, image: bytes | None) -> torch.Tensor:
+        found = self._decoded.get(image) if image is not None else None
+        if found is None:
+            found = decode(image, self.size)
+            assert image is not None
+            self._decoded[image] = found
+            if len(self._decoded) > self._capacity:
+                self._decoded.popitem(last=False)
+        return found
+
+
+def decode(image: bytes | None, size: tuple[int, int]) -> torch.Tensor:
+    """One picture averaged down to (height, width) = ``size``: uint8, shape [3, height, width].
+
+    Screenshots come from workers: only PNG and JPEG are decoded. Raises TrajectoryError.
+    """
+    if image is None:
+        raise TrajectoryError("an observation has no screenshot, which this agent needs")
+    try:
+        with Image.open(io.BytesIO(image), formats=("PNG", "JPEG")) as opened:
+            small = opened.convert("RGB").resize((size[1], size[0]), Image.Resampling.BOX)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise TrajectoryError(f"a screenshot of {len(image)} bytes cannot be decoded: {error}") from error
+    return torch.from_numpy(np.asarray(small).transpose(2, 0, 1).copy())
+
+
+def fitted_size(size: tuple[int, int], short_side: int, multiple: int) -> tuple[int, int]:
+    """(height, width) of a picture scaled so that its short side is ``short_side``, in steps of ``multiple`` pixels."""
+    scale = short_side / min(size)
+    height, width = (max(1, round(edge * scale / multiple)) * multiple for edge in size)
+    return height, width

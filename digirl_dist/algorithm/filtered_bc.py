@@ -1,0 +1,65 @@
+"""Filtered behaviour cloning: imitate the best trajectories."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from digirl_dist.agent import Agent
+from digirl_dist.algorithm.imitation import Example, Imitation
+from digirl_dist.settings import FilteredBcSettings
+from digirl_dist.trajectory import Trajectory
+
+
+class FilteredBC:
+    """Fulfils ``Algorithm``: behaviour cloning of the replay's best trajectories."""
+
+    def __init__(self, agent: Agent, settings: FilteredBcSettings, seed: int) -> None:
+        self._settings = settings
+        self._imitation = Imitation(agent, settings.actor, seed)
+
+    def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
+        returns = np.array([trajectory.reward for trajectory in replay])
+        chosen = best(returns, self._settings.top_share, self._settings.min_return)
+        import collections, dataclasses, os
+        n = collections.Counter(replay[i].ticket.task.id for i in chosen)
+        e = float(os.environ.get("BAL", "0"))
+        rows = [dataclasses.replace(row, weight=row.weight / n[replay[index].ticket.task.id] ** e) for index in chosen for row in _examples(replay[index], self._settings.discount)]
+        loss = self._imitation.fit(rows)
+        return {"actor_loss": loss, "kept_trajectories": float(len(chosen)), "kept_steps": float(len(rows))}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"imitation": self._imitation.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._imitation.load_state_dict(state["imitation"])
+
+
+def returns_to_go(rewards: Sequence[float], discount: float) -> list[float]:
+    """What came after each step: sum over k of ``discount``^k times the reward k steps later (Sutton & Barto, 3.8)."""
+    togo = list(rewards)
+    for step in reversed(range(len(togo) - 1)):
+        togo[step] += discount * togo[step + 1]
+    return togo
+
+
+def _examples(trajectory: Trajectory, discount: float) -> list[Example]:
+    """The steps, each as heavy as what came after it; those after which nothing good came are left out."""
+    weights = returns_to_go([step.reward for step in trajectory.steps], discount)
+    pairs = zip(trajectory.steps, weights, strict=True)
+    return [Example(step.observation, step.action, weight) for step, weight in pairs if weight > 0]
+
+
+def best(scores: np.ndarray, share: float, above: float) -> list[int]:
+    """Indices of the best ``share`` of ``scores`` (at least one) that lie strictly above ``above``.
+
+    Whoever ties with the last of them is kept too: of 0/1 rewards with successes in more than ``share`` of all
+    trajectories, all successes are.
+    """
+    if len(scores) == 0:
+        return []
+    rank = max(1, round(share * len(scores)))
+    threshold = np.sort(scores)[-rank]
+    return np.flatnonzero((scores >= threshold) & (scores > above)).tolist()

@@ -1,0 +1,150 @@
+"""The rehearsal's times, lengths and faults are those of its settings."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+
+from digirl_dist import build
+from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
+from digirl_dist.emulator.slot import Slot, SlotLimits
+from digirl_dist.errors import EmulatorCrashed, EmulatorError, EmulatorHung, SettingsError
+from digirl_dist.settings import RehearsalSettings, Settings
+from digirl_dist.trajectory import Transition
+from digirl_dist.travel import pack
+
+[TASK] = rehearsal_tasks()
+
+
+def instant(**options: Any) -> RehearsalSettings:
+    return RehearsalSettings(reset_s=0, step_s=0, **options)
+
+
+def episode(emulator: RehearsalEmulator, seed: int, action: int | None = None) -> list[Transition]:
+    """One episode with ``action``, or with the right one."""
+    seen = emulator.reset(TASK, seed)
+    transitions: list[Transition] = []
+    while not transitions or not transitions[-1].ended:
+        assert seen.vector is not None
+        transitions.append(emulator.step(int(np.argmax(seen.vector)) if action is None else action))
+        seen = transitions[-1].observation
+    return transitions
+
+
+def test_right_actions_succeed_and_constant_ones_hardly_ever() -> None:
+    emulator = RehearsalEmulator(instant())
+    right = [episode(emulator, seed) for seed in range(50)]
+    assert all(one[-1].success and sum(step.reward for step in one) == pytest.approx(1) for one in right)
+    constant = [episode(emulator, seed, action=0)[-1].success for seed in range(50)]
+    assert sum(constant) < 10
+
+
+def test_lengths_have_the_median_and_spread_of_the_settings() -> None:
+    emulator = RehearsalEmulator(instant(steps=20, steps_sigma=0.5))
+    logs = [np.log(len(episode(emulator, seed))) for seed in range(300)]
+    assert median(logs) == pytest.approx(np.log(20), abs=0.15)
+    assert np.std(logs) == pytest.approx(0.5, abs=0.1)
+
+
+def test_times_have_the_median_and_spread_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    emulator = RehearsalEmulator(RehearsalSettings(reset_s=2, reset_sigma=0, step_s=3, step_sigma=0.5))
+    for seed in range(60):
+        before = len(slept)
+        episode(emulator, seed)
+        assert slept[before] == 2
+    steps = np.log([seconds for seconds in slept if seconds != 2])
+    assert np.median(steps) == pytest.approx(np.log(3), abs=0.1)
+    assert np.std(steps) == pytest.approx(0.5, abs=0.07)
+
+
+def test_a_slow_machine_takes_longer_for_the_same_episode() -> None:
+    spent = []
+    for slowness in (1.0, 4.0):
+        emulator = RehearsalEmulator(RehearsalSettings(reset_s=0.02, step_s=0.01, steps=5, slowness=slowness))
+        started = time.monotonic()
+        length = len(episode(emulator, 7))
+        spent.append((length, time.monotonic() - started))
+    assert spent[0][0] == spent[1][0]
+    assert spent[1][1] > 2.5 * spent[0][1]
+
+
+def test_screenshots_do_not_compress() -> None:
+    import zlib
+
+    image = RehearsalEmulator(instant(image_size=[120, 80])).reset(TASK, 1).image
+    assert image is not None and len(zlib.compress(image, 9)) > 120 * 80 * 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"), [("hang_rate", EmulatorHung), ("crash_rate", EmulatorCrashed), ("error_rate", EmulatorError)]
+)
+def test_a_fault_ends_the_emulator_in_its_own_way(tmp_path: Path, fault: str, error: type[Exception]) -> None:
+    packed = tmp_path / "emulator"
+    packed.write_bytes(pack(partial(RehearsalEmulator, instant(**{fault: 1.0}))))
+    slot = Slot(0, packed, SlotLimits(boot_s=30, reset_s=10, step_s=0.5), tmp_path / "log")
+    slot.start()
+    try:
+        answer(slot)
+        slot.reset(TASK, 1)
+        answer(slot)
+        slot.step(0)
+        with pytest.raises(error):
+            answer(slot)
+    finally:
+        slot.close()
+        slot.wait(time.monotonic() + 10)
+
+
+def answer(slot: Slot) -> None:
+    assert slot.connection is not None
+    slot.connection.poll(max(0.0, slot.deadline - time.monotonic()))
+    slot.answer()
+
+
+def failing(emulator: RehearsalEmulator, seeds: range) -> set[int]:
+    failed = set()
+    for seed in seeds:
+        try:
+            episode(emulator, seed)
+        except EmulatorError:
+            failed.add(seed)
+    return failed
+
+
+def test_faults_strike_as_often_as_said_and_another_process_has_other_luck() -> None:
+    settings = instant(error_rate=0.05, steps=1, steps_sigma=0)
+    first, second = (failing(RehearsalEmulator(settings), range(1000)) for _ in range(2))
+    assert 20 < len(first) < 90
+    assert first != second
+
+
+def test_planned_faults_follow_from_the_seed_and_strike_once(tmp_path: Path) -> None:
+    plans = []
+    for name in ("one", "two"):
+        settings = instant(error_rate=0.01, faults_once_in=str(tmp_path / name))
+        plans.append(failing(RehearsalEmulator(settings), range(100)))
+        again = RehearsalEmulator(settings)
+        assert not failing(again, range(100)) - plans[-1], "an episode without a planned fault failed"
+        while failing(again, range(100)):
+            pass  # an episode may have several faults in store, each of which strikes once
+    assert plans[0] == plans[1] and plans[0]
+
+
+@pytest.mark.parametrize("options", [{"image_size": [5]}, {"hang_rate": -0.1}, {"hang_rate": 0.6, "crash_rate": 0.6}])
+def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError):
+        rehearsal_spec(RehearsalSettings(**options))
+
+
+def test_the_configuration_chooses_it() -> None:
+    device = build._device(Settings(), instant(image_size=[4, 6]))
+    assert device.spec.image_size == (4, 6)
+    assert device.factory().reset(device.tasks[0], 0).vector is not None

@@ -1,0 +1,287 @@
+"""The command as users run it: every way to call it, and every way it may end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from watching import eventually, processes_with
+
+from digirl_dist import table
+from digirl_dist.same_python import environment
+from digirl_dist.ssh.server import LocalhostServer
+
+ROOT = Path(__file__).resolve().parent.parent
+RUN = [sys.executable, str(ROOT / "run.py"), "--config-path", "config/multimachine", "--config-name", "host"]
+MINE = [
+    "emulator=custom",
+    "emulator.entry_point=things:Counter",
+    "agent=custom",
+    "agent.entry_point=things:Coin",
+    "rollout_size=8",
+    "train_iterations=2",
+]
+"""The tests' own emulator and agent, found in the working directory ``tests``."""
+
+
+def run(
+    *words: str, cwd: Path = ROOT / "tests", command: list[str] = RUN, limit_s: float = 120, **env: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command, *words], cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, timeout=limit_s
+    )
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*RUN, *MINE, *words], cwd=ROOT / "tests", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    path = folder / "events.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def keys(folder: Path) -> Counter[tuple[int, int]]:
+    """How often each (iteration, ticket) is in the finished trajectories."""
+    paths = sorted((folder / "trajectories").glob("*.parquet"))
+    return Counter(trajectory.ticket.key for path in paths for trajectory in table.read(path))
+
+
+WAYS = {
+    "from the root": (ROOT, RUN),
+    "from script": (
+        ROOT / "script",
+        [sys.executable, "run.py", "--config-path", "config/multimachine", "--config-name", "host"],
+    ),
+    "as a module": (ROOT, [sys.executable, "-m", "digirl_dist", *RUN[2:]]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_command_works(way: str, tmp_path: Path) -> None:
+    cwd, command = WAYS[way]
+    path = {"PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}"}
+    done = run(*MINE, "dry_run=true", f"save_path={tmp_path}", cwd=cwd, command=command, **path)
+    assert done.returncode == 0, done.stderr
+    assert [line["iteration"] for line in metrics(tmp_path)] == [0, 1]
+    assert set(keys(tmp_path).values()) == {1} and len(keys(tmp_path)) == 16
+    assert not processes_with(tmp_path)
+
+
+def test_the_console_script_works_from_a_wheel_in_an_empty_folder(tmp_path: Path) -> None:
+    source, site, empty = tmp_path / "source", tmp_path / "site", tmp_path / "empty"
+    shutil.copytree(
+        ROOT, source, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "build", "*.egg-info", "tests")
+    )
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", site, wheel], check=True)
+    shutil.rmtree(source)
+    empty.mkdir()
+    shutil.copy(ROOT / "tests" / "things.py", empty)
+    script = [str(site / "bin" / "digirl-dist"), *RUN[2:]]
+    done = run(*MINE, "dry_run=true", "save_path=out", cwd=empty, command=script, PYTHONPATH=str(site))
+    assert done.returncode == 0, done.stderr
+    assert len(metrics(empty / "out")) == 2
+
+
+def test_the_run_folder_has_everything_it_promises(tmp_path: Path) -> None:
+    done = run(*MINE, "dry_run=true", f"save_path={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    present = {path.name for path in tmp_path.iterdir()}
+    promised = {"config.yaml", "checkpoints", "trajectories", "metrics.jsonl", "events.jsonl", "tensorboard"}
+    assert promised | {"report.html"} <= present and "dry_run" not in present
+    assert (tmp_path / "checkpoints" / "latest").resolve().name == "000002"
+    checkpoint = {path.name for path in (tmp_path / "checkpoints" / "000002").iterdir()}
+    assert checkpoint == {"policy.safetensors", "manifest.json", "metrics.json", "trainer.pt"}
+    assert list((tmp_path / "tensorboard").iterdir())
+    results = {"iteration", "time", "episodes", "success_rate", "reward_mean", "reward_max", "policy_version"}
+    seconds = {"collect_s", "push_s", "update_s", "iteration_s", "overhead_s"}
+    others = {"push_bytes", "pull_bytes", "emulator_busy", "episodes_retried", "workers_lost"}
+    assert results | seconds | others <= set(metrics(tmp_path)[1])
+    assert metrics(tmp_path)[0]["overhead_s"] is None and metrics(tmp_path)[1]["overhead_s"] > 0
+
+
+def test_a_typo_exits_2_and_starts_nothing(tmp_path: Path) -> None:
+    done = run("bsiez=2", f"save_path={tmp_path / 'run'}")
+    assert done.returncode == 2
+    assert done.stderr == "error: there is no key 'bsiez'; did you mean 'bsize'?\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_workers_it_says_what_to_do(tmp_path: Path) -> None:
+    done = run(*MINE, f"save_path={tmp_path / 'run'}")
+    assert done.returncode == 2 and "worker_ips is empty" in done.stderr and "dry_run=true" in done.stderr
+
+
+def test_a_folder_that_is_in_use_is_refused(tmp_path: Path) -> None:
+    first = start("parallel=single", f"save_path={tmp_path}", "emulator.kwargs={step_s: 1.0}")
+    try:
+        eventually(lambda: events(tmp_path, "run_started"), 30)
+        second = run(*MINE, "parallel=single", f"save_path={tmp_path}")
+        assert second.returncode == 1
+        assert f"in use by process {first.pid}" in second.stderr
+    finally:
+        first.send_signal(signal.SIGINT)
+        first.communicate(timeout=30)
+
+
+def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run(*MINE, "parallel=single", f"save_path={tmp_path / 'file' / 'run'}")
+    assert done.returncode == 1 and f"save_path={tmp_path / 'file' / 'run'} cannot be used" in done.stderr
+
+
+def test_another_agent_does_not_fit_an_old_run(tmp_path: Path) -> None:
+    assert run(*MINE, "parallel=single", f"save_path={tmp_path}").returncode == 0
+    other = [word for word in MINE if not word.startswith("agent")]
+    done = run(*other, "agent=generic", "parallel=single", f"save_path={tmp_path}", "train_iterations=3")
+    assert done.returncode == 1 and "does not fit the configured agent" in done.stderr
+
+
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM"])
+def test_an_interrupted_run_leaves_nothing_running_and_goes_on_later(tmp_path: Path, how: str) -> None:
+    words = ["dry_run=true", f"save_path={tmp_path}", "rollout_size=20"]
+    process = start(*words, "emulator.kwargs={step_s: 0.2}")
+    eventually(lambda: len(events(tmp_path, "episode")) >= 3, 60)
+    process.send_signal(getattr(signal, how))
+    _, said = process.communicate(timeout=40)
+    assert process.returncode == 130 and "the same command goes on" in said
+    assert not processes_with(tmp_path) and not (tmp_path / "dry_run").exists()
+    landed = len(list(tmp_path.glob("trajectories/.landing/000000/[0-9]*.parquet")))
+    assert landed >= 3
+    done = run(*MINE, *words)
+    assert done.returncode == 0, done.stderr
+    assert set(keys(tmp_path).values()) == {1} and len(keys(tmp_path)) == 40
+
+
+def test_a_host_killed_in_mid_collection_continues_at_that_iteration(tmp_path: Path) -> None:
+    words = ["dry_run=true", f"save_path={tmp_path}", "rollout_size=24", "train_iterations=3", "limits.orphan_s=8"]
+    slow = "emulator.kwargs={step_s: 0.1}"
+    process = start(*words, slow)
+    eventually(lambda: sum(event["iteration"] == 1 for event in events(tmp_path, "episode")) >= 5, 90)
+    process.kill()
+    process.communicate()
+    done = run(*MINE, *words, slow)
+    assert done.returncode == 0, done.stderr
+    assert "continuing at iteration 1" in done.stderr
+    assert keys(tmp_path) == Counter({(iteration, ticket): 1 for iteration in range(3) for ticket in range(24)})
+    assert [line["iteration"] for line in metrics(tmp_path)] == [0, 1, 2]
+    eventually(lambda: not processes_with(tmp_path), 20, "the end of every process")
+
+
+def test_after_a_killed_host_nothing_is_left_once_the_orphan_time_is_over(tmp_path: Path) -> None:
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+    words = ["dry_run=true", f"save_path={tmp_path}", "rollout_size=400", "limits.orphan_s=3"]
+    process = start(*words, "emulator.kwargs={step_s: 0.1}")
+    try:
+        eventually(lambda: len(events(tmp_path, "episode")) >= 3, 60)
+        process.kill()
+        process.communicate()
+        eventually(lambda: not processes_with(tmp_path), 25, "the end of the orphans")
+        assert psutil.pid_exists(bystander.pid)
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_an_agent_that_crashes_says_so(tmp_path: Path) -> None:
+    words = [word.replace("things:Coin", "broken:Agent") for word in MINE]
+    (tmp_path / "broken.py").write_text(
+        "from things import Coin\nclass Agent(Coin):\n    def act(self, observations, rngs):\n        return [][0]\n"
+    )
+    shutil.copy(ROOT / "tests" / "things.py", tmp_path)
+    done = run(
+        *words, "dry_run=true", f"save_path={tmp_path / 'run'}", "limits.no_worker_s=5", cwd=tmp_path, limit_s=100
+    )
+    assert done.returncode == 1 and "IndexError" in done.stderr, done.stderr
+    assert not processes_with(tmp_path / "run")
+
+
+# --- workers that cannot be used ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "home" / ".ssh").mkdir(parents=True)
+    return tmp_path / "home"
+
+
+def on(address: Any, home: Path, tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A run on the worker at ``address`` that installs nothing because it must not get that far."""
+    worker = f"{{host: {address.host}, port: {address.port}, username: {address.user}, key: {address.key}, name: w1}}"
+    return run(*MINE, f"worker_ips=[{worker}]", f"save_path={tmp_path / 'run'}", *words, HOME=str(home), limit_s=90)
+
+
+def trust(home: Path, known_hosts: Path) -> None:
+    shutil.copy(known_hosts, home / ".ssh" / "known_hosts")
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode == 1, done.stdout
+    last = done.stderr.strip().split("error: ")[-1]
+    assert "worker w1" in last and "Traceback" not in last
+    for word in words:
+        assert word in last, last
+
+
+def test_an_unknown_host_key_is_refused_with_the_command_that_adds_it(home: Path, tmp_path: Path) -> None:
+    with LocalhostServer("w1", tmp_path / "server") as address:
+        assert_refused(on(address, home, tmp_path), "unknown host key SHA256:", "ssh-keyscan")
+
+
+def test_a_changed_host_key_is_refused(home: Path, tmp_path: Path) -> None:
+    with LocalhostServer("w1", tmp_path / "other"):
+        stale = (tmp_path / "other" / "known_hosts").read_text().split(" ", 1)[1]
+    with LocalhostServer("w1", tmp_path / "server") as address:
+        (home / ".ssh" / "known_hosts").write_text(f"[{address.host}]:{address.port} {stale}")
+        assert_refused(on(address, home, tmp_path), "ssh-keygen")
+
+
+def test_a_refused_key_is_named(home: Path, tmp_path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", home / ".ssh" / "id_mine"], check=True)
+    with LocalhostServer("w1", tmp_path / "server") as address:
+        trust(home, tmp_path / "server" / "known_hosts")
+        wrong = type(address)(**{**address.__dict__, "key": str(home / ".ssh" / "id_mine")})
+        assert_refused(on(wrong, home, tmp_path), "id_mine", "ssh-copy-id")
+
+
+def test_an_unreachable_worker_is_named_in_bounded_time(home: Path, tmp_path: Path) -> None:
+    with LocalhostServer("w1", tmp_path / "server") as address:
+        pass
+    assert_refused(on(address, home, tmp_path, "limits.no_worker_s=5"), "nothing listens")
+
+
+def test_a_missing_python_is_named(home: Path, tmp_path: Path) -> None:
+    with LocalhostServer("w1", tmp_path / "server") as address:
+        trust(home, tmp_path / "server" / "known_hosts")
+        assert_refused(on(address, home, tmp_path, "worker_python=python9"), "python9", "worker_python")
+
+
+def test_a_run_path_that_cannot_be_written_is_named(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with LocalhostServer("w1", tmp_path / "server") as address:
+        trust(home, tmp_path / "server" / "known_hosts")
+        path = tmp_path / "file" / "env"
+        assert_refused(on(address, home, tmp_path, f"worker_run_path={path}"), str(tmp_path / "file"))
+
+
+def test_environment_variables_of_the_host_find_the_package() -> None:
+    assert str(ROOT) in environment()["PYTHONPATH"].split(os.pathsep)[0]

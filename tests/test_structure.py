@@ -1,0 +1,116 @@
+"""The shape of the package: imports point one way, and the command line is quick because it imports little."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import digirl_dist
+from digirl_dist.same_python import environment
+
+PACKAGE = Path(digirl_dist.__file__).parent
+
+LAYERS = [
+    ["__init__", "errors", "digest", "tasks", "same_python"],
+    ["settings", "durable", "trajectory", "entry_point", "travel", "job"],
+    ["events", "table", "harvest", "checkpoint", "run_folder", "ssh", "emulator", "agent", "algorithm"],
+    ["rollout", "store"],
+    ["worker"],
+    ["fleet"],
+    ["collect", "train"],
+    ["report"],
+    ["host"],
+    ["configuration", "build"],
+    ["cli", "__main__"],
+]
+"""A part may import parts of its own layer and of those above it in this list."""
+
+IMPLEMENTATIONS = {
+    "agent.device",
+    "agent.generic",
+    "algorithm.digirl",
+    "algorithm.filtered_bc",
+    "collect.fleet",
+    "collect.inline",
+    "emulator.gymnasium",
+    "emulator.miniwob",
+    "emulator.phone",
+    "emulator.rehearsal",
+    "train.inprocess",
+}
+"""Only the composition root chooses among these."""
+
+
+def layer(part: str) -> int:
+    return next(level for level, parts in enumerate(LAYERS) if part in parts)
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield ".".join(path.relative_to(PACKAGE).with_suffix("").parts), path
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Modules of this package that a file imports, as ``fleet.worker``."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "digirl_dist":
+            base = (node.module or "").removeprefix("digirl_dist").removeprefix(".")
+            for alias in node.names:
+                inner = f"{base}.{alias.name}" if base else alias.name
+                is_module = (PACKAGE / f"{inner.replace('.', '/')}.py").exists()
+                yield inner if is_module else base or "__init__"
+        elif isinstance(node, ast.Import):
+            yield from (
+                alias.name.removeprefix("digirl_dist").removeprefix(".") or "__init__"
+                for alias in node.names
+                if alias.name.split(".")[0] == "digirl_dist"
+            )
+
+
+@pytest.mark.parametrize(("name", "path"), list(modules()), ids=[name for name, _ in modules()])
+def test_imports_point_one_way(name: str, path: Path) -> None:
+    own = layer(name.split(".")[0])
+    upward = [target for target in imports(path) if layer(target.split(".")[0]) > own]
+    assert not upward, f"{name} imports {upward} from a layer above"
+
+
+def test_only_the_composition_root_imports_implementations() -> None:
+    for name, path in modules():
+        if name == "build":
+            continue
+        for target in imports(path):
+            for implementation in IMPLEMENTATIONS:
+                is_it = target == implementation or target.startswith(implementation + ".")
+                inside = name.startswith(implementation)
+                assert not is_it or inside, f"{name} imports {target}"
+
+
+def test_help_answers_within_a_second_and_without_heavy_imports() -> None:
+    program = (
+        "import sys; from digirl_dist.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print([name for name in ('torch', 'hydra', 'paramiko', 'pyarrow') if name in sys.modules])"
+    )
+    times = []
+    for _ in range(3):
+        started = time.monotonic()
+        shown = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
+        times.append(time.monotonic() - started)
+        assert "worker_ips" in shown.stdout and shown.stdout.strip().endswith("[]")
+    assert min(times) < 1.0
+
+
+def test_the_way_to_a_worker_program_imports_nothing_heavy() -> None:
+    program = (
+        "import sys, digirl_dist.worker.attach, digirl_dist.worker.courier\n"
+        "print([name for name in ('torch', 'numpy', 'pyarrow', 'omegaconf', 'paramiko') if name in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
+    assert shown.stdout.strip() == "[]"
