@@ -109,8 +109,9 @@ class Rollout:
         return sum(slot.state is not State.closed for slot in self.slots)
 
     def turn(self, timeout_s: float, others: Sequence[Any] = ()) -> list[Happening]:
-        """Wait until a slot, one of ``others`` (anything with ``fileno``) or a deadline needs attention; then attend."""
+        """Wait until a slot, one of ``others`` (anything with ``fileno``) or a deadline needs attention; attend to it."""
         self._begin()
+        self._act()
         until = min((slot.deadline for slot in self.slots), default=float("inf"))
         patience = min(timeout_s, max(0.0, until - time.monotonic()))
         wait([*(slot.connection for slot in self.slots if slot.connection is not None), *others], patience)
@@ -196,13 +197,17 @@ class Rollout:
         self._happened.append(Finished(trajectory, episode.started_at, time.monotonic(), episode.spent))
 
     def _act(self) -> None:
-        """One batch per policy version over every slot that waits for its action."""
+        """One batch per policy version over every slot that waits for its action.
+
+        Episodes whose policy is still to come have been reset meanwhile, and wait.
+        """
         waiting: dict[int, list[Slot]] = {}
         for slot in self.slots:
             if slot.state is State.idle and slot.index in self._episodes:
                 waiting.setdefault(self._episodes[slot.index].ticket.policy_version, []).append(slot)
         for version, slots in waiting.items():
-            self._act_together(version, slots)
+            if version in self._policies:
+                self._act_together(version, slots)
 
     def _act_together(self, version: int, slots: Sequence[Slot]) -> None:
         episodes = [self._episodes[slot.index] for slot in slots]

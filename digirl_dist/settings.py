@@ -123,8 +123,8 @@ class RehearsalSettings(EmulatorSettings):
     error_rate: float = 0.0
     """… that it raises an error."""
     faults_once_in: str | None = None
-    """A folder on the worker. With it, faults follow from task and seed and each strikes once, so that a rehearsal can be
-    repeated (with the folder removed); without it, they are random."""
+    """A folder on the worker. With it, faults follow from task and seed and each strikes once, so that a rehearsal can
+    be repeated (with the folder removed); without it, they are random."""
     image_size: list[int] = field(default_factory=list)
     """Height and width of a screenshot of noise; empty: none."""
 
@@ -171,6 +171,12 @@ class GenericAgentSettings(AgentSettings):
     """Small policy for Gymnasium spaces: vectors or images in, Discrete or Box actions out."""
 
     name: str = "generic"
+    width: int = 64
+    """Units of the hidden layers."""
+    short_side: int = 80
+    """Pictures are scaled so that their short side has this many pixels."""
+    initial_std: float = 0.5
+    """First standard deviation of Box actions, as a share of half their range."""
 
 
 @dataclass
@@ -215,8 +221,29 @@ class FilteredBcSettings:
 
 
 @dataclass
+class ValueSettings:
+    """How a value function is fitted."""
+
+    width: int = 128
+    """Units of its hidden layer."""
+    learning_rate: float = 1e-3
+    batch_size: int = 128
+    epochs: int = 4
+    """Passes over the rows in each iteration."""
+
+
+@dataclass
 class DigirlSettings:
     """Advantage-filtered training with instruction-level and step-level value functions."""
+
+    top_share: float = 0.1
+    """The tenth of the episodes that surprised the instruction-level value most is looked at, with ties."""
+    lam: float = 0.5
+    """How fast the step advantage turns from the outcome to the values, going back from the end of an episode."""
+    value_episodes: int = 384
+    """Newest episodes on which the value functions are fitted and among which is chosen."""
+    value: ValueSettings = field(default_factory=ValueSettings)
+    actor: ActorSettings = field(default_factory=ActorSettings)
 
 
 @dataclass

@@ -39,8 +39,6 @@ class Standing:
 
     slots: int = 0
     in_service: int = 0
-    version: int | None = None
-    """The policy version it acts with; None while it is away."""
     error: WorkerError | None = None
     slot_reasons: dict[int, str] = field(default_factory=dict)
 
@@ -122,7 +120,6 @@ class _Harvesting:
         self._events.emit("worker_joined", worker=worker, slots=slots, still_running=len(wanted))
 
     def _loaded(self, worker: str, version: int, push_s: float, push_bytes: int) -> None:
-        self._standing[worker].version = version
         outcome = self._account.outcome(worker)
         outcome.slots = self._standing[worker].slots
         outcome.push_s += push_s
@@ -187,12 +184,8 @@ class _Harvesting:
         )
 
     def _able(self) -> list[str]:
-        """Workers that act with the version of this iteration and have a slot in service."""
-        return [
-            name
-            for name, standing in self._standing.items()
-            if standing.version == self._checkpoint.iteration and standing.in_service > 0
-        ]
+        """Workers with a slot in service. One that has still to load the checkpoint may reset its emulators."""
+        return [name for name, standing in self._standing.items() if standing.in_service > 0]
 
     def _hand_out(self) -> None:
         """Lease what every able worker has room for; prefetch only while there is plenty."""
@@ -221,7 +214,7 @@ class _Harvesting:
             )
 
     def _is_out_for_good(self, standing: Standing) -> bool:
-        closed = standing.version is not None and standing.in_service == 0
+        closed = standing.slots > 0 and standing.in_service == 0
         return closed or (standing.error is not None and standing.error.fatal)
 
     def _reason(self, name: str) -> str:
@@ -230,4 +223,4 @@ class _Harvesting:
             return str(standing.error)
         if standing.slots and not standing.in_service:
             return f"worker {name}: every emulator failed: {next(iter(standing.slot_reasons.values()), '')}"
-        return f"worker {name}: {'has not loaded the checkpoint' if standing.slots else 'has not answered'} yet"
+        return f"worker {name}: it has not answered yet"

@@ -52,10 +52,11 @@ def test_lengths_have_the_median_and_spread_of_the_settings() -> None:
     assert np.std(logs) == pytest.approx(0.5, abs=0.1)
 
 
-def test_times_have_the_median_and_spread_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_have_the_median_and_spread_of_the_settings() -> None:
     slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    emulator = RehearsalEmulator(RehearsalSettings(reset_s=2, reset_sigma=0, step_s=3, step_sigma=0.5))
+    settings = RehearsalSettings(reset_s=2, reset_sigma=0, step_s=3, step_sigma=0.5)
+    emulator = RehearsalEmulator(settings, sleep=slept.append)
+    slept.clear()
     for seed in range(60):
         before = len(slept)
         episode(emulator, seed)

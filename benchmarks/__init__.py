@@ -1,0 +1,1 @@
+"""Measured ratios, each against a baseline that is run beside it. ``script/bench`` lists them."""

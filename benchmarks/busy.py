@@ -1,0 +1,43 @@
+"""The share of slot-time that emulators and policy work, from the push of the checkpoint until all is stored."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from benchmarks.stage import Machine, median, rounded, show, stage
+from digirl_dist.settings import LimitSettings, RehearsalSettings
+
+WORKERS, SLOTS, TICKETS, ROUNDS = 4, 4, 128, 4
+DEVICE = RehearsalSettings(reset_s=0.5, reset_sigma=0.4, step_s=0.15, step_sigma=0.5, steps=10, steps_sigma=0.5)
+
+
+def main() -> None:
+    with stage() as here:
+        machines = [Machine(address, SLOTS, DEVICE) for address in here.serve(WORKERS)]
+        ours = here.ours("ours", machines, LimitSettings())
+        ours.warm_up()
+        shares, parts, before_tail = [], Counter[str](), []
+        for number in range(1, ROUNDS + 1):
+            ours.fleet.notices.clear()
+            harvest, seconds = ours.iteration(number, TICKETS)
+            spent = Counter[str]()
+            for _, notice in ours.fleet.notices:
+                spent.update(notice.spent)
+            parts.update({name: value / (ours.slots * seconds) / ROUNDS for name, value in spent.items()})
+            shares.append(sum(spent.values()) / (ours.slots * seconds))
+            before_tail.append(harvest.busy or 0.0)
+    show(
+        "busy",
+        {"sync": (median(shares), ">=0.80")},
+        {
+            "iterations": rounded(shares),
+            "parts": {name: round(share, 3) for name, share in parts.items()},
+            "until_no_ticket_was_left": rounded(before_tail),
+            "tickets": TICKETS,
+            "not_measured": "ahead: there is no collect_ahead yet",
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""An iteration's collection, beside the recipes of DigiRL and DistRL.
+
+Everything that the recipes and the device wait for (a device's reset of 10 s and step of 3 s, DigiRL's pauses, its cold
+start, both sides' time limits, DistRL's poll of 10 s) is scaled by 0.1. What the software itself costs is not, on any side
+but DigiRL's cold start, so the ratios are rather too low than too high.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+
+from benchmarks.baselines.digirl import DigiRL
+from benchmarks.baselines.distrl import DistRL
+from benchmarks.stage import Machine, Stage, median, rounded, show, stage, tickets
+from digirl_dist.settings import LimitSettings, RehearsalSettings
+
+SCALE = 0.1
+WORKERS, SLOTS, TICKETS, ROUNDS = 4, 4, 32, 3
+WEIGHT = (4, 250_000)  # a policy of 4 MB
+DEVICE = RehearsalSettings(
+    reset_s=10 * SCALE, reset_sigma=0.4, step_s=3 * SCALE, step_sigma=0.5, steps=10, steps_sigma=0.5
+)
+LIMITS = LimitSettings(reset_s=60 * SCALE, step_s=30 * SCALE)
+HANGS = 0.001  # per step, which is one episode in a hundred
+
+
+def main() -> None:
+    with stage() as here:
+        faulty = {name: _machines(here, here.folder / f"faults-{name}") for name in ("ours", "digirl", "distrl")}
+        ours = here.ours("ours", faulty["ours"], LIMITS, WEIGHT)
+        smooth = here.ours("smooth", _machines(here, None), LIMITS, WEIGHT)
+        digirl = DigiRL(here.folder / "digirl", faulty["digirl"], SCALE, light=False, weight=WEIGHT)
+        light = DigiRL(here.folder / "light", _machines(here, None), SCALE, light=True, weight=WEIGHT)
+        distrl = DistRL(here.folder / "distrl", faulty["distrl"], SCALE, WEIGHT)
+        here.stack.callback(distrl.close)
+        distrl.start()
+        ours.warm_up()
+        smooth.warm_up()
+        seconds: dict[str, list[float]] = {}
+        for number in range(1, ROUNDS + 1):
+            wanted = tickets(number, TICKETS)
+            seconds.setdefault("ours", []).append(ours.iteration(number, TICKETS)[1])
+            seconds.setdefault("distrl", []).append(distrl.iteration(number, tickets(number, 4 * TICKETS), TICKETS))
+            seconds.setdefault("digirl", []).append(digirl.iteration(wanted))
+            seconds.setdefault("smooth", []).append(smooth.iteration(number, TICKETS)[1])
+            seconds.setdefault("light", []).append(light.iteration(wanted))
+        hangs = {name: len(list((here.folder / f"faults-{name}").glob("*"))) for name in faulty}
+    values = {
+        "vs_digirl": (mean(seconds["digirl"]) / mean(seconds["ours"]), ">=4"),
+        "vs_distrl": (mean(seconds["distrl"]) / mean(seconds["ours"]), ">=1.7"),
+        "vs_light_no_faults": (_of_pairs(seconds["light"], seconds["smooth"]), ">=2"),
+    }
+    detail = {f"{name}_s": rounded(each) for name, each in seconds.items()}
+    cold = {"cold_starts_unscaled_s": rounded(digirl.cold_starts_s + light.cold_starts_s)}
+    note = "with hangs: ratios of the mean, as a hang is rare; without: the median of pairs"
+    show("collect", values, {**detail, **cold, "hangs": hangs, "scale": SCALE, "tickets": TICKETS, "note": note})
+
+
+def _of_pairs(theirs: list[float], ours: list[float]) -> float:
+    return median([one / other for one, other in zip(theirs, ours, strict=True)])
+
+
+def _machines(here: Stage, faults: Path | None) -> list[Machine]:
+    """With ``faults`` each emulator hangs now and then, at the same steps of the same tickets in every recipe."""
+    device = DEVICE if faults is None else replace(DEVICE, hang_rate=HANGS, faults_once_in=str(faults))
+    return [Machine(address, SLOTS, device) for address in here.serve(WORKERS)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""What the figures share: SSH servers, a tiny policy, our collector on them, and the line of JSON at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from getpass import getuser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch import nn
+
+from digirl_dist.checkpoint import Checkpoint, Checkpoints
+from digirl_dist.collect.fleet import FleetCollector
+from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
+from digirl_dist.emulator.slot import SlotLimits
+from digirl_dist.events import Events
+from digirl_dist.fleet.fleet import Fleet
+from digirl_dist.fleet.news import Ended, Loaded, News
+from digirl_dist.fleet.roster import this_python
+from digirl_dist.fleet.worker import Job, WorkerSpec
+from digirl_dist.harvest import Harvest
+from digirl_dist.job import Notice
+from digirl_dist.settings import LimitSettings, RehearsalSettings, SshSettings
+from digirl_dist.ssh.connection import Address
+from digirl_dist.store import Store
+from digirl_dist.tasks import Ticket
+from digirl_dist.trajectory import Decision, Observation
+from digirl_dist.travel import pack
+
+ROOT = Path(__file__).resolve().parent.parent
+_WARM_UP = 1_000_000
+"""Number of the first iteration that only warms up."""
+Values = dict[str, tuple[float, str]]
+"""Name -> (what was measured, its goal)."""
+
+
+class Tiny(nn.Module):
+    """A linear policy, with as many further tensors as it is to weigh."""
+
+    feature_size = 4
+
+    def __init__(self, tensors: int = 0, numbers: int = 0) -> None:
+        super().__init__()
+        self.logits = nn.Linear(4, rehearsal_spec(RehearsalSettings()).actions.n)  # type: ignore[union-attr]
+        self.ballast = nn.ParameterList([nn.Parameter(torch.randn(numbers)) for _ in range(tensors)])
+
+    def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
+        log_probs = self.logits(self.features(observations)).log_softmax(-1).numpy()
+        drawn = [int(np.argmax(row + rng.gumbel(size=row.shape))) for row, rng in zip(log_probs, rngs, strict=True)]
+        return [Decision(action, float(row[action])) for action, row in zip(drawn, log_probs, strict=True)]
+
+    def log_prob(self, observations: Sequence[Observation], actions: Sequence[Any]) -> torch.Tensor:
+        return self.logits(self.features(observations)).log_softmax(-1)[range(len(actions)), list(actions)]
+
+    def features(self, observations: Sequence[Observation]) -> torch.Tensor:
+        return torch.tensor(np.stack([seen.vector for seen in observations if seen.vector is not None]))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A worker machine, which here is an SSH server on loopback (or in a network namespace)."""
+
+    address: Address
+    slots: int
+    emulator: RehearsalSettings
+
+
+class _WatchedFleet(Fleet):
+    """Remembers what the workers said, for the figures that the harvest does not have."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.notices: list[tuple[float, Notice]] = []
+
+    def news(self, timeout_s: float) -> News | None:
+        news = super().news(timeout_s)
+        if isinstance(news, Ended):
+            self.notices.append((time.monotonic(), news.notice))
+        return news
+
+
+class Ours:
+    """digirl_dist's collector over SSH on ``machines``. ``weight``: tensors beside the policy's own, numbers in each."""
+
+    def __init__(
+        self, folder: Path, machines: Sequence[Machine], limits: LimitSettings, weight: tuple[int, int] = (0, 0)
+    ) -> None:
+        self.slots = sum(machine.slots for machine in machines)
+        self.store = Store(folder / "trajectories")
+        self.landed: dict[tuple[int, int], float] = {}
+        self._checkpoints = Checkpoints(folder / "checkpoints", keep_every=10**9)
+        self._policy = Tiny(*weight)
+        self._events = Events(folder / "events.jsonl", (self._listen,))
+        self._limits = limits
+        workers = [self._worker(machine, folder, weight) for machine in machines]
+        self.fleet = _WatchedFleet(workers, SshSettings(), limits)
+        self.collector = FleetCollector(self.fleet, limits, 1, self.store, self._events)
+
+    def _worker(self, machine: Machine, folder: Path, weight: tuple[int, int]) -> tuple[WorkerSpec, Job]:
+        limits = self._limits
+        slot_limits = SlotLimits(limits.boot_s, limits.reset_s, limits.step_s, limits.slot_failures)
+        emulator = pack(partial(RehearsalEmulator, machine.emulator))
+        job = Job(folder.name, pack(partial(Tiny, *weight)), emulator, None, slot_limits, 1, limits.orphan_s)
+        jobs = folder / "jobs" / machine.address.name
+        return WorkerSpec(machine.address, machine.slots, str(jobs), this_python), job
+
+    def _listen(self, kind: str, content: dict[str, Any]) -> None:
+        if kind == "episode":
+            self.landed[content["iteration"], content["ticket"]] = time.monotonic()
+
+    def checkpoint(self, iteration: int, change: Callable[[Tiny], None] = lambda policy: None) -> Checkpoint:
+        """A new version: the policy itself always changes a little."""
+        with torch.no_grad():
+            self._policy.logits.bias += 0.001
+            change(self._policy)
+        return self._checkpoints.save(iteration, self._policy.state_dict(), {}, {})
+
+    def warm_up(self, rounds: int = 100) -> None:
+        """Until every slot of every worker has run an episode, so that nothing is started while we measure."""
+        for number in range(_WARM_UP, _WARM_UP + rounds):
+            self.iteration(number, self.slots)
+            if len({notice.episode_id.split("-", 2)[2] for _, notice in self.fleet.notices}) == self.slots:
+                self.fleet.notices.clear()
+                return
+        raise TimeoutError("some slots of the workers never ran an episode")
+
+    def iteration(self, number: int, count: int) -> tuple[Harvest, float]:
+        """Collect ``count`` tickets under a new checkpoint; the seconds until all of them are in the store."""
+        checkpoint, wanted = self.checkpoint(number), tickets(number, count)
+        started = time.monotonic()
+        harvest = self.collector.collect(checkpoint, wanted)
+        self.store.append(harvest)
+        assert len(harvest.trajectories) == count
+        return harvest, time.monotonic() - started
+
+    def push(self, checkpoint: Checkpoint) -> tuple[float, int]:
+        """Seconds until every worker acts with it, and the bytes of tensors that were sent."""
+        started, waiting, sent = time.monotonic(), set(self.fleet.workers), 0
+        self.fleet.publish(checkpoint)
+        while waiting:
+            news = self.fleet.news(60.0)
+            assert news is not None, f"{waiting} have not loaded the checkpoint"
+            if isinstance(news, Loaded) and news.version == checkpoint.iteration:
+                waiting.discard(news.worker)
+                sent += news.push_bytes
+        return time.monotonic() - started, sent
+
+    def close(self) -> None:
+        self.collector.close()
+        self._events.close()
+
+
+@dataclass
+class Stage:
+    """A scratch folder and the servers in it; everything ends with ``stack``."""
+
+    folder: Path
+    stack: ExitStack
+    servers: list[Address] = field(default_factory=list)
+
+    def serve(self, count: int) -> list[Address]:
+        for number in range(len(self.servers), count):
+            self.servers.append(self.stack.enter_context(sshd(f"w{number}", self.folder / f"sshd-{number}")))
+        return self.servers[:count]
+
+    def ours(
+        self, name: str, machines: Sequence[Machine], limits: LimitSettings, weight: tuple[int, int] = (0, 0)
+    ) -> Ours:
+        ours = Ours(self.folder / name, machines, limits, weight)
+        self.stack.callback(ours.close)
+        return ours
+
+
+@contextmanager
+def stage() -> Iterator[Stage]:
+    torch.set_num_threads(1)
+    with ExitStack() as stack:
+        folder = tempfile.mkdtemp(prefix="digirl-dist-bench-")
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield Stage(Path(folder), stack)
+
+
+@contextmanager
+def sshd(name: str, folder: Path, host: str = "127.0.0.1", prefix: Sequence[str] = ()) -> Iterator[Address]:
+    """OpenSSH's server with keys of its own; ``prefix`` runs it elsewhere, in a network namespace say."""
+    server = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin:" + os.environ.get("PATH", ""))
+    if server is None:
+        sys.exit("sshd is missing: apt-get install openssh-server")
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    folder.mkdir(parents=True)
+    for key in ("host_key", "user_key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
+    port = _free_port() if host == "127.0.0.1" else 22
+    (folder / "sshd_config").write_text(
+        f"ListenAddress {host}\nPort {port}\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\nStrictModes no\n"
+        f"AuthorizedKeysFile {folder}/user_key.pub\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
+        "MaxStartups 200\nMaxSessions 200\nSubsystem sftp internal-sftp\nPermitRootLogin yes\n"
+        f"SetEnv HOME={folder}\n"  # a home without start-up files for the shell, whose cost would be added to each command
+    )
+    place = host if port == 22 else f"[{host}]:{port}"
+    (folder / "known_hosts").write_text(f"{place} {(folder / 'host_key.pub').read_text()}")
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen([*prefix, server, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
+    try:
+        _wait_for(host, port)
+        yield Address(name, host, port, getuser(), str(folder / "user_key"), str(folder / "known_hosts"))
+    finally:
+        _end(process.pid)
+        process.wait()
+
+
+def tickets(iteration: int, count: int) -> list[Ticket]:
+    """The same for every recipe. The first ``n`` do not depend on ``count``."""
+    [task] = rehearsal_tasks()
+    rng = np.random.default_rng([iteration, 17])
+    return [Ticket(iteration, index, task, int(rng.integers(2**31)), iteration) for index in range(count)]
+
+
+def nominal_s(settings: RehearsalSettings, ticket: Ticket) -> float:
+    """What an episode takes in its emulator, whichever actions are taken."""
+    slept: list[float] = []
+    emulator = RehearsalEmulator(settings, slept.append)
+    slept.clear()
+    emulator.reset(ticket.task, ticket.seed)
+    while not emulator.step(0).ended:
+        pass
+    return sum(slept)
+
+
+def median(numbers: Sequence[float]) -> float:
+    return float(statistics.median(numbers))
+
+
+def show(figure: str, values: Values, detail: dict[str, Any]) -> None:
+    """The one line that a figure ends with."""
+    told = {name: {"value": round(value, 4), "goal": goal} for name, (value, goal) in values.items()}
+    print(json.dumps({"figure": figure, "values": told, "detail": detail}))
+
+
+def rounded(numbers: Sequence[float]) -> list[float]:
+    return [round(number, 3) for number in numbers]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_for(host: str, port: int, limit_s: float = 10.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            probe.settimeout(1.0)
+            if probe.connect_ex((host, port)) == 0:
+                return
+        time.sleep(0.05)
+    raise TimeoutError(f"sshd does not listen on {host}:{port}")
+
+
+def _end(pid: int) -> None:
+    """End a server with the sessions it has forked."""
+    top = psutil.Process(pid)
+    for process in [*top.children(recursive=True), top]:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            pass

@@ -1,0 +1,43 @@
+"""Four workers of which one is four times slower: how far an iteration is from the best that these machines can do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from benchmarks.stage import Machine, median, nominal_s, rounded, show, stage, tickets
+from digirl_dist.settings import LimitSettings, RehearsalSettings
+
+WORKERS, SLOTS, TICKETS, ROUNDS, SLOWNESS = 4, 4, 128, 3, 4.0
+DEVICE = RehearsalSettings(reset_s=0.5, reset_sigma=0.4, step_s=0.15, step_sigma=0.5, steps=10, steps_sigma=0.5)
+
+
+def main() -> None:
+    rate = SLOTS * (WORKERS - 1 + 1 / SLOWNESS)  # nominal seconds of episodes in one second
+    with stage() as here:
+        machines = [Machine(address, SLOTS, DEVICE) for address in here.serve(WORKERS)]
+        machines[-1] = replace(machines[-1], emulator=replace(DEVICE, slowness=SLOWNESS))
+        ours = here.ours("ours", machines, LimitSettings())
+        ours.warm_up()
+        over, seconds, tails = [], [], []
+        for number in range(1, ROUNDS + 1):
+            nominal = [nominal_s(DEVICE, ticket) for ticket in tickets(number, TICKETS)]
+            harvest, took = ours.iteration(number, TICKETS)
+            seconds.append(took)
+            over.append(took / (sum(nominal) / rate))
+            ended = sorted(at for at, notice in ours.fleet.notices if notice.iteration == number)
+            tails.append(ended[-1] - ended[-SLOTS * WORKERS])
+    show(
+        "straggler",
+        {"over_ideal": (median(over), "<=1.15")},
+        {
+            "over_ideal": rounded(over),
+            "iterations_s": rounded(seconds),
+            "last_16_episodes_s": rounded(tails),
+            "tickets": TICKETS,
+            "episode_mean_s": round(sum(nominal) / TICKETS, 3),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

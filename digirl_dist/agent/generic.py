@@ -1,0 +1,162 @@
+"""A small policy for Gymnasium spaces: vectors and pictures in, Discrete or Box actions out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from digirl_dist.agent.pixels import Pictures, fitted_size
+from digirl_dist.agent.sampling import draw
+from digirl_dist.emulator import BoxActions, DiscreteActions, EmulatorSpec
+from digirl_dist.errors import SettingsError
+from digirl_dist.settings import GenericAgentSettings
+from digirl_dist.tasks import Json
+from digirl_dist.trajectory import Decision, Observation
+
+_STRIDE = 4
+
+
+class GenericPolicy(nn.Module):
+    """Fulfils ``Agent`` for every environment whose actions are Discrete or Box; texts are not read."""
+
+    def __init__(self, settings: GenericAgentSettings, spec: EmulatorSpec) -> None:
+        """Raises SettingsError for touch-screen actions."""
+        super().__init__()
+        self._encoder = _Encoder(settings, spec)
+        self.feature_size = self._encoder.feature_size
+        match spec.actions:
+            case DiscreteActions(n):
+                self._head: _Head = _Categorical(self.feature_size, n)
+            case BoxActions(low, high):
+                self._head = _Gaussian(self.feature_size, low, high, settings.initial_std)
+            case _:
+                raise SettingsError("agent=generic has no touch-screen actions; use agent=device")
+
+    def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
+        parameters = self._head(self._encoder(observations, training=False)).double().cpu().numpy()
+        return [self._head.sample(row, rng) for row, rng in zip(parameters, rngs, strict=True)]
+
+    def log_prob(self, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
+        """Of a Discrete action its log-probability; of a Box action the log-density before the emulator clips it."""
+        return self._head.log_prob(self._head(self._encoder(observations, training=True)), actions)
+
+    def features(self, observations: Sequence[Observation]) -> torch.Tensor:
+        with torch.no_grad():
+            features: torch.Tensor = self._encoder(observations, training=True)
+            return features
+
+
+class _Head(Protocol):
+    """A distribution over actions whose parameters, shape [B, P], are computed from features."""
+
+    def __call__(self, features: torch.Tensor) -> torch.Tensor: ...
+
+    def sample(self, parameters: np.ndarray, rng: np.random.Generator) -> Decision: ...
+
+    def log_prob(self, parameters: torch.Tensor, actions: Sequence[Json]) -> torch.Tensor: ...
+
+
+class _Categorical(nn.Module):
+    """Parameters are the log-probabilities of the n actions."""
+
+    def __init__(self, features: int, n: int) -> None:
+        super().__init__()
+        self._logits = _nearly_zero(nn.Linear(features, n))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self._logits(features)
+        return logits.log_softmax(dim=1)
+
+    def sample(self, parameters: np.ndarray, rng: np.random.Generator) -> Decision:
+        action = draw(parameters, rng)
+        return Decision(action, float(parameters[action]))
+
+    def log_prob(self, parameters: torch.Tensor, actions: Sequence[Json]) -> torch.Tensor:
+        chosen = torch.tensor(actions, device=parameters.device)
+        return parameters.gather(1, chosen[:, None])[:, 0]
+
+
+class _Gaussian(nn.Module):
+    """Independent normal distributions; parameters are the means and then the logarithms of the deviations.
+
+    Means start at the middle of the bounds, deviations at ``initial_std`` of half their range (of 1 without bounds).
+    """
+
+    def __init__(self, features: int, low: Sequence[float], high: Sequence[float], initial_std: float) -> None:
+        super().__init__()
+        bounds = np.array([low, high], np.float64)
+        finite = np.isfinite(bounds).all(axis=0)
+        middle = np.where(finite, bounds.sum(axis=0, where=np.isfinite(bounds)) / 2, 0.0)
+        reach = np.where(finite, np.nan_to_num(bounds[1] - middle, posinf=1.0), 1.0)
+        self.register_buffer("_middle", torch.tensor(middle, dtype=torch.float32), persistent=False)
+        self.register_buffer("_reach", torch.tensor(reach, dtype=torch.float32), persistent=False)
+        self._mean = _nearly_zero(nn.Linear(features, len(low)))
+        self._log_std = nn.Parameter(torch.full((len(low),), math.log(initial_std)))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        mean = self._middle + self._reach * self._mean(features)
+        return torch.cat([mean, (self._log_std + self._reach.log()).expand_as(mean)], dim=1)
+
+    def sample(self, parameters: np.ndarray, rng: np.random.Generator) -> Decision:
+        mean, log_std = np.split(parameters, 2)
+        noise = rng.standard_normal(mean.shape)
+        log_prob = -(0.5 * noise**2 + log_std + 0.5 * math.log(2 * math.pi)).sum()
+        return Decision((mean + np.exp(log_std) * noise).tolist(), float(log_prob))
+
+    def log_prob(self, parameters: torch.Tensor, actions: Sequence[Json]) -> torch.Tensor:
+        mean, log_std = parameters.chunk(2, dim=1)
+        chosen = torch.tensor(actions, dtype=mean.dtype, device=mean.device)
+        return torch.distributions.Normal(mean, log_std.exp()).log_prob(chosen).sum(dim=1)
+
+
+class _Encoder(nn.Module):
+    """From B observations to features [B, F]; vectors go through an MLP, pictures through a small CNN."""
+
+    def __init__(self, settings: GenericAgentSettings, spec: EmulatorSpec) -> None:
+        super().__init__()
+        width = settings.width
+        self._vector = None
+        self._pictures = None
+        if spec.vector_size:
+            self._vector = nn.Sequential(
+                nn.Linear(spec.vector_size, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()
+            )
+        if spec.image_size is not None:
+            size = fitted_size(spec.image_size, settings.short_side, _STRIDE)
+            self._pictures = Pictures(size)
+            self._vision = _vision(size, width)
+        if self._vector is None and self._pictures is None:
+            raise SettingsError("agent=generic needs observations with a vector or an image; this emulator has neither")
+        self.feature_size = width * ((self._vector is not None) + (self._pictures is not None))
+
+    def forward(self, observations: Sequence[Observation], training: bool) -> torch.Tensor:
+        parts = []
+        device = next(self.parameters()).device
+        if self._vector is not None:
+            rows = np.stack([seen.vector for seen in observations if seen.vector is not None])
+            parts.append(self._vector(torch.from_numpy(rows).to(device)))
+        if self._pictures is not None:
+            images = [observation.image for observation in observations]
+            pixels = self._pictures.remembered(images) if training else self._pictures.decoded(images)
+            parts.append(self._vision(pixels.to(device).float() / 127.5 - 1))
+        return torch.cat(parts, dim=1)
+
+
+def _vision(size: tuple[int, int], width: int) -> nn.Sequential:
+    layers = nn.Sequential(
+        nn.Conv2d(3, 16, 8, stride=4), nn.ReLU(), nn.Conv2d(16, 32, 4, stride=2), nn.ReLU(), nn.Flatten()
+    )
+    flat = layers(torch.zeros(1, 3, *size)).shape[1]
+    return nn.Sequential(*layers, nn.Linear(flat, width), nn.Tanh())
+
+
+def _nearly_zero(layer: nn.Linear) -> nn.Linear:
+    """Weights that make the first policy nearly uniform."""
+    nn.init.normal_(layer.weight, std=0.01)
+    nn.init.zeros_(layer.bias)
+    return layer
