@@ -22,6 +22,8 @@ class Outcome:
     push_s: float = 0.0
     push_bytes: int = 0
     pull_bytes: int = 0
+    slot_seconds: dict[str, float] = field(default_factory=dict)
+    """Where the time of its slots went since the harvest before, by activity (see slot_time)."""
 
 
 @dataclass

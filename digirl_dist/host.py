@@ -17,7 +17,7 @@ from digirl_dist.train import Trainer
 def train(collector: Collector, trainer: Trainer, store: Store, plan: Plan, report: Report, iterations: int) -> None:
     """Train until ``iterations`` updates have been made."""
     checkpoint = trainer.resume()
-    report.resumed(checkpoint, store)
+    report.resumed(checkpoint, store, iterations)
     while checkpoint.iteration < iterations:
         harvest = collector.collect(checkpoint, plan.tickets(checkpoint.iteration, checkpoint.iteration))
         store.append(harvest)

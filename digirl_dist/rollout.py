@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
@@ -13,6 +13,7 @@ import numpy as np
 
 from digirl_dist.emulator.slot import Slot, State
 from digirl_dist.errors import ActionError, EmulatorError
+from digirl_dist.slot_time import SlotTime
 from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Decision, Observation, Step, Trajectory, Transition
 
@@ -88,6 +89,9 @@ class Rollout:
         self.tickets: deque[Ticket] = deque()
         self._policies = policies
         self._max_steps = max_steps
+        self.idle_because = "push"
+        """The activity (see slot_time) that a slot without a ticket is booked under."""
+        self._times = {slot.index: SlotTime() for slot in slots}
         self._episodes: dict[int, _Episode] = {}
         self._happened: list[Happening] = []
 
@@ -108,6 +112,13 @@ class Rollout:
         """Slots that are not closed."""
         return sum(slot.state is not State.closed for slot in self.slots)
 
+    def spent(self) -> dict[str, float]:
+        """Slot-seconds by activity since the last call, of all slots together."""
+        total: Counter[str] = Counter()
+        for slot in self.slots:
+            total.update(self._times[slot.index].take())
+        return dict(total)
+
     def turn(self, timeout_s: float, others: Sequence[Any] = ()) -> list[Happening]:
         """Wait until a slot, one of ``others`` (anything with ``fileno``) or a deadline needs attention; attend to it."""
         self._begin()
@@ -117,8 +128,10 @@ class Rollout:
         wait([*(slot.connection for slot in self.slots if slot.connection is not None), *others], patience)
         for slot in self.slots:
             self._attend(slot)
+        self._book()
         self._act()
         self._begin()
+        self._book()
         happened, self._happened = self._happened, []
         return happened
 
@@ -156,6 +169,7 @@ class Rollout:
 
     def _lose(self, slot: Slot, reason: str) -> None:
         episode = self._episodes.pop(slot.index, None)
+        self._times[slot.index].settle(lost=True)
         if episode is not None and not episode.dropped:
             self._happened.append(Failed(episode.ticket, slot.index, reason))
 
@@ -182,6 +196,7 @@ class Rollout:
 
     def _finish(self, slot: Slot, episode: _Episode, transition: Transition) -> None:
         self._episodes.pop(slot.index)
+        self._times[slot.index].settle(lost=False)
         slot.succeeded()
         if episode.dropped:
             return
@@ -221,6 +236,22 @@ class Rollout:
             episode.spent["policy"] += seconds
             episode.decision = decision
             slot.step(decision.action)
+
+    def _book(self) -> None:
+        """Book every slot under what it does now."""
+        for slot in self.slots:
+            self._times[slot.index].enter(self._activity(slot))
+
+    def _activity(self, slot: Slot) -> str:
+        match slot.state:
+            case State.closed:
+                return "closed"
+            case State.down | State.booting:
+                return "boot"
+            case State.asked:
+                return slot.asked
+            case _:
+                return "policy" if slot.index in self._episodes else self.idle_because
 
     def _begin(self) -> None:
         """Put queued tickets on idle slots."""

@@ -199,9 +199,9 @@ class ActorSettings:
     """Of Adam."""
     batch_size: int = 64
     """Steps per minibatch."""
-    epochs: int = 4
+    epochs: int = 5
     """Passes over the chosen steps in each iteration …"""
-    max_examples: int = 1024
+    max_examples: int = 2000
     """… but never more steps than this, so that an iteration takes bounded time."""
     clip_norm: float = 1.0
     """Longest gradient."""

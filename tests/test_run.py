@@ -275,6 +275,21 @@ def test_a_missing_python_is_named(home: Path, tmp_path: Path) -> None:
         assert_refused(on(address, home, tmp_path, "worker_python=python9"), "python9", "worker_python")
 
 
+def test_the_host_installs_itself_on_a_worker_once(home: Path, tmp_path: Path) -> None:
+    paths = [f"worker_run_path={tmp_path / 'env'}", f"worker_temp_path={tmp_path / 'jobs'}"]
+    words = [*paths, f"worker_python={sys.executable}", "install.reuse_packages=true"]
+    with LocalhostServer("w1", tmp_path / "server") as address:
+        trust(home, tmp_path / "server" / "known_hosts")
+        done = on(address, home, tmp_path, *words)
+        assert done.returncode == 0, done.stderr
+        installed = (tmp_path / "env" / "installed.json").stat().st_mtime_ns
+        done = on(address, home, tmp_path, *words, "train_iterations=3")
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "env" / "installed.json").stat().st_mtime_ns == installed
+    assert len(metrics(tmp_path / "run")) == 3
+    assert not list((tmp_path / "jobs").iterdir()), "a finished run leaves no folder on its workers"
+
+
 def test_a_run_path_that_cannot_be_written_is_named(home: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with LocalhostServer("w1", tmp_path / "server") as address:

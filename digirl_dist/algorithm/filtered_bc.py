@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,10 +24,10 @@ class FilteredBC:
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
         returns = np.array([trajectory.reward for trajectory in replay])
         chosen = best(returns, self._settings.top_share, self._settings.min_return)
-        import collections, dataclasses, os
-        n = collections.Counter(replay[i].ticket.task.id for i in chosen)
-        e = float(os.environ.get("BAL", "0"))
-        rows = [dataclasses.replace(row, weight=row.weight / n[replay[index].ticket.task.id] ** e) for index in chosen for row in _examples(replay[index], self._settings.discount)]
+        kept = [replay[index] for index in chosen]
+        shares = task_weights([trajectory.ticket.task.id for trajectory in kept])
+        pairs = zip(kept, shares, strict=True)
+        rows = [row for trajectory, share in pairs for row in _examples(trajectory, self._settings.discount, share)]
         loss = self._imitation.fit(rows)
         return {"actor_loss": loss, "kept_trajectories": float(len(chosen)), "kept_steps": float(len(rows))}
 
@@ -45,11 +46,11 @@ def returns_to_go(rewards: Sequence[float], discount: float) -> list[float]:
     return togo
 
 
-def _examples(trajectory: Trajectory, discount: float) -> list[Example]:
+def _examples(trajectory: Trajectory, discount: float, share: float) -> list[Example]:
     """The steps, each as heavy as what came after it; those after which nothing good came are left out."""
     weights = returns_to_go([step.reward for step in trajectory.steps], discount)
     pairs = zip(trajectory.steps, weights, strict=True)
-    return [Example(step.observation, step.action, weight) for step, weight in pairs if weight > 0]
+    return [Example(step.observation, step.action, share * weight) for step, weight in pairs if weight > 0]
 
 
 def best(scores: np.ndarray, share: float, above: float) -> list[int]:
@@ -62,4 +63,10 @@ def best(scores: np.ndarray, share: float, above: float) -> list[int]:
         return []
     rank = max(1, round(share * len(scores)))
     threshold = np.sort(scores)[-rank]
-    return np.flatnonzero((scores >= threshold) & (scores > above)).tolist()
+    return [int(index) for index in np.flatnonzero((scores >= threshold) & (scores > above))]
+
+
+def task_weights(tasks: Sequence[str]) -> list[float]:
+    """1 / sqrt(how often the task occurs), so that tasks solved often do not drown those solved seldom."""
+    counts = Counter(tasks)
+    return [float(counts[task] ** -0.5) for task in tasks]

@@ -19,7 +19,6 @@ class Account:
         self._outcomes: dict[str, Outcome] = {}
         self._episodes: list[tuple[str, float, float]] = []
         self._acting: dict[tuple[str, int], float] = {}
-        self._taken_at: float | None = None
 
     def outcome(self, worker: str) -> Outcome:
         """The worker's outcome, to be added to."""
@@ -33,13 +32,6 @@ class Account:
         """An episode of that length ended ``age_s`` ago."""
         end = time.monotonic() - age_s
         self._episodes.append((worker, end - seconds, end))
-
-    def tickets_left(self, left: bool) -> None:
-        """Whether tickets wait to be leased; the last time that changed to no is where ``busy`` stops counting."""
-        if left:
-            self._taken_at = None
-        elif self._taken_at is None:
-            self._taken_at = time.monotonic()
 
     def harvest(self) -> Harvest:
         ends = [end for _, _, end in self._episodes]
@@ -55,13 +47,15 @@ class Account:
         )
 
     def _busy(self) -> float | None:
-        """Share of slot-seconds inside episodes from the start of collection until no ticket was left."""
-        if self._taken_at is None:
-            return None
-        window = (self.started_at, self._taken_at)
+        """Share of slot-seconds inside episodes from the start of the collection to the start of the last episode.
+
+        None if there were not more episodes than slots: then no ticket ever waited for a slot.
+        """
         slots = sum(outcome.slots for outcome in self._outcomes.values())
-        available = slots * (window[1] - window[0])
-        return _overlap(self._episodes, window) / available if available > 0 else None
+        if not slots or len(self._episodes) <= slots:
+            return None
+        window = (self.started_at, max(start for _, start, _ in self._episodes))
+        return _overlap(self._episodes, window) / (slots * (window[1] - window[0]))
 
 
 def _overlap(episodes: Sequence[tuple[str, float, float]], window: tuple[float, float]) -> float:

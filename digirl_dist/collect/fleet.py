@@ -23,6 +23,7 @@ from digirl_dist.fleet.news import (
     Pulled,
     Refused,
     SlotChanged,
+    Spent,
 )
 from digirl_dist.harvest import Harvest
 from digirl_dist.job import Notice
@@ -31,6 +32,7 @@ from digirl_dist.store import Store
 from digirl_dist.tasks import Ticket
 
 _LOOK_S = 0.5
+_ACCOUNTS_S = 1.0
 
 
 @dataclass
@@ -88,7 +90,22 @@ class _Harvesting:
                 self._take_in(news)
             self._hand_out()
             self._check_that_somebody_can()
+        self._settle_accounts()
         return self._account.harvest()
+
+    def _settle_accounts(self) -> None:
+        """Ask every worker where its slots' time went; one that does not answer at once stays without an account."""
+        asked = {name for name, standing in self._standing.items() if standing.slots}
+        for name in asked:
+            self._fleet.workers[name].collected()
+        deadline = time.monotonic() + _ACCOUNTS_S
+        while asked and time.monotonic() < deadline:
+            news = self._fleet.news(_ACCOUNTS_S)
+            if isinstance(news, Spent):
+                self._account.outcome(news.worker).slot_seconds = news.seconds
+                asked.discard(news.worker)
+            elif news is not None:
+                self._take_in(news)
 
     def _take_in(self, news: News) -> None:
         match news:
@@ -196,7 +213,6 @@ class _Harvesting:
             tickets = self._leases.take(name, room) if room > 0 else []
             if tickets:
                 self._fleet.workers[name].lease(tickets)
-        self._account.tickets_left(self._leases.queued > 0)
 
     def _check_that_somebody_can(self) -> None:
         """Raises HarvestError when every worker is out for good, or none could run anything for too long."""

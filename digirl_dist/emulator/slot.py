@@ -62,7 +62,8 @@ class Slot:
         self._lifeline: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._ended: list[subprocess.Popen[bytes]] = []
-        self._asked = ""
+        self.asked = ""
+        """What it is asked for: start, reset or step; empty when idle."""
 
     def start(self) -> None:
         """Start the emulator's process; ``ready`` comes through ``answer``."""
@@ -97,16 +98,16 @@ class Slot:
         """
         assert self.connection is not None
         if not self.connection.poll():
-            raise self._failed(EmulatorHung(f"emulator {self.index} did not answer its {self._asked} in time"))
+            raise self._failed(EmulatorHung(f"emulator {self.index} did not answer its {self.asked} in time"))
         try:
             kind, value, seconds = self.connection.recv()
         except (EOFError, OSError):
             tail = last_lines(self._log)
-            raise self._failed(EmulatorCrashed(f"emulator {self.index} ended during its {self._asked}{tail}")) from None
+            raise self._failed(EmulatorCrashed(f"emulator {self.index} ended during its {self.asked}{tail}")) from None
         if kind == "fatal":
             self.failures = self._limits.failures
         if kind in ("fatal", "error"):
-            raise self._failed(EmulatorError(f"emulator {self.index} failed in its {self._asked}: {value.strip()}"))
+            raise self._failed(EmulatorError(f"emulator {self.index} failed in its {self.asked}: {value.strip()}"))
         self._enter(State.idle, "", float("inf"))
         if kind == "refused":
             raise ActionError(value)
@@ -183,7 +184,7 @@ class Slot:
 
     def _enter(self, state: State, asked: str, limit_s: float) -> None:
         self.state = state
-        self._asked = asked
+        self.asked = asked
         self.deadline = time.monotonic() + limit_s
 
 

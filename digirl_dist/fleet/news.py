@@ -96,4 +96,12 @@ class Lost:
     error: WorkerError
 
 
-News = Joined | Loaded | Acting | Ended | Pulled | Refused | EpisodeFailed | SlotChanged | Lost
+@dataclass(frozen=True)
+class Spent:
+    """Slot-seconds of the worker by activity since it was asked before (see slot_time)."""
+
+    worker: str
+    seconds: dict[str, float]
+
+
+News = Joined | Loaded | Acting | Ended | Pulled | Refused | EpisodeFailed | SlotChanged | Spent | Lost

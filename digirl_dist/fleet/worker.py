@@ -28,6 +28,7 @@ from digirl_dist.fleet.news import (
     Pulled,
     Refused,
     SlotChanged,
+    Spent,
 )
 from digirl_dist.job import PROTOCOL, Notice, blob_name, decode, encode, episode_name
 from digirl_dist.settings import LimitSettings, SshSettings
@@ -141,6 +142,10 @@ class RemoteWorker:
     def forget(self, episode_id: str) -> None:
         """The episode is safe here, or of no use: the worker may delete it."""
         self._tell(lambda session: session.send(encode("landed", episodes=[episode_id])))
+
+    def collected(self) -> None:
+        """Nothing more is wanted of this iteration; Spent tells where the slots' time went."""
+        self._tell(lambda session: session.send(encode("collected")))
 
     def ping(self) -> None:
         """So that the worker program knows that we are here."""
@@ -324,6 +329,8 @@ class _Session:
             case "slot":
                 state, reason = str(message["state"]), str(message["reason"])
                 self._post(SlotChanged(name, int(message["slot"]), state, reason, int(message["in_service"])))
+            case "spent":
+                self._post(Spent(name, {str(key): float(value) for key, value in message["seconds"].items()}))
             case "alive":
                 self._check_progress(str(message["doing"]), float(message["for_s"]))
             case "broken":

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from digirl_dist import durable
 from digirl_dist.harvest import Harvest
+from digirl_dist.slot_time import ACTIVITIES
 from digirl_dist.tasks import Json
 from digirl_dist.train import Update
 from digirl_dist.trajectory import Trajectory
@@ -62,6 +64,8 @@ def collection(harvest: Harvest) -> Figures:
         "emulator_busy": None if harvest.busy is None else round(harvest.busy, 4),
         "episodes_retried": sum(outcome.retried for outcome in harvest.outcomes),
         "workers_lost": sum(len(outcome.losses) for outcome in harvest.outcomes),
+        "slot_seconds": _added([outcome.slot_seconds for outcome in harvest.outcomes]),
+        "slot_seconds_by_worker": {outcome.worker: _rounded(outcome.slot_seconds) for outcome in harvest.outcomes},
         "episodes_by_worker": {outcome.worker: outcome.episodes for outcome in harvest.outcomes},
     }
 
@@ -76,6 +80,17 @@ def overhead_s(harvest: Harvest, before: Update | None) -> float | None:
         return None
     assert harvest.acting_at is not None and harvest.last_ended_at is not None and harvest.stored_at is not None
     return round(harvest.acting_at - before.learned_at + harvest.stored_at - harvest.last_ended_at, 4)
+
+
+def _added(parts: Sequence[dict[str, float]]) -> dict[str, float]:
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part)
+    return _rounded(total)
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {activity: round(seconds[activity], 4) for activity in ACTIVITIES if activity in seconds}
 
 
 def _mean(values: Sequence[float]) -> float | None:

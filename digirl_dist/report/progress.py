@@ -40,7 +40,7 @@ class Progress:
                     place = f"worker {content['worker']}, slot {content['slot']}"
                     self.say(f"{place} is out of service: {content['reason']}")
                 case "installing":
-                    self.say(f"worker {content['worker']}: installing digirl_dist into {content['run_path']}")
+                    self.say(f"worker {content['worker']}: checking or installing digirl_dist in {content['run_path']}")
 
     def iteration(self, figures: Figures) -> None:
         """The line of a finished iteration; the bar starts again."""

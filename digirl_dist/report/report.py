@@ -31,7 +31,7 @@ class Report:
         self._before: Update | None = None
         self._page_at = 0.0
 
-    def resumed(self, checkpoint: Checkpoint, store: Store) -> None:
+    def resumed(self, checkpoint: Checkpoint, store: Store, iterations: int) -> None:
         """Bring the metrics to where the checkpoint is, whatever a crash left of them."""
         self._metrics.keep_until(checkpoint.iteration)
         known = {line["iteration"] for line in self._metrics.lines}
@@ -39,7 +39,9 @@ class Report:
             if iteration not in known:
                 self._metrics.append(results(iteration, store.read(iteration)))
         self._events.emit("run_started", iteration=checkpoint.iteration)
-        if checkpoint.iteration:
+        if checkpoint.iteration >= iterations:
+            self._progress.say(f"{self._folder.root} has its {iterations} iterations; set a larger train_iterations")
+        elif checkpoint.iteration:
             self._progress.say(f"continuing at iteration {checkpoint.iteration} of {self._folder.root}")
 
     def iteration(self, harvest: Harvest, update: Update) -> None:
@@ -68,7 +70,7 @@ class Report:
         """Write the page and print the summary, also of a run that was interrupted."""
         self._progress.close()
         self._curves.close()
-        if self._metrics.lines:
+        if self._before is not None:
             self._write_page()
             _print_summary(self._metrics.lines)
         self._events.emit("run_ended", iterations=len(self._metrics.lines))

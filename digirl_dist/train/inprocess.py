@@ -39,8 +39,8 @@ class InProcessTrainer:
             self._algorithm.load_state_dict(newest.trainer_state())
         except (RuntimeError, KeyError, ValueError) as error:
             raise CheckpointError(
-                f"{newest.folder} does not fit the configured agent and algorithm: {error}; use another save_path "
-                "or the configuration in its config.yaml"
+                f"{newest.folder} does not fit the configured agent and algorithm; use another save_path, or what the "
+                f"run was started with ({' '.join(str(error).split())[:200]} …)"
             ) from error
         return newest
 

@@ -114,6 +114,8 @@ class Program:
                     self._drop(message["keys"])
                 case "landed":
                     self._forget(message["episodes"])
+                case "collected":
+                    self._settle_accounts()
                 case "stop":
                     self.stopped = True
         except DigirlDistError as error:
@@ -172,6 +174,7 @@ class Program:
     def _load(self, version: int, tensors: dict[str, list[Any]]) -> None:
         """Make a checkpoint ready to act, or say which of its tensors are not here."""
         assert self._policies is not None and self._rollout is not None, "a checkpoint before the job"
+        self._rollout.idle_because = "push"
         infos = {name: TensorInfo(info[0], info[1], tuple(info[2])) for name, info in tensors.items()}
         missing = self._missing(sorted({info.digest for info in infos.values()}))
         if missing:
@@ -185,6 +188,7 @@ class Program:
             return
         self._policies.retire({version, *(ticket.policy_version for ticket in self._rollout.held())})
         self._remove_old_blobs({info.digest for info in infos.values()})
+        self._rollout.idle_because = "barrier"
         self._link.send("loaded", version=version)
 
     def _tensor(self, info: TensorInfo) -> Any:
@@ -212,6 +216,12 @@ class Program:
         held = {ticket.key for ticket in self._rollout.held()}
         new = [Ticket.from_json(ticket) for ticket in tickets]
         self._rollout.lease([ticket for ticket in new if ticket.key not in held])
+
+    def _settle_accounts(self) -> None:
+        """The host has all it wanted of this iteration: say where the slots' time went. From now on it learns."""
+        if self._rollout is not None:
+            self._link.send("spent", seconds=self._rollout.spent())
+            self._rollout.idle_because = "update"
 
     def _drop(self, keys: list[list[int]]) -> None:
         if self._rollout is not None:

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter as Counts
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -24,6 +25,7 @@ from digirl_dist.events import Events
 from digirl_dist.harvest import Harvest
 from digirl_dist.run_folder import RunFolder
 from digirl_dist.settings import LimitSettings, Parallel, Settings
+from digirl_dist.slot_time import ACTIVITIES
 from digirl_dist.store import Store
 from digirl_dist.tasks import Task, Ticket
 
@@ -118,6 +120,31 @@ def test_the_next_iteration_acts_with_the_next_checkpoint(tmp_path: Path, kind: 
         here.checkpoint = here.save(1)
         harvest = here.collect(tickets(2, iteration=1))
         assert [trajectory.ticket.policy_version for trajectory in harvest.trajectories] == [1, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_second_of_every_slot_is_accounted_for(tmp_path: Path, kind: Parallel) -> None:
+    with site(tmp_path, kind, step_s=0.1) as here:
+        before = here.collect(tickets(6))
+        time.sleep(0.5)
+        here.checkpoint = here.save(1)
+        harvest = here.collect(tickets(14, iteration=1))
+        slots = sum(outcome.slots for outcome in harvest.outcomes)
+        spent: Counts[str] = Counts()
+        for outcome in harvest.outcomes:
+            spent.update(outcome.slot_seconds)
+    assert sum(spent.values()) == pytest.approx(slots * (harvest.ended_at - before.ended_at), rel=0.02)
+    assert spent["step"] == pytest.approx(14 * 3 * 0.1, rel=0.2) and spent["update"] >= 0.5 * slots * 0.9
+    assert set(spent) <= set(ACTIVITIES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_time_of_lost_episodes_is_booked_under_faults(tmp_path: Path, kind: Parallel) -> None:
+    trouble = {"at": "step", "suffers": "hang", "once": str(tmp_path / "once")}
+    with site(tmp_path / "run", kind) as here:
+        harvest = here.collect(tickets(4, **trouble))
+    lost = sum(outcome.slot_seconds.get("faults", 0.0) for outcome in harvest.outcomes)
+    assert lost == pytest.approx(3.0, rel=0.2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

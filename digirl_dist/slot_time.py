@@ -1,0 +1,46 @@
+"""Where the seconds of a slot go: each belongs to exactly one activity, so the parts add up to the whole."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+ACTIVITIES = ("boot", "reset", "step", "policy", "push", "barrier", "update", "faults", "closed")
+"""In words: starting an emulator; its reset; its steps; waiting for the policy's action; having no ticket while the
+checkpoint comes, while other slots finish, while the host learns; work that was lost with an emulator; out of service."""
+
+
+class SlotTime:
+    """The clock of one slot, in seconds of this machine."""
+
+    def __init__(self, activity: str = "boot") -> None:
+        self._activity = activity
+        self._since = time.monotonic()
+        self._spent: Counter[str] = Counter()
+        self._uncertain: Counter[str] = Counter()
+
+    def enter(self, activity: str) -> None:
+        """From now on the slot does this."""
+        self._book()
+        self._activity = activity
+
+    def settle(self, lost: bool) -> None:
+        """The episode is over: its seconds stay where they are, or were for nothing."""
+        self._book()
+        if lost:
+            self._spent["faults"] += sum(self._uncertain.values())
+        else:
+            self._spent.update(self._uncertain)
+        self._uncertain.clear()
+
+    def take(self) -> dict[str, float]:
+        """Seconds by activity since the last call. Those of an episode under way come when it is over."""
+        self._book()
+        spent, self._spent = dict(self._spent), Counter()
+        return spent
+
+    def _book(self) -> None:
+        now = time.monotonic()
+        in_episode = self._activity in ("reset", "step", "policy")
+        (self._uncertain if in_episode else self._spent)[self._activity] += now - self._since
+        self._since = now
