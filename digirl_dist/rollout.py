@@ -89,8 +89,7 @@ class Rollout:
         self.tickets: deque[Ticket] = deque()
         self._policies = policies
         self._max_steps = max_steps
-        self.idle_because = "push"
-        """The activity (see slot_time) that a slot without a ticket is booked under."""
+        self._idle_because = "push"
         self._times = {slot.index: SlotTime() for slot in slots}
         self._episodes: dict[int, _Episode] = {}
         self._happened: list[Happening] = []
@@ -111,6 +110,11 @@ class Rollout:
     def in_service(self) -> int:
         """Slots that are not closed."""
         return sum(slot.state is not State.closed for slot in self.slots)
+
+    def idle(self, because: str) -> None:
+        """From now on, slots without a ticket are booked under this activity (see slot_time)."""
+        self._idle_because = because
+        self._book()
 
     def spent(self) -> dict[str, float]:
         """Slot-seconds by activity since the last call, of all slots together."""
@@ -251,7 +255,7 @@ class Rollout:
             case State.asked:
                 return slot.asked
             case _:
-                return "policy" if slot.index in self._episodes else self.idle_because
+                return "policy" if slot.index in self._episodes else self._idle_because
 
     def _begin(self) -> None:
         """Put queued tickets on idle slots."""

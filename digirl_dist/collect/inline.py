@@ -61,7 +61,7 @@ class InlineCollector:
         if leases.open:
             self._policies.load(checkpoint.iteration, checkpoint.state())
             self._policies.retire({ticket.policy_version for ticket in tickets})
-            self._rollout.idle_because = "barrier"
+            self._rollout.idle("barrier")
             self._rollout.lease(leases.take(NAME, leases.open))
         while leases.open:
             for happening in self._rollout.turn(_TURN_S):
@@ -70,7 +70,7 @@ class InlineCollector:
                 reasons = "; ".join(f"slot {slot.index}: {slot.reason}" for slot in self._rollout.slots)
                 raise HarvestError(f"no emulator can be run on this machine: {reasons}")
         account.outcome(NAME).slot_seconds = self._rollout.spent()
-        self._rollout.idle_because = "update"
+        self._rollout.idle("update")
         return account.harvest()
 
     def close(self) -> None:

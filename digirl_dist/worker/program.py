@@ -174,7 +174,7 @@ class Program:
     def _load(self, version: int, tensors: dict[str, list[Any]]) -> None:
         """Make a checkpoint ready to act, or say which of its tensors are not here."""
         assert self._policies is not None and self._rollout is not None, "a checkpoint before the job"
-        self._rollout.idle_because = "push"
+        self._rollout.idle("push")
         infos = {name: TensorInfo(info[0], info[1], tuple(info[2])) for name, info in tensors.items()}
         missing = self._missing(sorted({info.digest for info in infos.values()}))
         if missing:
@@ -188,7 +188,7 @@ class Program:
             return
         self._policies.retire({version, *(ticket.policy_version for ticket in self._rollout.held())})
         self._remove_old_blobs({info.digest for info in infos.values()})
-        self._rollout.idle_because = "barrier"
+        self._rollout.idle("barrier")
         self._link.send("loaded", version=version)
 
     def _tensor(self, info: TensorInfo) -> Any:
@@ -221,7 +221,7 @@ class Program:
         """The host has all it wanted of this iteration: say where the slots' time went. From now on it learns."""
         if self._rollout is not None:
             self._link.send("spent", seconds=self._rollout.spent())
-            self._rollout.idle_because = "update"
+            self._rollout.idle("update")
 
     def _drop(self, keys: list[list[int]]) -> None:
         if self._rollout is not None:

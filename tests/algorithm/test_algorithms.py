@@ -1,0 +1,218 @@
+"""What the algorithms choose, what they minimise, and that they can be continued."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from digirl_dist.agent.generic import GenericPolicy
+from digirl_dist.algorithm import Algorithm
+from digirl_dist.algorithm.digirl import DigiRL, advantage_threshold, instruction_advantage, step_advantage
+from digirl_dist.algorithm.filtered_bc import FilteredBC, returns_to_go
+from digirl_dist.algorithm.imitation import batches, finite, imitation_loss
+from digirl_dist.algorithm.selection import best, task_weights
+from digirl_dist.algorithm.values import outcome_loss
+from digirl_dist.emulator import DiscreteActions, EmulatorSpec
+from digirl_dist.errors import TrainingError
+from digirl_dist.settings import DigirlSettings, FilteredBcSettings, GenericAgentSettings
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trajectory import Observation, Step, Trajectory
+
+Build = Callable[[GenericPolicy], Algorithm]
+ALGORITHMS: dict[str, Build] = {
+    "filtered_bc": lambda agent: FilteredBC(agent, FilteredBcSettings(), seed=3),
+    "digirl": lambda agent: DigiRL(agent, DigirlSettings(), seed=3),
+}
+
+
+@pytest.fixture(params=ALGORITHMS.values(), ids=ALGORITHMS)
+def build(request: pytest.FixtureRequest) -> Build:
+    found: Build = request.param
+    return found
+
+
+def policy() -> GenericPolicy:
+    torch.manual_seed(0)
+    return GenericPolicy(GenericAgentSettings(), EmulatorSpec(DiscreteActions(3), vector_size=3))
+
+
+def episodes(iteration: int, count: int = 40) -> list[Trajectory]:
+    """Episodes of up to three steps at which a random action is right when it names the largest entry."""
+    rng = np.random.default_rng([5, iteration])
+    return [_episode(Ticket(iteration, index, Task(f"t{index % 4}"), index, iteration), rng) for index in range(count)]
+
+
+def _episode(ticket: Ticket, rng: np.random.Generator) -> Trajectory:
+    steps: list[Step] = []
+    for place in range(3):
+        vector, action = rng.normal(size=3).astype(np.float32), int(rng.integers(3))
+        right = action == int(vector.argmax())
+        steps.append(Step(Observation(vector=vector), action, -1.1, float(right), right, place == 2 and not right))
+        if right:
+            break
+    final = Observation(vector=rng.normal(size=3).astype(np.float32))
+    return Trajectory(ticket, f"e{ticket.index}", "here", 0, steps, final, steps[-1].terminated)
+
+
+def weights(agent: GenericPolicy) -> list[np.ndarray]:
+    return [weight.numpy().copy() for weight in agent.state_dict().values()]
+
+
+def same(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def saved_and_loaded(state: dict[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded: dict[str, Any] = torch.load(file, weights_only=True)
+    return loaded
+
+
+def test_training_raises_the_probability_of_what_succeeded(build: Build) -> None:
+    agent = policy()
+    algorithm, data = build(agent), episodes(0, 200)
+    right = [(trajectory.steps[-1].observation, trajectory.steps[-1].action) for trajectory in data if trajectory.success]
+    before = agent.log_prob(*map(list, zip(*right, strict=True))).mean().item()
+    for _ in range(5):
+        figures = algorithm.update(data, data)
+    after = agent.log_prob(*map(list, zip(*right, strict=True))).mean().item()
+    assert after > before + 0.3
+    assert all(type(value) is float and math.isfinite(value) for value in figures.values())
+
+
+def test_training_that_was_interrupted_goes_on_bit_by_bit(build: Build) -> None:
+    uninterrupted, first = policy(), policy()
+    whole, half = build(uninterrupted), build(first)
+    for iteration in range(2):
+        whole.update(episodes(iteration), episodes(iteration))
+        half.update(episodes(iteration), episodes(iteration))
+    torch.manual_seed(77)
+    second = GenericPolicy(GenericAgentSettings(), EmulatorSpec(DiscreteActions(3), vector_size=3))
+    resumed = build(second)
+    assert not same(weights(second), weights(first))
+    second.load_state_dict(saved_and_loaded(first.state_dict()))
+    resumed.load_state_dict(saved_and_loaded(half.state_dict()))
+    for iteration in range(2, 4):
+        whole.update(episodes(iteration), episodes(iteration))
+        resumed.update(episodes(iteration), episodes(iteration))
+    assert same(weights(second), weights(uninterrupted))
+
+
+def test_training_twice_from_one_seed_gives_the_same_weights(build: Build) -> None:
+    agents = policy(), policy()
+    for agent in agents:
+        build(agent).update(episodes(0), episodes(0))
+    assert same(weights(agents[0]), weights(agents[1]))
+
+
+def test_training_leaves_the_global_random_state_alone(build: Build) -> None:
+    agent = policy()
+    before = torch.get_rng_state()
+    build(agent).update(episodes(0), episodes(0))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_without_a_success_the_policy_stays_as_it_is(build: Build) -> None:
+    agent = policy()
+    failures = [trajectory for trajectory in episodes(0, 100) if not trajectory.success]
+    before = weights(agent)
+    figures = build(agent).update(failures, failures)
+    assert failures and same(weights(agent), before)
+    assert figures["kept_trajectories"] == 0.0
+
+
+def test_an_empty_replay_changes_nothing(build: Build) -> None:
+    agent = policy()
+    before = weights(agent)
+    build(agent).update([], [])
+    assert same(weights(agent), before)
+
+
+def test_a_loss_that_is_no_number_stops_the_run(build: Build) -> None:
+    agent = policy()
+    with torch.no_grad():
+        next(agent.parameters()).fill_(float("nan"))
+    with pytest.raises(TrainingError, match="nan"):
+        build(agent).update(episodes(0), episodes(0))
+
+
+def test_the_imitation_loss_is_the_weighted_mean_of_negative_log_likelihoods() -> None:
+    rng = np.random.default_rng(0)
+    log_probs, weight = -rng.random(9), rng.random(9)
+    found = float(imitation_loss(torch.tensor(log_probs), torch.tensor(weight)))
+    assert found == pytest.approx(-np.average(log_probs, weights=weight), abs=1e-6)
+
+
+def test_the_outcome_loss_is_the_cross_entropy_of_success() -> None:
+    rng = np.random.default_rng(0)
+    logits, outcomes = rng.normal(size=(12, 2)), rng.integers(2, size=12).astype(float)
+    value = np.exp(logits[:, 1]) / np.exp(logits).sum(axis=1)
+    expected = -(outcomes * np.log(value) + (1 - outcomes) * np.log(1 - value)).mean()
+    assert float(outcome_loss(torch.tensor(logits), torch.tensor(outcomes))) == pytest.approx(expected, abs=1e-6)
+
+
+def test_returns_to_go_are_discounted_sums() -> None:
+    rewards = [0.5, 0.0, 2.0, 1.0]
+    expected = [sum(0.7**k * reward for k, reward in enumerate(rewards[h:])) for h in range(4)]
+    np.testing.assert_allclose(returns_to_go(rewards, 0.7), expected, atol=1e-6)
+
+
+def test_the_step_advantage_weighs_outcome_against_value() -> None:
+    rng = np.random.default_rng(0)
+    rewards, values, decay, horizon = rng.random(5), rng.random(6), 0.5, 5
+    expected = []
+    for h in range(1, horizon + 1):
+        share = decay ** (horizon - h)
+        one_step = values[h] + rewards[h - 1] - values[h - 1]
+        expected.append(share * rewards[horizon - 1] + (1 - share) * one_step)
+    np.testing.assert_allclose(step_advantage(rewards, values, decay), expected, atol=1e-6)
+
+
+def test_the_last_step_has_the_outcome_as_its_advantage() -> None:
+    assert step_advantage(np.array([0.0, 1.0]), np.array([0.3, 0.9, 0.0]), 0.5)[-1] == 1.0
+
+
+def test_the_instruction_advantage_is_reward_minus_expectation() -> None:
+    np.testing.assert_allclose(instruction_advantage(np.array([1.0, 0.0]), np.array([0.2, 0.7])), [0.8, -0.7])
+
+
+def test_a_longer_horizon_asks_less_of_each_step() -> None:
+    assert [advantage_threshold(horizon) for horizon in (1, 4)] == [1.0, 0.25]
+
+
+def test_the_top_decile_is_kept_with_ties() -> None:
+    assert best(np.arange(40.0), 0.1, above=0.0) == [36, 37, 38, 39]
+    assert best(np.array([0.0, 1.0, 0.0, 1.0, 1.0]), 0.1, above=0.0) == [1, 3, 4]
+
+
+def test_nothing_that_earned_nothing_is_kept() -> None:
+    assert best(np.zeros(20), 0.1, above=0.0) == []
+    assert best(np.array([0.0] * 19 + [1.0]), 0.5, above=0.0) == [19]
+    assert best(np.array([]), 0.1, above=0.0) == []
+
+
+def test_a_task_solved_four_times_as_often_weighs_twice_as_much_in_all() -> None:
+    found = task_weights(["often"] * 4 + ["seldom"])
+    assert found == [0.5, 0.5, 0.5, 0.5, 1.0]
+
+
+def test_batches_go_through_all_rows_before_any_comes_again() -> None:
+    found = batches(10, 25, 4, torch.Generator().manual_seed(0))
+    order = [index for batch in found for index in batch]
+    assert [len(batch) for batch in found] == [4, 4, 4, 4, 4, 4, 1]
+    assert sorted(order[:10]) == sorted(order[10:20]) == list(range(10))
+    assert order[:10] != order[10:20]
+
+
+def test_numbers_that_are_none_are_named() -> None:
+    assert finite(1.5, "x") == 1.5
+    with pytest.raises(TrainingError, match="the loss became inf"):
+        finite(math.inf, "the loss")
