@@ -40,6 +40,7 @@ from digirl_dist.settings import (
     TaskMode,
     TrainAlgorithm,
 )
+from digirl_dist.status import Status
 from digirl_dist.store import Store
 from digirl_dist.tasks import Plan, Task
 from digirl_dist.train import Trainer
@@ -73,6 +74,7 @@ class Ground:
     folder: RunFolder
     store: Store
     events: Events
+    status: Status
 
 
 def run(settings: Settings) -> None:
@@ -89,10 +91,11 @@ def run(settings: Settings) -> None:
         stack.callback(events.close)
         trainer = _trainer(settings, agent, folder)
         stack.callback(trainer.close)
-        report = Report(folder, events, progress)
+        status = Status(folder.root / "status.json")
+        report = Report(folder, events, progress, status)
         stack.callback(report.close)
         store = Store(folder.evaluation(trainer.resume().iteration) if only_measure else folder.trajectories)
-        collector = build_collector(Ground(settings, device, agent, folder, store, events), stack)
+        collector = build_collector(Ground(settings, device, agent, folder, store, events, status), stack)
         if only_measure:
             host.evaluate(collector, trainer, store, plan, report, settings.eval_iterations)
         else:
@@ -117,7 +120,7 @@ def _inline_collector(ground: Ground) -> Collector:
 
     settings, device = ground.settings, ground.device
     job = InlineJob(ground.agent, device.factory, settings.bsize, _slot_limits(settings.limits), device.max_steps)
-    return InlineCollector(job, settings.limits.episode_attempts, ground.store, ground.events)
+    return InlineCollector(job, settings.limits.episode_attempts, ground.store, ground.events, ground.status)
 
 
 def _fleet_collector(ground: Ground, stack: ExitStack) -> Collector:
@@ -133,7 +136,7 @@ def _fleet_collector(ground: Ground, stack: ExitStack) -> Collector:
     package = None if settings.dry_run else _package(ground, stack)
     workers = [(_worker_spec(member, ground, package), _job(member, ground)) for member in found]
     fleet = Fleet(workers, settings.ssh, settings.limits)
-    return FleetCollector(fleet, settings.limits, settings.prefetch, ground.store, ground.events)
+    return FleetCollector(fleet, settings.limits, settings.prefetch, ground.store, ground.events, ground.status)
 
 
 def _package(ground: Ground, stack: ExitStack) -> Package:
@@ -160,7 +163,8 @@ def _worker_spec(member: Member, ground: Ground, package: Package | None) -> Wor
     folder = f"{member.temp_path}/{ground.folder.run_id}-{member.name}"
     install = this_python if package is None else installer(member, package, ground.events)
     version = "" if package is None else file_digest(package.wheel)
-    return WorkerSpec(member.address, member.slots, folder, install, version)
+    limit_s = 0.0 if package is None else package.limit_s
+    return WorkerSpec(member.address, member.slots, folder, install, limit_s, version)
 
 
 def _job(member: Member, ground: Ground) -> Job:

@@ -6,6 +6,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 _USAGE = """\
   python run.py --config-path config/multimachine --config-name host [key=value ...]
@@ -23,19 +24,24 @@ often used:
   train_algorithm=filtered_bc|digirl train_iterations=20 save_path=runs/mine seed=1
   parallel=single                    the same loop without workers
 
+what does a run wait for?  digirl-dist why --save-path runs/host   (or python run.py why ...)
+
 every key and its meaning: digirl_dist/settings.py
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 done, 1 failed, 2 wrong configuration, 130 interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["why"]:
+        return _why(words[1:])
     parser = argparse.ArgumentParser(
         prog="digirl-dist", description=_USAGE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config-path", default="config/multimachine", help="folder of the YAML files")
     parser.add_argument("--config-name", default="host", help="which of them, without .yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of the configuration")
-    options = parser.parse_intermixed_args(argv)
+    options = parser.parse_intermixed_args(words)
     from digirl_dist.errors import DigirlDistError, SettingsError
 
     try:
@@ -49,6 +55,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; the same command goes on where it stopped", file=sys.stderr)
         return 130
+    return 0
+
+
+def _why(words: Sequence[str]) -> int:
+    """digirl-dist why --save-path DIR"""
+    parser = argparse.ArgumentParser(prog="digirl-dist why", description="who waits for whom in a run, and since when")
+    parser.add_argument("--save-path", default="runs/host", help="the run's folder")
+    options = parser.parse_args(words)
+    from digirl_dist.errors import RunFolderError
+    from digirl_dist.report.why import explain
+
+    try:
+        print(explain(Path(options.save_path).expanduser()))
+    except RunFolderError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

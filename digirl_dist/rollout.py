@@ -61,6 +61,16 @@ class SlotChanged:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class SlotWait:
+    """What a slot does, for how many seconds now, of how many it may take, and for which ticket."""
+
+    activity: str
+    for_s: float
+    limit_s: float | None
+    ticket: int | None
+
+
 Happening = Finished | Failed | Acting | SlotChanged
 
 
@@ -106,6 +116,19 @@ class Rollout:
         self.tickets = deque(ticket for ticket in self.tickets if ticket.key not in keys)
         for episode in self._episodes.values():
             episode.dropped |= episode.ticket.key in keys
+
+    def waits(self) -> list[SlotWait]:
+        """What every slot does, for people to see; may be called from another thread."""
+        now = time.monotonic()
+        found = []
+        for slot in self.slots:
+            episode = self._episodes.get(slot.index)
+            limit_s = slot.deadline - slot.since
+            ticket = None if episode is None else episode.ticket.index
+            found.append(
+                SlotWait(self._activity(slot), now - slot.since, None if limit_s == float("inf") else limit_s, ticket)
+            )
+        return found
 
     def in_service(self) -> int:
         """Slots that are not closed."""

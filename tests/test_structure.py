@@ -19,7 +19,7 @@ PACKAGE = Path(digirl_dist.__file__).parent
 LAYERS = [
     ["__init__", "errors", "digest", "tasks", "same_python"],
     ["settings", "durable", "trajectory", "entry_point", "travel", "job"],
-    ["events", "slot_time", "table", "harvest", "checkpoint", "run_folder", "ssh", "emulator", "agent", "algorithm"],
+    ["events", "slot_time", "status", "table", "harvest", "checkpoint", "run_folder", "ssh", "emulator", "agent", "algorithm"],
     ["rollout", "store"],
     ["worker"],
     ["fleet"],

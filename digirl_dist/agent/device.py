@@ -19,7 +19,7 @@ from digirl_dist.settings import DeviceAgentSettings
 from digirl_dist.tasks import Json
 from digirl_dist.trajectory import Decision, Observation
 
-_STRIDE = 16
+_STRIDE = 8
 """Pixels of the scaled screenshot per cell of the touch grid, in both directions."""
 
 
@@ -120,7 +120,7 @@ class Encoder(nn.Module):
             nn.ReLU(),
             nn.Conv2d(width // 2, width, 3, stride=2, padding=1),
             nn.ReLU(),
-            nn.Conv2d(width, width, 3, stride=2, padding=1),
+            nn.Conv2d(width, width, 3, padding=1),
         )
         self._place = nn.Parameter(0.1 * torch.randn(width, grid.rows, grid.columns))
         self._norm = nn.LayerNorm(width)

@@ -14,6 +14,7 @@ from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.leases import Leases
 from digirl_dist.fleet.news import (
     Acting,
+    Alive,
     Ended,
     EpisodeFailed,
     Joined,
@@ -24,12 +25,14 @@ from digirl_dist.fleet.news import (
     Refused,
     SlotChanged,
     Spent,
+    Trying,
 )
 from digirl_dist.harvest import Harvest
 from digirl_dist.job import Notice
 from digirl_dist.settings import LimitSettings
+from digirl_dist.status import Status, WorkerStatus
 from digirl_dist.store import Store
-from digirl_dist.tasks import Ticket
+from digirl_dist.tasks import Json, Ticket
 
 _LOOK_S = 0.5
 _ACCOUNTS_S = 1.0
@@ -48,13 +51,16 @@ class Standing:
 class FleetCollector:
     """Collector over SSH. ``prefetch`` tickets per worker are leased beyond its slots, to hide the round trip."""
 
-    def __init__(self, fleet: Fleet, limits: LimitSettings, prefetch: int, store: Store, events: Events) -> None:
+    def __init__(
+        self, fleet: Fleet, limits: LimitSettings, prefetch: int, store: Store, events: Events, status: Status
+    ) -> None:
         self.fleet = fleet
         self.limits = limits
         self.prefetch = prefetch
         self.store = store
         self.events = events
         self.standing = {name: Standing() for name in fleet.workers}
+        self.status = status
         self.fleet.start()
 
     def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> Harvest:
@@ -74,6 +80,7 @@ class _Harvesting:
         self._store = collector.store
         self._events = collector.events
         self._standing = collector.standing
+        self._status = collector.status
         self._checkpoint = checkpoint
         self._iteration = tickets[0].iteration
         self._account = Account(self._iteration)
@@ -82,15 +89,18 @@ class _Harvesting:
         self._able_at = time.monotonic()
 
     def run(self) -> Harvest:
+        self._status.host(f"collect iteration {self._iteration}")
         if self._leases.open:
             self._fleet.publish(self._checkpoint)
         while self._leases.open:
             news = self._fleet.news(_LOOK_S)
             if news is not None:
                 self._take_in(news)
+            self._status.collecting(self._iteration, self._leases.open)
             self._hand_out()
             self._check_that_somebody_can()
         self._settle_accounts()
+        self._status.host(f"store iteration {self._iteration} and learn from it")
         return self._account.harvest()
 
     def _settle_accounts(self) -> None:
@@ -127,6 +137,22 @@ class _Harvesting:
                 self._slot_changed(worker, slot, state, reason, in_service)
             case Lost(worker, error):
                 self._lost(worker, error)
+            case Trying(worker, doing, limit_s):
+                self._status.workers[worker] = WorkerStatus(doing, limit_s=limit_s)
+            case Alive():
+                self._alive(news)
+
+    def _alive(self, news: Alive) -> None:
+        seen = self._status.worker(news.worker)
+        seen.heard_at = time.time()
+        seen.doing, seen.since, seen.limit_s = news.doing, seen.heard_at - news.for_s, self._limits.stuck_s
+        seen.slots = news.slots
+
+    def _tell(self, kind: str, worker: str, **content: Json) -> None:
+        """An event of a worker."""
+        said = ", ".join(f"{key} {value}" for key, value in content.items() if value not in ("", None))
+        self._status.worker(worker).last_event = f"{kind}: {said}"
+        self._events.emit(kind, worker=worker, **content)
 
     def _joined(self, worker: str, slots: int, held: list[tuple[int, int]]) -> None:
         self._standing[worker] = Standing(slots=slots, in_service=slots)
@@ -134,20 +160,20 @@ class _Harvesting:
         unwanted = [key for key in held if key not in wanted]
         if unwanted:
             self._fleet.workers[worker].drop(unwanted)
-        self._events.emit("worker_joined", worker=worker, slots=slots, still_running=len(wanted))
+        self._tell("worker_joined", worker, slots=slots, still_running=len(wanted))
 
     def _loaded(self, worker: str, version: int, push_s: float, push_bytes: int) -> None:
         outcome = self._account.outcome(worker)
         outcome.slots = self._standing[worker].slots
         outcome.push_s += push_s
         outcome.push_bytes += push_bytes
-        self._events.emit("pushed", worker=worker, version=version, seconds=round(push_s, 4), bytes=push_bytes)
+        self._tell("pushed", worker, version=version, seconds=round(push_s, 4), bytes=push_bytes)
 
     def _ended(self, worker: str, notice: Notice) -> None:
         """Pull the episode if its ticket is still open; a stale or repeated one is deleted unread."""
         ticket = self._leases.tickets.get(notice.index)
         if notice.iteration != self._iteration or ticket is None or not self._leases.expect(worker, notice.index):
-            self._events.emit("episode_dropped", worker=worker, episode=notice.episode_id, reason="not wanted any more")
+            self._tell("episode_dropped", worker, episode=notice.episode_id, reason="not wanted any more")
             self._fleet.workers[worker].forget(notice.episode_id)
             return
         self._account.ended(worker, notice.seconds, notice.age_s)
@@ -163,9 +189,9 @@ class _Harvesting:
             self._store.land(pulled.trajectory, pulled.path)
             self._account.trajectories[notice.index] = pulled.trajectory
             outcome.episodes += 1
-            self._events.emit(
+            self._tell(
                 "episode",
-                worker=worker,
+                worker,
                 iteration=notice.iteration,
                 ticket=notice.index,
                 success=pulled.trajectory.success,
@@ -183,21 +209,21 @@ class _Harvesting:
 
     def _retry(self, worker: str, slot: int, index: int, reason: str) -> None:
         self._account.outcome(worker).retried += 1
-        self._events.emit("episode_retried", worker=worker, slot=slot, ticket=index, reason=reason)
+        self._tell("episode_retried", worker, slot=slot, ticket=index, reason=reason)
         self._leases.fail(worker, index, reason)
 
     def _slot_changed(self, worker: str, slot: int, state: str, reason: str, in_service: int) -> None:
         standing = self._standing[worker]
         standing.in_service = in_service
         standing.slot_reasons[slot] = reason
-        self._events.emit("slot", worker=worker, slot=slot, state=state, reason=reason)
+        self._tell("slot", worker, slot=slot, state=state, reason=reason)
 
     def _lost(self, worker: str, error: WorkerError) -> None:
         released = self._leases.release(worker)
         self._standing[worker] = Standing(error=error)
         self._account.outcome(worker).losses.append(error.reason)
-        self._events.emit(
-            "worker_lost", worker=worker, reason=error.reason, remedy=error.remedy, fatal=error.fatal, released=released
+        self._tell(
+            "worker_lost", worker, reason=error.reason, remedy=error.remedy, fatal=error.fatal, released=released
         )
 
     def _able(self) -> list[str]:

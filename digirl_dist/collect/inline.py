@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from digirl_dist.agent import AgentFactory
@@ -17,6 +18,7 @@ from digirl_dist.events import Events
 from digirl_dist.fleet.leases import Leases
 from digirl_dist.harvest import Harvest
 from digirl_dist.rollout import Acting, Failed, Finished, Happening, Rollout, SlotChanged
+from digirl_dist.status import Status
 from digirl_dist.store import Store
 from digirl_dist.tasks import Ticket
 from digirl_dist.travel import pack
@@ -40,7 +42,7 @@ class InlineJob:
 class InlineCollector:
     """Runs every ticket in emulator processes of this machine."""
 
-    def __init__(self, job: InlineJob, attempts: int, store: Store, events: Events) -> None:
+    def __init__(self, job: InlineJob, attempts: int, store: Store, events: Events, status: Status) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="digirl-dist-")
         folder = Path(self._folder.name)
         packed = folder / "emulator"
@@ -51,6 +53,7 @@ class InlineCollector:
         self._attempts = attempts
         self._store = store
         self._events = events
+        self._status = status
 
     def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> Harvest:
         iteration = tickets[0].iteration
@@ -63,7 +66,9 @@ class InlineCollector:
             self._policies.retire({ticket.policy_version for ticket in tickets})
             self._rollout.idle("barrier")
             self._rollout.lease(leases.take(NAME, leases.open))
+        self._status.host(f"collect iteration {iteration}")
         while leases.open:
+            self._look(iteration, leases)
             for happening in self._rollout.turn(_TURN_S):
                 self._account_for(happening, account, leases)
             if not self._rollout.in_service():
@@ -71,7 +76,15 @@ class InlineCollector:
                 raise HarvestError(f"no emulator can be run on this machine: {reasons}")
         account.outcome(NAME).slot_seconds = self._rollout.spent()
         self._rollout.idle("update")
+        self._status.host(f"store iteration {iteration} and learn from it")
         return account.harvest()
+
+    def _look(self, iteration: int, leases: Leases) -> None:
+        """Keep the picture of who waits for whom up to date."""
+        here = self._status.worker(NAME)
+        here.doing, here.heard_at = "run episodes", time.time()
+        here.slots = [asdict(wait) for wait in self._rollout.waits()]
+        self._status.collecting(iteration, leases.open)
 
     def close(self) -> None:
         self._rollout.close()

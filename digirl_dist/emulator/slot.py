@@ -52,6 +52,8 @@ class Slot:
         self.state = State.down
         self.deadline = 0.0
         """Monotonic time at which the present state is overdue (down: at which a new start is due)."""
+        self.since = time.monotonic()
+        """Monotonic time at which the present state began."""
         self.failures = 0
         self.reason = ""
         """Why it was closed, or why it failed last."""
@@ -185,7 +187,8 @@ class Slot:
     def _enter(self, state: State, asked: str, limit_s: float) -> None:
         self.state = state
         self.asked = asked
-        self.deadline = time.monotonic() + limit_s
+        self.since = time.monotonic()
+        self.deadline = self.since + limit_s
 
 
 def last_lines(log: Path, count: int = 5) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from digirl_dist.errors import WorkerError
 from digirl_dist.job import Notice
+from digirl_dist.tasks import Json
 from digirl_dist.trajectory import Trajectory
 
 
@@ -97,6 +98,25 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class Trying:
+    """The host is busy with getting the worker to work; it gives up after ``limit_s``."""
+
+    worker: str
+    doing: str
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class Alive:
+    """A heartbeat: what the program's loop is doing for how long, and the waits of its slots (see rollout.SlotWait)."""
+
+    worker: str
+    doing: str
+    for_s: float
+    slots: list[dict[str, Json]]
+
+
+@dataclass(frozen=True)
 class Spent:
     """Slot-seconds of the worker by activity since it was asked before (see slot_time)."""
 
@@ -104,4 +124,4 @@ class Spent:
     seconds: dict[str, float]
 
 
-News = Joined | Loaded | Acting | Ended | Pulled | Refused | EpisodeFailed | SlotChanged | Spent | Lost
+News = Joined | Loaded | Acting | Ended | Pulled | Refused | EpisodeFailed | SlotChanged | Trying | Alive | Spent | Lost

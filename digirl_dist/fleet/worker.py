@@ -19,6 +19,7 @@ from digirl_dist.emulator.slot import SlotLimits
 from digirl_dist.errors import JobError, LinkLostError, RunFolderError, TrajectoryError, WorkerError
 from digirl_dist.fleet.news import (
     Acting,
+    Alive,
     Ended,
     EpisodeFailed,
     Joined,
@@ -29,6 +30,7 @@ from digirl_dist.fleet.news import (
     Refused,
     SlotChanged,
     Spent,
+    Trying,
 )
 from digirl_dist.job import PROTOCOL, Notice, blob_name, decode, encode, episode_name
 from digirl_dist.settings import LimitSettings, SshSettings
@@ -51,6 +53,7 @@ class WorkerSpec:
     folder: str
     """The job folder on the worker; may start with ``~/``."""
     install: Installer
+    install_limit_s: float = 0.0
     package: str = ""
     """Digest of the package that ``install`` provides; a program that runs another one is replaced."""
 
@@ -233,9 +236,12 @@ class _Session:
         self._spool: list[Notice] = []
         self._error: WorkerError | None = None
         self.transfers: queue.SimpleQueue[_Push | _Pull | None] = queue.SimpleQueue()
+        self._try("connect and log in", ssh.connect_s + ssh.login_s)
         self.connection = connect(spec.address, ssh)
         try:
+            self._try("install or check the package", spec.install_limit_s)
             python = spec.install(self.connection)
+            self._try("start the worker program and its emulators", limits.silence_s)
             self._control = self._attach(python, replace)
             self._courier = Courier(
                 self.connection, [*python, "-m", "digirl_dist.worker.courier", "--folder", spec.folder], ssh
@@ -252,6 +258,9 @@ class _Session:
     def __exit__(self, *_: object) -> None:
         self.transfers.put(None)
         self.connection.close()
+
+    def _try(self, doing: str, limit_s: float) -> None:
+        self._post(Trying(self._spec.name, doing, limit_s))
 
     def send(self, line: bytes) -> None:
         self._control.write(line)
@@ -333,6 +342,7 @@ class _Session:
                 self._post(Spent(name, {str(key): float(value) for key, value in message["seconds"].items()}))
             case "alive":
                 self._check_progress(str(message["doing"]), float(message["for_s"]))
+                self._post(Alive(name, str(message["doing"]), float(message["for_s"]), list(message["slots"])))
             case "broken":
                 raise self._broken(str(message["during"]), str(message["reason"]))
 

@@ -13,6 +13,7 @@ from digirl_dist.report.page import write_page
 from digirl_dist.report.progress import Progress
 from digirl_dist.report.tensorboard import Curves
 from digirl_dist.run_folder import RunFolder
+from digirl_dist.status import Status
 from digirl_dist.store import Store
 from digirl_dist.train import Update
 
@@ -22,10 +23,11 @@ _PAGE_EVERY_S = 30.0
 class Report:
     """What the loop tells of itself."""
 
-    def __init__(self, folder: RunFolder, events: Events, progress: Progress) -> None:
+    def __init__(self, folder: RunFolder, events: Events, progress: Progress, status: Status) -> None:
         self._folder = folder
         self._events = events
         self._progress = progress
+        self._status = status
         self._metrics = Metrics(folder.metrics)
         self._curves = Curves(folder.tensorboard)
         self._before: Update | None = None
@@ -68,6 +70,7 @@ class Report:
 
     def close(self) -> None:
         """Write the page and print the summary, also of a run that was interrupted."""
+        self._status.host("nothing: the run was ended in order")
         self._progress.close()
         self._curves.close()
         if self._before is not None:

@@ -83,7 +83,7 @@ class Courier:
 
     def _get(self, name: str, offset: int) -> None:
         try:
-            file = open(self._inside(name), "rb", buffering=0)  # noqa: SIM115 - errors of the rest cannot be answered
+            file = open(self._inside(name), "rb", buffering=0)
         except (OSError, Refused) as error:
             self._answer({"error": _reason(error)})
             return

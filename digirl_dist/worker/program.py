@@ -16,6 +16,7 @@ import shutil
 import sys
 import time
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,8 @@ class Program:
 
     def _state_of_work(self) -> dict[str, Json]:
         doing, since = self._doing
-        return {"doing": doing, "for_s": round(time.monotonic() - since, 3)}
+        slots = [] if self._rollout is None else [asdict(wait) for wait in self._rollout.waits()]
+        return {"doing": doing, "for_s": round(time.monotonic() - since, 3), "slots": slots}
 
     def _obey(self, message: dict[str, Any]) -> None:
         """One message of the host; whatever fails here is told to it."""

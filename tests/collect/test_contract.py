@@ -26,6 +26,7 @@ from digirl_dist.harvest import Harvest
 from digirl_dist.run_folder import RunFolder
 from digirl_dist.settings import LimitSettings, Parallel, Settings
 from digirl_dist.slot_time import ACTIVITIES
+from digirl_dist.status import Status
 from digirl_dist.store import Store
 from digirl_dist.tasks import Task, Ticket
 
@@ -51,7 +52,7 @@ class Site:
         agent = partial(Coin, Counter.spec)
         self.checkpoints = Checkpoints(self.folder.checkpoints)
         self.checkpoint = self.save(0)
-        ground = Ground(settings, device, agent, self.folder, self.store, events)
+        ground = Ground(settings, device, agent, self.folder, self.store, events, Status(folder / "status.json"))
         self.collector: Collector = build_collector(ground, stack)
 
     def save(self, iteration: int) -> Checkpoint:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from digirl_dist.emulator.phone.apps import APPS, App, Switch, app_named
-from digirl_dist.emulator.phone.state import PhoneState
 from digirl_dist.emulator.phone.layout import PER_PAGE
+from digirl_dist.emulator.phone.state import PhoneState
 from digirl_dist.errors import SettingsError
 from digirl_dist.tasks import Json, Task
 

@@ -1,0 +1,83 @@
+"""``digirl-dist why``: explains a running or dead run: who waits for whom, since when, and what happened last."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from digirl_dist.errors import RunFolderError
+
+_EVENTS = 8
+_NEAR = 0.5
+"""A wait that has used up this share of its limit is pointed at."""
+
+
+def explain(folder: Path) -> str:
+    """Raises RunFolderError if there is nothing to explain."""
+    path = folder / "status.json"
+    try:
+        status = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}; is {folder} the save_path of a run?") from error
+    return "\n".join([*_host(folder, status), *_workers(status), *_events(folder)])
+
+
+def _host(folder: Path, status: dict[str, Any]) -> Iterator[str]:
+    now = time.time()
+    if is_running(folder):
+        yield f"{folder}: process {status['pid']} is running"
+        yield f"host: {status['doing']}, for {now - status['since']:.1f} s"
+    else:
+        yield f"{folder}: no process is running; the last, {status['pid']}, wrote {now - status['time']:.0f} s ago"
+        yield f"host: it was in: {status['doing']}, for {status['time'] - status['since']:.1f} s"
+
+
+def _workers(status: dict[str, Any]) -> Iterator[str]:
+    for name, worker in sorted(status["workers"].items()):
+        at = status["time"]
+        heard = "" if worker["heard_at"] is None else f", last heard {at - worker['heard_at']:.1f} s before"
+        yield f"worker {name}: {worker['doing']}{_wait(at - worker['since'], worker['limit_s'])}{heard}"
+        for number, slot in enumerate(worker["slots"]):
+            ticket = "" if slot["ticket"] is None else f" of ticket {slot['ticket']}"
+            late = at - (worker["heard_at"] or at)
+            yield f"  slot {number}: {slot['activity']}{ticket}{_wait(slot['for_s'] + late, slot['limit_s'])}"
+        if worker["last_event"]:
+            yield f"  last event: {worker['last_event']}"
+
+
+def _wait(for_s: float, limit_s: float | None) -> str:
+    if limit_s is None:
+        return f", for {for_s:.1f} s"
+    pointer = "   <-- the host waits for this" if for_s > _NEAR * limit_s else ""
+    return f", for {for_s:.1f} s of at most {limit_s:.0f}{pointer}"
+
+
+def _events(folder: Path) -> Iterator[str]:
+    try:
+        lines = (folder / "events.jsonl").read_text().splitlines()
+    except OSError:
+        return
+    notable = [line for line in lines if '"event": "episode"' not in line and '"event": "pushed"' not in line]
+    yield "last events:"
+    for line in notable[-_EVENTS:]:
+        event = json.loads(line)
+        said = ", ".join(
+            f"{key} {value}" for key, value in event.items() if key not in ("time", "event") and value != ""
+        )
+        yield f"  {time.strftime('%H:%M:%S', time.localtime(event['time']))} {event['event']}: {said}"
+
+
+def is_running(folder: Path) -> bool:
+    """Whether a host holds the folder's lock."""
+    try:
+        with (folder / ".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False

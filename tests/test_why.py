@@ -1,0 +1,65 @@
+"""``digirl-dist why`` shows the true culprit, of a running run and of a dead one."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from test_run import MINE, ROOT, RUN, events
+from watching import eventually, processes_with
+
+
+def why(folder: Path) -> str:
+    command = [sys.executable, str(ROOT / "run.py"), "why", "--save-path", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
+
+
+def test_why_points_at_a_hung_emulator_and_tells_of_a_killed_host(tmp_path: Path) -> None:
+    words = ["dry_run=true", f"save_path={tmp_path}", "limits.step_s=20", "limits.orphan_s=3"]
+    process = subprocess.Popen(
+        [*RUN, *MINE, *words, "emulator.kwargs={step_s: 30}"],
+        cwd=ROOT / "tests",
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        eventually(lambda: "<-- the host waits for this" in why(tmp_path), 40, "the pointer at the hung step")
+        said = why(tmp_path)
+        assert f"process {process.pid} is running" in said
+        assert "collect iteration 0: 8 episodes are missing" in said
+        hung = [line for line in said.splitlines() if "<-- the host waits for this" in line]
+        assert all("slot" in line and "step of ticket" in line and "of at most 20" in line for line in hung)
+        assert "worker_joined" in said
+        process.kill()
+        process.wait()
+        assert "no process is running" in why(tmp_path)
+        assert "it was in: collect iteration 0" in why(tmp_path)
+    finally:
+        process.kill()
+        process.wait()
+    eventually(lambda: not processes_with(tmp_path), 60, "the end of the orphans")
+
+
+def test_why_shows_what_a_worker_is_waited_for(tmp_path: Path) -> None:
+    worker = "{host: 127.0.0.1, port: 1, name: w1}"
+    process = subprocess.Popen(
+        [*RUN, *MINE, f"worker_ips=[{worker}]", f"save_path={tmp_path}"],
+        cwd=ROOT / "tests",
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        eventually(lambda: events(tmp_path, "worker_lost"), 30)
+        eventually(lambda: "nothing listens at 127.0.0.1:1" in why(tmp_path), 10)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+    assert "ended in order" in why(tmp_path)
+
+
+def test_why_without_a_run_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "run.py"), "why", "--save-path", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1 and "status.json cannot be read" in done.stderr
