@@ -1,8 +1,7 @@
 """An iteration's collection, beside the recipes of DigiRL and DistRL.
 
-Everything that the recipes and the device wait for (a device's reset of 10 s and step of 3 s, DigiRL's pauses, its cold
-start, both sides' time limits, DistRL's poll of 10 s) is scaled by 0.1. What the software itself costs is not, on any side
-but DigiRL's cold start, so the ratios are rather too low than too high.
+Everything that is waited for (a reset of 10 s and a step of 3 s, DigiRL's pauses, the time limits of all, DistRL's
+poll of 10 s) is scaled by 0.1, and so is DigiRL's cold start. What software costs beside that is not, on any side.
 """
 
 from __future__ import annotations

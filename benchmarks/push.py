@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
 import torch
 
 from benchmarks.baselines import shell
@@ -126,14 +127,11 @@ def _bytes_on_wire(ours: Ours) -> int:
     """Sent and received on this process's connections to the workers, as the kernel counts them (tcp_info)."""
     ports = {worker.spec.address.port for worker in ours.fleet.workers.values()}
     total = 0
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            with socket.socket(fileno=os.dup(int(name))) as copy:
-                if copy.family == socket.AF_INET and copy.getpeername()[1] in ports:
-                    info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)
-                    total += struct.unpack_from("Q", info, 128)[0] + struct.unpack_from("Q", info, 200)[0]
-        except OSError:
-            continue  # no socket, or one that is not connected
+    for connection in psutil.Process().net_connections("tcp"):
+        if connection.raddr and connection.raddr.port in ports:
+            with socket.socket(fileno=os.dup(connection.fd)) as copy:
+                info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)
+            total += struct.unpack_from("Q", info, 128)[0] + struct.unpack_from("Q", info, 200)[0]
     return total
 
 

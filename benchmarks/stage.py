@@ -37,6 +37,7 @@ from digirl_dist.harvest import Harvest
 from digirl_dist.job import Notice
 from digirl_dist.settings import LimitSettings, RehearsalSettings, SshSettings
 from digirl_dist.ssh.connection import Address
+from digirl_dist.status import Status
 from digirl_dist.store import Store
 from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Decision, Observation
@@ -95,7 +96,7 @@ class _WatchedFleet(Fleet):
 
 
 class Ours:
-    """digirl_dist's collector over SSH on ``machines``. ``weight``: tensors beside the policy's own, numbers in each."""
+    """digirl_dist's collector over SSH. ``weight``: how many tensors beside the policy's own, and numbers in each."""
 
     def __init__(
         self, folder: Path, machines: Sequence[Machine], limits: LimitSettings, weight: tuple[int, int] = (0, 0)
@@ -109,7 +110,8 @@ class Ours:
         self._limits = limits
         workers = [self._worker(machine, folder, weight) for machine in machines]
         self.fleet = _WatchedFleet(workers, SshSettings(), limits)
-        self.collector = FleetCollector(self.fleet, limits, 1, self.store, self._events)
+        status = Status(folder / "status.json")
+        self.collector = FleetCollector(self.fleet, limits, 1, self.store, self._events, status)
 
     def _worker(self, machine: Machine, folder: Path, weight: tuple[int, int]) -> tuple[WorkerSpec, Job]:
         limits = self._limits
@@ -211,7 +213,7 @@ def sshd(name: str, folder: Path, host: str = "127.0.0.1", prefix: Sequence[str]
         f"ListenAddress {host}\nPort {port}\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\nStrictModes no\n"
         f"AuthorizedKeysFile {folder}/user_key.pub\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
         "MaxStartups 200\nMaxSessions 200\nSubsystem sftp internal-sftp\nPermitRootLogin yes\n"
-        f"SetEnv HOME={folder}\n"  # a home without start-up files for the shell, whose cost would be added to each command
+        f"SetEnv HOME={folder}\n"  # no start-up files of the user's shell, whose cost would be added to each command
     )
     place = host if port == 22 else f"[{host}]:{port}"
     (folder / "known_hosts").write_text(f"{place} {(folder / 'host_key.pub').read_text()}")

@@ -21,7 +21,7 @@ def main() -> None:
         over, seconds, tails = [], [], []
         for number in range(1, ROUNDS + 1):
             nominal = [nominal_s(DEVICE, ticket) for ticket in tickets(number, TICKETS)]
-            harvest, took = ours.iteration(number, TICKETS)
+            _, took = ours.iteration(number, TICKETS)
             seconds.append(took)
             over.append(took / (sum(nominal) / rate))
             ended = sorted(at for at, notice in ours.fleet.notices if notice.iteration == number)

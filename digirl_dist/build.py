@@ -49,7 +49,7 @@ from digirl_dist.train.inprocess import AlgorithmFactory, InProcessTrainer
 if TYPE_CHECKING:
     from digirl_dist.fleet.install import Package
     from digirl_dist.fleet.roster import Member
-    from digirl_dist.fleet.worker import Job, WorkerSpec
+    from digirl_dist.fleet.spec import Job, WorkerSpec
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _package(ground: Ground, stack: ExitStack) -> Package:
 def _worker_spec(member: Member, ground: Ground, package: Package | None) -> WorkerSpec:
     """``package`` is None for localhost workers, which use the host's own."""
     from digirl_dist.fleet.roster import installer, this_python
-    from digirl_dist.fleet.worker import WorkerSpec
+    from digirl_dist.fleet.spec import WorkerSpec
 
     folder = f"{member.temp_path}/{ground.folder.run_id}-{member.name}"
     install = this_python if package is None else installer(member, package, ground.events)
@@ -169,7 +169,7 @@ def _worker_spec(member: Member, ground: Ground, package: Package | None) -> Wor
 
 def _job(member: Member, ground: Ground) -> Job:
     """What the worker is to do; its own emulator settings, if it has any, are checked here."""
-    from digirl_dist.fleet.worker import Job
+    from digirl_dist.fleet.spec import Job
     from digirl_dist.travel import pack
 
     settings, device = ground.settings, ground.device
@@ -249,4 +249,4 @@ def _algorithm(settings: Settings) -> AlgorithmFactory:
 
 
 def _slot_limits(limits: LimitSettings) -> SlotLimits:
-    return SlotLimits(limits.boot_s, limits.reset_s, limits.step_s, limits.slot_failures)
+    return SlotLimits(limits.boot_s, limits.reset_s, limits.step_s, limits.slot_failures, limits.quarantine_s)

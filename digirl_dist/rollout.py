@@ -173,7 +173,7 @@ class Rollout:
     def _attend(self, slot: Slot) -> None:
         """Start a slot whose back-off is over; take the answer of one that answered or is overdue."""
         overdue = time.monotonic() >= slot.deadline
-        if slot.state is State.down and overdue:
+        if slot.state in (State.down, State.closed) and overdue:
             slot.start()
         elif slot.state in (State.booting, State.asked, State.idle) and slot.connection is not None:
             if overdue or slot.connection.poll():

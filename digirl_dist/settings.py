@@ -161,7 +161,6 @@ class DeviceAgentSettings(AgentSettings):
     """Places the policy looks at together when it decides between tapping, typing, swiping and so on."""
     word_buckets: int = 2048
     """Words are hashed into this many embeddings."""
-    explore: float = 0.0
 
     name: str = "device"
 
@@ -290,7 +289,9 @@ class LimitSettings:
     step_s: float = 30.0
     """One step of an emulator."""
     slot_failures: int = 3
-    """An emulator that fails this often in a row is taken out of service."""
+    """An emulator that fails this often in a row is taken out of service …"""
+    quarantine_s: float = 300.0
+    """… for this long. Then it gets another chance; one more failure takes it out again."""
     episode_attempts: int = 5
     """A ticket whose episode fails this often ends the run."""
     silence_s: float = 15.0

@@ -29,7 +29,7 @@ _REST_S = (5.0, 5.0)
 
 
 def pace(scale: float) -> Pace:
-    """The fixed times of the original. Where a rehearsed reset or step takes longer than the pause, only that counts."""
+    """The fixed times of the original. Where a rehearsed reset or step takes longer than the pause, only it counts."""
     fixed = Pace(clone_s=2, boot_s=30, settle_s=5, terminate_s=5, reset_limit_s=120, step_limit_s=300)
     return Pace(**{name: value * scale for name, value in vars(fixed).items()})
 

@@ -55,8 +55,6 @@ class DevicePolicy(nn.Module):
         assert isinstance(last, nn.Linear)
         nn.init.normal_(last.weight, std=0.01)
         last.bias.data.copy_(torch.tensor(PRIOR).log())
-        self._explore = settings.explore
-        self.register_buffer("_prior", torch.tensor(PRIOR), persistent=False)
 
     def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
         images = self._pictures.decoded([observation.image for observation in observations])
@@ -79,7 +77,8 @@ class DevicePolicy(nn.Module):
     def features(self, observations: Sequence[Observation]) -> torch.Tensor:
         with torch.no_grad():
             images = self._pictures.remembered([observation.image for observation in observations])
-            return self._encoder(images.to(self._device), [seen.text for seen in observations])[1]
+            features: torch.Tensor = self._encoder(images.to(self._device), [seen.text for seen in observations])[1]
+            return features
 
     @property
     def _device(self) -> torch.device:
@@ -90,12 +89,7 @@ class DevicePolicy(nn.Module):
         cell_logits, features = self._encoder(images.to(self._device), texts)
         can_type = torch.tensor([quoted(text) is not None for text in texts], device=self._device)
         kinds = _without_typing(self._kind_head(features), can_type).log_softmax(dim=1)
-        cells = cell_logits.log_softmax(dim=1)
-        return Scores(self._explored(kinds,1/KINDS).masked_fill(kinds.isneginf(),float("-inf")), self._explored(cells,1/self._grid.cells))
-
-    def _explored(self, lp, u):
-        if not self._explore: return lp
-        return torch.logaddexp(lp+float(np.log(1-self._explore)), torch.full_like(lp, float(np.log(self._explore*u))))
+        return Scores(kinds, cell_logits.log_softmax(dim=1))
 
     def _decide(
         self, observation: Observation, kinds: np.ndarray, cells: np.ndarray, rng: np.random.Generator

@@ -63,7 +63,7 @@ class Imitation:
         loss = imitation_loss(log_probs, weights)
         value = finite(float(loss.detach()), "the actor's loss")
         self._optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self._agent.parameters(), self._settings.clip_norm)
         self._optimizer.step()
         return value
@@ -74,7 +74,7 @@ def batches(rows: int, wanted: int, size: int, generator: torch.Generator) -> li
     if rows == 0:
         return []
     passes = [torch.randperm(rows, generator=generator) for _ in range(math.ceil(wanted / rows))]
-    return [batch.tolist() for batch in torch.cat(passes)[:wanted].split(size)]
+    return [batch.tolist() for batch in torch.split(torch.cat(passes)[:wanted], size)]
 
 
 def finite(value: float, name: str) -> float:

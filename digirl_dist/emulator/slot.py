@@ -27,6 +27,7 @@ class SlotLimits:
     reset_s: float = 60.0
     step_s: float = 30.0
     failures: int = 3
+    quarantine_s: float = 300.0
     back_off_s: float = 0.5
     back_off_max_s: float = 30.0
 
@@ -51,7 +52,7 @@ class Slot:
         self.index = index
         self.state = State.down
         self.deadline = 0.0
-        """Monotonic time at which the present state is overdue (down: at which a new start is due)."""
+        """Monotonic time at which the present state is overdue (down or closed: at which a new start is due)."""
         self.since = time.monotonic()
         """Monotonic time at which the present state began."""
         self.failures = 0
@@ -119,12 +120,6 @@ class Slot:
         """An episode came to its end: earlier failures no longer count."""
         self.failures = 0
 
-    def reopen(self) -> None:
-        """Give a closed slot another chance."""
-        if self.state is State.closed:
-            self.failures = 0
-            self._enter(State.down, "", 0.0)
-
     def let_go(self) -> None:
         """End the emulator at once, whatever it is doing. Does not wait."""
         self._release(in_order=False)
@@ -164,7 +159,7 @@ class Slot:
         self._release(in_order=False)
         self.failures += 1
         if self.failures >= self._limits.failures:
-            self._enter(State.closed, "", float("inf"))
+            self._enter(State.closed, "", self._limits.quarantine_s)
         else:
             longest = min(self._limits.back_off_max_s, self._limits.back_off_s * 2 ** (self.failures - 1))
             self._enter(State.down, "", random.uniform(longest / 2, longest))

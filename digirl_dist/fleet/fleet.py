@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from digirl_dist.checkpoint import Checkpoint
 from digirl_dist.fleet.news import News
-from digirl_dist.fleet.worker import Job, RemoteWorker, WorkerSpec
+from digirl_dist.fleet.spec import Job, WorkerSpec
+from digirl_dist.fleet.worker import RemoteWorker
 from digirl_dist.settings import LimitSettings, SshSettings
 
 _PING_S = 3.0

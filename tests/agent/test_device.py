@@ -157,7 +157,10 @@ def test_the_prior_is_a_distribution() -> None:
 
 def test_words_hash_alike_in_every_process() -> None:
     code = "from digirl_dist.agent.words import hashed_words; print(hashed_words('Open the Clock', 2048))"
-    answers = {subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout for _ in range(2)}
+    answers = {
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    }
     assert answers == {f"{hashed_words('open THE clock', 2048)}\n"}
 
 

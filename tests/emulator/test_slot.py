@@ -103,6 +103,17 @@ def test_a_slot_starts_again_after_a_failure_and_is_closed_after_too_many(tmp_pa
     assert "no device" in slot.reason
 
 
+def test_a_closed_slot_gets_another_chance_after_its_quarantine(tmp_path: Path) -> None:
+    slot = make(tmp_path, _fails_to_start, replace(LIMITS, failures=1, quarantine_s=0.5))
+    slot.start()
+    with pytest.raises(EmulatorError, match="no device"):
+        ask(slot)
+    assert slot.state is State.closed and 0 < slot.deadline - time.monotonic() <= 0.5
+    (tmp_path / "factory").write_bytes(pack(Counter))
+    slot.start()
+    assert ask(slot) is None and slot.state is State.idle
+
+
 def test_a_wrong_setting_closes_the_slot_at_once(tmp_path: Path) -> None:
     slot = make(tmp_path, _is_misconfigured)
     slot.start()

@@ -72,7 +72,7 @@ APPS = (
     App("Music", (196, 40, 120), (Button("Play"), Switch("Shuffle"), Line("Blue hour", "3:42"))),
     App("Calendar", (214, 56, 56), (Line("Dentist", "Mon 10:00"), Line("Team lunch", "Wed 12:30"), Line("Concert"))),
     App("Maps", (72, 150, 54), (Field("Where to?", ("{} - 12 min", "{} - 25 min")), Switch("Satellite view"))),
-    App("Weather", (70, 150, 220), (Line("Today", "18 degrees"), Line("Tomorrow", "21 degrees"), Switch("Rain alerts"))),
+    App("Weather", (70, 150, 220), (Line("Today", "18 degrees"), Line("Tomorrow", "21 degrees"), Switch("Alerts"))),
     App("Photos", (140, 84, 200), (Line("Holiday", "48"), Line("Family", "112"), Switch("Backup"))),
 )
 """In the order of the home screen: nine apps on its first page, the others on the second."""

@@ -130,7 +130,9 @@ class Screen:
 
 def _wallpaper(tint: float) -> Image.Image:
     """A vertical gradient of dark colours around the hue ``tint``; one colour per line, which PNG packs well."""
-    top, bottom = (np.array(colorsys.hsv_to_rgb(hue % 1, 0.55, value)) for hue, value in ((tint, 0.30), (tint + 0.12, 0.62)))
+    top, bottom = (
+        np.array(colorsys.hsv_to_rgb(hue % 1, 0.55, value)) for hue, value in ((tint, 0.30), (tint + 0.12, 0.62))
+    )
     share = np.linspace(0, 1, layout.HEIGHT)[:, None, None]
     pixels = np.broadcast_to(255 * (top + share * (bottom - top)), (layout.HEIGHT, layout.WIDTH, 3))
     return Image.fromarray(pixels.astype(np.uint8))

@@ -1,0 +1,81 @@
+"""One host process with 64 workers of 32 slots: what does it cost the host?
+
+Host, SSH connections, relays, couriers and worker programs are real. To fit on one machine, 16 worker programs share a
+process, and their emulators are on a clock instead of in processes of their own (``benchmarks/many_workers.py``).
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from benchmarks.stage import ROOT, Machine, show, stage
+from digirl_dist.settings import LimitSettings, RehearsalSettings
+
+WORKERS, SLOTS, PROCESSES, TICKETS_PER_SLOT = 64, 32, 4, 2
+DEVICE = RehearsalSettings(reset_s=10, reset_sigma=0.4, step_s=3, step_sigma=0.5, steps=6, steps_sigma=0.3)
+LIMITS = LimitSettings(silence_s=60, no_worker_s=120)
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (16384, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    with stage() as here:
+        [address] = here.serve(1)
+        names = [f"w{number:02d}" for number in range(WORKERS)]
+        machines = [Machine(replace(address, name=name), SLOTS, DEVICE) for name in names]
+        for part in range(PROCESSES):
+            folders = [here.folder / "fleet" / "jobs" / name for name in names[part::PROCESSES]]
+            here.stack.enter_context(_programs(folders))
+        fleet = here.ours("fleet", machines, LIMITS)
+        started = time.monotonic()
+        while any(standing.slots == 0 for standing in fleet.collector.standing.values()):
+            fleet.iteration(1000 + len(fleet.fleet.notices), 8)
+        ready_s = time.monotonic() - started
+        fleet.fleet.notices.clear()
+        host = psutil.Process()
+        before, started = sum(host.cpu_times()[:2]), time.monotonic()
+        harvest, seconds = fleet.iteration(1, WORKERS * SLOTS * TICKETS_PER_SLOT)
+        cores = (sum(host.cpu_times()[:2]) - before) / (time.monotonic() - started)
+        acting = {notice.episode_id.split("-", 2)[2] for _, notice in fleet.fleet.notices}
+        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    values = {"slots": (len(acting), ">=2048"), "host_cores": (cores, "<=1"), "host_rss_mb": (peak_mb, "<=800")}
+    detail = {
+        "iteration_s": round(seconds, 1),
+        "episodes": len(harvest.trajectories),
+        "attached_after_s": round(ready_s, 1),
+    }
+    losses = sum(len(outcome.losses) for outcome in harvest.outcomes)
+    show(
+        "fleet",
+        values,
+        {**detail, "busy": harvest.busy, "workers_lost": losses, "programs_per_process": WORKERS // PROCESSES},
+    )
+
+
+@contextmanager
+def _programs(folders: list[Path]) -> Iterator[None]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.many_workers", *map(str, folders)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"ready\n"
+        yield
+    finally:
+        process.stdin.close()
+        process.wait(20)
+
+
+if __name__ == "__main__":
+    main()

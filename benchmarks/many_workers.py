@@ -1,0 +1,130 @@
+"""Many worker programs in one process, whose emulators pass time on one clock instead of sleeping in a process each.
+
+Beside the emulators' processes everything is the worker program's own: its link, its folder, the rollout, the policy.
+``python -m benchmarks.many_workers SLOTS FOLDER...`` prints ``ready`` and serves until its stdin ends.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import sys
+import threading
+import time
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from digirl_dist.emulator.rehearsal import RehearsalEmulator
+from digirl_dist.emulator.slot import State
+from digirl_dist.job import JobFolder
+from digirl_dist.rollout import Rollout
+from digirl_dist.settings import RehearsalSettings
+from digirl_dist.tasks import Json, Task
+from digirl_dist.travel import unpack_file
+from digirl_dist.worker.policies import Policies
+from digirl_dist.worker.program import Program
+
+
+class Clock:
+    """Sends what is due, when it is due, from a thread of its own."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Connection, Any]] = []
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def send(self, after_s: float, connection: Connection, answer: Any) -> None:
+        with self._changed:
+            heapq.heappush(self._due, (time.monotonic() + after_s, next(self._numbers), connection, answer))
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._due or self._due[0][0] > time.monotonic():
+                    self._changed.wait(self._due[0][0] - time.monotonic() if self._due else None)
+                _, _, connection, answer = heapq.heappop(self._due)
+            connection.send(answer)
+
+
+class ClockSlot:
+    """A Slot whose emulator tells the clock how long it would have slept."""
+
+    deadline = float("inf")
+
+    def __init__(self, index: int, settings: RehearsalSettings, clock: Clock) -> None:
+        self.index = index
+        self.state = State.idle
+        self.asked = ""
+        self.connection, self._answers = Pipe(duplex=False)
+        self._clock = clock
+        self._slept = 0.0
+        self._emulator = RehearsalEmulator(settings, self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        self._slept += seconds
+
+    def reset(self, task: Task, seed: int) -> None:
+        self._slept = 0.0
+        self._ask("reset", self._emulator.reset(task, seed))
+
+    def step(self, action: Json) -> None:
+        self._slept = 0.0
+        self._ask("step", self._emulator.step(action))
+
+    def answer(self) -> tuple[Any, float]:
+        self.state, self.asked = State.idle, ""
+        answer: tuple[Any, float] = self.connection.recv()
+        return answer
+
+    def succeeded(self) -> None:
+        """There is no count of failures."""
+
+    def close(self) -> None:
+        self.state = State.closed
+
+    def wait(self, deadline: float) -> None:
+        """There is no process."""
+
+    def _ask(self, what: str, answer: Any) -> None:
+        self.state, self.asked = State.asked, what
+        self._clock.send(self._slept, self._answers, (answer, self._slept))
+
+
+class ManyProgram(Program):
+    """A worker program with slots of that clock."""
+
+    def __init__(self, folder: JobFolder, clock: Clock) -> None:
+        super().__init__(folder, orphan_s=600.0, package="")
+        self._clock = clock
+
+    def _start_job(self, job: dict[str, Any]) -> None:
+        settings = unpack_file(self._folder.blob(job["emulator"])).args[0]
+        self._policies = Policies(unpack_file(self._folder.blob(job["agent"])))
+        slots: list[Any] = [ClockSlot(number, settings, self._clock) for number in range(job["slots"])]
+        self._rollout = Rollout(job["name"], slots, self._policies, job["max_steps"])
+        self._job = job
+
+
+def main() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    clock = Clock()
+    for name in sys.argv[1:]:
+        folder = JobFolder(Path(name))
+        folder.create()
+        os.chdir(folder.root)  # the program listens on a path relative to it
+        program = ManyProgram(folder, clock)
+        threading.Thread(target=program.run, daemon=True).start()
+    print("ready", flush=True)
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""One connection to one worker, from login to loss: what the worker program says becomes news."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from digirl_dist.checkpoint import Checkpoint
+from digirl_dist.errors import JobError, LinkLostError, TrajectoryError, WorkerError
+from digirl_dist.fleet.news import Acting, Alive, Ended, EpisodeFailed, Joined, Loaded, News, SlotChanged, Spent, Trying
+from digirl_dist.fleet.spec import Job, WorkerSpec
+from digirl_dist.fleet.transfers import Transfers
+from digirl_dist.job import PROTOCOL, Notice, decode, encode
+from digirl_dist.settings import LimitSettings, SshSettings
+from digirl_dist.ssh.channel import Channel
+from digirl_dist.ssh.connection import connect
+from digirl_dist.ssh.courier import Courier
+
+
+class ProgramSilent(LinkLostError):
+    """The connection stands but the program does not answer: it must be replaced."""
+
+
+class Session:
+    """One connection to a worker: the control channel, and a thread with a courier for files."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        job: Job,
+        ssh: SshSettings,
+        limits: LimitSettings,
+        post: Callable[[News], None],
+        replace: bool,
+    ) -> None:
+        self._spec = spec
+        self._job = job
+        self._limits = limits
+        self._post = post
+        self._offered: Checkpoint | None = None
+        self._offered_at = 0.0
+        self._pushed_bytes = 0
+        self._working = False
+        self._held: list[tuple[int, int]] = []
+        self._spool: list[Notice] = []
+        self._error: WorkerError | None = None
+        self._try("connect and log in", ssh.connect_s + ssh.login_s)
+        self.connection = connect(spec.address, ssh)
+        try:
+            self._try("install or check the package", spec.install_limit_s)
+            python = spec.install(self.connection)
+            self._try("start the worker program and its emulators", limits.silence_s)
+            self._control = self._attach(python, replace)
+            command = [*python, "-m", "digirl_dist.worker.courier", "--folder", spec.folder]
+            courier = Courier(self.connection, command, ssh)
+        except BaseException:
+            self.connection.close()
+            raise
+        self.transfers = Transfers(courier, spec.name, post, self._fail)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.transfers.close()
+        self.connection.close()
+
+    def _try(self, doing: str, limit_s: float) -> None:
+        self._post(Trying(self._spec.name, doing, limit_s))
+
+    def send(self, line: bytes) -> None:
+        self._control.write(line)
+
+    def offer(self, checkpoint: Checkpoint) -> None:
+        """Ask the worker to act with this checkpoint; it answers with what it lacks, or that it is loaded."""
+        if self._working:
+            self._offered, self._offered_at, self._pushed_bytes = checkpoint, time.monotonic(), 0
+            self.send(encode("checkpoint", version=checkpoint.iteration, tensors=checkpoint.wire()))
+
+    def serve(self, newest: Callable[[], Checkpoint | None]) -> None:
+        """Greet the program and act on what it says until it ends. Raises WorkerError when that is too early."""
+        self.send(encode("hello", run=self._job.run))
+        try:
+            for message in self.messages():
+                self.obey(message, newest())
+        except JobError:
+            self._dismiss()
+            raise
+
+    def _dismiss(self) -> None:
+        """Nobody will come back to this program: let it stop its emulators now."""
+        deadline = time.monotonic() + self._limits.stop_s
+        try:
+            self.send(encode("stop"))
+            for _ in self.messages():
+                if time.monotonic() > deadline:
+                    return
+        except WorkerError:
+            pass  # it has ended, or cannot be told
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """What the program says. Raises WorkerError when it falls silent or goes away."""
+        while True:
+            try:
+                line = self._control.readline(timeout_s=self._limits.silence_s)
+            except WorkerError as error:
+                raise self._error or self._why_silent(error) from error
+            if not line:
+                raise self._error or self._why_ended()
+            try:
+                yield decode(line)
+            except ValueError as error:
+                raise JobError(
+                    self._spec.name,
+                    f"something else than the worker program answers: {line[:200]!r}",
+                    "let the shell's start-up files print nothing when it is not interactive",
+                ) from error
+
+    def obey(self, message: dict[str, Any], checkpoint: Checkpoint | None) -> None:
+        """Act on one message of the program. Anything malformed in it is the worker's failure."""
+        try:
+            self._obey(message, checkpoint)
+        except (KeyError, TypeError, ValueError, TrajectoryError) as error:
+            raise LinkLostError(self._spec.name, f"the program sent a malformed {message['type']}: {error}") from error
+
+    def _obey(self, message: dict[str, Any], checkpoint: Checkpoint | None) -> None:
+        name = self._spec.name
+        match message["type"]:
+            case "ready":
+                self._greeted(message)
+            case "need":
+                self._push(str(message["what"]), {str(entry) for entry in message["digests"]})
+            case "working":
+                self._joined(checkpoint)
+            case "loaded":
+                self._loaded(int(message["version"]))
+            case "acting":
+                self._post(Acting(name, int(message["slot"]), int(message["iteration"])))
+            case "episode":
+                self._post(Ended(name, Notice.from_json(message["notice"])))
+            case "failed":
+                place = int(message["slot"]), int(message["iteration"]), int(message["index"])
+                self._post(EpisodeFailed(name, *place, str(message["reason"])))
+            case "slot":
+                state, reason = str(message["state"]), str(message["reason"])
+                self._post(SlotChanged(name, int(message["slot"]), state, reason, int(message["in_service"])))
+            case "spent":
+                self._post(Spent(name, {str(key): float(value) for key, value in message["seconds"].items()}))
+            case "alive":
+                self._check_progress(str(message["doing"]), float(message["for_s"]))
+                self._post(Alive(name, str(message["doing"]), float(message["for_s"]), list(message["slots"])))
+            case "broken":
+                raise self._broken(str(message["during"]), str(message["reason"]))
+
+    def _attach(self, python: list[str], replace: bool) -> Channel:
+        command = [*python, "-m", "digirl_dist.worker.attach", "--folder", self._spec.folder]
+        options = ["--orphan-s", str(self._job.orphan_s), "--package", self._spec.package]
+        options += ["--replace"] if replace else []
+        return self.connection.open([*command, *options])
+
+    def _greeted(self, message: dict[str, Any]) -> None:
+        if (message["protocol"], message["package"]) != (PROTOCOL, self._spec.package):
+            raise ProgramSilent(self._spec.name, "a program of another version serves this run; it is replaced")
+        self._held = [(int(iteration), int(index)) for iteration, index in message["held"]]
+        self._spool = [Notice.from_json(notice) for notice in message["spool"]]
+        self.send(self._job.message(self._spec))
+
+    def _joined(self, checkpoint: Checkpoint | None) -> None:
+        if self._working:
+            return
+        self._working = True
+        self._post(Joined(self._spec.name, self._spec.slots, self._held))
+        for notice in self._spool:
+            self._post(Ended(self._spec.name, notice))
+        if checkpoint is not None:
+            self.offer(checkpoint)
+
+    def _loaded(self, version: int) -> None:
+        if self._offered is not None and self._offered.iteration == version:
+            self._post(Loaded(self._spec.name, version, time.monotonic() - self._offered_at, self._pushed_bytes))
+
+    def _push(self, what: str, digests: set[str]) -> None:
+        """Send what the worker lacks for its job or for a checkpoint, then say again what it is needed for."""
+        blobs = [(name, memoryview(data)) for name, data in self._job.blobs().items() if name in digests]
+        offered = self._offered
+        if what == "job" or offered is None:
+            self.transfers.push(blobs, lambda _: self.send(self._job.message(self._spec)))
+            return
+
+        def then(sent: int) -> None:
+            self._pushed_bytes += sent
+            self.send(encode("checkpoint", version=offered.iteration, tensors=offered.wire()))
+
+        self.transfers.push(offered.blobs(digests), then)
+
+    def _fail(self, error: WorkerError) -> None:
+        """A transfer was impossible: end the session with its reason."""
+        self._error = error
+        self.connection.close()
+
+    def _check_progress(self, doing: str, for_s: float) -> None:
+        """Heartbeats come from a thread of the program; its loop must get on as well."""
+        if for_s > self._limits.stuck_s:
+            raise ProgramSilent(self._spec.name, f"the worker program is stuck: {doing} since {for_s:.0f} s")
+
+    def _broken(self, during: str, reason: str) -> WorkerError:
+        if during == "attach":
+            return JobError(self._spec.name, reason, "set worker_temp_path to a folder the user can write")
+        remedy = "see the traceback; `parallel=single` runs the same agent and emulator on the host"
+        return JobError(self._spec.name, f"it cannot carry out '{during}': {reason}", remedy)
+
+    def _why_ended(self) -> WorkerError:
+        """The relay's output ended: did the link break, or the relay, or the program behind it?"""
+        ended = self._control.ended()
+        if self._control.exit_status != 0:
+            return ended
+        said = self._control.stderr_tail()
+        return LinkLostError(self._spec.name, "the worker program ended" + (f"; it printed: {said}" if said else ""))
+
+    def _why_silent(self, error: WorkerError) -> WorkerError:
+        """Is it the program that is silent, or the connection?"""
+        if isinstance(error, LinkLostError) and self.connection.alive:
+            return ProgramSilent(self._spec.name, f"the worker program is silent for {self._limits.silence_s:.0f} s")
+        return error

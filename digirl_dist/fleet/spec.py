@@ -1,0 +1,60 @@
+"""What a worker is, and what it is to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from digirl_dist.digest import digest
+from digirl_dist.emulator.slot import SlotLimits
+from digirl_dist.job import encode
+from digirl_dist.ssh.connection import Address, Connection
+
+Installer = Callable[[Connection], list[str]]
+"""Makes the package usable on a worker and returns the command that runs its Python."""
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """One worker as the configuration describes it."""
+
+    address: Address
+    slots: int
+    folder: str
+    """The job folder on the worker; may start with ``~/``."""
+    install: Installer
+    install_limit_s: float = 0.0
+    package: str = ""
+    """Digest of the package that ``install`` provides; a program that runs another one is replaced."""
+
+    @property
+    def name(self) -> str:
+        return self.address.name
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker does, the same in every iteration. ``agent`` and ``emulator`` are packed factories."""
+
+    run: str
+    agent: bytes
+    emulator: bytes
+    max_steps: int | None
+    limits: SlotLimits
+    torch_threads: int
+    orphan_s: float
+
+    def blobs(self) -> dict[str, bytes]:
+        return {digest(self.agent): self.agent, digest(self.emulator): self.emulator}
+
+    def message(self, spec: WorkerSpec) -> bytes:
+        return encode(
+            "job",
+            name=spec.name,
+            agent=digest(self.agent),
+            emulator=digest(self.emulator),
+            slots=spec.slots,
+            max_steps=self.max_steps,
+            limits=asdict(self.limits),
+            torch_threads=self.torch_threads,
+        )

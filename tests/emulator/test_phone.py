@@ -1,0 +1,178 @@
+"""The demo phone: what it draws, what it does, and how it judges."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from digirl_dist.emulator.phone import MAX_STEPS, PHONE_SPEC, DemoPhone, layout, phone_tasks
+from digirl_dist.emulator.phone.apps import APPS, Button, Field, Switch, Widget, app_named
+from digirl_dist.errors import ActionError, EmulatorError, SettingsError
+from digirl_dist.settings import PhoneSettings
+from digirl_dist.tasks import Json, Task
+from digirl_dist.trajectory import Observation
+
+SWIPE_LEFT = {"type": "swipe", "x": 0.8, "y": 0.5, "to_x": 0.2, "to_y": 0.5}
+SWIPE_UP = {"type": "swipe", "x": 0.5, "y": 0.8, "to_x": 0.5, "to_y": 0.2}
+ALL_TASKS = [*phone_tasks("all", "train"), *phone_tasks("all", "test")]
+
+
+def phone(shuffle_icons: bool = False) -> DemoPhone:
+    return DemoPhone(PhoneSettings(shuffle_icons=shuffle_icons))
+
+
+def tap(rect: layout.Rect) -> Json:
+    x, y = (rect.left + rect.right) / 2, (rect.top + rect.bottom) / 2
+    return {"type": "tap", "x": x / layout.WIDTH, "y": y / layout.HEIGHT}
+
+
+def pixels(observation: Observation) -> np.ndarray:
+    assert observation.image is not None
+    return np.asarray(Image.open(io.BytesIO(observation.image)).convert("RGB"))
+
+
+def is_target(widget: Widget, goal: dict[str, Json]) -> bool:
+    return isinstance(widget, Switch | Button) and widget.name in (goal.get("switch"), goal.get("button"))
+
+
+def solution(goal: dict[str, Json]) -> list[Json]:
+    """What a person would do who knows the phone, from its unshuffled home screen."""
+    page, place = divmod([app.name for app in APPS].index(goal["app"]), layout.PER_PAGE)
+    actions = [SWIPE_LEFT] * page + [tap(layout.icon_rect(place))]
+    if "submit" in goal:
+        return [*actions, {"type": "type", "text": goal["submit"]}, {"type": "enter"}]
+    for row, widget in enumerate(app_named(goal["app"]).widgets):
+        if is_target(widget, goal):
+            hidden = max(0, row + 1 - layout.rows_that_fit())
+            scroll = len(app_named(goal["app"]).widgets) - layout.rows_that_fit() if hidden else 0
+            return [*actions, *([SWIPE_UP] if hidden else []), tap(layout.row_rect(row, scroll))]
+    return actions
+
+
+@pytest.mark.parametrize("task", ALL_TASKS, ids=lambda task: f"{task.id}: {task.instruction}")
+def test_a_task_is_solved_by_who_knows_the_phone(task: Task) -> None:
+    emulator, actions = phone(), solution(task.params)
+    emulator.reset(task, seed=3)
+    answers = [emulator.step(action) for action in actions]
+    assert [answer.reward for answer in answers] == [0.0] * (len(actions) - 1) + [1.0]
+    assert [answer.success for answer in answers] == [answer.terminated for answer in answers]
+    assert answers[-1].success and len(actions) <= MAX_STEPS
+
+
+@pytest.mark.parametrize("task", ALL_TASKS, ids=lambda task: f"{task.id}: {task.instruction}")
+def test_a_task_is_not_solved_by_doing_nothing(task: Task) -> None:
+    emulator = phone()
+    for seed in range(3):
+        emulator.reset(task, seed)
+        idle = [emulator.step({"type": "back"}) for _ in range(2)]
+        assert not any(answer.terminated or answer.success or answer.reward for answer in idle)
+        gave_up = emulator.step({"type": "done"})
+        assert gave_up.terminated and not gave_up.success and gave_up.reward == 0.0
+
+
+def test_the_same_actions_show_the_same_screens() -> None:
+    [task] = [task for task in ALL_TASKS if task.id == "submit-maps-chess"]
+    one, other = phone(), phone()
+    assert one.reset(task, 7).image == other.reset(task, 7).image
+    for action in solution(task.params):
+        assert one.step(action).observation.image == other.step(action).observation.image
+
+
+def test_the_seed_changes_the_wallpaper_but_not_the_icons() -> None:
+    emulator, task = phone(), ALL_TASKS[0]
+    first, second = (pixels(emulator.reset(task, seed)) for seed in (1, 2))
+    middle = layout.icon_rect(0).inset(20, 20)
+    crop = slice(middle.top, middle.bottom), slice(middle.left, middle.right)
+    assert (first[crop] == second[crop]).all()
+    assert (first[80, 2] != second[80, 2]).any()
+
+
+def test_icons_are_shuffled_when_asked_for() -> None:
+    emulator, task = phone(shuffle_icons=True), ALL_TASKS[0]
+    orders = set()
+    for seed in range(4):
+        emulator.reset(task, seed)
+        orders.add(tuple(emulator._state.icons))
+    assert len(orders) == 4 and all(sorted(order) == sorted(app.name for app in APPS) for order in orders)
+
+
+def test_screens_have_the_size_of_the_spec() -> None:
+    assert pixels(phone().reset(ALL_TASKS[0], 0)).shape[:2] == PHONE_SPEC.image_size
+
+
+def test_typing_into_nothing_does_nothing() -> None:
+    emulator, task = phone(), ALL_TASKS[0]
+    before = emulator.reset(task, 0).image
+    assert emulator.step({"type": "type", "text": "lost"}).observation.image == before
+    assert emulator.step({"type": "enter"}).observation.image == before
+
+
+def test_the_keyboard_has_an_enter_key() -> None:
+    [task] = [task for task in phone_tasks("all", "train") if task.id == "submit-browser-pizza"]
+    emulator = phone()
+    emulator.reset(task, 0)
+    for action in solution(task.params)[:-1]:
+        emulator.step(action)
+    assert emulator.step(tap(layout.ENTER_KEY)).success
+
+
+def test_back_hides_the_keyboard_then_closes_the_app() -> None:
+    emulator = phone()
+    home = emulator.reset(phone_tasks("easy", "train")[0], 0).image
+    opened = emulator.step(tap(layout.icon_rect(3))).observation.image
+    without_keyboard = emulator.step({"type": "back"}).observation.image
+    assert len({home, opened, without_keyboard}) == 3
+    assert emulator.step(tap(layout.BACK_KEY)).observation.image == home
+
+
+def test_what_is_no_device_action_is_refused() -> None:
+    emulator = phone()
+    emulator.reset(ALL_TASKS[0], 0)
+    with pytest.raises(ActionError, match=r"\[0, 1\]"):
+        emulator.step({"type": "tap", "x": 1.5, "y": 0.5})
+
+
+def test_a_phone_without_a_task_says_so() -> None:
+    with pytest.raises(EmulatorError, match="reset"):
+        phone().step({"type": "home"})
+
+
+def test_an_unknown_task_set_names_the_known_ones() -> None:
+    with pytest.raises(SettingsError, match="default, easy, multistep, all"):
+        phone_tasks("hard", "train")
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_task_ids_are_unique_and_sets_are_parts_of_all(split: str) -> None:
+    known = {task.id for task in phone_tasks("all", split)}
+    assert len(known) == len(phone_tasks("all", split))
+    assert all({task.id for task in phone_tasks(name, split)} <= known for name in ("default", "easy", "multistep"))
+
+
+def test_the_splits_share_no_instruction() -> None:
+    train, test = ({task.instruction for task in phone_tasks("all", split)} for split in ("train", "test"))
+    assert not train & test
+
+
+def test_every_goal_names_something_that_is_installed() -> None:
+    for task in ALL_TASKS:
+        widgets = app_named(task.params["app"]).widgets
+        if "submit" in task.params:
+            assert any(isinstance(widget, Field) for widget in widgets)
+        elif len(task.params) > 1:
+            assert any(is_target(widget, task.params) for widget in widgets)
+
+
+def test_a_screen_takes_milliseconds() -> None:
+    emulator = phone()
+    emulator.reset(ALL_TASKS[0], 0)
+    took = []
+    for _ in range(20):
+        began = time.process_time()
+        emulator.step({"type": "back"})
+        took.append(time.process_time() - began)
+    assert min(took) < 0.02

@@ -1,0 +1,232 @@
+"""Worker machines of the tests: a network namespace each, a real link to it, and OpenSSH's server inside."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from getpass import getuser
+from pathlib import Path
+
+import psutil
+from watching import eventually
+
+from digirl_dist.same_python import environment
+from digirl_dist.ssh.connection import Address
+
+SBIN = "/usr/sbin:/usr/local/sbin:/sbin:" + os.environ.get("PATH", "")
+_NOBODY = "02:00:00:00:00:99"
+"""A hardware address that no interface has: what is sent to it is dropped without a word."""
+
+
+def what_is_missing() -> str:
+    """Why machines cannot be made here; empty if they can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    for command, package in (("ip", "iproute2"), ("sshd", "openssh-server"), ("ssh-keygen", "openssh-client")):
+        if shutil.which(command, path=SBIN) is None:
+            return f"{command} is missing: apt-get install {package}"
+    probe = f"ddprobe{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True)
+    if made.returncode != 0:
+        return f"this machine makes no network namespaces: {made.stderr.strip()}"
+    _ip("netns", "del", probe)
+    return ""
+
+
+@contextmanager
+def machine(number: int, folder: Path) -> Iterator[Machine]:
+    """A machine for the time of a ``with``; it is taken down however far its setup came."""
+    made = Machine(number, folder)
+    try:
+        made.open()
+        yield made
+    finally:
+        made.close()
+
+
+class Machine:
+    """One worker, reached at ``address``; ``jobs`` is its folder for jobs."""
+
+    def __init__(self, number: int, folder: Path) -> None:
+        self.name = f"w{number}"
+        self.jobs = folder / "jobs"
+        self._folder = folder
+        self._namespace = f"dd{os.getpid()}-{number}"
+        self._outside = f"dd{os.getpid() % 10**7}v{number}"
+        self._net = _free_net()
+        self._sshd: subprocess.Popen[bytes] | None = None
+        self._disks: list[Path] = []
+        self.jobs.mkdir(parents=True)
+        self.address = Address(
+            self.name, f"{self._net}.2", 22, getuser(), str(folder / "user_key"), str(folder / "known_hosts")
+        )
+
+    def open(self) -> None:
+        """Make the link and the keys, and start the server."""
+        _ip("netns", "add", self._namespace)
+        _ip("link", "add", self._outside, "type", "veth", "peer", "name", "eth0", "netns", self._namespace)
+        _ip("addr", "add", f"{self._net}.1/24", "dev", self._outside)
+        _ip("link", "set", self._outside, "up")
+        for words in (("addr", "add", f"{self._net}.2/24", "dev", "eth0"), ("link", "set", "lo", "up")):
+            _ip("-n", self._namespace, *words)
+        self.plug_in()
+        self._make_keys()
+        self.start_sshd()
+
+    def close(self) -> None:
+        """Whatever state it is in. Processes go by their namespace, which only this machine's have."""
+        for process in self._inside():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        if self._sshd is not None:
+            self._sshd.wait()
+        for command in (["link", "del", self._outside], ["netns", "del", self._namespace]):
+            subprocess.run(["ip", *command], capture_output=True)  # may never have come to be
+        for disk in self._disks:
+            subprocess.run(["umount", "--lazy", disk], check=True)
+
+    def mount(self, folder: Path, size: str) -> Path:
+        """A disk of its own, of that size, at ``folder``."""
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "digirl-dist-test", folder], check=True)
+        self._disks.append(folder)
+        return folder
+
+    # --- the link
+
+    def unplug(self) -> None:
+        _ip("-n", self._namespace, "link", "set", "eth0", "down")
+
+    def plug_in(self) -> None:
+        _ip("-n", self._namespace, "link", "set", "eth0", "up")
+
+    def drop_what_comes(self) -> None:
+        """Packets of the host vanish on their way here."""
+        _ip("neigh", "replace", f"{self._net}.2", "lladdr", _NOBODY, "dev", self._outside, "nud", "permanent")
+
+    def drop_what_goes(self) -> None:
+        """Packets from here vanish on their way to the host."""
+        there = ("neigh", "replace", f"{self._net}.1", "lladdr", _NOBODY, "dev", "eth0", "nud", "permanent")
+        _ip("-n", self._namespace, *there)
+
+    # --- its processes
+
+    def start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Run a command there, with pipes for its input and output."""
+        inside = ["ip", "netns", "exec", self._namespace, *command]
+        return subprocess.Popen(inside, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment())
+
+    def start_sshd(self) -> None:
+        sshd = shutil.which("sshd", path=SBIN)
+        command = ["ip", "netns", "exec", self._namespace, sshd, "-D", "-e", "-f", self._folder / "sshd_config"]
+        with (self._folder / "sshd.log").open("ab") as log:
+            self._sshd = subprocess.Popen(command, stderr=log)
+        eventually(self._listens, 10, "the start of sshd")
+
+    def kill_sshd(self) -> None:
+        """The listener and every session."""
+        assert self._sshd is not None
+        for process in [psutil.Process(self._sshd.pid), *self.sessions()]:
+            process.kill()
+        self._sshd.wait()
+
+    def sessions(self) -> list[psutil.Process]:
+        """The processes of ``sshd`` that serve one connection each."""
+        assert self._sshd is not None
+        return [one for one in self._inside() if one.name().startswith("sshd") and one.pid != self._sshd.pid]
+
+    def programs(self) -> list[psutil.Process]:
+        return self._running("digirl_dist.worker.program")
+
+    def relays(self) -> list[psutil.Process]:
+        return self._running("digirl_dist.worker.attach")
+
+    def couriers(self) -> list[psutil.Process]:
+        return self._running("digirl_dist.worker.courier")
+
+    def emulators(self) -> list[psutil.Process]:
+        """The emulators themselves, without the guards above them."""
+        family = self._running("digirl_dist.emulator.process")
+        guards = {one.ppid() for one in family} & {one.pid for one in family}
+        return [one for one in family if one.pid not in guards]
+
+    def left(self) -> list[str]:
+        """What runs here besides ``sshd``."""
+        return [" ".join(words) for one in self._inside() if "sshd" not in one.name() and (words := one.cmdline())]
+
+    def _running(self, module: str) -> list[psutil.Process]:
+        found = []
+        for process in self._inside():
+            with suppress(psutil.Error):
+                if module in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def _inside(self) -> list[psutil.Process]:
+        pids = subprocess.run(["ip", "netns", "pids", self._namespace], capture_output=True, text=True).stdout.split()
+        found = []
+        for pid in pids:
+            with suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(int(pid)))
+        return found
+
+    def _listens(self) -> bool:
+        with socket.socket() as probe:
+            probe.settimeout(1.0)
+            return probe.connect_ex((self.address.host, 22)) == 0
+
+    def _make_keys(self) -> None:
+        for name in ("host_key", "user_key"):
+            command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", self._folder / name]
+            subprocess.run(command, check=True)
+        Path("/run/sshd").mkdir(exist_ok=True)
+        folder = self._folder
+        (folder / "sshd_config").write_text(
+            f"ListenAddress {self.address.host}\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\nStrictModes no\n"
+            f"AuthorizedKeysFile {folder}/user_key.pub\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
+        )
+        (folder / "known_hosts").write_text(f"{self.address.host} {(folder / 'host_key.pub').read_text()}")
+
+
+def fill(disk: Path) -> None:
+    """Use up all the room that is left on ``disk``."""
+    with suppress(OSError), (disk / f"filler-{time.monotonic_ns()}").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def keep_full(disk: Path, seconds: float) -> None:
+    """Fill ``disk`` again and again, because what runs there frees some room, and then make room."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        fill(disk)
+        time.sleep(0.1)
+    make_room(disk)
+
+
+def make_room(disk: Path) -> None:
+    """Undo ``fill``."""
+    for filler in disk.glob("filler-*"):
+        filler.unlink()
+
+
+def freeze(process: psutil.Process) -> None:
+    process.send_signal(signal.SIGSTOP)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+def _free_net() -> str:
+    """The first three numbers of a network that this machine does not use, such as 10.203.7."""
+    used = subprocess.run(["ip", "-4", "-o", "addr"], check=True, capture_output=True, text=True).stdout
+    start = os.getpid() % 250
+    nets = [f"10.203.{1 + (start + step) % 250}" for step in range(250)]
+    return next(net for net in nets if f" {net}." not in used)

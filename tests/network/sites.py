@@ -1,0 +1,141 @@
+"""A run whose workers are the machines of a test, built as ``build.py`` builds it but for the installation."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from network.machines import Machine
+from things import Coin, Counter
+from watching import eventually
+
+from digirl_dist.checkpoint import Checkpoint, Checkpoints
+from digirl_dist.collect.fleet import FleetCollector
+from digirl_dist.emulator.slot import SlotLimits
+from digirl_dist.events import Events
+from digirl_dist.fleet.fleet import Fleet
+from digirl_dist.fleet.roster import this_python
+from digirl_dist.fleet.worker import Job, WorkerSpec
+from digirl_dist.harvest import Harvest
+from digirl_dist.run_folder import RunFolder
+from digirl_dist.settings import LimitSettings, SshSettings
+from digirl_dist.status import Status
+from digirl_dist.store import Store
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.travel import pack
+
+USUAL = SshSettings(), LimitSettings(step_s=5, no_worker_s=40, orphan_s=5)
+"""The limits that users have, where a worker's death is concerned."""
+QUICK = (
+    SshSettings(connect_s=5, login_s=10, ping_s=1, silence_s=5),
+    LimitSettings(step_s=3, silence_s=7, no_worker_s=40, orphan_s=5),
+)
+"""For tests about what follows a loss, so that they need not wait long for it."""
+
+
+class Site:
+    """A run folder and a fleet that collects into it. ``events`` are (monotonic time, kind, content)."""
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        folder: Path,
+        machines: Sequence[Machine],
+        limits: tuple[SshSettings, LimitSettings] = QUICK,
+        package: str = "",
+        step_s: float = 0.1,
+    ) -> None:
+        self.machines = machines
+        self.events: list[tuple[float, str, dict[str, Any]]] = []
+        self.folder = RunFolder(folder, "")
+        stack.callback(self.folder.close)
+        self.store = Store(self.folder.trajectories)
+        events = Events(self.folder.events, (self._listen,))
+        stack.callback(events.close)
+        self.checkpoint = self._save()
+        job = _job(self.folder.run_id, limits[1], step_s)
+        specs = [WorkerSpec(one.address, 2, self.job_folder(one), this_python, package=package) for one in machines]
+        self.fleet = Fleet([(spec, job) for spec in specs], *limits)
+        status = Status(self.folder.root / "status.json")
+        self._collector = FleetCollector(self.fleet, limits[1], 1, self.store, events, status)
+        stack.callback(self._collector.close)
+
+    def job_folder(self, machine: Machine) -> str:
+        return str(job_folder(machine, self.folder.run_id))
+
+    def collecting(self, tickets: Sequence[Ticket]) -> Future[Harvest]:
+        """Collect in the background, so that the test can do harm meanwhile."""
+        future: Future[Harvest] = Future()
+
+        def collect() -> None:
+            try:
+                future.set_result(self._collector.collect(self.checkpoint, tickets))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=collect, daemon=True).start()
+        return future
+
+    def seen(self, kind: str, worker: str | None = None, since: float = 0.0) -> list[dict[str, Any]]:
+        """The events of that kind since a monotonic time."""
+        events = [content for at, found, content in list(self.events) if found == kind and at >= since]
+        return [content for content in events if worker in (None, content["worker"])]
+
+    def wait_for(self, kind: str, count: int = 1, worker: str | None = None, limit_s: float = 40, **where: float) -> None:
+        what = f"{kind} of {worker or 'any worker'} ({count})"
+        eventually(lambda: len(self.seen(kind, worker, **where)) >= count, limit_s, what)
+
+    def _listen(self, kind: str, content: dict[str, Any]) -> None:
+        self.events.append((time.monotonic(), kind, content))
+
+    def _save(self) -> Checkpoint:
+        return Checkpoints(self.folder.checkpoints).save(0, Coin(Counter.spec).state_dict(), {}, {})
+
+
+@contextmanager
+def site(folder: Path, machines: Sequence[Machine], **options: Any) -> Iterator[Site]:
+    """In the end nothing may run on the machines any more."""
+    with ExitStack() as stack:
+        yield Site(stack, folder, machines, **options)
+    assert_nothing_left(machines)
+
+
+def assert_nothing_left(machines: Sequence[Machine], limit_s: float = 20) -> None:
+    """``limit_s`` covers the orphan time of a program that could not be told to stop."""
+    for machine in machines:
+        eventually(lambda machine=machine: not machine.left(), limit_s, f"the end of {machine.left()}")  # type: ignore[misc]
+
+
+def job_folder(machine: Machine, run_id: str) -> Path:
+    return machine.jobs / f"{run_id}-{machine.name}"
+
+
+def tickets(count: int, iteration: int = 0) -> list[Ticket]:
+    return [Ticket(iteration, index, Task("count"), seed=index, policy_version=0) for index in range(count)]
+
+
+def assert_once_each(here: Site, harvest: Harvest, count: int, iteration: int = 0) -> None:
+    """Every ticket is in the harvest once, in order, and on disk."""
+    expected = [(iteration, index) for index in range(count)]
+    assert [trajectory.ticket.key for trajectory in harvest.trajectories] == expected
+    assert sorted(here.store.landed(iteration)) == list(range(count))
+    landed = [content["ticket"] for content in here.seen("episode") if content["iteration"] == iteration]
+    assert len(landed) == len(set(landed)), "an episode landed twice"
+
+
+def _job(run: str, limits: LimitSettings, step_s: float) -> Job:
+    return Job(
+        run=run,
+        agent=pack(partial(Coin, Counter.spec)),
+        emulator=pack(partial(Counter, step_s=step_s)),
+        max_steps=None,
+        limits=SlotLimits(limits.boot_s, limits.reset_s, limits.step_s, limits.slot_failures),
+        torch_threads=1,
+        orphan_s=limits.orphan_s,
+    )

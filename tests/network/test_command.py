@@ -1,0 +1,54 @@
+"""The command, with its installation, on machines of a real network."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+from network.machines import Machine
+from network.sites import assert_nothing_left
+
+from digirl_dist import table
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def test_a_run_on_two_machines_installs_itself_there_and_leaves_nothing(
+    machines: list[Machine], tmp_path: Path
+) -> None:
+    home = tmp_path / "home" / ".ssh"
+    home.mkdir(parents=True)
+    known = [Path(str(machine.address.known_hosts)).read_text() for machine in machines]
+    (home / "known_hosts").write_text("".join(known))
+    workers = [
+        f"{{host: {one.address.host}, name: {one.name}, key: {one.address.key}, temp_path: {one.jobs}}}"
+        for one in machines
+    ]
+    words = [
+        *("emulator=custom", "emulator.entry_point=things:Counter", "agent=custom", "agent.entry_point=things:Coin"),
+        *("rollout_size=12", "train_iterations=2", "install.reuse_packages=true", f"worker_python={sys.executable}"),
+        *(f"worker_ips=[{','.join(workers)}]", f"worker_run_path={tmp_path / 'env'}", f"save_path={tmp_path / 'run'}"),
+    ]
+    command = [sys.executable, str(ROOT / "run.py"), "--config-path", "config/multimachine", "--config-name", "host"]
+    done = subprocess.run(
+        [*command, *words],
+        cwd=ROOT / "tests",
+        env={**os.environ, "HOME": str(home.parent)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    paths = sorted((tmp_path / "run" / "trajectories").glob("*.parquet"))
+    found = [trajectory for path in paths for trajectory in table.read(path)]
+    assert Counter(one.ticket.key for one in found) == Counter((i, k) for i in range(2) for k in range(12))
+    assert {one.worker for one in found} == {"w1", "w2"}
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [event["worker"] for event in events if event["event"] == "worker_joined"] in (["w1", "w2"], ["w2", "w1"])
+    assert not any(event["event"] == "worker_lost" for event in events)
+    assert_nothing_left(machines)
+    assert not any(list(machine.jobs.iterdir()) for machine in machines)

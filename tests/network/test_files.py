@@ -1,0 +1,213 @@
+"""Faults of the files on a worker: what is not the announced episode is refused and reported, and its ticket runs again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from network.machines import Machine, freeze
+from network.sites import Site, assert_once_each, job_folder, site, tickets
+from watching import eventually
+
+from digirl_dist import table
+from digirl_dist.digest import file_digest
+from digirl_dist.job import JobFolder, Notice
+from digirl_dist.run_folder import RunFolder
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trajectory import Observation, Step, Trajectory
+
+Change = Callable[[Path, Path], object]
+
+
+def truncate(file: Path, _: Path) -> None:
+    with file.open("rb+") as stream:
+        stream.truncate(file.stat().st_size // 2)
+
+
+def flip_a_bit(file: Path, _: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def replace_by_another_tickets(file: Path, other: Path) -> None:
+    shutil.copyfile(other, file)
+
+
+def lengthen(file: Path, _: Path) -> None:
+    with file.open("ab") as stream:
+        stream.write(bytes(1000))
+
+
+def remove(file: Path, _: Path) -> None:
+    file.unlink()
+
+
+@pytest.mark.parametrize("change", [truncate, flip_a_bit, replace_by_another_tickets, lengthen, remove])
+def test_an_episode_that_changed_before_it_was_pulled_runs_again(
+    machines: list[Machine], tmp_path: Path, change: Change
+) -> None:
+    with site(tmp_path / "run", machines[:1]) as here:
+        collecting = here.collecting(tickets(12))
+        here.wait_for("episode", 2, "w1")
+        changed = change_one(here, machines[0], change)
+        assert_once_each(here, collecting.result(30), 12)
+        (retried,) = here.seen("episode_retried")
+        assert retried["ticket"] == changed and "episodes/" in retried["reason"]
+        assert not here.seen("worker_lost")
+
+
+def change_one(here: Site, machine: Machine, change: Change) -> int:
+    """Change an episode that lies ready, while the courier cannot fetch it; returns its ticket's index."""
+    episodes = JobFolder(Path(here.job_folder(machine))).episodes
+    (courier,) = machine.couriers()
+    freeze(courier)
+    old = set(episodes.glob("*.json"))
+    eventually(lambda: len(set(episodes.glob("*.json")) - old) >= 2, 20, "two more episodes")
+    first, second = sorted(set(episodes.glob("*.json")) - old)[:2]
+    change(first.with_suffix(".parquet"), second.with_suffix(".parquet"))
+    index = int(json.loads(first.read_text())["index"])
+    courier.resume()
+    return index
+
+
+# --- a spool that was there before the host came ----------------------------------------------------------------------
+
+
+class Spool:
+    """What the first worker's folder holds of a run before its host connects."""
+
+    def __init__(self, machine: Machine, run: Path) -> None:
+        folder = RunFolder(run, "")
+        folder.close()
+        self.run = folder.run_id
+        self.folder = JobFolder(job_folder(machine, self.run))
+        self.folder.create()
+
+    def episode(self, ticket: Ticket, *holds: Trajectory, **notice: Any) -> Path:
+        """An episode of ``ticket`` whose file ``holds`` something else, or whose notice says something else."""
+        episode_id = f"{ticket.iteration:06d}-{ticket.index:05d}-w1-0"
+        path = self.folder.episode(episode_id)
+        table.write(path, holds or [spooled(ticket)])
+        announced = Notice(
+            self.run, *ticket.key, episode_id, path.stat().st_size, file_digest(path), slot=0, seconds=0.1, age_s=1.0
+        )
+        self.folder.notice(episode_id).write_text(json.dumps(replace(announced, **notice).to_json()))
+        return path
+
+
+def spooled(ticket: Ticket, worker: str = "w1") -> Trajectory:
+    """An episode that can be told from those that are run."""
+    seen = Observation("spooled", None, np.zeros(2, np.float32))
+    step = Step(seen, action=1, log_prob=-0.5, reward=1.0, terminated=True, truncated=False)
+    return Trajectory(ticket, f"{ticket.key}-{worker}", worker, 0, [step], seen, success=True)
+
+
+def is_spooled(trajectory: Trajectory) -> bool:
+    return trajectory.steps[0].observation.text == "spooled"
+
+
+@pytest.fixture
+def spool(machines: list[Machine], tmp_path: Path) -> Spool:
+    return Spool(machines[0], tmp_path / "run")
+
+
+def test_what_an_earlier_host_did_not_fetch_is_not_run_again(
+    machines: list[Machine], tmp_path: Path, spool: Spool
+) -> None:
+    for ticket in tickets(3):
+        spool.episode(ticket)
+    with site(tmp_path / "run", machines[:1]) as here:
+        harvest = here.collecting(tickets(6)).result(30)
+        assert_once_each(here, harvest, 6)
+        assert [is_spooled(trajectory) for trajectory in harvest.trajectories] == [True] * 3 + [False] * 3
+        assert not here.seen("episode_retried")
+
+
+def test_a_whole_file_that_is_not_the_tickets_episode_is_refused(
+    machines: list[Machine], tmp_path: Path, spool: Spool
+) -> None:
+    ours = tickets(8)
+    spool.episode(ours[0], spooled(ours[1]))
+    spool.episode(ours[1], spooled(ours[1], worker="w2"))
+    spool.episode(ours[2], spooled(replace(ours[2], policy_version=4)))
+    spool.episode(ours[3], spooled(replace(ours[3], seed=4)))
+    spool.episode(ours[4], spooled(replace(ours[4], task=Task("another"))))
+    spool.episode(ours[5], spooled(ours[5]), spooled(ours[6]))
+    garbage = spool.episode(ours[6])
+    garbage.write_bytes(b"not a table")
+    spool.episode(ours[6], size=11, digest=file_digest(garbage))
+    garbage.write_bytes(b"not a table")
+    with site(tmp_path / "run", machines[:1]) as here:
+        harvest = here.collecting(ours).result(30)
+        assert_once_each(here, harvest, 8)
+        assert not any(map(is_spooled, harvest.trajectories))
+        retried = {content["ticket"]: content["reason"] for content in here.seen("episode_retried")}
+        assert sorted(retried) == list(range(7))
+        assert all("another ticket" in retried[index] for index in range(5))
+        assert "2 episodes instead of one" in retried[5] and "not a trajectory file" in retried[6]
+        assert not here.seen("worker_lost")
+
+
+def test_episodes_of_another_run_or_iteration_are_not_taken(
+    machines: list[Machine], tmp_path: Path, spool: Spool
+) -> None:
+    ours = tickets(4)
+    spool.episode(ours[0], run="another")
+    stale = replace(ours[1], iteration=7)
+    spool.episode(stale)
+    with site(tmp_path / "run", machines[:1]) as here:
+        harvest = here.collecting(ours).result(30)
+        assert_once_each(here, harvest, 4)
+        assert not any(map(is_spooled, harvest.trajectories))
+        assert [content["episode"] for content in here.seen("episode_dropped")] == ["000007-00001-w1-0"]
+        eventually(lambda: not list(spool.folder.episodes.glob("000007-*")), 5, "the deletion of the stale episode")
+
+
+def test_an_episode_whose_file_is_gone_runs_again(machines: list[Machine], tmp_path: Path, spool: Spool) -> None:
+    spool.episode(tickets(1)[0]).unlink()
+    with site(tmp_path / "run", machines[:1]) as here:
+        assert_once_each(here, here.collecting(tickets(4)).result(30), 4)
+        assert "No such file" in here.seen("episode_retried")[0]["reason"]
+
+
+NOTICES = {
+    "cut short": lambda text: text[: len(text) // 2],
+    "of another program": lambda text: '{"hello": "world"}',
+    "with a field of a later version": lambda text: text.replace('{"run"', '{"more": 1, "run"'),
+    "with a wrong type": lambda text: text.replace('"index": 0', '"index": "0"'),
+}
+
+
+@pytest.mark.parametrize("kind", NOTICES)
+def test_a_notice_that_cannot_be_read_costs_that_episode_only(
+    machines: list[Machine], tmp_path: Path, spool: Spool, kind: str
+) -> None:
+    ours = tickets(4)
+    notice = spool.episode(ours[0]).with_suffix(".json")
+    notice.write_text(NOTICES[kind](notice.read_text()))
+    spool.episode(ours[1])
+    with site(tmp_path / "run", machines[:1]) as here:
+        harvest = here.collecting(ours).result(30)
+        assert_once_each(here, harvest, 4)
+        assert [is_spooled(trajectory) for trajectory in harvest.trajectories] == [False, True, False, False]
+
+
+@pytest.mark.parametrize("ages", [{"age_s": -1e9, "seconds": -1e9}, {"age_s": 1e12}, {"age_s": float("nan")}])
+def test_odd_times_of_a_worker_reach_no_figure(
+    machines: list[Machine], tmp_path: Path, spool: Spool, ages: dict[str, float]
+) -> None:
+    for ticket in tickets(4):
+        spool.episode(ticket, **ages)
+    with site(tmp_path / "run", machines[:1]) as here:
+        harvest = here.collecting(tickets(6)).result(30)
+        assert_once_each(here, harvest, 6)
+        assert harvest.last_ended_at is not None
+        assert harvest.started_at - 5 <= harvest.last_ended_at <= harvest.ended_at
+        assert harvest.busy is None or 0 <= harvest.busy <= 1
