@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from digirl_dist.emulator.rehearsal import RehearsalEmulator
-from digirl_dist.emulator.slot import State
+from digirl_dist.emulator.slot import Slot, SlotLimits, State
 from digirl_dist.job import JobFolder
 from digirl_dist.rollout import Rollout
 from digirl_dist.settings import RehearsalSettings
@@ -26,6 +26,8 @@ from digirl_dist.tasks import Json, Task
 from digirl_dist.travel import unpack_file
 from digirl_dist.worker.policies import Policies
 from digirl_dist.worker.program import Program
+
+_LIMIT_S = 3600.0
 
 
 class Clock:
@@ -51,47 +53,36 @@ class Clock:
             connection.send(answer)
 
 
-class ClockSlot:
-    """A Slot whose emulator tells the clock how long it would have slept."""
-
-    deadline = float("inf")
+class ClockSlot(Slot):
+    """A slot whose emulator tells the clock how long it would have slept."""
 
     def __init__(self, index: int, settings: RehearsalSettings, clock: Clock) -> None:
-        self.index = index
-        self.state = State.idle
-        self.asked = ""
+        super().__init__(index, Path(), SlotLimits(), Path())
         self.connection, self._answers = Pipe(duplex=False)
         self._clock = clock
         self._slept = 0.0
         self._emulator = RehearsalEmulator(settings, self._sleep)
+        self._enter(State.idle, "", float("inf"))
 
     def _sleep(self, seconds: float) -> None:
         self._slept += seconds
 
     def reset(self, task: Task, seed: int) -> None:
         self._slept = 0.0
-        self._ask("reset", self._emulator.reset(task, seed))
+        self._answer_later("reset", self._emulator.reset(task, seed))
 
     def step(self, action: Json) -> None:
         self._slept = 0.0
-        self._ask("step", self._emulator.step(action))
+        self._answer_later("step", self._emulator.step(action))
 
     def answer(self) -> tuple[Any, float]:
-        self.state, self.asked = State.idle, ""
+        assert self.connection is not None
         answer: tuple[Any, float] = self.connection.recv()
+        self._enter(State.idle, "", float("inf"))
         return answer
 
-    def succeeded(self) -> None:
-        """There is no count of failures."""
-
-    def close(self) -> None:
-        self.state = State.closed
-
-    def wait(self, deadline: float) -> None:
-        """There is no process."""
-
-    def _ask(self, what: str, answer: Any) -> None:
-        self.state, self.asked = State.asked, what
+    def _answer_later(self, request: str, answer: Any) -> None:
+        self._enter(State.asked, request, _LIMIT_S)
         self._clock.send(self._slept, self._answers, (answer, self._slept))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.stage import Machine, median, rounded, show, stage
 from digirl_dist.settings import LimitSettings, RehearsalSettings
 
-WORKERS, SLOTS, TICKETS_PER_SLOT, ROUNDS = 8, 4, 8, 3
+WORKERS, SLOTS, TICKETS_PER_SLOT, ROUNDS = 8, 4, 8, 2
 DEVICE = RehearsalSettings(reset_s=0.5, reset_sigma=0.4, step_s=0.15, step_sigma=0.5, steps=10, steps_sigma=0.5)
 
 

@@ -147,7 +147,7 @@ class Rollout:
         return dict(total)
 
     def turn(self, timeout_s: float, others: Sequence[Any] = ()) -> list[Happening]:
-        """Wait until a slot, one of ``others`` (anything with ``fileno``) or a deadline needs attention; attend to it."""
+        """Wait for a slot, one of ``others`` (anything with ``fileno``) or a deadline; attend to it and act."""
         self._begin()
         self._act()
         until = min((slot.deadline for slot in self.slots), default=float("inf"))

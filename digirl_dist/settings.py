@@ -360,14 +360,14 @@ class Settings:
 
     bsize: int = 2
     """Parallel emulators on each worker."""
-    rollout_size: int = 64
+    rollout_size: int = 128
     """Episodes per iteration over the whole fleet."""
     max_steps: int | None = None
     """Longest episode in steps; null: the emulator's own."""
 
     train_algorithm: TrainAlgorithm = TrainAlgorithm.filtered_bc
     train_mode: TrainMode = TrainMode.online
-    train_iterations: int = 12
+    train_iterations: int = 14
     eval_iterations: int = 1
     task_mode: TaskMode = TaskMode.train
     task_set: str = "default"

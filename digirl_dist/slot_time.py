@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 
 ACTIVITIES = ("boot", "reset", "step", "policy", "push", "barrier", "update", "faults", "closed")
 """In words: starting an emulator; its reset; its steps; waiting for the policy's action; having no ticket while the
-checkpoint comes, while other slots finish, while the host learns; work that was lost with an emulator; out of service."""
+checkpoint comes, while other slots finish, or while the host learns; work that was lost with an emulator; being out of
+service."""
 
 
 class SlotTime:
@@ -16,8 +17,8 @@ class SlotTime:
     def __init__(self, activity: str = "boot") -> None:
         self._activity = activity
         self._since = time.monotonic()
-        self._spent: Counter[str] = Counter()
-        self._uncertain: Counter[str] = Counter()
+        self._spent: defaultdict[str, float] = defaultdict(float)
+        self._uncertain: defaultdict[str, float] = defaultdict(float)
 
     def enter(self, activity: str) -> None:
         """From now on the slot does this."""
@@ -27,16 +28,15 @@ class SlotTime:
     def settle(self, lost: bool) -> None:
         """The episode is over: its seconds stay where they are, or were for nothing."""
         self._book()
-        if lost:
-            self._spent["faults"] += sum(self._uncertain.values())
-        else:
-            self._spent.update(self._uncertain)
+        for activity, seconds in self._uncertain.items():
+            self._spent["faults" if lost else activity] += seconds
         self._uncertain.clear()
 
     def take(self) -> dict[str, float]:
         """Seconds by activity since the last call. Those of an episode under way come when it is over."""
         self._book()
-        spent, self._spent = dict(self._spent), Counter()
+        spent = dict(self._spent)
+        self._spent.clear()
         return spent
 
     def _book(self) -> None:

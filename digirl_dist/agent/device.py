@@ -110,11 +110,14 @@ class Encoder(nn.Module):
         self._words = nn.EmbeddingBag(settings.word_buckets, width, mode="sum")
         nn.init.normal_(self._words.weight, std=0.3)
         self._vision = nn.Sequential(
-            nn.Conv2d(3, width // 2, 6, stride=4, padding=1),
+            nn.Conv2d(3, width // 4, 5, stride=2, padding=2),
             nn.ReLU(),
-            nn.Conv2d(width // 2, width, 3, stride=2, padding=1),
+            nn.Conv2d(width // 4, width // 2, 3, stride=2, padding=1),
             nn.ReLU(),
-            nn.Conv2d(width, width, 3, padding=1),
+            nn.Conv2d(width // 2, 3 * width // 4, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),  # a label looks alike wherever in its cell it lies
+            nn.Conv2d(3 * width // 4, width, 3, padding=1),
         )
         self._place = nn.Parameter(0.1 * torch.randn(width, grid.rows, grid.columns))
         self._norm = nn.LayerNorm(width)

@@ -93,6 +93,8 @@ class _Gaussian(nn.Module):
         finite = np.isfinite(bounds).all(axis=0)
         middle = np.where(finite, bounds.sum(axis=0, where=np.isfinite(bounds)) / 2, 0.0)
         reach = np.where(finite, np.nan_to_num(bounds[1] - middle, posinf=1.0), 1.0)
+        self._middle: torch.Tensor
+        self._reach: torch.Tensor
         self.register_buffer("_middle", torch.tensor(middle, dtype=torch.float32), persistent=False)
         self.register_buffer("_reach", torch.tensor(reach, dtype=torch.float32), persistent=False)
         self._mean = _nearly_zero(nn.Linear(features, len(low)))
@@ -111,7 +113,8 @@ class _Gaussian(nn.Module):
     def log_prob(self, parameters: torch.Tensor, actions: Sequence[Json]) -> torch.Tensor:
         mean, log_std = parameters.chunk(2, dim=1)
         chosen = torch.tensor(actions, dtype=mean.dtype, device=mean.device)
-        return torch.distributions.Normal(mean, log_std.exp()).log_prob(chosen).sum(dim=1)
+        noise = (chosen - mean) / log_std.exp()
+        return -(0.5 * noise.square() + log_std + 0.5 * math.log(2 * math.pi)).sum(dim=1)
 
 
 class _Encoder(nn.Module):

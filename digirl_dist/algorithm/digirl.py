@@ -32,11 +32,13 @@ class DigiRL:
 
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
         episodes = replay[-self._settings.value_episodes :]
+        if not episodes:
+            return {"actor_loss": 0.0, "kept_trajectories": 0.0, "kept_steps": 0.0}
         features = [self._features(episode) for episode in episodes]
         losses = self._fit_values(episodes, features)
         first = torch.stack([of_episode[0] for of_episode in features])
         surprise = instruction_advantages(_rewards(episodes), self._instruction_value(first).numpy())
-        chosen = best(surprise, self._settings.top_share, above=-np.inf)
+        chosen = best(surprise, self._settings.top_share, above=0.0)
         rows = [row for index in chosen for row in self._good_steps(episodes[index], features[index])]
         actor_loss = self._imitation.fit(rows)
         kept = {"kept_trajectories": float(len(chosen)), "kept_steps": float(len(rows))}

@@ -29,13 +29,15 @@ class SuccessValue:
                 nn.ReLU(),
                 nn.Linear(settings.width, 2),
             )
-        nn.init.zeros_(self._network[-1].weight)
+        for parameter in self._network[-1].parameters():
+            nn.init.zeros_(parameter)  # nothing is known yet: 0.5 everywhere
         self._optimizer = torch.optim.Adam(self._network.parameters(), lr=settings.learning_rate)
 
     def __call__(self, features: torch.Tensor) -> torch.Tensor:
         """Probability of success, shape [B], of features [B, F]."""
         with torch.no_grad():
-            return self._network(features).softmax(dim=1)[:, 1]
+            logits: torch.Tensor = self._network(features)
+            return logits.softmax(dim=1)[:, 1]
 
     def fit(self, features: torch.Tensor, succeeded: Sequence[bool]) -> float:
         """Some passes over the rows in shuffled minibatches; the mean loss (0 without rows).
@@ -64,7 +66,7 @@ class SuccessValue:
         loss = two_class_loss(self._network(features), labels)
         value = finite(float(loss.detach()), "a value function's loss")
         self._optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         return value
 

@@ -69,7 +69,10 @@ class Leases:
         return first
 
     def fail(self, worker: str, index: int, reason: str) -> None:
-        """The episode was lost on ``worker``; its ticket runs again. Raises HarvestError when it failed too often."""
+        """The episode was lost on ``worker``; its ticket runs again, before those that have not been tried.
+
+        Raises HarvestError when it failed too often.
+        """
         for held in (self._running, self._coming):
             held.get(worker, set()).discard(index)
         if not self._is_orphan(index):
@@ -81,7 +84,7 @@ class Leases:
                 f"ticket {index} of iteration {ticket.iteration} (task {ticket.task.id}) failed {self._attempts} "
                 f"times, last on worker {worker}: {reason}"
             )
-        self._queue.append(index)
+        self._queue.appendleft(index)
 
     def release(self, worker: str) -> int:
         """The worker is gone: its tickets go back to the head of the queue. Returns how many."""

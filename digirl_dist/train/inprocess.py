@@ -18,7 +18,10 @@ AlgorithmFactory = Callable[[Agent], Algorithm]
 
 
 class InProcessTrainer:
-    """Trainer in this process. ``replay_size`` bounds the episodes an update may look back on; weights start from ``seed``."""
+    """Trainer in this process.
+
+    ``replay_size`` bounds the episodes that an update may look back on; the first weights follow from ``seed``.
+    """
 
     def __init__(
         self, agent: AgentFactory, algorithm: AlgorithmFactory, checkpoints: Checkpoints, replay_size: int, seed: int

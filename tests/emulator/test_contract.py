@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ from digirl_dist.emulator import Emulator, EmulatorSpec
 from digirl_dist.emulator.gymnasium import gymnasium_factory, gymnasium_spec, gymnasium_tasks
 from digirl_dist.emulator.miniwob import SPEC as MINIWOB_SPEC
 from digirl_dist.emulator.miniwob import MiniwobEmulator, miniwob_tasks
+from digirl_dist.emulator.phone import PHONE_SPEC, DemoPhone, phone_tasks
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
 from digirl_dist.errors import ActionError
-from digirl_dist.settings import GymnasiumSettings, MiniwobSettings, RehearsalSettings
+from digirl_dist.settings import GymnasiumSettings, MiniwobSettings, PhoneSettings, RehearsalSettings
 from digirl_dist.tasks import Json, Task
 from digirl_dist.trajectory import Observation, Transition
 
@@ -51,7 +53,13 @@ def _rehearsal() -> Case:
     return Case(lambda: RehearsalEmulator(settings), rehearsal_spec(settings), task, ending=0, unknown=4)
 
 
-CASES = {"gymnasium": _cartpole, "miniwob": _miniwob, "rehearsal": _rehearsal}
+def _phone() -> Case:
+    (task, *_) = phone_tasks("easy", "train")
+    make = partial(DemoPhone, PhoneSettings())
+    return Case(make, PHONE_SPEC, task, ending={"type": "done"}, unknown={"type": "shake"})
+
+
+CASES = {"gymnasium": _cartpole, "miniwob": _miniwob, "phone": _phone, "rehearsal": _rehearsal}
 
 
 @pytest.fixture(scope="module", params=CASES)

@@ -78,6 +78,13 @@ def test_a_failed_ticket_runs_again_until_it_failed_too_often() -> None:
         leases.fail("b", 0, "crashed")
 
 
+def test_a_failed_ticket_runs_again_before_the_untried_ones() -> None:
+    leases = Leases(tickets(4), set(), attempts=3)
+    leases.take("a", 2)
+    leases.fail("a", 1, "hung")
+    assert indices(leases.take("b", 2)) == [1, 2]
+
+
 def test_a_failure_that_is_reported_twice_puts_the_ticket_back_once() -> None:
     leases = Leases(tickets(1), set(), attempts=5)
     leases.take("a", 1)

@@ -28,7 +28,12 @@ def what_is_missing() -> str:
     """Why machines cannot be made here; empty if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    for command, package in (("ip", "iproute2"), ("sshd", "openssh-server"), ("ssh-keygen", "openssh-client")):
+    for command, package in (
+        ("ip", "iproute2"),
+        ("nsenter", "util-linux"),
+        ("sshd", "openssh-server"),
+        ("ssh-keygen", "openssh-client"),
+    ):
         if shutil.which(command, path=SBIN) is None:
             return f"{command} is missing: apt-get install {package}"
     probe = f"ddprobe{os.getpid()}"
@@ -119,14 +124,18 @@ class Machine:
 
     def start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """Run a command there, with pipes for its input and output."""
-        inside = ["ip", "netns", "exec", self._namespace, *command]
-        return subprocess.Popen(inside, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment())
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        return subprocess.Popen([*self._enter(), *command], env=environment(), **pipes)
+
+    def _enter(self) -> list[str]:
+        """Not ``ip netns exec``, which hides disks that are mounted later."""
+        return ["nsenter", f"--net=/run/netns/{self._namespace}"]
 
     def start_sshd(self) -> None:
         sshd = shutil.which("sshd", path=SBIN)
-        command = ["ip", "netns", "exec", self._namespace, sshd, "-D", "-e", "-f", self._folder / "sshd_config"]
+        command = [sshd, "-D", "-e", "-f", self._folder / "sshd_config"]
         with (self._folder / "sshd.log").open("ab") as log:
-            self._sshd = subprocess.Popen(command, stderr=log)
+            self._sshd = subprocess.Popen([*self._enter(), *command], stderr=log)
         eventually(self._listens, 10, "the start of sshd")
 
     def kill_sshd(self) -> None:
@@ -139,7 +148,7 @@ class Machine:
     def sessions(self) -> list[psutil.Process]:
         """The processes of ``sshd`` that serve one connection each."""
         assert self._sshd is not None
-        return [one for one in self._inside() if one.name().startswith("sshd") and one.pid != self._sshd.pid]
+        return [one for one in psutil.Process(self._sshd.pid).children(recursive=True) if one.name().startswith("sshd")]
 
     def programs(self) -> list[psutil.Process]:
         return self._running("digirl_dist.worker.program")
@@ -158,7 +167,12 @@ class Machine:
 
     def left(self) -> list[str]:
         """What runs here besides ``sshd``."""
-        return [" ".join(words) for one in self._inside() if "sshd" not in one.name() and (words := one.cmdline())]
+        found = []
+        for process in self._inside():
+            with suppress(psutil.Error):
+                if not process.name().startswith("sshd") and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(" ".join(process.cmdline()))
+        return found
 
     def _running(self, module: str) -> list[psutil.Process]:
         found = []

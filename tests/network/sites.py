@@ -30,11 +30,11 @@ from digirl_dist.store import Store
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.travel import pack
 
-USUAL = SshSettings(), LimitSettings(step_s=5, no_worker_s=40, orphan_s=5)
+USUAL = SshSettings(), LimitSettings(step_s=5, no_worker_s=40, orphan_s=20)
 """The limits that users have, where a worker's death is concerned."""
 QUICK = (
     SshSettings(connect_s=5, login_s=10, ping_s=1, silence_s=5),
-    LimitSettings(step_s=3, silence_s=7, no_worker_s=40, orphan_s=5),
+    LimitSettings(step_s=3, silence_s=7, no_worker_s=40, orphan_s=9),
 )
 """For tests about what follows a loss, so that they need not wait long for it."""
 
@@ -52,18 +52,19 @@ class Site:
         step_s: float = 0.1,
     ) -> None:
         self.machines = machines
+        self._iteration = 0
         self.events: list[tuple[float, str, dict[str, Any]]] = []
         self.folder = RunFolder(folder, "")
         stack.callback(self.folder.close)
         self.store = Store(self.folder.trajectories)
-        events = Events(self.folder.events, (self._listen,))
-        stack.callback(events.close)
+        self.log = Events(self.folder.events, (self._listen,))
+        stack.callback(self.log.close)
         self.checkpoint = self._save()
         job = _job(self.folder.run_id, limits[1], step_s)
         specs = [WorkerSpec(one.address, 2, self.job_folder(one), this_python, package=package) for one in machines]
         self.fleet = Fleet([(spec, job) for spec in specs], *limits)
-        status = Status(self.folder.root / "status.json")
-        self._collector = FleetCollector(self.fleet, limits[1], 1, self.store, events, status)
+        self.status = Status(self.folder.root / "status.json")
+        self._collector = FleetCollector(self.fleet, limits[1], 1, self.store, self.log, self.status)
         stack.callback(self._collector.close)
 
     def job_folder(self, machine: Machine) -> str:
@@ -82,14 +83,42 @@ class Site:
         threading.Thread(target=collect, daemon=True).start()
         return future
 
-    def seen(self, kind: str, worker: str | None = None, since: float = 0.0) -> list[dict[str, Any]]:
-        """The events of that kind since a monotonic time."""
-        events = [content for at, found, content in list(self.events) if found == kind and at >= since]
+    def seen(self, kind: str, worker: str | None = None) -> list[dict[str, Any]]:
+        """The events of that kind."""
+        events = [content for _, found, content in list(self.events) if found == kind]
         return [content for content in events if worker in (None, content["worker"])]
 
-    def wait_for(self, kind: str, count: int = 1, worker: str | None = None, limit_s: float = 40, **where: float) -> None:
+    def wait_for(self, kind: str, count: int = 1, worker: str | None = None, limit_s: float = 60) -> None:
         what = f"{kind} of {worker or 'any worker'} ({count})"
-        eventually(lambda: len(self.seen(kind, worker, **where)) >= count, limit_s, what)
+        eventually(lambda: len(self.seen(kind, worker)) >= count, limit_s, what)
+
+    def wait_until_all_work(self) -> None:
+        for machine in self.machines:
+            self.wait_for("episode", 1, machine.name)
+
+    def wait_for_heartbeat(self, worker: str) -> None:
+        before = self.status.worker(worker).heard_at
+        eventually(lambda: self.status.worker(worker).heard_at != before, 10, f"a heartbeat of {worker}")
+
+    def come_back(self, worker: str, joins: int = 2) -> None:
+        """Collect further iterations until the worker has joined (again) and brought an episode home."""
+        before = len(self.seen("episode", worker))
+        deadline = time.monotonic() + 30
+        while True:
+            self._iteration += 1
+            iteration = self._iteration
+            count = 4 * len(self.machines)  # enough for each
+            harvest = self.collecting(tickets(count, iteration)).result(40)
+            assert_once_each(self, harvest, count, iteration)
+            if len(self.seen("worker_joined", worker)) >= joins and len(self.seen("episode", worker)) > before:
+                return
+            assert time.monotonic() < deadline, f"{worker} did not come back"
+
+    def first_loss(self, worker: str) -> tuple[float, str]:
+        """When, in monotonic seconds, and why."""
+        losses = [(at, what) for at, kind, what in self.events if kind == "worker_lost" and what["worker"] == worker]
+        assert losses, f"{worker} was never lost"
+        return losses[0][0], losses[0][1]["reason"]
 
     def _listen(self, kind: str, content: dict[str, Any]) -> None:
         self.events.append((time.monotonic(), kind, content))
@@ -106,10 +135,12 @@ def site(folder: Path, machines: Sequence[Machine], **options: Any) -> Iterator[
     assert_nothing_left(machines)
 
 
-def assert_nothing_left(machines: Sequence[Machine], limit_s: float = 20) -> None:
+def assert_nothing_left(machines: Sequence[Machine], limit_s: float = 15) -> None:
     """``limit_s`` covers the orphan time of a program that could not be told to stop."""
-    for machine in machines:
-        eventually(lambda machine=machine: not machine.left(), limit_s, f"the end of {machine.left()}")  # type: ignore[misc]
+    deadline = time.monotonic() + limit_s
+    while left := {machine.name: names for machine in machines if (names := machine.left())}:
+        assert time.monotonic() < deadline, f"still running: {left}"
+        time.sleep(0.1)
 
 
 def job_folder(machine: Machine, run_id: str) -> Path:

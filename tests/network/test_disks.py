@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from network.machines import Machine, fill, keep_full, make_room
 from network.sites import assert_once_each, site, tickets
 
@@ -14,28 +15,30 @@ FULL = "No space left"
 def test_a_workers_full_disk_leaves_the_work_to_the_others(machines: list[Machine], tmp_path: Path) -> None:
     disk = machines[0].mount(machines[0].jobs, "2m")
     with site(tmp_path / "run", machines) as here:
-        collecting = here.collecting(tickets(60))
-        here.wait_for("episode", 2, "w1")
-        keep_full(disk, 3.0)
-        assert_once_each(here, collecting.result(40), 60)
+        collecting = here.collecting(tickets(40))
+        here.wait_until_all_work()
+        keep_full(disk, 2.0)
+        assert_once_each(here, collecting.result(40), 40)
         said = [*here.seen("worker_lost", "w1"), *here.seen("episode_retried", "w1")]
         assert any(FULL in content["reason"] for content in said)
 
 
+@pytest.mark.xfail(strict=True, reason="a full disk eats up the attempts of every ticket, one after the other")
 def test_the_only_workers_full_disk_pauses_the_run_until_there_is_room(
     make_machines: Callable[[int], list[Machine]], tmp_path: Path
 ) -> None:
     machines = make_machines(1)
     disk = machines[0].mount(machines[0].jobs, "2m")
     with site(tmp_path / "run", machines) as here:
-        collecting = here.collecting(tickets(20))
-        here.wait_for("episode", 2, "w1")
-        keep_full(disk, 5.0)
-        assert_once_each(here, collecting.result(40), 20)
+        collecting = here.collecting(tickets(8))
+        here.wait_for("episode", 2)
+        keep_full(disk, 7.0)
+        assert_once_each(here, collecting.result(40), 8)
         said = [*here.seen("worker_lost"), *here.seen("episode_retried")]
         assert any(FULL in content["reason"] for content in said)
 
 
+@pytest.mark.xfail(strict=True, reason="a program that cannot start is out for good, whatever the reason")
 def test_a_worker_whose_disk_is_full_from_the_start_joins_when_there_is_room(
     machines: list[Machine], tmp_path: Path
 ) -> None:
@@ -47,15 +50,17 @@ def test_a_worker_whose_disk_is_full_from_the_start_joins_when_there_is_room(
         assert FULL in here.seen("worker_lost", "w1")[0]["reason"]
         make_room(disk)
         assert_once_each(here, collecting.result(40), 20)
-        here.collecting(tickets(60, iteration=1)).result(40)
-        assert here.seen("worker_joined", "w1")
+        here.come_back("w1", joins=1)
 
 
+@pytest.mark.xfail(strict=True, reason="OSError of events.jsonl ends the run with a traceback")
 def test_the_hosts_full_disk_pauses_the_run_until_there_is_room(machines: list[Machine], tmp_path: Path) -> None:
     disk = machines[0].mount(tmp_path / "host", "2m")
     with site(disk / "run", machines) as here:
         collecting = here.collecting(tickets(40))
         here.wait_for("episode", 6)
-        keep_full(disk, 5.0)
+        fill(disk)
+        here.log.emit("test", text="more than fits into what is left of the last page" * 200)
+        keep_full(disk, 3.0)
         assert_once_each(here, collecting.result(40), 40)
         assert any(FULL in content["reason"] for content in here.seen("worker_lost"))

@@ -6,32 +6,29 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
-import pytest
 from network.machines import Machine, freeze
-from network.sites import Site, assert_once_each, site, tickets
+from network.sites import Site, assert_once_each, job_folder, site, tickets
 from watching import eventually
 
+from digirl_dist.run_folder import RunFolder
 
-def strike(here: Site, fault: Callable[[Machine], Any], count: int = 40) -> None:
-    """Let the first worker suffer ``fault`` in mid-collection; no ticket may be lost or repeated."""
+Faults = dict[str, tuple[Callable[[Machine], None], str]]
+"""By name: what is done to a machine, and words of the reason that must be given."""
+
+
+def suffer(here: Site, faults: Faults, count: int) -> dict[str, Machine]:
+    """Each machine but the last suffers one fault in mid-collection; no ticket may be lost or repeated."""
+    struck = dict(zip(faults, here.machines, strict=False))
     collecting = here.collecting(tickets(count))
-    here.wait_for("episode", 2, "w1")
-    fault(here.machines[0])
-    assert_once_each(here, collecting.result(50), count)
-    assert not here.seen("worker_lost", "w2")
-
-
-def comes_back(here: Site) -> bool:
-    """True if the first worker joins again; the next iteration is whole as well."""
-    harvest = here.collecting(tickets(40, iteration=1)).result(50)
-    assert_once_each(here, harvest, 40, iteration=1)
-    if len(here.seen("worker_joined", "w1")) < 2:  # its back-off outlasted that iteration
-        time.sleep(3.0)
-        here.collecting(tickets(8, iteration=2)).result(50)
-    return len(here.seen("worker_joined", "w1")) == 2
+    here.wait_until_all_work()
+    for fault, machine in struck.items():
+        faults[fault][0](machine)
+    assert_once_each(here, collecting.result(60), count)
+    healthy = here.machines[-1].name
+    assert not here.seen("worker_lost", healthy) and not here.seen("episode_retried", healthy)
+    return struck
 
 
 def kill_relay(machine: Machine) -> None:
@@ -48,98 +45,107 @@ def kill_sshd_for_a_moment(machine: Machine) -> None:
     machine.start_sshd()
 
 
-def freeze_session(machine: Machine) -> None:
+def freeze_sessions(machine: Machine) -> None:
     for session in machine.sessions():
         freeze(session)
 
 
-CONNECTION = {
+CONNECTION: Faults = {
+    "a killed sshd": (kill_sshd_for_a_moment, "the connection broke"),
     "a killed relay": (kill_relay, "digirl_dist.worker.attach"),
     "a killed courier": (kill_courier, "digirl_dist.worker.courier"),
-    "a killed sshd": (kill_sshd_for_a_moment, "the connection broke"),
-    "a frozen session of sshd": (freeze_session, "the connection broke"),
+    "a frozen session of sshd": (freeze_sessions, "the connection broke"),
 }
 
 
-@pytest.mark.parametrize("fault", CONNECTION)
 def test_what_breaks_the_connection_leaves_the_program_at_work(
-    machines: list[Machine], tmp_path: Path, fault: str
+    make_machines: Callable[[int], list[Machine]], tmp_path: Path
 ) -> None:
-    do, reason = CONNECTION[fault]
+    machines = make_machines(len(CONNECTION) + 1)
     with site(tmp_path / "run", machines) as here:
-        collecting = here.collecting(tickets(40))
-        here.wait_for("episode", 2, "w1")
-        program, emulators = machines[0].programs(), machines[0].emulators()
-        do(machines[0])
-        assert_once_each(here, collecting.result(50), 40)
-        assert reason in here.seen("worker_lost", "w1")[0]["reason"]
-        assert not here.seen("episode_retried") and not here.seen("worker_lost", "w2")
-        assert comes_back(here)
-        assert (program, emulators) == (machines[0].programs(), machines[0].emulators())
-        for session in machines[0].sessions():
-            session.resume()
+        struck = suffer(here, CONNECTION, 90)
+        programs = {fault: machine.programs() for fault, machine in struck.items()}
+        assert not here.seen("episode_retried")
+        for fault, machine in struck.items():
+            here.come_back(machine.name)
+            assert CONNECTION[fault][1] in here.first_loss(machine.name)[1], fault
+            assert machine.programs() == programs[fault] and len(programs[fault]) == 1, fault
+        frozen = [one for one in struck["a frozen session of sshd"].sessions() if one.status() == psutil.STATUS_STOPPED]
+        assert frozen, "the host cannot end it"
+        for session in frozen:
+            session.kill()
 
 
-def test_a_killed_program_is_started_anew(machines: list[Machine], tmp_path: Path) -> None:
+def kill_program(machine: Machine) -> None:
+    machine.programs()[0].kill()
+
+
+def freeze_program(machine: Machine) -> None:
+    freeze(machine.programs()[0])
+
+
+PROGRAM: Faults = {
+    "a killed program": (kill_program, "the worker program ended"),
+    "a frozen program": (freeze_program, "the worker program is silent"),
+}
+
+
+def test_a_program_that_is_killed_or_frozen_is_started_anew(
+    make_machines: Callable[[int], list[Machine]], tmp_path: Path
+) -> None:
+    machines = make_machines(len(PROGRAM) + 1)
     with site(tmp_path / "run", machines) as here:
-        strike(here, lambda machine: machine.programs()[0].kill())
-        assert "the worker program ended" in here.seen("worker_lost", "w1")[0]["reason"]
-        assert comes_back(here)
+        struck = suffer(here, PROGRAM, 60)
+        for fault, machine in struck.items():
+            here.come_back(machine.name)
+            assert PROGRAM[fault][1] in here.first_loss(machine.name)[1], fault
+            assert len(machine.programs()) == 1 and len(machine.emulators()) == 2, fault
 
 
-def test_a_frozen_program_is_replaced(machines: list[Machine], tmp_path: Path) -> None:
+def kill_emulator(machine: Machine) -> None:
+    machine.emulators()[0].kill()
+
+
+def freeze_emulator(machine: Machine) -> None:
+    freeze(machine.emulators()[0])
+
+
+EMULATOR: Faults = {
+    "a killed emulator": (kill_emulator, "ended during its"),
+    "a frozen emulator": (freeze_emulator, "did not answer its"),
+}
+
+
+def test_an_emulator_that_is_killed_or_frozen_costs_its_episode(
+    make_machines: Callable[[int], list[Machine]], tmp_path: Path
+) -> None:
+    machines = make_machines(len(EMULATOR) + 1)
     with site(tmp_path / "run", machines) as here:
-        frozen = []
-
-        def freeze_program(machine: Machine) -> None:
-            frozen.extend(machine.programs())
-            freeze(frozen[0])
-
-        strike(here, freeze_program)
-        assert "the worker program is silent" in here.seen("worker_lost", "w1")[0]["reason"]
-        eventually(lambda: not frozen[0].is_running(), 30, "the end of the frozen program")
-        assert comes_back(here)
-
-
-def test_a_killed_emulator_costs_its_episode(machines: list[Machine], tmp_path: Path) -> None:
-    with site(tmp_path / "run", machines) as here:
-        strike(here, lambda machine: machine.emulators()[0].kill())
-        (retried,) = here.seen("episode_retried")
-        assert retried["worker"] == "w1" and "ended during its" in retried["reason"]
+        struck = suffer(here, EMULATOR, 60)
         assert not here.seen("worker_lost")
-
-
-def test_a_frozen_emulator_costs_its_episode(machines: list[Machine], tmp_path: Path) -> None:
-    with site(tmp_path / "run", machines) as here:
-        frozen = []
-
-        def freeze_emulator(machine: Machine) -> None:
-            frozen.append(machine.emulators()[0])
-            freeze(frozen[0])
-
-        strike(here, freeze_emulator)
-        (retried,) = here.seen("episode_retried")
-        assert retried["worker"] == "w1" and "did not answer its" in retried["reason"]
-        assert not frozen[0].is_running() and not here.seen("worker_lost")
+        for fault, machine in struck.items():
+            (retried,) = here.seen("episode_retried", machine.name)
+            assert EMULATOR[fault][1] in retried["reason"], fault
+            stopped = [one for one in machine.emulators() if one.status() == psutil.STATUS_STOPPED]
+            assert not stopped, fault
 
 
 def test_a_program_of_another_version_is_replaced(machines: list[Machine], tmp_path: Path) -> None:
-    with site(tmp_path / "run", machines, package="new") as here:
-        pass  # only to know its folders
-    old = [start_program(machine, here.job_folder(machine), "old") for machine in machines]
-    with site(tmp_path / "run", machines, package="new") as here:
+    folder = RunFolder(tmp_path / "run", "")
+    folder.close()
+    old = start_program(machines[0], job_folder(machines[0], folder.run_id), "old")
+    with site(tmp_path / "run", machines[:1], package="new") as here:
         assert_once_each(here, here.collecting(tickets(8)).result(40), 8)
-        for worker in ("w1", "w2"):
-            assert "another version" in here.seen("worker_lost", worker)[0]["reason"]
-        assert not any(program.is_running() for program in old)
+        assert "another version" in here.first_loss("w1")[1]
+        assert not old.is_running()
 
 
-def start_program(machine: Machine, folder: str, package: str) -> psutil.Process:
+def start_program(machine: Machine, folder: Path, package: str) -> psutil.Process:
     """What a host leaves behind that started a program and was killed."""
-    options = ["--folder", folder, "--orphan-s", "60", "--package", package]
+    options = ["--folder", str(folder), "--orphan-s", "60", "--package", package]
     relay = machine.start([sys.executable, "-m", "digirl_dist.worker.attach", *options])
-    eventually(machine.programs, 20, "the start of the program")
-    eventually(lambda: (Path(folder) / "control.sock").exists(), 20, "its socket")
+    eventually((folder / "control.sock").exists, 30, "the start of the program")
     relay.kill()
     relay.communicate()
-    return machine.programs()[0]
+    (program,) = machine.programs()
+    return program
