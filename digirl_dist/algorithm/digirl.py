@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from digirl_dist.agent import Agent
-from digirl_dist.algorithm.filtered_bc import best
 from digirl_dist.algorithm.imitation import Example, Imitation
+from digirl_dist.algorithm.selection import best, task_weights
 from digirl_dist.algorithm.values import SuccessValue
 from digirl_dist.settings import DigirlSettings
 from digirl_dist.trajectory import Trajectory
@@ -39,7 +39,12 @@ class DigiRL:
         first = torch.stack([of_episode[0] for of_episode in features])
         surprise = instruction_advantages(_rewards(episodes), self._instruction_value(first).numpy())
         chosen = best(surprise, self._settings.top_share, above=0.0)
-        rows = [row for index in chosen for row in self._good_steps(episodes[index], features[index])]
+        weights = task_weights([episodes[index].ticket.task.id for index in chosen])
+        rows = [
+            row
+            for index, weight in zip(chosen, weights, strict=True)
+            for row in self._good_steps(episodes[index], features[index], weight)
+        ]
         actor_loss = self._imitation.fit(rows)
         kept = {"kept_trajectories": float(len(chosen)), "kept_steps": float(len(rows))}
         return {"actor_loss": actor_loss, **losses, **kept}
@@ -71,14 +76,15 @@ class DigiRL:
             "step_value_loss": self._step_value.fit(before, labels),
         }
 
-    def _good_steps(self, episode: Trajectory, features: torch.Tensor) -> list[Example]:
+    def _good_steps(self, episode: Trajectory, features: torch.Tensor, weight: float) -> list[Example]:
         values = self._step_value(features).double().numpy()
         if episode.steps[-1].terminated:
             values[-1] = 0.0  # nothing can come after the end
         rewards = np.array([step.reward for step in episode.steps])
         advantages = step_advantages(rewards, values, self._settings.lam)
         good = advantages > 1 / len(episode.steps)
-        return [Example(step.observation, step.action) for step, keep in zip(episode.steps, good, strict=True) if keep]
+        steps = zip(episode.steps, good, strict=True)
+        return [Example(step.observation, step.action, weight) for step, keep in steps if keep]
 
 
 def instruction_advantages(rewards: np.ndarray, values: np.ndarray) -> np.ndarray:

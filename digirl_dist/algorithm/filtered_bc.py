@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from digirl_dist.agent import Agent
 from digirl_dist.algorithm.imitation import Example, Imitation
+from digirl_dist.algorithm.selection import best, task_weights
 from digirl_dist.settings import FilteredBcSettings
 from digirl_dist.trajectory import Trajectory
 
@@ -51,22 +51,3 @@ def _examples(trajectory: Trajectory, discount: float, share: float) -> list[Exa
     weights = returns_to_go([step.reward for step in trajectory.steps], discount)
     pairs = zip(trajectory.steps, weights, strict=True)
     return [Example(step.observation, step.action, share * weight) for step, weight in pairs if weight > 0]
-
-
-def best(scores: np.ndarray, share: float, above: float) -> list[int]:
-    """Indices of the best ``share`` of ``scores`` (at least one) that lie strictly above ``above``.
-
-    Whoever ties with the last of them is kept too: of 0/1 rewards with successes in more than ``share`` of all
-    trajectories, all successes are.
-    """
-    if len(scores) == 0:
-        return []
-    rank = max(1, round(share * len(scores)))
-    threshold = np.sort(scores)[-rank]
-    return [int(index) for index in np.flatnonzero((scores >= threshold) & (scores > above))]
-
-
-def task_weights(tasks: Sequence[str]) -> list[float]:
-    """1 / sqrt(how often the task occurs), so that tasks solved often do not drown those solved seldom."""
-    counts = Counter(tasks)
-    return [float(counts[task] ** -0.5) for task in tasks]

@@ -8,13 +8,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from network.machines import Machine, machine, what_is_missing
+from network.machines import Machine, machine, remove_leftovers, what_is_missing
 
 
 @pytest.fixture(scope="session")
 def _machines_can_be_made() -> None:
     if missing := what_is_missing():
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(missing)
+    remove_leftovers()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -42,6 +43,16 @@ def what_is_missing() -> str:
         return f"this machine makes no network namespaces: {made.stderr.strip()}"
     _ip("netns", "del", probe)
     return ""
+
+
+def remove_leftovers() -> None:
+    """Take down the machines of test runs that were killed; the process in a namespace's name is gone."""
+    listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
+    for namespace in (line.split()[0] for line in listed.splitlines()):
+        found = re.fullmatch(r"dd(\d+)-\d+", namespace)
+        if found and not psutil.pid_exists(int(found[1])):
+            _end_all(_inside(namespace))
+            _ip("netns", "del", namespace)  # its end of the link goes with it, and so the other
 
 
 @contextmanager
@@ -86,9 +97,7 @@ class Machine:
 
     def close(self) -> None:
         """Whatever state it is in. Processes go by their namespace, which only this machine's have."""
-        for process in self._inside():
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        _end_all(_inside(self._namespace))
         if self._sshd is not None:
             self._sshd.wait()
         for command in (["link", "del", self._outside], ["netns", "del", self._namespace]):
@@ -168,7 +177,7 @@ class Machine:
     def left(self) -> list[str]:
         """What runs here besides ``sshd``."""
         found = []
-        for process in self._inside():
+        for process in _inside(self._namespace):
             with suppress(psutil.Error):
                 if not process.name().startswith("sshd") and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(" ".join(process.cmdline()))
@@ -176,18 +185,10 @@ class Machine:
 
     def _running(self, module: str) -> list[psutil.Process]:
         found = []
-        for process in self._inside():
+        for process in _inside(self._namespace):
             with suppress(psutil.Error):
                 if module in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
-        return found
-
-    def _inside(self) -> list[psutil.Process]:
-        pids = subprocess.run(["ip", "netns", "pids", self._namespace], capture_output=True, text=True).stdout.split()
-        found = []
-        for pid in pids:
-            with suppress(psutil.NoSuchProcess):
-                found.append(psutil.Process(int(pid)))
         return found
 
     def _listens(self) -> bool:
@@ -232,6 +233,22 @@ def make_room(disk: Path) -> None:
 
 def freeze(process: psutil.Process) -> None:
     process.send_signal(signal.SIGSTOP)
+
+
+def _inside(namespace: str) -> list[psutil.Process]:
+    """The processes of that network namespace."""
+    pids = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True).stdout.split()
+    found = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(int(pid)))
+    return found
+
+
+def _end_all(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _ip(*words: str) -> None:

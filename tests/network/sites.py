@@ -21,7 +21,7 @@ from digirl_dist.emulator.slot import SlotLimits
 from digirl_dist.events import Events
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.roster import this_python
-from digirl_dist.fleet.worker import Job, WorkerSpec
+from digirl_dist.fleet.spec import Job, WorkerSpec
 from digirl_dist.harvest import Harvest
 from digirl_dist.run_folder import RunFolder
 from digirl_dist.settings import LimitSettings, SshSettings
@@ -30,11 +30,11 @@ from digirl_dist.store import Store
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.travel import pack
 
-USUAL = SshSettings(), LimitSettings(step_s=5, no_worker_s=40, orphan_s=20)
+USUAL = SshSettings(), LimitSettings(step_s=5, no_worker_s=40, orphan_s=20, stop_s=5)
 """The limits that users have, where a worker's death is concerned."""
 QUICK = (
     SshSettings(connect_s=5, login_s=10, ping_s=1, silence_s=5),
-    LimitSettings(step_s=3, silence_s=7, no_worker_s=40, orphan_s=9),
+    LimitSettings(step_s=3, silence_s=7, no_worker_s=40, orphan_s=9, stop_s=5),
 )
 """For tests about what follows a loss, so that they need not wait long for it."""
 

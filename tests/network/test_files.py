@@ -198,7 +198,7 @@ NOTICES = {
     "cut short": lambda text: text[: len(text) // 2],
     "of another program": lambda text: '{"hello": "world"}',
     "with a field of a later version": lambda text: text.replace('{"run"', '{"more": 1, "run"'),
-    "with a wrong type": lambda text: text.replace('"index": 0', '"index": "0"'),
+    "with a wrong type": lambda text: text.replace('"slot": 0', '"slot": "0"'),
 }
 
 
