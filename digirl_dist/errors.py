@@ -15,6 +15,7 @@
     │   ├── LoginError           fatal: the machine does not let us in
     │   ├── InstallError         fatal: the package cannot be installed there
     │   ├── JobError             fatal: the worker cannot run the job at all
+    │   ├── FileRefusedError     transient: a file cannot be read or written there; the connection stands
     │   ├── UnreachableError     transient: no connection within its limit
     │   └── LinkLostError        transient: a connection that stood is gone or silent
     └── HarvestError             an iteration cannot be completed; names every worker's reason
@@ -106,6 +107,10 @@ class JobError(WorkerError):
     """The worker cannot run the job: its folder, the agent or the emulator cannot be set up there."""
 
     fatal = True
+
+
+class FileRefusedError(WorkerError):
+    """The worker cannot read or write a file; the connection and the courier stand."""
 
 
 class UnreachableError(WorkerError):

@@ -18,18 +18,28 @@ class Events:
 
     def __init__(self, path: Path, listeners: tuple[Listener, ...] = ()) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", buffering=1)
+        self._file = path.open("ab", buffering=0)
+        self._unwritten = bytearray()
         self._listeners = listeners
         self._lock = threading.Lock()
 
     def emit(self, kind: str, **content: Json) -> None:
         """``content`` says what, where and why; the time is added."""
         with self._lock:
-            if not self._file.closed:
-                self._file.write(json.dumps({"time": round(time.time(), 3), "event": kind, **content}) + "\n")
+            self._unwritten += json.dumps({"time": round(time.time(), 3), "event": kind, **content}).encode() + b"\n"
+            self._write()
             for listener in self._listeners:
                 listener(kind, content)
 
     def close(self) -> None:
         with self._lock:
+            self._write()
             self._file.close()
+
+    def _write(self) -> None:
+        """What a full disk refuses stays for the next time: an event must not end the run that it tells of."""
+        try:
+            while self._unwritten and not self._file.closed:
+                del self._unwritten[: self._file.write(self._unwritten)]
+        except OSError:
+            pass

@@ -294,7 +294,7 @@ class LimitSettings:
     """… for this long. Then it gets another chance; one more failure takes it out again."""
     episode_attempts: int = 5
     """A ticket whose episode fails this often ends the run."""
-    silence_s: float = 15.0
+    silence_s: float = 14.0
     """A worker that says nothing for this long counts as lost. It says something every 2 s."""
     stuck_s: float = 600.0
     """Longest single piece of work of a worker program, such as one batch of the policy."""

@@ -92,8 +92,13 @@ def from_table(table: pa.Table) -> list[Trajectory]:
 def write(path: Path, trajectories: Iterable[Trajectory]) -> None:
     """Write durably: beside, flushed to disk, then renamed. ``path`` is never seen half-written."""
     part = path.with_name(path.name + ".part")
-    pq.write_table(pa.concat_tables(to_table(trajectory) for trajectory in trajectories), part, compression="zstd")
-    replace_durably(part, path)
+    rows = pa.concat_tables(to_table(trajectory) for trajectory in trajectories)
+    try:
+        pq.write_table(rows, part, compression="zstd")
+        replace_durably(part, path)
+    except OSError:  # a full disk needs the room
+        part.unlink(missing_ok=True)
+        raise
 
 
 def read(path: Path) -> list[Trajectory]:

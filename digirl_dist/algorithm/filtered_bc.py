@@ -11,7 +11,7 @@ from digirl_dist.agent import Agent
 from digirl_dist.algorithm.imitation import Example, Imitation
 from digirl_dist.algorithm.selection import best, task_weights
 from digirl_dist.settings import FilteredBcSettings
-from digirl_dist.trajectory import Trajectory
+from digirl_dist.trajectory import Observation, Trajectory
 
 
 class FilteredBC:
@@ -46,8 +46,26 @@ def returns_to_go(rewards: Sequence[float], discount: float) -> list[float]:
     return togo
 
 
+def changed_something(trajectory: Trajectory) -> list[bool]:
+    """Of each step, whether it was rewarded or what was seen after it differs from what was seen before."""
+    seen = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
+    pairs = zip(trajectory.steps, seen[1:], strict=True)
+    return [step.reward != 0 or not _alike(step.observation, after) for step, after in pairs]
+
+
+def _alike(one: Observation, other: Observation) -> bool:
+    return (one.text, one.image) == (other.text, other.image) and np.array_equal(
+        one.vector if one.vector is not None else (), other.vector if other.vector is not None else ()
+    )
+
+
 def _examples(trajectory: Trajectory, discount: float, share: float) -> list[Example]:
-    """The steps, each as heavy as what came after it; those after which nothing good came are left out."""
+    """The steps, each as heavy as what came after it.
+
+    Left out are those after which nothing good came, and those that changed nothing: a tap beside every button before
+    the right one is not worth imitating.
+    """
     weights = returns_to_go([step.reward for step in trajectory.steps], discount)
-    pairs = zip(trajectory.steps, weights, strict=True)
-    return [Example(step.observation, step.action, share * weight) for step, weight in pairs if weight > 0]
+    worth = [weight if changed else 0.0 for weight, changed in zip(weights, changed_something(trajectory), strict=True)]
+    steps = zip(trajectory.steps, worth, strict=True)
+    return [Example(step.observation, step.action, share * weight) for step, weight in steps if weight > 0]

@@ -30,7 +30,8 @@ class Account:
 
     def ended(self, worker: str, seconds: float, age_s: float) -> None:
         """An episode of that length ended ``age_s`` ago."""
-        end = time.monotonic() - age_s
+        now = time.monotonic()
+        end = now - min(max(0.0, age_s), now - self.started_at)  # a worker may say anything, even nan
         self._episodes.append((worker, end - seconds, end))
 
     def harvest(self) -> Harvest:

@@ -85,10 +85,10 @@ class Session:
             for message in self.messages():
                 self.obey(message, newest())
         except JobError:
-            self._dismiss()
+            self.dismiss()
             raise
 
-    def _dismiss(self) -> None:
+    def dismiss(self) -> None:
         """Nobody will come back to this program: let it stop its emulators now."""
         deadline = time.monotonic() + self._limits.stop_s
         try:
@@ -207,6 +207,8 @@ class Session:
     def _broken(self, during: str, reason: str) -> WorkerError:
         if during == "attach":
             return JobError(self._spec.name, reason, "set worker_temp_path to a folder the user can write")
+        if during == "disk":
+            return LinkLostError(self._spec.name, reason, "free some space there, or set worker_temp_path elsewhere")
         remedy = "see the traceback; `parallel=single` runs the same agent and emulator on the host"
         return JobError(self._spec.name, f"it cannot carry out '{during}': {reason}", remedy)
 

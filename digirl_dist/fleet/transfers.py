@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from digirl_dist import table
-from digirl_dist.errors import JobError, LinkLostError, RunFolderError, TrajectoryError, WorkerError
+from digirl_dist.errors import FileRefusedError, JobError, LinkLostError, RunFolderError, TrajectoryError, WorkerError
 from digirl_dist.fleet.news import News, Pulled, Refused
 from digirl_dist.job import Notice, blob_name, episode_name
 from digirl_dist.ssh.courier import Courier
@@ -67,7 +67,7 @@ class Transfers:
         try:
             self._courier.get(episode_name(notice.episode_id), path, notice.digest, notice.size)
             trajectory = _checked(path, ticket, self._worker)
-        except TrajectoryError as error:
+        except (TrajectoryError, FileRefusedError) as error:
             self._post(Refused(self._worker, notice, str(error)))
         else:
             self._post(Pulled(self._worker, notice, trajectory, path, time.monotonic() - started))

@@ -113,7 +113,10 @@ class RemoteWorker:
         try:
             with Session(self.spec, self._job, self._ssh, self._limits, self._post, replace) as session:
                 self._session = session
-                session.serve(lambda: self._checkpoint)
+                if self._stopping.is_set():  # meanwhile: what was started must not wait for a host until it is orphaned
+                    session.dismiss()
+                else:
+                    session.serve(lambda: self._checkpoint)
             return LinkLostError(self.spec.name, "the worker program ended")
         except WorkerError as error:
             return error

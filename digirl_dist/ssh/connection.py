@@ -255,6 +255,8 @@ def _explain(
             return login_error(name, error, session.host, session.port)
         case socket.gaierror():
             return UnreachableError(name, f"the host name {session.host} is unknown", "correct the worker's `host`")
+        case NoValidConnectionsError() if not any(map(_refused, error.errors.values())):
+            return UnreachableError(name, f"{at} cannot be reached ({next(iter(error.errors.values()))})", look)
         case NoValidConnectionsError():
             return UnreachableError(name, f"nothing listens at {at}", look)
         case TimeoutError():
@@ -275,6 +277,10 @@ def _gave_no_greeting(error: Any) -> bool:
     # paramiko says "No existing session" when a frozen listener made it give up halfway.
     timed_out = isinstance(error.__context__, TimeoutError)
     return "No existing session" in str(error) or ("banner" in str(error) and timed_out)
+
+
+def _refused(error: Exception) -> bool:
+    return isinstance(error, ConnectionRefusedError)
 
 
 def _was_cut(error: Exception) -> bool:

@@ -12,7 +12,7 @@ import xxhash
 
 from digirl_dist.digest import file_digest
 from digirl_dist.durable import replace_durably
-from digirl_dist.errors import RunFolderError, TrajectoryError, WorkerError
+from digirl_dist.errors import FileRefusedError, RunFolderError, TrajectoryError, WorkerError
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.channel import PACKET_BYTES, Channel
 from digirl_dist.ssh.connection import Connection
@@ -164,7 +164,7 @@ class Courier:
 
     def _raise_refusal(self, answer: dict[str, Any], attempt: str) -> None:
         if "error" in answer:
-            raise WorkerError(self._worker, f"cannot {attempt}: {answer['error']}", _remedy(answer["error"]))
+            raise FileRefusedError(self._worker, f"cannot {attempt}: {answer['error']}", _remedy(answer["error"]))
 
 
 class _Packets:

@@ -8,6 +8,7 @@ opens no port; the program listens on a Unix socket in its folder. Imports nothi
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import select
 import signal
@@ -34,12 +35,15 @@ def main() -> int:
     folder = JobFolder(options.folder.expanduser().resolve())
     try:
         folder.create()
+        _try_disk(folder)
         os.chdir(folder.root)
         if options.replace:
             end_program(folder)
         pid, program = _join(folder, ["--orphan-s", str(options.orphan_s), "--package", options.package])
     except (OSError, TimeoutError) as error:
-        sys.stdout.buffer.write(encode("broken", during="attach", reason=f"{folder.root}: {error}"))
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        during = "disk" if full else "attach"
+        sys.stdout.buffer.write(encode("broken", during=during, reason=f"{folder.root}: {error}"))
         return 1
     _relay(program)
     _await_end(pid)
@@ -47,17 +51,26 @@ def main() -> int:
     return 0
 
 
+def _try_disk(folder: JobFolder) -> None:
+    """Raises OSError now and with its reason, where the program could not even log it."""
+    probe = folder.root / ".probe"
+    try:
+        probe.write_bytes(bytes(_CHUNK))
+    finally:
+        probe.unlink(missing_ok=True)
+
+
 def _join(folder: JobFolder, options: list[str]) -> tuple[int | None, socket.socket]:
     """Connect to the program, starting it first if nobody answers. Returns its process as well, if that is known."""
     program = _connect(folder)
     if program is not None:
-        return _program_of(folder), program
+        return program_of(folder), program
     process = _start(folder, options)
     deadline = time.monotonic() + _START_LIMIT_S
     while time.monotonic() < deadline:
         program = _connect(folder)
         if program is not None:
-            return _program_of(folder), program
+            return program_of(folder), program
         if process.poll() not in (None, 1):  # 1: another attach was quicker; its program will answer
             break
         time.sleep(0.02)
@@ -90,17 +103,17 @@ def _start(folder: JobFolder, options: list[str]) -> subprocess.Popen[bytes]:
 
 def end_program(folder: JobFolder, limit_s: float = 5.0) -> None:
     """End the program that holds the folder's lock, if it is one. Never touches another process."""
-    pid = _program_of(folder)
+    pid = program_of(folder)
     if pid is None:
         return
     process = os.pidfd_open(pid)
-    if _program_of(folder) == pid:  # still the same after we hold on to it
+    if program_of(folder) == pid:  # still the same after we hold on to it
         signal.pidfd_send_signal(process, signal.SIGKILL)
     select.select([process], [], [], limit_s)
     os.close(process)
 
 
-def _program_of(folder: JobFolder) -> int | None:
+def program_of(folder: JobFolder) -> int | None:
     """The process in the lock file, provided that it really is the program of this folder."""
     try:
         pid = int(folder.lock.read_text())

@@ -14,13 +14,21 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
+import threading
+import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import xxhash
 
+from digirl_dist.job import JobFolder
+from digirl_dist.worker.attach import program_of
+
 _CHUNK = 1 << 20
+_LAST_REQUESTS_S = 1.0
 
 
 class Refused(Exception):
@@ -165,12 +173,24 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
+def _end_with_program(folder: JobFolder) -> None:
+    """End this process soon after the program of its folder: on a dead link, ``sshd`` may not close stdin for hours."""
+    while (pid := program_of(folder)) is None:
+        time.sleep(1.0)
+    with suppress(OSError):  # it has ended already
+        select.select([os.pidfd_open(pid)], [], [])
+    time.sleep(_LAST_REQUESTS_S)
+    os._exit(0)
+
+
 def main(argv: list[str]) -> int:
     if len(argv) != 2 or argv[0] != "--folder":
         print("usage: python -m digirl_dist.worker.courier --folder DIR", file=sys.stderr)
         return 2
+    folder = JobFolder(Path(argv[1]).expanduser().resolve())
+    threading.Thread(target=_end_with_program, args=[folder], daemon=True).start()
     with suppress(HostGone, BrokenPipeError), open(0, "rb", _CHUNK) as source, open(1, "wb", _CHUNK) as sink:
-        Courier(os.path.expanduser(argv[1]), source, sink).serve()
+        Courier(str(folder.root), source, sink).serve()
     return 0
 
 

@@ -24,7 +24,7 @@ from digirl_dist import durable, table
 from digirl_dist.checkpoint import TensorInfo, tensor_from
 from digirl_dist.digest import file_digest
 from digirl_dist.emulator.slot import Slot, SlotLimits
-from digirl_dist.errors import CheckpointError, DigirlDistError
+from digirl_dist.errors import CheckpointError, DigirlDistError, TrajectoryError
 from digirl_dist.job import PROTOCOL, JobFolder, Notice
 from digirl_dist.rollout import Acting, Failed, Finished, Happening, Rollout, SlotChanged
 from digirl_dist.tasks import Json, Ticket
@@ -143,9 +143,18 @@ class Program:
 
     def _spooled(self) -> list[Notice]:
         """Episodes of this run that no host has acknowledged."""
-        paths = sorted(self._folder.episodes.glob("*.json"))
-        notices = [Notice.from_json(json.loads(path.read_text())) for path in paths]
-        return [notice for notice in notices if notice.run == self._run]
+        notices = [self._read_notice(path) for path in sorted(self._folder.episodes.glob("*.json"))]
+        return [notice for notice in notices if notice is not None and notice.run == self._run]
+
+    def _read_notice(self, path: Path) -> Notice | None:
+        """None for a damaged or foreign one, which is removed: its ticket runs again."""
+        try:
+            return Notice.from_json(json.loads(path.read_text()))
+        except (OSError, ValueError, TrajectoryError) as error:
+            print(f"{path} is removed: {error}", file=sys.stderr, flush=True)
+            path.unlink(missing_ok=True)
+            path.with_suffix(".parquet").unlink(missing_ok=True)
+            return None
 
     def _take_job(self, job: dict[str, Any]) -> None:
         """Build policy and slots as the host describes them; a job that is already running stays as it is."""
@@ -250,12 +259,11 @@ class Program:
         return 0 if self._rollout is None else self._rollout.in_service()
 
     def _deliver(self, finished: Finished) -> None:
-        trajectory = finished.trajectory
         try:
             self._link.send("episode", notice=self._spool(finished).to_json())
-        except OSError as error:  # a full disk, above all: the ticket runs again, here or elsewhere
+        except OSError as error:  # a full disk: no fault of the ticket, which the host takes back with the others
             reason = f"the episode cannot be written to {self._folder.episodes}: {error.strerror}"
-            self._report(Failed(trajectory.ticket, trajectory.slot, reason))
+            self._link.send("broken", during="disk", reason=reason)
 
     def _spool(self, finished: Finished) -> Notice:
         """Put the episode into the folder: its rows first, its notice last."""

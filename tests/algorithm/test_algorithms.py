@@ -14,7 +14,7 @@ import torch
 from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.algorithm import Algorithm
 from digirl_dist.algorithm.digirl import DigiRL
-from digirl_dist.algorithm.filtered_bc import FilteredBC, returns_to_go
+from digirl_dist.algorithm.filtered_bc import FilteredBC, changed_something, returns_to_go
 from digirl_dist.algorithm.imitation import batches, finite, imitation_loss
 from digirl_dist.algorithm.selection import best, task_weights
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
@@ -129,6 +129,19 @@ def test_filtered_bc_without_a_success_leaves_the_policy_as_it_is() -> None:
     figures = build(agent).update(failures, failures)
     assert failures and same(weights(agent), before)
     assert figures["kept_trajectories"] == 0.0
+
+
+def test_steps_that_changed_nothing_are_told_from_those_that_did() -> None:
+    same, other = np.zeros(2, np.float32), np.ones(2, np.float32)
+    seen = [same, same, other, other]
+    rewards = [0.0, 0.0, 0.0, 1.0]
+    steps = [
+        Step(Observation("a", b"png", vector), 0, -1.0, reward, False, False)
+        for vector, reward in zip(seen, rewards, strict=True)
+    ]
+    final = Observation("a", b"png", other)
+    trajectory = Trajectory(Ticket(0, 0, Task("t"), 0, 0), "e", "w", 0, steps, final, True)
+    assert changed_something(trajectory) == [False, True, False, True]
 
 
 def test_an_empty_replay_changes_nothing(build: Build) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from network.machines import Machine, fill, keep_full, make_room
 from network.sites import assert_once_each, site, tickets
 
@@ -23,7 +22,6 @@ def test_a_workers_full_disk_leaves_the_work_to_the_others(machines: list[Machin
         assert any(FULL in content["reason"] for content in said)
 
 
-@pytest.mark.xfail(strict=True, reason="a full disk eats up the attempts of every ticket, one after the other")
 def test_the_only_workers_full_disk_pauses_the_run_until_there_is_room(
     make_machines: Callable[[int], list[Machine]], tmp_path: Path
 ) -> None:
@@ -38,7 +36,6 @@ def test_the_only_workers_full_disk_pauses_the_run_until_there_is_room(
         assert any(FULL in content["reason"] for content in said)
 
 
-@pytest.mark.xfail(strict=True, reason="a program that cannot start is out for good, whatever the reason")
 def test_a_worker_whose_disk_is_full_from_the_start_joins_when_there_is_room(
     machines: list[Machine], tmp_path: Path
 ) -> None:
@@ -53,7 +50,6 @@ def test_a_worker_whose_disk_is_full_from_the_start_joins_when_there_is_room(
         here.come_back("w1", joins=1)
 
 
-@pytest.mark.xfail(strict=True, reason="OSError of events.jsonl ends the run with a traceback")
 def test_the_hosts_full_disk_pauses_the_run_until_there_is_room(machines: list[Machine], tmp_path: Path) -> None:
     disk = machines[0].mount(tmp_path / "host", "2m")
     with site(disk / "run", machines) as here:

@@ -65,7 +65,6 @@ def test_episodes_that_were_changed_before_they_were_pulled_run_again(machines: 
         assert not here.seen("worker_lost")
 
 
-@pytest.mark.xfail(strict=True, reason="a file that is gone costs the connection instead of the episode")
 def test_an_episode_that_was_deleted_before_it_was_pulled_runs_again(machines: list[Machine], tmp_path: Path) -> None:
     with site(tmp_path / "run", machines[:1]) as here:
         collecting = here.collecting(tickets(30))
@@ -186,7 +185,6 @@ def test_episodes_of_another_run_or_iteration_are_not_taken(
         eventually(lambda: not list(spool.folder.episodes.glob("000007-*")), 5, "the deletion of the stale episode")
 
 
-@pytest.mark.xfail(strict=True, reason="the only worker connects, misses the file and hangs up, again and again")
 def test_an_episode_whose_file_is_gone_runs_again(machines: list[Machine], tmp_path: Path, spool: Spool) -> None:
     spool.episode(tickets(1)[0]).unlink()
     with site(tmp_path / "run", machines[:1]) as here:
@@ -202,7 +200,6 @@ NOTICES = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="one such notice is fatal to its worker: JobError in 'hello'")
 def test_a_notice_that_cannot_be_read_costs_that_episode_only(
     machines: list[Machine], tmp_path: Path, spool: Spool
 ) -> None:
@@ -217,7 +214,6 @@ def test_a_notice_that_cannot_be_read_costs_that_episode_only(
         assert [is_spooled(trajectory) for trajectory in harvest.trajectories] == [False] * (len(ours) - 1) + [True]
 
 
-@pytest.mark.xfail(strict=True, reason="Account.ended believes any age: last_ended_at lies in the future or is nan")
 def test_odd_times_of_a_worker_reach_no_figure(machines: list[Machine], tmp_path: Path, spool: Spool) -> None:
     ages = [{"age_s": -1e9, "seconds": -1e9}, {"age_s": 1e12}, {"age_s": float("nan")}]
     for ticket, odd in zip(tickets(3), ages, strict=True):
