@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import shutil
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def test_workers_may_be_names_or_mappings() -> None:
         ("agent=custom", "entry_point"),
         ("bsize", "not of the form key=value"),
         ("capacity=100", "DigiRL's capacity is trainer.replay_size here"),
-        ("lm_lr=1e-4", "DigiRL's lm_lr is algorithm"),
+        ("lm_lr=1e-4", "DigiRL's lm_lr is algorithm.digirl.actor.learning_rate here"),
         ("bsize=[1", "bsize=[1"),
     ],
 )
@@ -81,6 +82,12 @@ def test_a_wrong_setting_is_refused_by_name(override: str, message: str) -> None
         load(override)
     assert message in str(refusal.value)
     assert len(str(refusal.value)) < 600, "one clear message, not a traceback"
+
+
+def test_the_new_places_of_old_keys_exist() -> None:
+    settings = load()
+    for place in configuration._MOVED.values():
+        assert operator.attrgetter(place)(settings) is not None
 
 
 def test_a_typo_in_the_yaml_is_refused(tmp_path: Path) -> None:
