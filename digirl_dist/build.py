@@ -20,6 +20,7 @@ from digirl_dist.emulator.slot import SlotLimits
 from digirl_dist.entry_point import load_entry_point
 from digirl_dist.errors import SettingsError
 from digirl_dist.events import Events
+from digirl_dist.fleet.roster import members
 from digirl_dist.report.progress import Progress
 from digirl_dist.report.report import Report
 from digirl_dist.run_folder import RunFolder
@@ -79,6 +80,8 @@ class Ground:
 
 def run(settings: Settings) -> None:
     """Build the parts that ``settings`` ask for, run the loop, and take everything down again."""
+    if settings.parallel is Parallel.host and not settings.dry_run:
+        members(settings)  # what is wrong there is refused before anything is made
     device = _device(settings, settings.emulator)
     agent = _agent(settings.agent, device.spec)
     plan = Plan(device.tasks, settings.rollout_size, settings.seed, settings.task_order.value)
@@ -126,7 +129,7 @@ def _inline_collector(ground: Ground) -> Collector:
 def _fleet_collector(ground: Ground, stack: ExitStack) -> Collector:
     from digirl_dist.collect.fleet import FleetCollector
     from digirl_dist.fleet.fleet import Fleet
-    from digirl_dist.fleet.roster import localhost_members, members
+    from digirl_dist.fleet.roster import localhost_members
 
     settings = ground.settings
     if settings.dry_run:

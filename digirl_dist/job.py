@@ -76,6 +76,16 @@ class JobFolder:
     def slot_log(self, slot: int) -> Path:
         return self.root / f"slot-{slot}.log"
 
+    def program(self) -> int | None:
+        """The process id in the lock file, provided that it really is the program of this folder."""
+        try:
+            pid = int(self.lock.read_text())
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except (OSError, ValueError):
+            return None
+        ours = b"digirl_dist.worker.program" in arguments and str(self.root).encode() in arguments
+        return pid if ours else None
+
     def create(self) -> None:
         for folder in (self.root, self.blobs, self.episodes):
             folder.mkdir(parents=True, exist_ok=True)

@@ -71,7 +71,7 @@ def test_ones_own_environment_and_agent_run_over_ssh(checkout: Path) -> None:
     done = shell(COMMANDS[3], checkout, 120)
     assert done.returncode == 0, done.stderr
     rates = success_rates(checkout / "runs" / "corridor")
-    assert len(rates) == 12 and sum(rates[-2:]) > sum(rates[:2])
+    assert len(rates) == 14 and sum(rates[-2:]) > sum(rates[:2])
     assert not processes_with(checkout)
 
 

@@ -129,6 +129,7 @@ def test_a_typo_exits_2_and_starts_nothing(tmp_path: Path) -> None:
 def test_without_workers_it_says_what_to_do(tmp_path: Path) -> None:
     done = run(*MINE, f"save_path={tmp_path / 'run'}")
     assert done.returncode == 2 and "worker_ips is empty" in done.stderr and "dry_run=true" in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_folder_that_is_in_use_is_refused(tmp_path: Path) -> None:

@@ -107,6 +107,8 @@ class RemoteWorker:
             losses = 0 if time.monotonic() - attached_at > self._limits.steady_s else losses + 1
             longest = min(self._limits.back_off_max_s, self._limits.back_off_s * 2.0**losses)
             self._stopping.wait(random.uniform(longest / 2, longest))
+        if silent:  # a frozen program cannot end by itself when it is orphaned: end it before we go
+            self._stay(replace=True)
 
     def _stay(self, replace: bool) -> WorkerError:
         """One connection from its beginning to its end, and why it ended."""

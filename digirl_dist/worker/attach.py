@@ -64,13 +64,13 @@ def _join(folder: JobFolder, options: list[str]) -> tuple[int | None, socket.soc
     """Connect to the program, starting it first if nobody answers. Returns its process as well, if that is known."""
     program = _connect(folder)
     if program is not None:
-        return program_of(folder), program
+        return folder.program(), program
     process = _start(folder, options)
     deadline = time.monotonic() + _START_LIMIT_S
     while time.monotonic() < deadline:
         program = _connect(folder)
         if program is not None:
-            return program_of(folder), program
+            return folder.program(), program
         if process.poll() not in (None, 1):  # 1: another attach was quicker; its program will answer
             break
         time.sleep(0.02)
@@ -103,25 +103,14 @@ def _start(folder: JobFolder, options: list[str]) -> subprocess.Popen[bytes]:
 
 def end_program(folder: JobFolder, limit_s: float = 5.0) -> None:
     """End the program that holds the folder's lock, if it is one. Never touches another process."""
-    pid = program_of(folder)
+    pid = folder.program()
     if pid is None:
         return
     process = os.pidfd_open(pid)
-    if program_of(folder) == pid:  # still the same after we hold on to it
+    if folder.program() == pid:  # still the same after we hold on to it
         signal.pidfd_send_signal(process, signal.SIGKILL)
     select.select([process], [], [], limit_s)
     os.close(process)
-
-
-def program_of(folder: JobFolder) -> int | None:
-    """The process in the lock file, provided that it really is the program of this folder."""
-    try:
-        pid = int(folder.lock.read_text())
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except (OSError, ValueError):
-        return None
-    ours = b"digirl_dist.worker.program" in arguments and str(folder.root).encode() in arguments
-    return pid if ours else None
 
 
 def _await_end(pid: int | None, limit_s: float = 3.0) -> None:

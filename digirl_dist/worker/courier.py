@@ -25,7 +25,6 @@ from typing import Any, BinaryIO
 import xxhash
 
 from digirl_dist.job import JobFolder
-from digirl_dist.worker.attach import program_of
 
 _CHUNK = 1 << 20
 _LAST_REQUESTS_S = 1.0
@@ -175,7 +174,7 @@ def _reason(error: Exception) -> str:
 
 def _end_with_program(folder: JobFolder) -> None:
     """End this process soon after the program of its folder: on a dead link, ``sshd`` may not close stdin for hours."""
-    while (pid := program_of(folder)) is None:
+    while (pid := folder.program()) is None:
         time.sleep(1.0)
     with suppress(OSError):  # it has ended already
         select.select([os.pidfd_open(pid)], [], [])
