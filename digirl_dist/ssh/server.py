@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from digirl_dist.errors import SettingsError, UnreachableError
+from digirl_dist.same_python import environment
 from digirl_dist.ssh.connection import Address
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class LocalhostServer:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         command = [sys.executable, "-m", "digirl_dist.ssh.server", str(self._folder)]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=_environment()
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=environment()
         )
         try:
             return self._address(self._announcement(self._process))
@@ -235,15 +236,6 @@ def _write_private(path: Path, content: bytes) -> None:
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
-
-
-def _environment() -> dict[str, str]:
-    """This process's environment, with the package importable even if it runs from a checkout."""
-    import digirl_dist
-
-    root = str(Path(digirl_dist.__file__).resolve().parent.parent)
-    paths = [root, os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def main(argv: list[str]) -> int:
