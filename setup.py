@@ -1,4 +1,4 @@
-"""Packaging. The top-level config/ folder travels inside the package as digirl_dist/config."""
+"""Packaging. The top-level folders config/ and worker/ travel inside the package as config and machine."""
 
 from pathlib import Path
 
@@ -8,13 +8,15 @@ ROOT = Path(__file__).parent
 VERSION = (ROOT / "digirl_dist" / "__init__.py").read_text().split('__version__ = "')[1].split('"')[0]
 
 MINIWOB = ["miniwob>=1.0", "selenium>=4.10"]
+WANDB = ["wandb>=0.19"]
+ANDROID = ["adbutils>=2.8"]
 ATARI = ["ale-py>=0.10"]
+JUDGE = ["openai>=1.40"]
+RAY = ["ray>=2.40"]
+PEERS = ["ray[rllib]>=2.40", "torchrl>=0.6"]  # what `script/bench ray` compares with
 RESERVED = {  # parts that come with later versions; named now so that their extras need not change
-    "android": ["adbutils>=2.8"],
     "autoui": ["transformers>=5.0"],
-    "ray": ["ray>=2.40"],
     "jax": ["jax>=0.5"],
-    "wandb": ["wandb>=0.19"],
 }
 
 setup(
@@ -25,9 +27,13 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10",
-    packages=[*find_packages(include=["digirl_dist", "digirl_dist.*"]), "digirl_dist.config"],
-    package_dir={"digirl_dist.config": "config"},
-    package_data={"digirl_dist.config": ["**/*.yaml"], "digirl_dist": ["py.typed", "**/*.html"]},
+    packages=[*find_packages(include=["digirl_dist", "digirl_dist.*"]), "digirl_dist.config", "digirl_dist.machine"],
+    package_dir={"digirl_dist.config": "config", "digirl_dist.machine": "worker"},
+    package_data={
+        "digirl_dist.config": ["**/*.yaml"],
+        "digirl_dist.machine": ["**/*.sh", "*.md"],
+        "digirl_dist": ["py.typed", "**/*.html"],
+    },
     include_package_data=False,
     install_requires=[
         "asyncssh>=2.14",
@@ -50,10 +56,19 @@ setup(
     extras_require={
         **RESERVED,
         "atari": ATARI,
+        "judge": JUDGE,
         "miniwob": MINIWOB,
+        "peers": PEERS,
+        "ray": RAY,
+        "wandb": WANDB,
+        "android": ANDROID,
         "dev": [
+            *ANDROID,
             *ATARI,
+            *JUDGE,
             *MINIWOB,
+            *RAY,
+            *WANDB,
             "build",
             "datasets",
             "hypothesis",
@@ -61,11 +76,13 @@ setup(
             "pandas",
             "pytest",
             "pytest-timeout",
+            "pytest-xdist",
             "ruff",
             "types-paramiko",
             "types-psutil",
             "types-PyYAML",
             "types-tqdm",
+            "uv",
         ],
     },
     entry_points={"console_scripts": ["digirl-dist = digirl_dist.cli:main"]},

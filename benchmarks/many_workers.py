@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from digirl_dist.capacity import Choice
 from digirl_dist.emulator.rehearsal import RehearsalEmulator
 from digirl_dist.emulator.slot import Slot, SlotLimits, State
 from digirl_dist.job import JobFolder
@@ -24,6 +25,8 @@ from digirl_dist.rollout import Rollout
 from digirl_dist.settings import RehearsalSettings
 from digirl_dist.tasks import Json, Task
 from digirl_dist.travel import unpack_file
+from digirl_dist.worker.blobs import FileBlobs
+from digirl_dist.worker.link import SocketLink
 from digirl_dist.worker.policies import Policies
 from digirl_dist.worker.program import Program
 
@@ -90,12 +93,13 @@ class ManyProgram(Program):
     """A worker program with slots of that clock."""
 
     def __init__(self, folder: JobFolder, clock: Clock) -> None:
-        super().__init__(folder, orphan_s=600.0, package="")
+        super().__init__(folder, SocketLink(folder), FileBlobs(folder), orphan_s=600.0, package="")
         self._clock = clock
 
     def _start_job(self, job: dict[str, Any]) -> None:
-        settings = unpack_file(self._folder.blob(job["emulator"])).args[0]
-        self._policies = Policies(unpack_file(self._folder.blob(job["agent"])))
+        settings = unpack_file(self._blobs.file(job["emulator"])).args[0]
+        self._policies = Policies(unpack_file(self._blobs.file(job["agent"])))
+        self._pool = Choice(job["slots"], "")
         slots: list[Any] = [ClockSlot(number, settings, self._clock) for number in range(job["slots"])]
         self._rollout = Rollout(job["name"], slots, self._policies, job["max_steps"])
         self._job = job

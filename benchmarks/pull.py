@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.baselines import shell
@@ -13,7 +13,11 @@ from benchmarks.stage import Machine, Stage, median, rounded, show, stage, ticke
 from digirl_dist import table
 from digirl_dist.digest import file_digest
 from digirl_dist.emulator.rehearsal import RehearsalEmulator
+from digirl_dist.fleet.news import Lost, News, Pulled
 from digirl_dist.fleet.roster import this_python
+from digirl_dist.fleet.ssh_line import CourierFiles
+from digirl_dist.fleet.transfers import Transfers
+from digirl_dist.job import Notice, episode_name
 from digirl_dist.settings import LimitSettings, RehearsalSettings, SshSettings
 from digirl_dist.ssh.connection import Address, connect
 from digirl_dist.ssh.courier import Courier
@@ -24,14 +28,6 @@ from digirl_dist.trajectory import Step, Trajectory
 EPISODES, PAIRS = 200, 5
 SCREENSHOTS = RehearsalSettings(reset_s=0, step_s=0, steps=8, steps_sigma=0, image_size=[240, 108])
 PACED = RehearsalSettings(reset_s=0.2, step_s=0.1, steps=8, image_size=[240, 108])
-
-
-@dataclass(frozen=True)
-class Episode:
-    ticket: Ticket
-    name: str
-    digest: str
-    size: int
 
 
 def main() -> None:
@@ -45,7 +41,7 @@ def main() -> None:
             ratios.append(theirs[-1] / ours[-1])
         arrivals = _arrivals(here)
     values = {"vs_scp": (median(ratios), ">=0.9"), "first_episode_s": (max(arrivals), "<=1")}
-    size = sum(episode.size for episode in episodes)
+    size = sum(notice.size for _, notice in episodes)
     show(
         "pull",
         values,
@@ -60,13 +56,13 @@ def main() -> None:
     )
 
 
-def _episodes(folder: Path) -> list[Episode]:
+def _episodes(folder: Path) -> list[tuple[Ticket, Notice]]:
     """Episodes as a worker writes them."""
     (folder / "episodes").mkdir(parents=True)
-    return [_episode(folder, ticket) for ticket in tickets(1, EPISODES)]
+    return [(ticket, _episode(folder, ticket)) for ticket in tickets(1, EPISODES)]
 
 
-def _episode(folder: Path, ticket: Ticket) -> Episode:
+def _episode(folder: Path, ticket: Ticket) -> Notice:
     emulator, steps, ended = RehearsalEmulator(SCREENSHOTS), [], False
     seen = emulator.reset(ticket.task, ticket.seed)
     while not ended:
@@ -74,9 +70,10 @@ def _episode(folder: Path, ticket: Ticket) -> Episode:
         ended = made.ended
         steps.append(Step(seen, 0, -1.0, made.reward, made.terminated, made.truncated))
         seen = made.observation
-    name = f"episodes/{ticket.index}.parquet"
-    table.write(folder / name, [Trajectory(ticket, str(ticket.index), "w0", 0, steps, seen, False)])
-    return Episode(ticket, name, file_digest(folder / name), (folder / name).stat().st_size)
+    name = str(ticket.index)
+    path = folder / episode_name(name)
+    table.write(path, [Trajectory(ticket, name, "w0", 0, steps, seen, False)])
+    return Notice("bench", 1, ticket.index, name, path.stat().st_size, file_digest(path), 0, 0.0, 0.0)
 
 
 def _scp(address: Address, source: Path, target: Path) -> float:
@@ -87,18 +84,23 @@ def _scp(address: Address, source: Path, target: Path) -> float:
     return seconds
 
 
-def _pull(address: Address, source: Path, episodes: Sequence[Episode], store: Store) -> float:
+def _pull(address: Address, source: Path, episodes: Sequence[tuple[Ticket, Notice]], store: Store) -> float:
     """What the host does with each episode, on a connection that stands."""
     command = [*this_python(None), "-m", "digirl_dist.worker.courier", "--folder", str(source)]
+    news: queue.SimpleQueue[News] = queue.SimpleQueue()
     with connect(address, SshSettings()) as connection, Courier(connection, command, SshSettings()) as courier:
         courier.delete([])  # it has started
+        transfers = Transfers(CourierFiles(courier), "w0", news.put, lambda error: news.put(Lost("w0", error)))
         started = time.monotonic()
-        for episode in episodes:
-            path = store.incoming(1, episode.name.replace("/", "-"))
-            courier.get(episode.name, path, episode.digest, episode.size)
-            [trajectory] = table.read(path)
-            assert store.land(trajectory, path)
-        return time.monotonic() - started
+        for ticket, notice in episodes:
+            transfers.pull(notice, ticket, store.incoming(1, f"w0-{notice.index}"))
+        for _ in episodes:
+            pulled = news.get()
+            assert isinstance(pulled, Pulled), pulled
+            assert store.land(1, pulled.trajectory, pulled.path)
+        seconds = time.monotonic() - started
+        transfers.close()
+        return seconds
 
 
 def _arrivals(here: Stage) -> list[float]:

@@ -12,7 +12,7 @@ import struct
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import psutil
@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.baselines import shell
 from benchmarks.stage import Machine, Ours, Stage, Tiny, Values, median, rounded, show, sshd, stage
-from digirl_dist.settings import LimitSettings, RehearsalSettings
+from digirl_dist.settings import LimitSettings, PushDtype, RehearsalSettings
 from digirl_dist.ssh.connection import Address
 
 WORKERS, PAIRS, LIMITED_PAIRS = 4, 5, 3
@@ -36,12 +36,12 @@ def main() -> None:
         values, detail = _full_and_partial(here)
     if os.getuid() == 0 and shutil.which("tc"):
         with stage() as here:
-            ratios, limited = _limited(here)
+            ratios, delta, limited = _limited(here)
             values["limited_vs_scp_serial"] = (median(ratios), ">=3.5")
+            values["delta_bytes_ratio"] = (delta, "<=0.25")
             detail.update(limited)
     else:
-        detail["limited"] = "not measured: needs root and iproute2"
-    detail["delta"] = "not measured: there are no deltas yet"
+        detail["limited"] = "not measured, nor are deltas, which are sent on slow links: needs root and iproute2"
     show("push", values, detail)
 
 
@@ -75,28 +75,63 @@ def _full_and_partial(here: Stage) -> tuple[Values, dict[str, object]]:
     return values, detail
 
 
-def _limited(here: Stage) -> tuple[list[float], dict[str, object]]:
+def _limited(here: Stage) -> tuple[list[float], float, dict[str, object]]:
     with _narrow_links(here.folder) as addresses:
-        ours = Ours(here.folder / "ours", [Machine(one, 1, IDLE) for one in addresses], LimitSettings(), LIMITED_WEIGHT)
-        try:
-            ours.warm_up()
-            pushes, copies = [], []
-            for version in range(1, LIMITED_PAIRS + 1):
-                checkpoint = ours.checkpoint(version, _change_all)
-                started = time.monotonic()
-                for address in addresses:
-                    shell.send(address, checkpoint.folder / "policy.safetensors", here.folder / f"copy-{address.name}")
-                copies.append(time.monotonic() - started)
-                pushes.append(ours.push(checkpoint)[0])
-        finally:
-            ours.close()
-    ratios = [copy / push for copy, push in zip(copies, pushes, strict=True)]
-    return ratios, {"limited_push_s": rounded(pushes), "limited_scp_serial_s": rounded(copies)}
+        pushes, copies = _limited_copies(here, addresses)
+        delta, detail = _deltas(here, addresses)
+    detail.update(limited_push_s=rounded(pushes), limited_scp_serial_s=rounded(copies))
+    return [copy / push for copy, push in zip(copies, pushes, strict=True)], delta, detail
+
+
+def _limited_copies(here: Stage, addresses: list[Address]) -> tuple[list[float], list[float]]:
+    """Seconds for a whole policy: ours, and one copy after the other."""
+    machines = [Machine(address, 1, IDLE) for address in addresses]
+    with closing(Ours(here.folder / "ours", machines, LimitSettings(), LIMITED_WEIGHT)) as ours:
+        ours.warm_up()
+        pushes, copies = [], []
+        for version in range(1, LIMITED_PAIRS + 1):
+            checkpoint = ours.checkpoint(version, _change_all)
+            started = time.monotonic()
+            for address in addresses:
+                shell.send(address, checkpoint.folder / "policy.safetensors", here.folder / f"copy-{address.name}")
+            copies.append(time.monotonic() - started)
+            pushes.append(ours.push(checkpoint)[0])
+    return pushes, copies
+
+
+def _deltas(here: Stage, addresses: list[Address]) -> tuple[float, dict[str, object]]:
+    """Bytes of a policy in bfloat16 after one step of Adam, in relation to all of its bytes."""
+    machines = [Machine(address, 1, IDLE) for address in addresses]
+    with closing(Ours(here.folder / "bfloat16", machines, LimitSettings(), LIMITED_WEIGHT, PushDtype.bfloat16)) as ours:
+        ours.warm_up()
+        whole_s, _ = ours.push(ours.checkpoint(1, _as_if_trained))
+        seconds, sent = [], []
+        for version in range(2, 5):
+            checkpoint = ours.checkpoint(version, _step_of_adam)
+            before = _bytes_on_wire(ours)
+            seconds.append(ours.push(checkpoint)[0])
+            sent.append(_bytes_on_wire(ours) - before)
+    whole = LIMITED_WEIGHT[0] * LIMITED_WEIGHT[1] * 2 * WORKERS
+    told: dict[str, object] = {"bfloat16_s": round(whole_s, 3), "delta_s": rounded(seconds), "delta_bytes": sent}
+    return median(sent) / whole, told
 
 
 def _change_all(policy: Tiny) -> None:
     for tensor in policy.ballast:
         tensor.normal_()
+
+
+def _as_if_trained(policy: Tiny) -> None:
+    """Weights of the size that a transformer has."""
+    for tensor in policy.ballast:
+        tensor.normal_(0, 0.02)
+
+
+def _step_of_adam(policy: Tiny) -> None:
+    """The first step moves every weight by the learning rate."""
+    for tensor in policy.ballast:
+        tensor.grad = torch.randn_like(tensor)
+    torch.optim.Adam(policy.ballast.parameters(), lr=1e-5).step()
 
 
 def _change_some(policy: Tiny) -> None:

@@ -25,17 +25,22 @@ import torch
 from torch import nn
 
 from digirl_dist.checkpoint import Checkpoint, Checkpoints
+from digirl_dist.collect import Collector
+from digirl_dist.collect.ahead import AheadCollector
+from digirl_dist.collect.dispatch import DispatchRules
 from digirl_dist.collect.fleet import FleetCollector
+from digirl_dist.collect.iteration import Closing
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
 from digirl_dist.emulator.slot import SlotLimits
 from digirl_dist.events import Events
 from digirl_dist.fleet.fleet import Fleet
-from digirl_dist.fleet.news import Ended, Loaded, News
+from digirl_dist.fleet.news import Acting, Ended, Loaded, News
 from digirl_dist.fleet.roster import this_python
-from digirl_dist.fleet.worker import Job, WorkerSpec
+from digirl_dist.fleet.spec import Job, WorkerSpec
+from digirl_dist.fleet.ssh_line import SshDial
 from digirl_dist.harvest import Harvest
 from digirl_dist.job import Notice
-from digirl_dist.settings import LimitSettings, RehearsalSettings, SshSettings
+from digirl_dist.settings import LimitSettings, PushDtype, RehearsalSettings, SshSettings
 from digirl_dist.ssh.connection import Address
 from digirl_dist.status import Status
 from digirl_dist.store import Store
@@ -81,17 +86,20 @@ class Machine:
     emulator: RehearsalSettings
 
 
-class _WatchedFleet(Fleet):
+class WatchedFleet(Fleet[Any]):
     """Remembers what the workers said, for the figures that the harvest does not have."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.notices: list[tuple[float, Notice]] = []
+        self.acted: set[tuple[str, int]] = set()
 
     def news(self, timeout_s: float) -> News | None:
         news = super().news(timeout_s)
         if isinstance(news, Ended):
             self.notices.append((time.monotonic(), news.notice))
+        if isinstance(news, Acting):
+            self.acted.add((news.worker, news.slot))
         return news
 
 
@@ -99,7 +107,12 @@ class Ours:
     """digirl_dist's collector over SSH. ``weight``: how many tensors beside the policy's own, and numbers in each."""
 
     def __init__(
-        self, folder: Path, machines: Sequence[Machine], limits: LimitSettings, weight: tuple[int, int] = (0, 0)
+        self,
+        folder: Path,
+        machines: Sequence[Machine],
+        limits: LimitSettings,
+        weight: tuple[int, int] = (0, 0),
+        dtype: PushDtype = PushDtype.float32,
     ) -> None:
         self.slots = sum(machine.slots for machine in machines)
         self.store = Store(folder / "trajectories")
@@ -108,18 +121,26 @@ class Ours:
         self._policy = Tiny(*weight)
         self._events = Events(folder / "events.jsonl", (self._listen,))
         self._limits = limits
-        workers = [self._worker(machine, folder, weight) for machine in machines]
-        self.fleet = _WatchedFleet(workers, SshSettings(), limits)
+        self.fleet = self._fleet(folder, machines, weight, dtype)
         status = Status(folder / "status.json")
-        self.collector = FleetCollector(self.fleet, limits, 1, self.store, self._events, status)
+        self.collector: Collector = FleetCollector(
+            self.fleet, limits, DispatchRules(), Closing(), self.store, self._events, status
+        )
 
-    def _worker(self, machine: Machine, folder: Path, weight: tuple[int, int]) -> tuple[WorkerSpec, Job]:
+    def _fleet(
+        self, folder: Path, machines: Sequence[Machine], weight: tuple[int, int], dtype: PushDtype
+    ) -> WatchedFleet:
+        workers = [
+            (WorkerSpec(one.address, one.slots, str(folder / "jobs" / one.address.name), this_python), job)
+            for one, job in ((machine, self._job(machine.emulator, folder, weight)) for machine in machines)
+        ]
+        return WatchedFleet(workers, SshDial(SshSettings(), self._limits), self._limits, dtype)
+
+    def _job(self, settings: RehearsalSettings, folder: Path, weight: tuple[int, int] = (0, 0)) -> Job:
         limits = self._limits
         slot_limits = SlotLimits(limits.boot_s, limits.reset_s, limits.step_s, limits.slot_failures)
-        emulator = pack(partial(RehearsalEmulator, machine.emulator))
-        job = Job(folder.name, pack(partial(Tiny, *weight)), emulator, None, slot_limits, 1, limits.orphan_s)
-        jobs = folder / "jobs" / machine.address.name
-        return WorkerSpec(machine.address, machine.slots, str(jobs), this_python), job
+        emulator = pack(partial(RehearsalEmulator, settings))
+        return Job(folder.name, pack(partial(Tiny, *weight)), emulator, None, slot_limits, 1, limits.orphan_s)
 
     def _listen(self, kind: str, content: dict[str, Any]) -> None:
         if kind == "episode":
@@ -132,14 +153,18 @@ class Ours:
             change(self._policy)
         return self._checkpoints.save(iteration, self._policy.state_dict(), {}, {})
 
+    def go_ahead(self, count: int) -> None:
+        """From now on collect one iteration of ``count`` tickets ahead."""
+        self.collector = AheadCollector(self.collector, lambda number, _: tickets(number, count), 1, 10**9)
+
     def warm_up(self, rounds: int = 100) -> None:
-        """Until every slot of every worker has run an episode, so that nothing is started while we measure."""
+        """Until every slot of every worker has acted, so that nothing is started while we measure."""
         for number in range(_WARM_UP, _WARM_UP + rounds):
             self.iteration(number, self.slots)
-            if len({notice.episode_id.split("-", 2)[2] for _, notice in self.fleet.notices}) == self.slots:
+            if len(self.fleet.acted) == self.slots:
                 self.fleet.notices.clear()
                 return
-        raise TimeoutError("some slots of the workers never ran an episode")
+        raise TimeoutError("some slots of the workers never acted")
 
     def iteration(self, number: int, count: int) -> tuple[Harvest, float]:
         """Collect ``count`` tickets under a new checkpoint; the seconds until all of them are in the store."""

@@ -1,68 +1,68 @@
-"""The composition root: the only place that knows every implementation, chosen by the type of its settings."""
+"""The composition root: puts the parts together that ``choices`` and the settings name, and takes them down again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from digirl_dist import configuration, host
+from digirl_dist import configuration, host, modes
 from digirl_dist.agent import AgentFactory
+from digirl_dist.capacity import Choice, Machine, choose
 from digirl_dist.checkpoint import Checkpoints
+from digirl_dist.choices import (
+    Device,
+    check_judge,
+    choose_agent,
+    choose_ahead,
+    choose_algorithm,
+    choose_closing,
+    choose_device,
+    choose_judge,
+    only_measures,
+)
 from digirl_dist.collect import Collector
+from digirl_dist.collect.iteration import Closing
+from digirl_dist.collect.judged import JudgedCollector
+from digirl_dist.collect.offline import OfflineCollector, OfflineFirst
 from digirl_dist.digest import file_digest
-from digirl_dist.emulator import EmulatorFactory, EmulatorSpec
 from digirl_dist.emulator.slot import SlotLimits
-from digirl_dist.entry_point import load_entry_point
-from digirl_dist.errors import SettingsError
+from digirl_dist.evaluator import Evaluator
 from digirl_dist.events import Events
 from digirl_dist.fleet.roster import members
+from digirl_dist.parallel.failure import telling
+from digirl_dist.parallel.group import GroupLimits
+from digirl_dist.parallel.peers import ALONE
+from digirl_dist.parallel.rank import Rank, launched_rank
+from digirl_dist.report.curves import Curves, TensorBoard, WeightsAndBiases
+from digirl_dist.report.media import Media
 from digirl_dist.report.progress import Progress
 from digirl_dist.report.report import Report
+from digirl_dist.room import Room
 from digirl_dist.run_folder import RunFolder
 from digirl_dist.settings import (
-    AgentSettings,
-    CustomAgentSettings,
-    CustomEmulatorSettings,
-    DeviceAgentSettings,
-    EmulatorSettings,
-    GenericAgentSettings,
-    GymnasiumSettings,
     LimitSettings,
-    MiniwobSettings,
     Parallel,
-    PhoneSettings,
-    RehearsalSettings,
+    RayCollectorSettings,
     Settings,
-    TaskMode,
-    TrainAlgorithm,
+    SshCollectorSettings,
+    TorchrunSettings,
 )
 from digirl_dist.status import Status
 from digirl_dist.store import Store
-from digirl_dist.tasks import Plan, Task
+from digirl_dist.tasks import Plan
 from digirl_dist.train import Trainer
-from digirl_dist.train.inprocess import AlgorithmFactory, InProcessTrainer
+from digirl_dist.train.member import Learning
 
 if TYPE_CHECKING:
+    from digirl_dist.fleet.fleet import Fleet
     from digirl_dist.fleet.install import Package
     from digirl_dist.fleet.roster import Member
     from digirl_dist.fleet.spec import Job, WorkerSpec
-
-
-@dataclass(frozen=True)
-class Device:
-    """Everything there is to know of the chosen emulator."""
-
-    factory: EmulatorFactory
-    spec: EmulatorSpec
-    tasks: Sequence[Task]
-    max_steps: int | None
-    extras: tuple[str, ...] = ()
-    """Optional parts of the package that a worker needs for it."""
 
 
 @dataclass(frozen=True)
@@ -72,64 +72,221 @@ class Ground:
     settings: Settings
     device: Device
     agent: AgentFactory
+    plan: Plan
     folder: RunFolder
     store: Store
     events: Events
     status: Status
+    closing: Closing = Closing()  # noqa: RUF009 - frozen
+    ahead: int = 0
+    source: configuration.Source | None = None
+    """Where the settings came from, if workers that are added there while the run goes on shall join it."""
 
 
-def run(settings: Settings) -> None:
-    """Build the parts that ``settings`` ask for, run the loop, and take everything down again."""
-    if settings.parallel is Parallel.host and not settings.dry_run:
+def run(settings: Settings, source: configuration.Source | None = None) -> None:
+    """Build the parts that ``settings`` ask for, run the loop, and take everything down again.
+
+    ``source`` is where they came from: workers that are added there while the run goes on join it. Of the ranks of a
+    ``torchrun run.py``, the first does all this, and the others learn with it.
+    """
+    rank = launched_rank(os.environ)
+    modes.refuse_contradictions(settings, rank)
+    over_ssh = settings.parallel is Parallel.host and isinstance(settings.collector, SshCollectorSettings)
+    if over_ssh and not settings.dry_run and modes.needs_emulators(settings):
         members(settings)  # what is wrong there is refused before anything is made
-    device = _device(settings, settings.emulator)
-    agent = _agent(settings.agent, device.spec)
-    plan = Plan(device.tasks, settings.rollout_size, settings.seed, settings.task_order.value)
-    only_measure = settings.task_mode is TaskMode.evaluate or settings.parallel is Parallel.worker
+    choose_closing(settings), choose_ahead(settings)  # the same for these
+    device = choose_device(settings, settings.emulator)
+    check_judge(settings)
+    agent = choose_agent(settings.agent, device.spec)
+    learning = _learning(settings, agent, Path(settings.save_path).expanduser().resolve())
+    if rank is None or rank.is_first:
+        _lead(settings, source, device, agent, learning, rank)
+    else:
+        _follow(learning, rank)
+
+
+def _lead(
+    settings: Settings,
+    source: configuration.Source | None,
+    device: Device,
+    agent: AgentFactory,
+    learning: Learning,
+    rank: Rank | None,
+) -> None:
+    closing, ahead = choose_closing(settings), choose_ahead(settings)
+    plan = modes.training_plan(settings, device.tasks)
+    only_measure = only_measures(settings)
     with ExitStack() as stack:
         folder = RunFolder(Path(settings.save_path).expanduser().resolve(), configuration.to_yaml(settings))
         stack.callback(folder.close)
         progress = Progress(settings.rollout_size)
         events = Events(folder.events, (progress.listen,))
         stack.callback(events.close)
-        trainer = _trainer(settings, agent, folder)
-        stack.callback(trainer.close)
         status = Status(folder.root / "status.json")
-        report = Report(folder, events, progress, status)
+        room = Room(events, status, settings.limits.full_disk_s)
+        trainer = _trainer(settings, learning, folder, room, rank, stack)
+        stack.callback(trainer.close)
+        media = Media(folder.media, settings.media, events)
+        report = Report(folder, events, progress, status, build_curves(settings, folder), media, room)
         stack.callback(report.close)
-        store = Store(folder.evaluation(trainer.resume().iteration) if only_measure else folder.trajectories)
-        collector = build_collector(Ground(settings, device, agent, folder, store, events, status), stack)
+        store = Store(folder.evaluation(trainer.resume().iteration) if only_measure else folder.trajectories, room)
+        collector = build_collector(
+            Ground(
+                settings,
+                device,
+                agent,
+                plan,
+                folder,
+                store,
+                events,
+                status,
+                closing,
+                ahead,
+                source,
+            ),
+            stack,
+        )
         if only_measure:
             host.evaluate(collector, trainer, store, plan, report, settings.eval_iterations)
         else:
-            host.train(collector, trainer, store, plan, report, settings.train_iterations)
+            every, last = settings.evaluation.every, settings.train_iterations
+            measured = modes.evaluation_plan(settings)
+            evaluator = Evaluator(collector, measured, store, learning.checkpoints, report, every, last)
+            host.train(collector, trainer, store, plan, evaluator, report, settings.train_iterations)
 
 
-def _trainer(settings: Settings, agent: AgentFactory, folder: RunFolder) -> Trainer:
-    checkpoints = Checkpoints(folder.checkpoints, settings.save_freq)
-    return InProcessTrainer(agent, _algorithm(settings), checkpoints, settings.trainer.replay_size, settings.seed)
+def build_curves(settings: Settings, folder: RunFolder) -> list[Curves]:
+    """Where the figures are drawn."""
+    drawn: list[Curves] = [TensorBoard(folder.tensorboard)]
+    if settings.wandb_project:
+        drawn.append(WeightsAndBiases(settings.wandb_project, folder.run_id, folder.root))
+    return drawn
+
+
+def _learning(settings: Settings, agent: AgentFactory, root: Path) -> Learning:
+    """What every process that makes updates of the run folder ``root`` must know."""
+    trainer = settings.trainer
+    return Learning(
+        agent=agent,
+        algorithm=choose_algorithm(settings),
+        checkpoints=Checkpoints(
+            root / "checkpoints", settings.save_freq, settings.keep_checkpoints, in_use=settings.collect_ahead
+        ),
+        trajectories=root / "trajectories",
+        replay_size=trainer.replay_size,
+        offline=modes.offline_data(settings),
+        seed=settings.seed,
+        max_staleness=settings.max_staleness,
+        device=trainer.device,
+        limits=GroupLimits(trainer.start_s, trainer.exchange_s, trainer.idle_s),
+        idle_s=trainer.idle_s,
+    )
+
+
+def _trainer(
+    settings: Settings, learning: Learning, folder: RunFolder, room: Room, rank: Rank | None, stack: ExitStack
+) -> Trainer:
+    """One of three: this process, all ranks of its launch with this one in the lead, or a group that it starts."""
+    patient = replace(learning, checkpoints=learning.checkpoints.patient(room))
+    match settings.trainer:
+        case TorchrunSettings() as chosen:
+            from digirl_dist.train.torchrun import TorchrunTrainer
+
+            return TorchrunTrainer(learning, chosen, folder.root / "trainer.log")
+        case _ if rank is not None and rank.world_size > 1:
+            from digirl_dist.train.joint import JointTrainer
+
+            return JointTrainer(*stack.enter_context(patient.joined(rank)))
+        case _:
+            return patient.trainer(patient.device_of(rank), ALONE)
+
+
+def _follow(learning: Learning, rank: Rank) -> None:
+    """What a rank of ``torchrun run.py`` does when it is not the first: its share of every update."""
+    from digirl_dist.train.joint import follow
+
+    with telling(rank), learning.joined(rank) as (trainer, group):
+        follow(trainer, group, Store(learning.trajectories), learning.idle_s)
 
 
 def build_collector(ground: Ground, stack: ExitStack) -> Collector:
     """The collector; ``stack`` takes it down at the end whatever happens."""
     settings = ground.settings
-    collector = _fleet_collector(ground, stack) if settings.parallel is Parallel.host else _inline_collector(ground)
+    if not modes.needs_emulators(settings):
+        return OfflineCollector()
+    collector: Collector
+    collector = _workers_collector(ground, stack) if settings.parallel is Parallel.host else _inline_collector(ground)
+    judge = choose_judge(settings, ground.folder.verdicts, ground.events)
+    if judge is not None:
+        collector = JudgedCollector(collector, judge, ground.store, ground.events, ground.status)
+    collector = OfflineFirst(collector, modes.offline_iterations(settings))
+    if ground.ahead:
+        from digirl_dist.collect.ahead import AheadCollector
+
+        collector = AheadCollector(collector, ground.plan.tickets, ground.ahead, settings.train_iterations - 1)
     stack.callback(collector.close)
     return collector
 
 
 def _inline_collector(ground: Ground) -> Collector:
+    return inline_collector(
+        ground.settings, ground.device, ground.agent, ground.store, ground.events, ground.status, ground.closing
+    )
+
+
+def inline_collector(
+    settings: Settings,
+    device: Device,
+    agent: AgentFactory,
+    store: Store,
+    events: Events,
+    status: Status,
+    closing: Closing,
+) -> Collector:
+    """Episodes in emulator processes of this machine."""
     from digirl_dist.collect.inline import InlineCollector, InlineJob
 
-    settings, device = ground.settings, ground.device
-    job = InlineJob(ground.agent, device.factory, settings.bsize, _slot_limits(settings.limits), device.max_steps)
-    return InlineCollector(job, settings.limits.episode_attempts, ground.store, ground.events, ground.status)
+    fixed = Choice(settings.bsize, "") if isinstance(settings.bsize, int) else None
+    pool = fixed or choose(Machine.here(), device.needs)
+    job = InlineJob(agent, device.factory, pool, _slot_limits(settings.limits), device.max_steps)
+    return InlineCollector(job, settings.limits.episode_attempts, closing, store, events, status)
 
 
-def _fleet_collector(ground: Ground, stack: ExitStack) -> Collector:
+def _workers_collector(ground: Ground, stack: ExitStack) -> Collector:
+    from digirl_dist.collect.dispatch import DispatchRules
     from digirl_dist.collect.fleet import FleetCollector
+
+    settings = ground.settings
+    match settings.collector:
+        case RayCollectorSettings():
+            fleet: Fleet[Any] = _ray_fleet(ground, settings.collector, stack)
+        case _:
+            fleet = _ssh_fleet(ground, stack)
+    rules = DispatchRules(settings.prefetch, settings.speculate)
+    return FleetCollector(fleet, settings.limits, rules, ground.closing, ground.store, ground.events, ground.status)
+
+
+def _ray_fleet(ground: Ground, cluster: RayCollectorSettings, stack: ExitStack) -> Fleet[Any]:
+    from digirl_dist.cluster.connect import LOCAL, connect
+    from digirl_dist.cluster.line import RayDial, RayWorkerSpec
+    from digirl_dist.fleet.fleet import Fleet
+
+    settings = ground.settings
+    connection = connect(LOCAL if settings.dry_run else cluster.address, cluster.start_s)
+    stack.callback(connection.close)
+    job = _job(ground.device, ground)
+    names = [f"ray-{number}" for number in range(settings.dry_run_workers if settings.dry_run else cluster.workers)]
+    folder = f"{settings.worker_temp_path}/{ground.folder.run_id}"
+    slots = settings.bsize if isinstance(settings.bsize, int) else None
+    workers = [(RayWorkerSpec(name, slots, f"{folder}-{name}"), job) for name in names]
+    dial = RayDial(connection, cluster, settings.limits)
+    return Fleet(workers, dial, settings.limits, settings.push_dtype)
+
+
+def _ssh_fleet(ground: Ground, stack: ExitStack) -> Fleet[Any]:
     from digirl_dist.fleet.fleet import Fleet
     from digirl_dist.fleet.roster import localhost_members
+    from digirl_dist.fleet.ssh_line import SshDial
 
     settings = ground.settings
     if settings.dry_run:
@@ -137,25 +294,36 @@ def _fleet_collector(ground: Ground, stack: ExitStack) -> Collector:
     else:
         found = members(settings)
     package = None if settings.dry_run else _package(ground, stack)
-    workers = [(_worker_spec(member, ground, package), _job(member, ground)) for member in found]
-    fleet = Fleet(workers, settings.ssh, settings.limits)
-    return FleetCollector(fleet, settings.limits, settings.prefetch, ground.store, ground.events, ground.status)
+
+    def prepare(member: Member) -> tuple[WorkerSpec, Job]:
+        return _worker_spec(member, ground, package), _job(_own_device(member, ground), ground)
+
+    dial = SshDial(settings.ssh, settings.limits)
+    fleet = Fleet([prepare(member) for member in found], dial, settings.limits, settings.push_dtype)
+    if ground.source and not settings.dry_run and not ground.source.overrides_key("worker_ips"):
+        _watch_roster(ground.source, prepare, fleet, stack)
+    return fleet
+
+
+def _watch_roster(
+    source: configuration.Source,
+    prepare: Callable[[Member], tuple[WorkerSpec, Job]],
+    fleet: Fleet[WorkerSpec],
+    stack: ExitStack,
+) -> None:
+    """From now on, who is in the file's worker_ips is in the fleet."""
+    from digirl_dist.fleet.watched import WatchedRoster
+
+    roster = WatchedRoster(source.folder, lambda: members(source.load()), prepare, fleet)
+    stack.callback(roster.close)
+    roster.start()
 
 
 def _package(ground: Ground, stack: ExitStack) -> Package:
-    """This very package as the workers are to have it, with the host's versions of what it depends on."""
-    from digirl_dist.fleet.install import Package, build_wheel, host_versions, requirements
+    from digirl_dist.fleet.install import this_package
 
-    settings = ground.settings.install
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="digirl-dist-wheel-")))
-    return Package(
-        wheel=build_wheel(folder),
-        requirements=requirements(ground.device.extras),
-        constraints=host_versions(),
-        pip_args=tuple(settings.pip_args),
-        reuse_packages=settings.reuse_packages,
-        limit_s=settings.limit_s,
-    )
+    return this_package(ground.settings.install, ground.device.extras, folder)
 
 
 def _worker_spec(member: Member, ground: Ground, package: Package | None) -> WorkerSpec:
@@ -170,14 +338,20 @@ def _worker_spec(member: Member, ground: Ground, package: Package | None) -> Wor
     return WorkerSpec(member.address, member.slots, folder, install, limit_s, version)
 
 
-def _job(member: Member, ground: Ground) -> Job:
-    """What the worker is to do; its own emulator settings, if it has any, are checked here."""
+def _own_device(member: Member, ground: Ground) -> Device:
+    """The emulator with the worker's own settings, if it has any, which are checked here."""
+    settings = ground.settings
+    if not member.emulator:
+        return ground.device
+    return choose_device(settings, configuration.merged(settings.emulator, member.emulator, f"worker {member.name}"))
+
+
+def _job(device: Device, ground: Ground) -> Job:
+    """What a worker is to do."""
     from digirl_dist.fleet.spec import Job
     from digirl_dist.travel import pack
 
-    settings, device = ground.settings, ground.device
-    if member.emulator:
-        device = _device(settings, configuration.merged(settings.emulator, member.emulator, f"worker {member.name}"))
+    settings = ground.settings
     return Job(
         run=ground.folder.run_id,
         agent=pack(ground.agent),
@@ -186,69 +360,9 @@ def _job(member: Member, ground: Ground) -> Job:
         limits=_slot_limits(settings.limits),
         torch_threads=settings.worker_torch_threads,
         orphan_s=settings.limits.orphan_s,
+        needs=device.needs,
+        sharers=settings.dry_run_workers if settings.dry_run else 1,
     )
-
-
-def _device(settings: Settings, emulator: EmulatorSettings) -> Device:
-    task_set, split = settings.task_set, settings.task_split.value
-    match emulator:
-        case PhoneSettings():
-            from digirl_dist.emulator.phone import MAX_STEPS, PHONE_SPEC, DemoPhone, phone_tasks
-
-            tasks = phone_tasks(task_set, split)
-            return Device(partial(DemoPhone, emulator), PHONE_SPEC, tasks, settings.max_steps or MAX_STEPS)
-        case GymnasiumSettings():
-            from digirl_dist.emulator.gymnasium import gymnasium_factory, gymnasium_spec, gymnasium_tasks
-
-            factory = gymnasium_factory(emulator)
-            extras = ("atari",) if (emulator.id or "").startswith("ALE/") else ()
-            return Device(factory, gymnasium_spec(factory), gymnasium_tasks(emulator), settings.max_steps, extras)
-        case MiniwobSettings():
-            from digirl_dist.emulator.miniwob import MAX_STEPS, SPEC, MiniwobEmulator, miniwob_tasks
-
-            tasks = miniwob_tasks(emulator, split)
-            factory = partial(MiniwobEmulator, emulator)
-            return Device(factory, SPEC, tasks, settings.max_steps or MAX_STEPS, ("miniwob",))
-        case RehearsalSettings():
-            from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
-
-            factory = partial(RehearsalEmulator, emulator)
-            return Device(factory, rehearsal_spec(emulator), rehearsal_tasks(), settings.max_steps)
-        case CustomEmulatorSettings():
-            kind: Any = load_entry_point(emulator.entry_point)
-            factory = partial(kind, **emulator.kwargs)
-            return Device(factory, kind.spec, kind.tasks(task_set, split), settings.max_steps)
-        case _:
-            raise SettingsError(f"emulator: {type(emulator).__name__} is not one that can be built")
-
-
-def _agent(settings: AgentSettings, spec: EmulatorSpec) -> AgentFactory:
-    match settings:
-        case DeviceAgentSettings():
-            from digirl_dist.agent.device import DevicePolicy
-
-            return partial(DevicePolicy, settings, spec)
-        case GenericAgentSettings():
-            from digirl_dist.agent.generic import GenericPolicy
-
-            return partial(GenericPolicy, settings, spec)
-        case CustomAgentSettings():
-            kind: Any = load_entry_point(settings.entry_point)
-            return partial(kind, spec, **settings.kwargs)
-        case _:
-            raise SettingsError(f"agent: {type(settings).__name__} is not one that can be built")
-
-
-def _algorithm(settings: Settings) -> AlgorithmFactory:
-    match settings.train_algorithm:
-        case TrainAlgorithm.filtered_bc:
-            from digirl_dist.algorithm.filtered_bc import FilteredBC
-
-            return lambda agent: FilteredBC(agent, settings.algorithm.filtered_bc, settings.seed)
-        case TrainAlgorithm.digirl:
-            from digirl_dist.algorithm.digirl import DigiRL
-
-            return lambda agent: DigiRL(agent, settings.algorithm.digirl, settings.seed)
 
 
 def _slot_limits(limits: LimitSettings) -> SlotLimits:

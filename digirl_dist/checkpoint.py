@@ -2,15 +2,16 @@
 
 ``checkpoints/NNNNNN/`` holds ``policy.safetensors``, ``trainer.pt``, ``metrics.json`` and ``manifest.json``; NNNNNN
 is the number of updates made. A checkpoint exists when its folder has its final name, which is given last;
-``checkpoints/latest`` points to the newest.
+``checkpoints/latest`` points to the newest, ``checkpoints/best`` to the one of highest success in evaluations.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from digirl_dist import durable
 from digirl_dist.digest import digest
 from digirl_dist.errors import CheckpointError
+from digirl_dist.room import AtOnce, Patience, full_disks_as_oserror
 from digirl_dist.tasks import Json
 
 if TYPE_CHECKING:
@@ -33,6 +35,17 @@ class TensorInfo:
     digest: str
     dtype: str
     shape: tuple[int, ...]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        import torch
+
+        return int(getattr(torch, self.dtype).itemsize)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.itemsize
 
 
 @dataclass(frozen=True)
@@ -57,21 +70,21 @@ class Checkpoint:
             raise CheckpointError(f"{path} differs from its manifest; remove its folder to go on from the one before")
         return state
 
-    def blobs(self, digests: set[str]) -> Iterator[tuple[str, memoryview]]:
-        """The bytes of the tensors with these digests, as (digest, bytes)."""
-        from safetensors import safe_open
+    def open(self) -> Any:
+        """The policy's weights as a ``safetensors.safe_open``, which reads tensor by tensor. Raises CheckpointError."""
+        from safetensors import SafetensorError, safe_open
 
-        with safe_open(self.folder / "policy.safetensors", framework="pt") as weights:
-            for name, info in self.tensors.items():
-                if info.digest in digests:
-                    digests = digests - {info.digest}
-                    yield info.digest, raw_bytes(weights.get_tensor(name))
+        path = self.folder / "policy.safetensors"
+        try:
+            return safe_open(path, framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
 
     def trainer_state(self) -> dict[str, Any]:
         """Optimisers, critics, random states. Our own file, loaded without unpickling objects."""
         import torch
 
-        state: dict[str, Any] = torch.load(self.folder / "trainer.pt", weights_only=True)
+        state: dict[str, Any] = torch.load(self.folder / "trainer.pt", map_location="cpu", weights_only=True)
         return state
 
     def metrics(self) -> dict[str, Json]:
@@ -85,15 +98,47 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of a run folder. ``keep_every``: older ones whose iteration it does not divide are removed."""
+    """The checkpoints of a run folder, of which the newest with the ``in_use`` before it and the best are always kept.
 
-    def __init__(self, root: Path, keep_every: int = 1) -> None:
+    Of the others, those whose iteration ``keep_every`` divides are, and of these the newest, ``keep`` in all (None:
+    as many as there are). Writes wait for ``room``.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        keep_every: int = 1,
+        keep: int | None = None,
+        in_use: int = 0,
+        room: Patience | None = None,
+    ) -> None:
         self.root = root
         self._keep_every = keep_every
+        self._keep = keep
+        self._in_use = in_use
+        self._room = room or AtOnce()
+
+    def patient(self, room: Patience) -> Checkpoints:
+        """The same, with writes that wait for ``room``."""
+        return Checkpoints(self.root, self._keep_every, self._keep, self._in_use, room)
 
     def newest(self) -> Checkpoint | None:
         iterations = self._iterations()
         return self.open(iterations[-1]) if iterations else None
+
+    def rate(self, checkpoint: Checkpoint, success_rate: float) -> None:
+        """Tell how well it did; from then on it is the best, unless an older one did as well."""
+        path = self.root / "best.json"
+        if path.exists() and json.loads(path.read_text())["success_rate"] >= success_rate:
+            return
+        durable.write_json(path, {"iteration": checkpoint.iteration, "success_rate": success_rate})
+        self._point("best", checkpoint.folder)
+        self._remove_superseded(self._iterations()[-1])
+
+    def best(self) -> Checkpoint | None:
+        """The checkpoint of highest success; None before any was rated."""
+        path = self.root / "best.json"
+        return self.open(json.loads(path.read_text())["iteration"]) if path.exists() else None
 
     def open(self, iteration: int) -> Checkpoint:
         """Raises CheckpointError naming the file that cannot be used."""
@@ -109,24 +154,20 @@ class Checkpoints:
         self, iteration: int, policy: State, trainer: Mapping[str, Any], metrics: Mapping[str, Json]
     ) -> Checkpoint:
         """Write durably; a crash at any moment leaves either no checkpoint of this number or a whole one."""
-        import torch
-        from safetensors.torch import save_file
-
         policy = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in policy.items()}
         part = self._folder(iteration).with_suffix(".part")
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
         checkpoint = Checkpoint(self._folder(iteration), iteration, describe(policy))
-        save_file(policy, part / "policy.safetensors")
-        torch.save(dict(trainer), part / "trainer.pt")
-        durable.write_json(part / "metrics.json", dict(metrics))
-        durable.write_json(part / "manifest.json", {"iteration": iteration, "tensors": checkpoint.wire()})
-        durable.flush(part / "policy.safetensors")
-        durable.flush(part / "trainer.pt")
-        durable.replace_durably(part, checkpoint.folder)
-        self._point_latest_to(checkpoint.folder)
+        name = f"checkpoint {iteration}"
+        self._room.wait_for(name, lambda: _write(part, checkpoint, policy, trainer, metrics))
+        self._room.wait_for(name, lambda: self._publish(part, checkpoint.folder))
         self._remove_superseded(iteration)
         return checkpoint
+
+    def _publish(self, part: Path, folder: Path) -> None:
+        """Give it its final name. Harmless when repeated."""
+        if part.exists():
+            durable.replace_durably(part, folder)
+        self._point("latest", folder)
 
     def _folder(self, iteration: int) -> Path:
         return self.root / f"{iteration:06d}"
@@ -134,16 +175,38 @@ class Checkpoints:
     def _iterations(self) -> list[int]:
         return sorted(int(path.name) for path in self.root.glob("[0-9]*") if path.name.isdigit())
 
-    def _point_latest_to(self, folder: Path) -> None:
-        part = self.root / "latest.part"
+    def _point(self, name: str, folder: Path) -> None:
+        part = self.root / f"{name}.part"
         part.unlink(missing_ok=True)
         part.symlink_to(folder.name)
-        os.replace(part, self.root / "latest")
+        os.replace(part, self.root / name)
 
     def _remove_superseded(self, newest: int) -> None:
-        for iteration in self._iterations():
-            if iteration < newest and iteration % self._keep_every:
+        best = (self.root / "best").resolve().name
+        older = [iteration for iteration in self._iterations() if iteration < newest - self._in_use]
+        regular = [iteration for iteration in older if iteration % self._keep_every == 0]
+        kept = regular if self._keep is None else regular[len(regular) - min(len(regular), self._keep - 1) :]
+        for iteration in older:
+            if iteration not in kept and self._folder(iteration).name != best:
                 shutil.rmtree(self._folder(iteration))
+
+
+def _write(
+    part: Path, checkpoint: Checkpoint, policy: State, trainer: Mapping[str, Any], metrics: Mapping[str, Json]
+) -> None:
+    """All files of the checkpoint, anew and flushed to disk, below ``part``."""
+    import torch
+    from safetensors.torch import save_file
+
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    with full_disks_as_oserror(part):
+        save_file(dict(policy), part / "policy.safetensors")
+        torch.save(dict(trainer), part / "trainer.pt")
+    durable.write_json(part / "metrics.json", dict(metrics))
+    durable.write_json(part / "manifest.json", {"iteration": checkpoint.iteration, "tensors": checkpoint.wire()})
+    durable.flush(part / "policy.safetensors")
+    durable.flush(part / "trainer.pt")
 
 
 def describe(state: State) -> dict[str, TensorInfo]:
@@ -161,13 +224,11 @@ def raw_bytes(tensor: torch.Tensor) -> memoryview:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def tensor_from(data: bytes, info: TensorInfo) -> torch.Tensor:
-    """The inverse of ``raw_bytes``. Raises CheckpointError if ``data`` has another digest."""
+def tensor_from(data: bytearray, info: TensorInfo) -> torch.Tensor:
+    """The inverse of ``raw_bytes``; keeps ``data`` as its memory. Raises CheckpointError if that has another digest."""
     import torch
 
     if digest(data) != info.digest:
         raise CheckpointError(f"a tensor's bytes have digest {digest(data)} instead of {info.digest}")
     dtype = getattr(torch, info.dtype)
-    if not data:
-        return torch.empty(info.shape, dtype=dtype)
-    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(info.shape)
+    return torch.frombuffer(data, dtype=dtype).reshape(info.shape) if data else torch.empty(info.shape, dtype=dtype)

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from digirl_dist import cli_workers
+
 _USAGE = """\
   python run.py --config-path config/multimachine --config-name host [key=value ...]
 
@@ -21,20 +23,25 @@ often used:
   worker_ips=[10.0.0.2,10.0.0.3]     machines that you can ssh to
   bsize=8 rollout_size=128           emulators on each worker; episodes per iteration over all of them
   emulator=phone|gymnasium|miniwob   emulator=gymnasium emulator.id=ALE/Pong-v5
-  train_algorithm=filtered_bc|digirl train_iterations=20 save_path=runs/mine seed=1
+  train_algorithm=filtered_bc|digirl|grpo|ppo train_iterations=20 save_path=runs/mine seed=1
   parallel=single                    the same loop without workers
 
-what does a run wait for?  digirl-dist why --save-path runs/host   (or python run.py why ...)
+more commands, with the same overrides where they take any (or python run.py setup ...):
+  digirl-dist setup [--dry-run]      prepare the machines in worker_ips: Python, the package, the emulator's needs
+  digirl-dist doctor [--json] [--try]  would a run start? what is wrong on which machine, and the remedy
+  digirl-dist why --save-path DIR    what does a run wait for?
+  digirl-dist eval-jobs --eval_jobs_config jobs.json   measure a list of policies, alone or by torchrun
 
-every key and its meaning: digirl_dist/settings.py
+every key and its meaning: digirl_dist/settings/
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 done, 1 failed, 2 wrong configuration, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["why"]:
-        return _why(words[1:])
+    commands = {"why": _why, "setup": cli_workers.setup, "doctor": cli_workers.doctor, "eval-jobs": _eval_jobs}
+    if words[:1] and words[0] in commands:
+        return commands[words[0]](words[1:])
     parser = argparse.ArgumentParser(
         prog="digirl-dist", description=_USAGE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -58,6 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _eval_jobs(words: list[str]) -> int:
+    from digirl_dist.evaluate.eval_runner import main as eval_jobs
+
+    return eval_jobs(words)
+
+
 def _why(words: Sequence[str]) -> int:
     """digirl-dist why --save-path DIR"""
     parser = argparse.ArgumentParser(prog="digirl-dist why", description="who waits for whom in a run, and since when")
@@ -77,11 +90,12 @@ def _why(words: Sequence[str]) -> int:
 def _run(config_path: str, config_name: str, overrides: Sequence[str]) -> None:
     from digirl_dist import configuration
 
-    settings = configuration.load(config_path, config_name, overrides)
+    source = configuration.Source(config_path, config_name, tuple(overrides))
+    settings = source.load()
     signal.signal(signal.SIGTERM, _interrupt)
     from digirl_dist import build
 
-    build.run(settings)
+    build.run(settings, source)
 
 
 def _interrupt(*_: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,21 @@ _MOVED: dict[str, str] = {
     "agent_name": "agent.name",
     "capacity": "trainer.replay_size",
     "lm_lr": "algorithm.digirl.actor.learning_rate",
-    "critic_lr": "algorithm.digirl.value.learning_rate",
-    "gamma": "algorithm.filtered_bc.discount",
+    "critic_lr": "algorithm.digirl.step_value.learning_rate",
+    "gamma": "algorithm.digirl.discount",
+    "grad_accum_steps": "algorithm.digirl.actor.accumulate",
+    "warmup_iter": "algorithm.digirl.warmup_iterations",
+    "offline_data_path": "offline.data",
+    "offline_actor_iterations": "offline.iterations",
     "batch_size": "algorithm.digirl.actor.batch_size",
     "epochs": "algorithm.digirl.actor.epochs",
     "actor_epochs": "algorithm.digirl.actor.epochs",
-    "critic_epochs": "algorithm.digirl.value.epochs",
-    "trajectory_critic_epochs": "algorithm.digirl.value.epochs",
+    "critic_epochs": "algorithm.digirl.step_value.epochs",
+    "trajectory_critic_epochs": "algorithm.digirl.instruction_value.epochs",
     "max_grad_norm": "algorithm.digirl.actor.clip_norm",
     "eval_sample_mode": "task_order",
     "run_name": "save_path",
+    "project_name": "wandb_project",
 }
 """Flat keys of DigiRL's configuration, and where their values live here."""
 
@@ -44,6 +50,7 @@ _OPTIONS: dict[str, dict[str, type]] = {
         "phone": schema.PhoneSettings,
         "gymnasium": schema.GymnasiumSettings,
         "miniwob": schema.MiniwobSettings,
+        "android": schema.AndroidSettings,
         "rehearsal": schema.RehearsalSettings,
         "custom": schema.CustomEmulatorSettings,
     },
@@ -52,10 +59,39 @@ _OPTIONS: dict[str, dict[str, type]] = {
         "generic": schema.GenericAgentSettings,
         "custom": schema.CustomAgentSettings,
     },
+    "trainer": {
+        "inprocess": schema.InProcessSettings,
+        "torchrun": schema.TorchrunSettings,
+    },
+    "collector": {
+        "ssh": schema.SshCollectorSettings,
+        "ray": schema.RayCollectorSettings,
+    },
 }
 """What each option group chooses from: the type of an option is what ``build`` goes by."""
 
 _SECRET = re.compile(r"(password|passphrase|secret|token|api_key)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the settings of a run come from, so that they can be read again."""
+
+    config_path: str
+    config_name: str
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        return find_folder(self.config_path)
+
+    def load(self) -> Settings:
+        """Raises SettingsError naming what is wrong."""
+        return load(self.config_path, self.config_name, self.overrides)
+
+    def overrides_key(self, key: str) -> bool:
+        """Whether the command line decides about ``key``, whatever the files say."""
+        return any(override.lstrip("+~").split("=", 1)[0] == key for override in self.overrides)
 
 
 def load(config_path: str, config_name: str, overrides: Sequence[str]) -> Settings:

@@ -2,10 +2,16 @@
 
     DigirlDistError
     ├── SettingsError            the configuration is wrong; nothing was started
+    │   ├── RankError            a launcher's variables are missing or contradict each other (a ValueError)
+    │   ├── DeviceError          the device that was asked for is not there
+    │   └── EvalJobsError        a list of evaluation jobs is wrong (a ValueError)
+    ├── PeerError                another rank is missing or no longer in step
     ├── RunFolderError           the run folder cannot be used as it is
     ├── CheckpointError          weights are missing, altered or do not fit the agent
     ├── TrajectoryError          an episode file is truncated, altered or foreign
     ├── TrainingError            an update cannot go on: a loss is not a number
+    ├── JudgeError               episodes cannot be judged
+    ├── ClusterError             a Ray cluster does not answer, or has no room
     ├── ActionError              an action that the emulator does not know
     ├── EmulatorError            an emulator failed
     │   ├── EmulatorHung         … by not answering within its limit
@@ -33,6 +39,22 @@ class SettingsError(DigirlDistError):
     """The configuration cannot be used. The command line exits with status 2."""
 
 
+class RankError(SettingsError, ValueError):
+    """A launcher's variables are missing, out of range or contradict each other."""
+
+
+class DeviceError(SettingsError):
+    """The device that was asked for is not there, or ranks would have to share one."""
+
+
+class EvalJobsError(SettingsError, ValueError):
+    """A list of evaluation jobs cannot be used, or contradicts what its output folder holds."""
+
+
+class PeerError(DigirlDistError):
+    """Another rank did not come in time, or holds other weights than this one."""
+
+
 class RunFolderError(DigirlDistError):
     """The run folder is in use, foreign or damaged."""
 
@@ -47,6 +69,14 @@ class TrajectoryError(DigirlDistError):
 
 class TrainingError(DigirlDistError):
     """An update cannot go on, as its loss is infinite or not a number."""
+
+
+class JudgeError(DigirlDistError):
+    """The judge of episodes refuses, fails, or has been away for too long. The episodes are safe."""
+
+
+class ClusterError(DigirlDistError, RuntimeError):
+    """A Ray cluster does not answer, or has not what is asked of it."""
 
 
 class ActionError(DigirlDistError):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from digirl_dist.tasks import Key
 from digirl_dist.trajectory import Trajectory
 
 
@@ -28,7 +30,8 @@ class Outcome:
 
 @dataclass
 class Harvest:
-    """What the fleet brought home: every ticket of the iteration, once. Times are monotonic seconds of the host."""
+    """What the fleet brought home: every ticket of the iteration, once, unless it closed early; and what the iteration
+    before left under way. Times are monotonic seconds of the host."""
 
     iteration: int
     trajectories: Sequence[Trajectory]
@@ -44,3 +47,17 @@ class Harvest:
     """When all of it was in the store."""
     busy: float | None = None
     """Share of slot-seconds spent in episodes while tickets were left."""
+    seconds: dict[Key, float] = field(default_factory=dict)
+    """How long its episodes took; those that landed before this process began are missing."""
+    carried: int = 0
+    """Episodes that were under way when the iteration closed: the next harvest has them."""
+    cancelled: int = 0
+    """Tickets that nobody had begun when the iteration closed: they are never run."""
+    judging: dict[str, float] = field(default_factory=dict)
+    """What judging took and cost, where it is not the emulator that judges."""
+
+    @classmethod
+    def empty(cls, iteration: int) -> Harvest:
+        """What an iteration that learns offline brings home."""
+        now = time.monotonic()
+        return cls(iteration, (), started_at=now, ended_at=now)

@@ -16,7 +16,7 @@ from typing import Any
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.tasks import Json
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised when the lines below change their meaning."""
 
 _EPISODE_ID = re.compile(r"[A-Za-z0-9._-]{1,160}")
@@ -102,6 +102,8 @@ class Notice:
     run: str
     iteration: int
     index: int
+    attempt: int
+    policy_version: int
     episode_id: str
     size: int
     digest: str
@@ -123,6 +125,8 @@ class Notice:
         for name, kind in known.items():
             if isinstance(value[name], bool) or not isinstance(value[name], kind):
                 raise TrajectoryError(f"an episode's notice has a wrong {name}: {value[name]!r}")
+        if not all(type(seconds) in (int, float) for seconds in value["spent"].values()):
+            raise TrajectoryError(f"an episode's notice has a wrong spent: {value['spent']!r}")
         if not _EPISODE_ID.fullmatch(value["episode_id"]):
             raise TrajectoryError(f"an episode's notice has a wrong episode_id: {value['episode_id']!r}")
         return cls(**value)

@@ -14,7 +14,7 @@ import numpy as np
 from digirl_dist.emulator.slot import Slot, State
 from digirl_dist.errors import ActionError, EmulatorError
 from digirl_dist.slot_time import SlotTime
-from digirl_dist.tasks import Ticket
+from digirl_dist.tasks import Key, Ticket
 from digirl_dist.trajectory import Decision, Observation, Step, Trajectory, Transition
 
 
@@ -83,7 +83,8 @@ class _Episode:
     decision: Decision | None = None
     steps: list[Step] = field(default_factory=list)
     spent: dict[str, float] = field(default_factory=lambda: {"reset": 0.0, "step": 0.0, "policy": 0.0})
-    dropped: bool = False
+    dropped: str | None = None
+    """What its seconds are booked under, once it is no longer wanted."""
 
 
 class Rollout:
@@ -91,14 +92,23 @@ class Rollout:
 
     Lease it tickets, then call ``turn`` again and again; it never waits longer than asked. ``policies`` maps a
     policy version to who acts with it. ``max_steps`` ends an episode with ``truncated`` (None: the emulator decides).
+    With ``shrink``, a slot whose emulator never booted is given up for good once another slot's did.
     """
 
-    def __init__(self, name: str, slots: Sequence[Slot], policies: Mapping[int, Actor], max_steps: int | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        slots: Sequence[Slot],
+        policies: Mapping[int, Actor],
+        max_steps: int | None,
+        shrink: bool = False,
+    ) -> None:
         self.name = name
         self.slots = slots
         self.tickets: deque[Ticket] = deque()
         self._policies = policies
         self._max_steps = max_steps
+        self._shrink = shrink
         self._idle_because = "push"
         self._times = {slot.index: SlotTime() for slot in slots}
         self._episodes: dict[int, _Episode] = {}
@@ -109,13 +119,20 @@ class Rollout:
 
     def held(self) -> list[Ticket]:
         """Tickets that are queued or running."""
-        return [*self.tickets, *(episode.ticket for episode in self._episodes.values() if not episode.dropped)]
+        return [*self.tickets, *(episode.ticket for episode in self._episodes.values() if episode.dropped is None)]
 
-    def drop(self, keys: set[tuple[int, int]]) -> None:
-        """Forget tickets by (iteration, index); a running episode ends without a result."""
+    def drop(self, keys: set[Key], lost_to: str = "faults") -> None:
+        """Forget tickets; a running episode ends without a result, and its seconds are booked under ``lost_to``.
+
+        An emulator that has been asked for something answers first.
+        """
         self.tickets = deque(ticket for ticket in self.tickets if ticket.key not in keys)
-        for episode in self._episodes.values():
-            episode.dropped |= episode.ticket.key in keys
+        for slot in self.slots:
+            episode = self._episodes.get(slot.index)
+            if episode is not None and episode.ticket.key in keys:
+                episode.dropped = lost_to
+                if slot.state is State.idle:
+                    self._abandon(slot, episode)
 
     def waits(self) -> list[SlotWait]:
         """What every slot does, for people to see; may be called from another thread."""
@@ -187,28 +204,41 @@ class Rollout:
             self._lose(slot, f"the emulator refused the agent's action: {error}")
         except EmulatorError as error:
             self._lose(slot, str(error))
-            self._happened.append(SlotChanged(slot.index, slot.state.value, str(error)))
+            self._happened.append(SlotChanged(slot.index, slot.state.value, str(error) + self._given_up(slot)))
         else:
             if booting:
                 self._happened.append(SlotChanged(slot.index, "ready"))
             else:
                 self._advance(slot, self._episodes[slot.index], value, seconds)
 
+    def _given_up(self, slot: Slot) -> str:
+        """Give up a slot for which this machine seems too small, and say so; otherwise say nothing."""
+        if not self._shrink or slot.state is not State.closed or slot.has_booted:
+            return ""
+        if not any(other.has_booted for other in self.slots):
+            return ""
+        slot.give_up()
+        return f"; bsize: auto goes on without this slot, with {self.in_service()}"
+
     def _lose(self, slot: Slot, reason: str) -> None:
         episode = self._episodes.pop(slot.index, None)
-        self._times[slot.index].settle(lost=True)
-        if episode is not None and not episode.dropped:
+        self._times[slot.index].settle("faults" if episode is None else episode.dropped or "faults")
+        if episode is not None and episode.dropped is None:
             self._happened.append(Failed(episode.ticket, slot.index, reason))
 
     def _advance(self, slot: Slot, episode: _Episode, value: Any, seconds: float) -> None:
-        if isinstance(value, Transition):
+        if episode.dropped is not None:
+            self._abandon(slot, episode)
+        elif isinstance(value, Transition):
             episode.spent["step"] += seconds
             self._record(slot, episode, value)
         else:
             episode.spent["reset"] += seconds
             episode.observation = value
-        if episode.dropped:
-            self._episodes.pop(slot.index, None)
+
+    def _abandon(self, slot: Slot, episode: _Episode) -> None:
+        del self._episodes[slot.index]
+        self._times[slot.index].settle(episode.dropped)
 
     def _record(self, slot: Slot, episode: _Episode, transition: Transition) -> None:
         assert episode.observation is not None and episode.decision is not None
@@ -223,13 +253,12 @@ class Rollout:
 
     def _finish(self, slot: Slot, episode: _Episode, transition: Transition) -> None:
         self._episodes.pop(slot.index)
-        self._times[slot.index].settle(lost=False)
+        self._times[slot.index].settle()
         slot.succeeded()
-        if episode.dropped:
-            return
+        ticket = episode.ticket
         trajectory = Trajectory(
-            ticket=episode.ticket,
-            episode_id=f"{episode.ticket.iteration:06d}-{episode.ticket.index:05d}-{self.name}-{slot.index}",
+            ticket=ticket,
+            episode_id=f"{ticket.iteration:06d}-{ticket.index:05d}-{ticket.attempt}-{self.name}-{slot.index}",
             worker=self.name,
             slot=slot.index,
             steps=episode.steps,

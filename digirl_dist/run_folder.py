@@ -39,8 +39,22 @@ class RunFolder:
         return self.root / "metrics.jsonl"
 
     @property
+    def evaluations(self) -> Path:
+        return self.root / "evaluation.jsonl"
+
+    @property
     def events(self) -> Path:
         return self.root / "events.jsonl"
+
+    @property
+    def verdicts(self) -> Path:
+        """What a model that judges said, if one does."""
+        return self.root / "judge.jsonl"
+
+    @property
+    def media(self) -> Path:
+        """Animations of episodes, if any are asked for."""
+        return self.root / "media"
 
     @property
     def tensorboard(self) -> Path:

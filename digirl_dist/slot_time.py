@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 
-ACTIVITIES = ("boot", "reset", "step", "policy", "push", "barrier", "update", "faults", "closed")
+ACTIVITIES = ("boot", "reset", "step", "policy", "push", "barrier", "update", "faults", "speculation", "closed")
 """In words: starting an emulator; its reset; its steps; waiting for the policy's action; having no ticket while the
-checkpoint comes, while other slots finish, or while the host learns; work that was lost with an emulator; being out of
-service."""
+checkpoint comes, while other slots finish, or while the host learns; work that was lost with an emulator; work that
+another worker finished first; being out of service."""
 
 
 class SlotTime:
@@ -25,11 +25,11 @@ class SlotTime:
         self._book()
         self._activity = activity
 
-    def settle(self, lost: bool) -> None:
-        """The episode is over: its seconds stay where they are, or were for nothing."""
+    def settle(self, lost_to: str | None = None) -> None:
+        """The episode is over: its seconds stay where they are, or were for nothing and are booked under that."""
         self._book()
         for activity, seconds in self._uncertain.items():
-            self._spent["faults" if lost else activity] += seconds
+            self._spent[lost_to or activity] += seconds
         self._uncertain.clear()
 
     def take(self) -> dict[str, float]:

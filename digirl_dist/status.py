@@ -15,15 +15,20 @@ _EVERY_S = 1.0
 
 @dataclass
 class WorkerStatus:
-    """What the host knows of a worker. Times are Unix seconds."""
+    """What the host knows of a worker. Times are monotonic seconds, as the time of day may jump."""
 
     doing: str = "nothing yet"
-    since: float = field(default_factory=time.time)
+    since: float = field(default_factory=time.monotonic)
     limit_s: float | None = None
     heard_at: float | None = None
     slots: list[dict[str, Json]] = field(default_factory=list)
     """See rollout.SlotWait; as of ``heard_at``."""
     last_event: str = ""
+    bsize: str = ""
+    """What ``bsize: auto`` chose, and why."""
+    last_trouble: str = ""
+    """The last event that tells of something lost or refused."""
+    troubled_at: float | None = None
 
 
 @dataclass
@@ -32,13 +37,13 @@ class Status:
 
     path: Path
     doing: str = "starting"
-    since: float = field(default_factory=time.time)
+    since: float = field(default_factory=time.monotonic)
     workers: dict[str, WorkerStatus] = field(default_factory=dict)
     _written_at: float = 0.0
 
     def host(self, doing: str) -> None:
         """What the loop itself does from now on."""
-        self.doing, self.since = doing, time.time()
+        self.doing, self.since = doing, time.monotonic()
         self.write()
 
     def collecting(self, iteration: int, missing: int) -> None:
@@ -53,11 +58,20 @@ class Status:
     def write(self) -> None:
         """Not flushed to disk: it is for people, and for now."""
         self._written_at = time.monotonic()
-        workers = {name: asdict(status) for name, status in self.workers.items()}
-        content = {"pid": os.getpid(), "time": time.time(), "doing": self.doing, "since": self.since}
+        workers = {name: self._in_unix_time(asdict(status)) for name, status in self.workers.items()}
+        host = self._in_unix_time({"doing": self.doing, "since": self.since})
+        content = {"pid": os.getpid(), "time": time.time(), **host}
         part = self.path.with_name(self.path.name + ".part")
         try:
             part.write_text(json.dumps({**content, "workers": workers}))
             part.replace(self.path)
         except OSError:
             pass  # a full disk is reported by those who must write
+
+    def _in_unix_time(self, content: dict[str, Json]) -> dict[str, Json]:
+        """For other processes: the file's ``time`` less these is how long ago they were."""
+        shift = time.time() - time.monotonic()
+        times = {
+            key: content[key] + shift for key in ("since", "heard_at", "troubled_at") if content.get(key) is not None
+        }
+        return {**content, **times}

@@ -9,6 +9,11 @@ from typing import Any
 Json = Any
 """A value that ``json`` can write: None, bool, int, float, str, list or dict of these."""
 
+Key = tuple[int, int]
+"""Names a ticket in its run: iteration and index."""
+_ORDER_STREAM = 1
+"""Keeps the draws of orders apart from those of seeds."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -28,9 +33,11 @@ class Ticket:
     task: Task
     seed: int
     policy_version: int
+    attempt: int = 0
+    """How often it had been leased before, so that what two attempts leave behind can be told apart."""
 
     @property
-    def key(self) -> tuple[int, int]:
+    def key(self) -> Key:
         """Names the ticket in its run."""
         return self.iteration, self.index
 
@@ -42,6 +49,7 @@ class Ticket:
             "task": task,
             "seed": self.seed,
             "policy_version": self.policy_version,
+            "attempt": self.attempt,
         }
 
     @classmethod
@@ -53,26 +61,51 @@ class Ticket:
 class Plan:
     """Chooses the tickets of an iteration from a task set; a pure function of seed and iteration.
 
-    ``order`` is ``random`` (tasks drawn with replacement) or ``sequential`` (the set is walked through across
-    iterations and the whole fleet, so that it is covered without repeats).
+    The tickets of all iterations, over the whole fleet, walk through the set again and again, so each pass covers it
+    without repeats. ``order`` is ``sequential`` (as the set is written) or ``random`` (shuffled anew for each pass).
+    ``group_size`` tickets in a row, which must divide ``rollout_size``, share task and seed: they start alike, and an
+    agent acts differently in each.
     """
 
     tasks: Sequence[Task]
     rollout_size: int
     seed: int
     order: str = "random"
+    group_size: int = 1
 
     def tickets(self, iteration: int, policy_version: int) -> list[Ticket]:
         import numpy as np
 
         rng = np.random.default_rng([self.seed, iteration])
-        first = iteration * self.rollout_size
-        if self.order == "sequential":
-            chosen = [(first + k) % len(self.tasks) for k in range(self.rollout_size)]
-        else:
-            chosen = rng.integers(len(self.tasks), size=self.rollout_size).tolist()
-        seeds = rng.integers(2**31, size=self.rollout_size).tolist()
-        return [
-            Ticket(iteration, index, self.tasks[task], seed, policy_version)
-            for index, (task, seed) in enumerate(zip(chosen, seeds, strict=True))
+        groups = self.rollout_size // self.group_size
+        seeds = rng.integers(2**31, size=groups).tolist()
+        starts = [
+            start for start in zip(self._chosen(iteration, groups), seeds, strict=True) for _ in range(self.group_size)
         ]
+        return [Ticket(iteration, index, task, seed, policy_version) for index, (task, seed) in enumerate(starts)]
+
+    def _chosen(self, iteration: int, count: int) -> list[Task]:
+        places = [divmod(iteration * count + k, len(self.tasks)) for k in range(count)]
+        orders = {number: self._pass(number) for number, _ in places}
+        return [self.tasks[orders[number][place]] for number, place in places]
+
+    def _pass(self, number: int) -> Sequence[int]:
+        """The indices of all tasks in the order of this walk through them."""
+        if self.order == "sequential":
+            return range(len(self.tasks))
+        import numpy as np
+
+        shuffled: list[int] = (
+            np.random.default_rng([self.seed, number, _ORDER_STREAM]).permutation(len(self.tasks)).tolist()
+        )
+        return shuffled
+
+
+def evaluation_of(version: int) -> int:
+    """The iteration number of episodes that measure a policy version: below zero, so that none trains on them."""
+    return -1 - version
+
+
+def evaluated_version(iteration: int) -> int:
+    """The policy version that episodes of such an iteration measure."""
+    return -1 - iteration

@@ -35,13 +35,13 @@ def test_weights_and_trainer_state_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(state()))
 def test_a_tensor_goes_through_its_raw_bytes(name: str) -> None:
     tensor = state()[name]
-    restored = tensor_from(bytes(raw_bytes(tensor)), describe({name: tensor})[name])
+    restored = tensor_from(bytearray(raw_bytes(tensor)), describe({name: tensor})[name])
     assert restored.dtype == tensor.dtype and torch.equal(restored, tensor)
 
 
 def test_a_tensor_with_other_bytes_is_refused() -> None:
     with pytest.raises(CheckpointError, match="digest"):
-        tensor_from(bytes(8), TensorInfo("0" * 32, "float32", (2,)))
+        tensor_from(bytearray(8), TensorInfo("0" * 32, "float32", (2,)))
 
 
 def test_the_same_weights_have_the_same_digests() -> None:
@@ -73,8 +73,21 @@ def test_superseded_checkpoints_are_removed_unless_they_are_to_be_kept(tmp_path:
     assert sorted(path.name for path in tmp_path.glob("0*")) == ["000000", "000002", "000003"]
 
 
-def test_blobs_are_the_tensors_that_were_asked_for_once_each(tmp_path: Path) -> None:
-    same = torch.ones(4)
-    checkpoint = Checkpoints(tmp_path).save(0, {"a": same, "b": same.clone(), "c": torch.zeros(2)}, {}, {})
-    wanted = {checkpoint.tensors["a"].digest}
-    assert [(name, len(data)) for name, data in checkpoint.blobs(wanted)] == [(checkpoint.tensors["a"].digest, 16)]
+def test_no_more_than_so_many_are_kept_and_the_best_beside_them(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for iteration in range(5):
+        checkpoint = checkpoints.save(iteration, state(), {}, {})
+        checkpoints.rate(checkpoint, [0.1, 0.6, 0.4, 0.6, 0.2][iteration])
+    assert sorted(path.name for path in tmp_path.glob("0*")) == ["000001", "000003", "000004"]
+    assert (tmp_path / "best").resolve().name == "000001"
+    best = Checkpoints(tmp_path).best()
+    assert best is not None and best.iteration == 1
+
+
+def test_the_best_gives_way_to_a_better_one(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    assert checkpoints.best() is None
+    for iteration, success_rate in enumerate([0.5, 0.1, 0.9]):
+        checkpoints.rate(checkpoints.save(iteration, state(), {}, {}), success_rate)
+    assert sorted(path.name for path in tmp_path.glob("0*")) == ["000002"]
+    assert (tmp_path / "best").resolve().name == "000002"

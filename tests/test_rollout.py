@@ -69,7 +69,7 @@ def test_an_episode_says_where_it_came_from_and_where_its_time_went(tmp_path: Pa
         happened = run(running, lambda happened: bool(finished(happened)))
     (done,) = finished(happened)
     trajectory = done.trajectory
-    assert (trajectory.worker, trajectory.slot, trajectory.episode_id) == ("w1", 0, "000000-00000-w1-0")
+    assert (trajectory.worker, trajectory.slot, trajectory.episode_id) == ("w1", 0, "000000-00000-0-w1-0")
     assert len(trajectory.steps) == 3 and trajectory.steps[-1].terminated
     assert trajectory.final_observation.vector is not None and trajectory.final_observation.vector[0] == 3
     assert 0.15 <= done.spent["step"] <= done.ended_at - done.started_at

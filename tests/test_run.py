@@ -210,7 +210,7 @@ def test_an_agent_that_crashes_says_so(tmp_path: Path) -> None:
     )
     shutil.copy(ROOT / "tests" / "things.py", tmp_path)
     done = run(
-        *words, "dry_run=true", f"save_path={tmp_path / 'run'}", "limits.no_worker_s=5", cwd=tmp_path, limit_s=100
+        *words, "dry_run=true", f"save_path={tmp_path / 'run'}", "limits.no_worker_s=60", cwd=tmp_path, limit_s=150
     )
     assert done.returncode == 1 and "IndexError" in done.stderr, done.stderr
     assert not processes_with(tmp_path / "run")

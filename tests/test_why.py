@@ -25,7 +25,7 @@ def test_why_points_at_a_hung_emulator_and_tells_of_a_killed_host(tmp_path: Path
         stderr=subprocess.DEVNULL,
     )
     try:
-        eventually(lambda: "<-- the host waits for this" in why(tmp_path), 40, "the pointer at the hung step")
+        eventually(lambda: "<-- the host waits for this" in why(tmp_path), 90, "the pointer at the hung step")
         said = why(tmp_path)
         assert f"process {process.pid} is running" in said
         assert "collect iteration 0: 8 episodes are missing" in said

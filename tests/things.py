@@ -59,19 +59,30 @@ class Counter:
     def _suffer(self, where: str) -> None:
         """Hang or die once: the file named by ``once`` says whether it has happened."""
         once = self._params.get("once")
-        if self._params.get("at") != where or (once and os.path.exists(once)):
+        if self._params.get("at") != where or (once and not _first(once)):
             return
-        if once:
-            open(once, "w").close()
         match self._params["suffers"]:
             case "hang":
                 time.sleep(3600)
+            case "dawdle":
+                time.sleep(0.7)
+            case "pause":
+                time.sleep(0.1)
             case "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
             case "die":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "raise":
                 raise RuntimeError("the device is on fire")
+
+
+def _first(path: str) -> bool:
+    """Whether this process, of all that ask, is the one that makes the file."""
+    try:
+        open(path, "x").close()
+    except FileExistsError:
+        return False
+    return True
 
 
 class Coin(nn.Module):
@@ -114,3 +125,16 @@ class Nothing:
 
     def load_state_dict(self, state: Any) -> None:
         self.updates = state["updates"]
+
+
+class HeavyCoin(Coin):
+    """A coin that weighs ``megabytes``."""
+
+    def __init__(self, spec: EmulatorSpec, megabytes: int) -> None:
+        super().__init__(spec)
+        self.ballast = nn.Parameter(torch.zeros(megabytes * 250_000))
+
+
+def second_action_is_one(trajectory: Any) -> bool:
+    """A judgement that the emulator does not make."""
+    return bool(trajectory.steps[1].action == 1)

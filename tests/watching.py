@@ -29,3 +29,8 @@ def processes_with(marker: str | Path) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+def nothing_is_left_of(marker: str | Path) -> None:
+    """Every process with ``marker`` has ended, or is about to: an interpreter takes a moment to its end."""
+    eventually(lambda: not processes_with(marker), 5, "the end of all processes")

@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that a worker machine needs. Run as root: worker/setup.sh [emulator ...]
-set -euo pipefail
-cd "$(dirname "$0")"
-packages=(python3 python3-venv openssh-server)
+# Prepares this machine as a worker, as `digirl-dist setup` does over SSH: worker/setup.sh [--dry-run] [emulator ...]
+# Each step looks before it acts; a second run changes nothing. Settings of the steps are variables, see the files.
+cd "$(dirname "$0")" || exit
+if [ "${1:-}" = --dry-run ]; then
+    DRY_RUN=yes
+    shift
+fi
 for emulator in "$@"; do
-    list="emulators/$emulator.packages"
-    if [ ! -f "$list" ]; then
-        echo "no emulator $emulator; there are: $(cd emulators && ls | sed 's/\.packages$//' | xargs)" >&2
+    if [ ! -f "emulators/$emulator.sh" ]; then
+        echo "no setup for emulator $emulator; there are: $(cd emulators && ls | sed 's/\.sh$//' | xargs)" >&2
         exit 2
     fi
-    mapfile -t more < <(grep -v '^#' "$list")
-    packages+=("${more[@]}")
 done
-echo "== installing ${packages[*]}"
-apt-get update -qq
-DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
-echo "== done"
+source ./steps.sh
+source ./python.sh
+for emulator in "$@"; do
+    source "emulators/$emulator.sh"
+done

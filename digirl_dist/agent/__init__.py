@@ -28,10 +28,16 @@ class Agent(Protocol):
         """
 
     def log_prob(self, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
-        """Natural log of the probability (density) of each action, shape [B], differentiable."""
+        """Natural log of the probability (density) of each action, shape [B], differentiable.
+
+        In training mode an agent may regularise here (dropout, shifted pictures); in evaluation mode it is exact.
+        """
 
     def features(self, observations: Sequence[Observation]) -> torch.Tensor:
         """What a value function may look at, shape [B, F], without gradient to the policy."""
+
+    def train(self, mode: bool = True) -> Any:
+        """Switch between training mode and, with False, evaluation mode."""
 
     def parameters(self) -> Iterator[torch.nn.Parameter]: ...
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from digirl_dist.agent.pixels import Pictures, fitted_size
 from digirl_dist.agent.sampling import draw
+from digirl_dist.agent.shift import shifted
 from digirl_dist.agent.touch import KINDS, PRIOR, TAP, TYPE, Choice, TouchGrid
 from digirl_dist.agent.words import bags, quoted
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
@@ -46,6 +47,7 @@ class DevicePolicy(nn.Module):
         height, width = fitted_size(spec.image_size, settings.short_side, _STRIDE)
         self._grid = TouchGrid(height // _STRIDE, width // _STRIDE)
         self._pictures = Pictures((height, width))
+        self._shift = settings.shift
         self._encoder = Encoder(settings, self._grid)
         self.feature_size = self._encoder.feature_size
         self._kind_head = nn.Sequential(
@@ -64,12 +66,15 @@ class DevicePolicy(nn.Module):
         return [self._decide(observation, kind, cell, rng) for observation, kind, cell, rng in rows]
 
     def log_prob(self, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
-        """Raises ActionError for an action that this policy never chooses."""
+        """In training mode those of randomly shifted pictures. Raises ActionError for actions it never chooses."""
+        pictures = self._pictures.remembered([observation.image for observation in observations])
+        if self.training and self._shift:
+            pictures, actions = shifted(pictures, actions, self._shift)
         pairs = zip(observations, actions, strict=True)
         choices = [self._grid.choice(action, quoted(observation.text)) for observation, action in pairs]
         kind = torch.tensor([choice.kind for choice in choices], device=self._device)
         cell = torch.tensor([choice.cell for choice in choices], device=self._device)
-        scores = self._scores(self._pictures.remembered([seen.image for seen in observations]), observations)
+        scores = self._scores(pictures, observations)
         of_kind = scores.kinds.gather(1, kind[:, None])[:, 0]
         of_cell = scores.cells.gather(1, cell[:, None])[:, 0]
         return of_kind + torch.where(kind == TAP, of_cell, torch.zeros_like(of_cell))

@@ -3,17 +3,114 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from digirl_dist.agent import Agent
-from digirl_dist.algorithm.imitation import Example, Imitation
-from digirl_dist.algorithm.selection import best, task_weights
+from digirl_dist.algorithm.advantages import (
+    doubly_robust_advantages,
+    instruction_advantages,
+    released_advantages,
+    returns_to_go,
+)
+from digirl_dist.algorithm.imitation import ADVANTAGE, IMITATION, Example, Imitation, Objective
+from digirl_dist.algorithm.selection import changed_something, held_out, top_quantile
 from digirl_dist.algorithm.values import SuccessValue
-from digirl_dist.settings import DigirlSettings
-from digirl_dist.trajectory import Trajectory
+from digirl_dist.parallel.peers import ALONE, Peers
+from digirl_dist.settings import Advantage, DigirlSettings
+from digirl_dist.trajectory import Observation, Trajectory
+
+_OBSERVATIONS_AT_ONCE = 256
+
+
+class Rule(Protocol):
+    """Where the paper and the released code differ: what is imitated of which episodes, and how."""
+
+    @property
+    def objective(self) -> Objective: ...
+
+    @property
+    def critics(self) -> int:
+        """Step-level value functions, of which the lesser counts."""
+
+    @property
+    def discount(self) -> float:
+        """Of the returns whose sign the step-level value learns."""
+
+    @property
+    def after(self) -> bool:
+        """Whether the step-level value also learns from what was seen after each step."""
+
+    @property
+    def only_good(self) -> bool:
+        """Whether steps that were not good are left out, or count with weight 0."""
+
+    def scores(self, returns: np.ndarray, values: np.ndarray, offline: bool) -> np.ndarray:
+        """How much each of N episodes deserves to be looked at; ``values`` are instruction-level."""
+
+    def good(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Of each of H steps, whether it was better than expected; ``values`` has shape [H + 1]."""
+
+
+@dataclass(frozen=True)
+class PaperRule:
+    """The doubly robust advantage must exceed 1/H (arXiv 2406.11896, section 4)."""
+
+    lam: float
+    objective: Objective = IMITATION
+    critics: int = 1
+    discount: float = 1.0
+    after: bool = False
+    only_good: bool = True
+
+    def scores(self, returns: np.ndarray, values: np.ndarray, offline: bool) -> np.ndarray:
+        return instruction_advantages(returns, values)
+
+    def good(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
+        return doubly_robust_advantages(rewards, values, self.lam) > 1 / len(rewards)
+
+
+@dataclass(frozen=True)
+class ReleasedRule:
+    """The released code's advantage must be positive; offline, episodes are ranked by their return alone."""
+
+    discount: float
+    margin: float
+    objective: Objective = ADVANTAGE
+    critics: int = 2
+    after: bool = True
+    only_good: bool = False
+
+    def scores(self, returns: np.ndarray, values: np.ndarray, offline: bool) -> np.ndarray:
+        return returns if offline else instruction_advantages(returns, np.clip(values, 1e-4, 1 - 1e-4))
+
+    def good(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
+        returns = np.array(returns_to_go(rewards.tolist(), self.discount))
+        return released_advantages(rewards, values, returns, self.margin) > 0
+
+
+def rule_of(settings: DigirlSettings) -> Rule:
+    """The rule that the settings name."""
+    match settings.advantage:
+        case Advantage.paper:
+            return PaperRule(settings.lam)
+        case Advantage.code:
+            return ReleasedRule(settings.discount, settings.margin)
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """An episode, and the features [H + 1, F] of all that was seen in it, the final observation last."""
+
+    episode: Trajectory
+    features: torch.Tensor
+
+    @property
+    def rewards(self) -> np.ndarray:
+        return np.array([step.reward for step in self.episode.steps])
 
 
 class DigiRL:
@@ -23,89 +120,123 @@ class DigiRL:
     and one of every observation. The first chooses episodes, the second steps; the chosen steps are imitated.
     """
 
-    def __init__(self, agent: Agent, settings: DigirlSettings, seed: int) -> None:
+    def __init__(self, agent: Agent, settings: DigirlSettings, seed: int, peers: Peers = ALONE) -> None:
         self._agent = agent
         self._settings = settings
-        self._imitation = Imitation(agent, settings.actor, seed)
-        self._instruction_value = SuccessValue(agent.feature_size, settings.value, seed + 1)
-        self._step_value = SuccessValue(agent.feature_size, settings.value, seed + 2)
+        self._rule = rule_of(settings)
+        self._peers = peers
+        self._imitation = Imitation(agent, settings.actor, seed, peers, self._rule.objective)
+        self._instruction_value = SuccessValue(agent.feature_size, settings.instruction_value, seed + 1, peers)
+        stacked = agent.feature_size * settings.frames
+        self._step_value = SuccessValue(stacked, settings.step_value, seed + 2, peers, self._rule.critics)
+        self._updates = 0
 
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
-        episodes = replay[-self._settings.value_episodes :]
-        if not episodes:
-            return {"actor_loss": 0.0, "kept_trajectories": 0.0, "kept_steps": 0.0}
-        features = [self._features(episode) for episode in episodes]
-        losses = self._fit_values(episodes, features)
-        first = torch.stack([of_episode[0] for of_episode in features])
-        surprise = instruction_advantages(_rewards(episodes), self._instruction_value(first).numpy())
-        chosen = best(surprise, self._settings.top_share, above=0.0)
-        weights = task_weights([episodes[index].ticket.task.id for index in chosen])
-        rows = [
-            row
-            for index, weight in zip(chosen, weights, strict=True)
-            for row in self._good_steps(episodes[index], features[index], weight)
-        ]
-        actor_loss = self._imitation.fit(rows)
-        kept = {"kept_trajectories": float(len(chosen)), "kept_steps": float(len(rows))}
-        return {"actor_loss": actor_loss, **losses, **kept}
+        share = self._settings.validation_share
+        offline = not self._peers.total(torch.tensor([len(fresh)])).item()  # of any rank
+        seen = self._look_at(replay if offline else replay[-self._settings.value_episodes :])
+        learn = [each for each in seen if not held_out(each.episode, share)]
+        measure = [each for each in seen if held_out(each.episode, share)]
+        figures = {**self._fit_values(learn), **self._measure_values(measure)}
+        rests = self._updates < self._settings.warmup_iterations
+        self._updates += 1
+        chosen = [] if rests else self._chosen(learn, offline)
+        rows = self._examples(chosen)
+        figures["actor_loss"] = self._imitation.fit(rows)
+        figures["actor_validation_loss"] = self._imitation.measure(self._examples(self._chosen(measure, offline)))
+        kept = sum(row.weight > 0 for row in rows)
+        return {**figures, "kept_trajectories": float(len(chosen)), "kept_steps": float(kept)}
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "imitation": self._imitation.state_dict(),
             "instruction_value": self._instruction_value.state_dict(),
             "step_value": self._step_value.state_dict(),
+            "updates": self._updates,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._imitation.load_state_dict(state["imitation"])
         self._instruction_value.load_state_dict(state["instruction_value"])
         self._step_value.load_state_dict(state["step_value"])
+        self._updates = state["updates"]
 
-    def _features(self, episode: Trajectory) -> torch.Tensor:
-        """Of every observation of an episode, the final one last: [H + 1, F]."""
-        seen = [*(step.observation for step in episode.steps), episode.final_observation]
-        return self._agent.features(seen).detach().cpu()
+    def _look_at(self, episodes: Sequence[Trajectory]) -> list[Seen]:
+        lengths = [len(episode.steps) + 1 for episode in episodes]
+        features = self._features([observation for episode in episodes for observation in _observations(episode)])
+        return [Seen(episode, part) for episode, part in zip(episodes, torch.split(features, lengths), strict=True)]
 
-    def _fit_values(self, episodes: Sequence[Trajectory], features: Sequence[torch.Tensor]) -> dict[str, float]:
-        succeeded = [episode.reward > 0 for episode in episodes]
-        first = torch.stack([of_episode[0] for of_episode in features])
-        before = torch.cat([of_episode[:-1] for of_episode in features])
-        labels = [label for label, of_episode in zip(succeeded, features, strict=True) for _ in of_episode[:-1]]
+    def _features(self, observations: Sequence[Observation]) -> torch.Tensor:
+        """Of any number of observations: [N, F]."""
+        firsts = range(0, len(observations), _OBSERVATIONS_AT_ONCE)
+        parts = [self._agent.features(observations[first : first + _OBSERVATIONS_AT_ONCE]).cpu() for first in firsts]
+        return torch.cat([torch.empty(0, self._agent.feature_size), *parts]).detach()
+
+    def _fit_values(self, seen: Sequence[Seen]) -> dict[str, float]:
         return {
-            "instruction_value_loss": self._instruction_value.fit(first, succeeded),
-            "step_value_loss": self._step_value.fit(before, labels),
+            "instruction_value_loss": self._instruction_value.fit(*_starts(seen, self._agent.feature_size)),
+            "step_value_loss": self._step_value.fit(*self._step_rows(seen)),
         }
 
-    def _good_steps(self, episode: Trajectory, features: torch.Tensor, weight: float) -> list[Example]:
-        values = self._step_value(features).double().numpy()
-        if episode.steps[-1].terminated:
-            values[-1] = 0.0  # nothing can come after the end
-        rewards = np.array([step.reward for step in episode.steps])
-        advantages = step_advantages(rewards, values, self._settings.lam)
-        good = advantages > 1 / len(episode.steps)
-        steps = zip(episode.steps, good, strict=True)
-        return [Example(step.observation, step.action, weight) for step, keep in steps if keep]
+    def _measure_values(self, seen: Sequence[Seen]) -> dict[str, float]:
+        if not seen:
+            return {}
+        instruction = self._instruction_value.measure(*_starts(seen, self._agent.feature_size))
+        step = self._step_value.measure(*self._step_rows(seen))
+        return {
+            "instruction_value_validation_loss": instruction[0],
+            "instruction_value_validation_accuracy": instruction[1],
+            "step_value_validation_loss": step[0],
+            "step_value_validation_accuracy": step[1],
+        }
+
+    def _step_rows(self, seen: Sequence[Seen]) -> tuple[torch.Tensor, list[bool]]:
+        """What the step-level value learns from: stacked features, and whether a return came after them."""
+        stacked = [stack(each.features, self._settings.frames) for each in seen]
+        features = [rows[:-1] for rows in stacked]
+        discount = self._rule.discount
+        labels = [togo > 0 for each in seen for togo in returns_to_go(each.rewards.tolist(), discount)]
+        if self._rule.after:
+            features += [rows[1:] for rows in stacked]
+            labels += labels
+        width = self._agent.feature_size * self._settings.frames
+        return torch.cat([torch.empty(0, width), *features]), labels
+
+    def _chosen(self, seen: Sequence[Seen], offline: bool) -> list[Seen]:
+        """The episodes that ended better than their instruction let expect."""
+        returns = np.array([each.episode.reward for each in seen])
+        values = self._instruction_value(_starts(seen, self._agent.feature_size)[0]).double().numpy()
+        scores = self._rule.scores(returns, values, offline)
+        return [seen[index] for index in top_quantile(scores, self._settings.top_share)]
+
+    def _examples(self, chosen: Sequence[Seen]) -> list[Example]:
+        """Their steps, of weight 1 where they were good and 0 elsewhere."""
+        rows = [example for each in chosen for example in self._examples_of(each)]
+        return [row for row in rows if row.weight > 0] if self._rule.only_good else rows
+
+    def _examples_of(self, seen: Seen) -> list[Example]:
+        values = self._step_value(stack(seen.features, self._settings.frames)).double().numpy()
+        good = self._rule.good(seen.rewards, values)
+        if self._settings.drop_unchanged:
+            good = good & np.array(changed_something(seen.episode))
+        steps = zip(seen.episode.steps, good, strict=True)
+        return [Example(step.observation, step.action, float(keep)) for step, keep in steps]
 
 
-def instruction_advantages(rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """How much better each episode ended than its instruction let expect: return minus V(s0, c); shapes [N].
+def stack(features: torch.Tensor, frames: int) -> torch.Tensor:
+    """Each row of [N, F] after the ``frames`` − 1 rows before it, oldest first: [N, frames · F].
 
-    arXiv 2406.11896, section 4.3 ("instruction-level value function").
+    What is missing before the first row is the first row again, as in DigiRL's released code (``framestack``).
     """
-    return np.asarray(rewards - values)
+    padded = torch.cat([features[:1].expand(frames - 1, -1), features])
+    return torch.cat([padded[first : first + len(features)] for first in range(frames)], dim=1)
 
 
-def step_advantages(rewards: np.ndarray, values: np.ndarray, lam: float) -> np.ndarray:
-    """The doubly robust advantage of each of H steps (arXiv 2406.11896, equation 4).
-
-    With h from 1 to H: λ^(H−h) r_H + (1 − λ^(H−h)) (V(s_h+1) + r_h − V(s_h)). ``rewards`` has shape [H], ``values``
-    [H + 1]. Near the end it trusts the outcome, far from it the values.
-    """
-    steps = len(rewards)
-    trust = lam ** np.arange(steps - 1, -1, -1, dtype=np.float64)
-    bootstrapped = values[1:] + rewards - values[:-1]
-    return np.asarray(trust * rewards[-1] + (1 - trust) * bootstrapped)
+def _observations(episode: Trajectory) -> list[Observation]:
+    return [*(step.observation for step in episode.steps), episode.final_observation]
 
 
-def _rewards(episodes: Sequence[Trajectory]) -> np.ndarray:
-    return np.array([episode.reward for episode in episodes])
+def _starts(seen: Sequence[Seen], width: int) -> tuple[torch.Tensor, list[bool]]:
+    """What the instruction-level value learns from: features of first observations, and whether a return came."""
+    first = torch.cat([torch.empty(0, width), *(each.features[:1] for each in seen)])
+    return first, [each.episode.reward > 0 for each in seen]

@@ -8,18 +8,20 @@ from typing import Any
 import numpy as np
 
 from digirl_dist.agent import Agent
+from digirl_dist.algorithm.advantages import returns_to_go
 from digirl_dist.algorithm.imitation import Example, Imitation
-from digirl_dist.algorithm.selection import best, task_weights
+from digirl_dist.algorithm.selection import best, changed_something, task_weights
+from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.settings import FilteredBcSettings
-from digirl_dist.trajectory import Observation, Trajectory
+from digirl_dist.trajectory import Trajectory
 
 
 class FilteredBC:
     """Fulfils ``Algorithm``: behaviour cloning of the replay's best trajectories."""
 
-    def __init__(self, agent: Agent, settings: FilteredBcSettings, seed: int) -> None:
+    def __init__(self, agent: Agent, settings: FilteredBcSettings, seed: int, peers: Peers = ALONE) -> None:
         self._settings = settings
-        self._imitation = Imitation(agent, settings.actor, seed)
+        self._imitation = Imitation(agent, settings.actor, seed, peers)
 
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
         returns = np.array([trajectory.reward for trajectory in replay])
@@ -36,27 +38,6 @@ class FilteredBC:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._imitation.load_state_dict(state["imitation"])
-
-
-def returns_to_go(rewards: Sequence[float], discount: float) -> list[float]:
-    """What came after each step: sum over k of ``discount``^k times the reward k steps later (Sutton & Barto, 3.8)."""
-    togo = list(rewards)
-    for step in reversed(range(len(togo) - 1)):
-        togo[step] += discount * togo[step + 1]
-    return togo
-
-
-def changed_something(trajectory: Trajectory) -> list[bool]:
-    """Of each step, whether it was rewarded or what was seen after it differs from what was seen before."""
-    seen = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
-    pairs = zip(trajectory.steps, seen[1:], strict=True)
-    return [step.reward != 0 or not _alike(step.observation, after) for step, after in pairs]
-
-
-def _alike(one: Observation, other: Observation) -> bool:
-    return (one.text, one.image) == (other.text, other.image) and np.array_equal(
-        one.vector if one.vector is not None else (), other.vector if other.vector is not None else ()
-    )
 
 
 def _examples(trajectory: Trajectory, discount: float, share: float) -> list[Example]:

@@ -1,19 +1,21 @@
-"""Maximum likelihood of chosen actions: the actor's update that the algorithms share."""
+"""Maximum likelihood of chosen actions: the actor's update that the imitating algorithms share."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from digirl_dist.agent import Agent
-from digirl_dist.errors import TrainingError
+from digirl_dist.algorithm.optimizer import MinibatchOptimizer
+from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.settings import ActorSettings
 from digirl_dist.tasks import Json
 from digirl_dist.trajectory import Observation
+
+_ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,55 +32,85 @@ def imitation_loss(log_probs: torch.Tensor, weights: torch.Tensor) -> torch.Tens
     return -(weights * log_probs).sum() / weights.sum()
 
 
-class Imitation:
-    """Raises the probability of examples, in shuffled minibatches; keeps its optimiser and random state."""
+def advantage_loss(log_probs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Mean of the negative log-likelihoods times their weights, those of weight 0 counted; shapes [B].
 
-    def __init__(self, agent: Agent, settings: ActorSettings, seed: int) -> None:
+    The actor's loss of DigiRL's released code (github.com/DigiRL-agent/digirl, ``DigiRLTrainer.actor_loss``).
+    """
+    return -(weights * log_probs).mean()
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A loss that is a mean over rows, and what it divides by: so ranks can put theirs together."""
+
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    """A scalar, from log-probabilities [B] and weights [B]."""
+    divisor: Callable[[list[float]], float]
+    """From the weights."""
+
+
+IMITATION = Objective(imitation_loss, sum)
+ADVANTAGE = Objective(advantage_loss, len)
+
+
+class Imitation:
+    """Raises the probability of examples, in shuffled minibatches; keeps its optimiser and random state.
+
+    The agent fits in training mode, where it may regularise, and is left in evaluation mode.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        settings: ActorSettings,
+        seed: int,
+        peers: Peers = ALONE,
+        objective: Objective = IMITATION,
+    ) -> None:
         self._agent = agent
-        self._settings = settings
-        self._optimizer = torch.optim.Adam(agent.parameters(), lr=settings.learning_rate)
-        self._generator = torch.Generator().manual_seed(seed)
+        self._objective = objective
+        self._optimizer = MinibatchOptimizer(agent.parameters(), settings, seed, "the actor's loss", peers)
 
     def fit(self, rows: Sequence[Example]) -> float:
-        """Up to ``epochs`` passes over the examples, ``max_examples`` in all; the mean loss (0 without examples).
+        """The mean loss of one iteration's minibatches, 0 without examples. Raises TrainingError."""
+        self._agent.train()
+        loss = self._optimizer.fit(
+            len(rows),
+            loss_of=lambda batch: self._loss_of([rows[index] for index in batch]),
+            weight_of=lambda batch: self._objective.divisor([rows[index].weight for index in batch]),
+        )
+        self._agent.train(False)
+        return loss
 
-        Raises TrainingError when the loss is not finite.
-        """
-        wanted = min(self._settings.epochs * len(rows), self._settings.max_examples)
-        losses = []
-        for batch in batches(len(rows), wanted, self._settings.batch_size, self._generator):
-            losses.append(self._step([rows[index] for index in batch]))
-        return sum(losses) / len(losses) if losses else 0.0
+    def measure(self, rows: Sequence[Example]) -> float:
+        """The loss of all examples together, without learning; 0 without examples."""
+        if not rows:
+            return 0.0
+        with torch.no_grad():
+            log_probs = log_probs_of(self._agent, rows)
+            return float(self._objective.loss(log_probs, _weights(rows, log_probs)))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self._optimizer.state_dict(), "generator": self._generator.get_state()}
+        return self._optimizer.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._generator.set_state(state["generator"])
+        self._optimizer.load_state_dict(state)
 
-    def _step(self, rows: Sequence[Example]) -> float:
-        log_probs = self._agent.log_prob([row.observation for row in rows], [row.action for row in rows])
-        weights = torch.tensor([row.weight for row in rows], dtype=log_probs.dtype, device=log_probs.device)
-        loss = imitation_loss(log_probs, weights)
-        value = finite(float(loss.detach()), "the actor's loss")
-        self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self._agent.parameters(), self._settings.clip_norm)
-        self._optimizer.step()
-        return value
+    def _loss_of(self, rows: Sequence[Example]) -> torch.Tensor:
+        log_probs = _log_probs(self._agent, rows)
+        return self._objective.loss(log_probs, _weights(rows, log_probs))
 
 
-def batches(rows: int, wanted: int, size: int, generator: torch.Generator) -> list[list[int]]:
-    """Minibatches of indices below ``rows``, ``wanted`` indices in all; each pass is shuffled anew."""
-    if rows == 0:
-        return []
-    passes = [torch.randperm(rows, generator=generator) for _ in range(math.ceil(wanted / rows))]
-    return [batch.tolist() for batch in torch.split(torch.cat(passes)[:wanted], size)]
+def log_probs_of(agent: Agent, rows: Sequence[Example]) -> torch.Tensor:
+    """Of any number of rows, shape [N], a bounded number at once. Not empty."""
+    parts = [rows[first : first + _ROWS_AT_ONCE] for first in range(0, len(rows), _ROWS_AT_ONCE)]
+    return torch.cat([_log_probs(agent, part) for part in parts])
 
 
-def finite(value: float, name: str) -> float:
-    """``value`` itself. Raises TrainingError, naming it, when it is infinite or no number."""
-    if math.isfinite(value):
-        return value
-    raise TrainingError(f"{name} became {value}; lower the learning rate, or look for actions of probability 0")
+def _log_probs(agent: Agent, rows: Sequence[Example]) -> torch.Tensor:
+    return agent.log_prob([row.observation for row in rows], [row.action for row in rows])
+
+
+def _weights(rows: Sequence[Example], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([row.weight for row in rows], dtype=like.dtype, device=like.device)

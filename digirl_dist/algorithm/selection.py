@@ -1,4 +1,4 @@
-"""Which trajectories are learned from, and how much each of their tasks weighs."""
+"""Which trajectories and steps are learned from, which only measure, and how much each task weighs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+
+from digirl_dist.digest import digest
+from digirl_dist.trajectory import Observation, Trajectory
 
 
 def best(scores: np.ndarray, share: float, above: float) -> list[int]:
@@ -21,7 +24,39 @@ def best(scores: np.ndarray, share: float, above: float) -> list[int]:
     return [int(index) for index in np.flatnonzero((scores >= threshold) & (scores > above))]
 
 
+def top_quantile(scores: np.ndarray, share: float) -> list[int]:
+    """Indices of the ``scores`` [N] at or above their (1 − ``share``) quantile, which is interpolated linearly.
+
+    The filter of DigiRL's released code (``filter_buffer`` in its off-policy training loop), with share 0.1.
+    """
+    if len(scores) == 0:
+        return []
+    return [int(index) for index in np.flatnonzero(scores >= np.quantile(scores, 1 - share))]
+
+
 def task_weights(tasks: Sequence[str]) -> list[float]:
     """1 / sqrt(how often the task occurs), so that tasks solved often do not drown those solved seldom."""
     counts = Counter(tasks)
     return [float(counts[task] ** -0.5) for task in tasks]
+
+
+def held_out(episode: Trajectory, share: float) -> bool:
+    """Whether an episode is among the ``share`` of all that train nothing and only measure.
+
+    Follows from iteration and ticket, so an episode stays on its side without any memory, also after a resume.
+    """
+    ticket = episode.ticket
+    return int(digest(f"{ticket.iteration}/{ticket.index}".encode())[:8], 16) < share * 2**32
+
+
+def changed_something(trajectory: Trajectory) -> list[bool]:
+    """Of each step, whether it was rewarded or what was seen after it differs from what was seen before."""
+    seen = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
+    pairs = zip(trajectory.steps, seen[1:], strict=True)
+    return [step.reward != 0 or not _alike(step.observation, after) for step, after in pairs]
+
+
+def _alike(one: Observation, other: Observation) -> bool:
+    return (one.text, one.image) == (other.text, other.image) and np.array_equal(
+        one.vector if one.vector is not None else (), other.vector if other.vector is not None else ()
+    )

@@ -16,8 +16,17 @@ class Collector(Protocol):
     def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> Harvest:
         """Every ticket's episode, once each. Raises HarvestError, naming each worker's reason, if that cannot be had.
 
-        Episodes that an earlier, interrupted call of the same iteration brought home are not run again.
+        Episodes that an earlier, interrupted call of the same iteration brought home are not run again. If the
+        iteration closes early (see ``iteration.Closing``), what was under way comes home with the next one.
+        """
+
+    def offer(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
+        """Slots without anything else to do may begin with these tickets of later iterations; what begins from now on
+        acts with ``checkpoint``. Their own ``collect`` brings them home. May be called while another thread collects.
         """
 
     def close(self) -> None:
-        """Stop what runs on other machines and processes; a second call is harmless."""
+        """Stop what runs on other machines and processes; a second call is harmless.
+
+        A ``collect`` that goes on in another thread ends with HarvestError.
+        """

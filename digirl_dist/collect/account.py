@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from digirl_dist.harvest import Harvest, Outcome
+from digirl_dist.tasks import Key
 from digirl_dist.trajectory import Trajectory
 
 
@@ -15,7 +16,7 @@ class Account:
     def __init__(self, iteration: int) -> None:
         self.iteration = iteration
         self.started_at = time.monotonic()
-        self.trajectories: dict[int, Trajectory] = {}
+        self.seconds: dict[Key, float] = {}
         self._outcomes: dict[str, Outcome] = {}
         self._episodes: list[tuple[str, float, float]] = []
         self._acting: dict[tuple[str, int], float] = {}
@@ -34,17 +35,20 @@ class Account:
         end = now - min(max(0.0, age_s), now - self.started_at)  # a worker may say anything, even nan
         self._episodes.append((worker, end - seconds, end))
 
-    def harvest(self) -> Harvest:
+    def harvest(self, trajectories: Sequence[Trajectory], carried: int, cancelled: int) -> Harvest:
         ends = [end for _, _, end in self._episodes]
         return Harvest(
             iteration=self.iteration,
-            trajectories=[self.trajectories[index] for index in sorted(self.trajectories)],
+            trajectories=trajectories,
             outcomes=[self._outcomes[name] for name in sorted(self._outcomes)],
             started_at=self.started_at,
             acting_at=max(self._acting.values(), default=None),
             last_ended_at=max(ends, default=None),
             ended_at=time.monotonic(),
             busy=self._busy(),
+            seconds=self.seconds,
+            carried=carried,
+            cancelled=cancelled,
         )
 
     def _busy(self) -> float | None:

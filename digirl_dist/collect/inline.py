@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import queue
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from digirl_dist.agent import AgentFactory
+from digirl_dist.capacity import Choice
 from digirl_dist.checkpoint import Checkpoint
 from digirl_dist.collect.account import Account
+from digirl_dist.collect.iteration import Closing, Iteration
 from digirl_dist.emulator import EmulatorFactory
 from digirl_dist.emulator.slot import Slot, SlotLimits
 from digirl_dist.errors import HarvestError
@@ -21,20 +25,22 @@ from digirl_dist.rollout import Acting, Failed, Finished, Happening, Rollout, Sl
 from digirl_dist.status import Status
 from digirl_dist.store import Store
 from digirl_dist.tasks import Ticket
+from digirl_dist.trajectory import Trajectory
 from digirl_dist.travel import pack
 from digirl_dist.worker.policies import Policies
 
 NAME = "local"
 _TURN_S = 0.5
+_CLOSE_S = 5.0
 
 
 @dataclass(frozen=True)
 class InlineJob:
-    """What is run: the agent and the emulator, in how many slots, within which limits."""
+    """What is run: the agent and the emulator, in how many slots (with a reason if they were chosen), with limits."""
 
     agent: AgentFactory
     emulator: EmulatorFactory
-    slots: int
+    pool: Choice
     limits: SlotLimits
     max_steps: int | None
 
@@ -42,69 +48,115 @@ class InlineJob:
 class InlineCollector:
     """Runs every ticket in emulator processes of this machine."""
 
-    def __init__(self, job: InlineJob, attempts: int, store: Store, events: Events, status: Status) -> None:
+    def __init__(
+        self, job: InlineJob, attempts: int, closing: Closing, store: Store, events: Events, status: Status
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="digirl-dist-")
         folder = Path(self._folder.name)
         packed = folder / "emulator"
         packed.write_bytes(pack(job.emulator))
         self._policies = Policies(job.agent)
-        slots = [Slot(k, packed, job.limits, folder / f"slot-{k}.log") for k in range(job.slots)]
-        self._rollout = Rollout(NAME, slots, self._policies, job.max_steps)
-        self._attempts = attempts
+        slots = [Slot(k, packed, job.limits, folder / f"slot-{k}.log") for k in range(job.pool.slots)]
+        self._rollout = Rollout(NAME, slots, self._policies, job.max_steps, shrink=bool(job.pool.reason))
+        self._leases = Leases(attempts)
+        self._accounts: dict[int, Account] = {}
+        self._version = -1
+        self._closing = closing
         self._store = store
         self._events = events
         self._status = status
+        self._offers: queue.SimpleQueue[tuple[Checkpoint, Sequence[Ticket]]] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._busy = threading.Lock()
+        if job.pool.reason:
+            events.emit("bsize", worker=NAME, slots=job.pool.slots, reason=job.pool.reason)
+            status.worker(NAME).bsize = f"bsize: auto chose {job.pool.slots}: {job.pool.reason}"
 
     def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> Harvest:
-        iteration = tickets[0].iteration
-        account = Account(iteration)
-        account.trajectories.update(self._store.landed(iteration))
+        with self._busy:
+            return self._collect(checkpoint, Iteration(tickets, self._leases, self._store, self._closing))
+
+    def offer(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
+        self._offers.put((checkpoint, tickets))
+
+    def _collect(self, checkpoint: Checkpoint, iteration: Iteration) -> Harvest:
+        account = self._account_of(iteration.number)
+        account.started_at = time.monotonic()
         account.outcome(NAME).slots = len(self._rollout.slots)
-        leases = Leases(tickets, set(account.trajectories), self._attempts)
-        if leases.open:
-            self._policies.load(checkpoint.iteration, checkpoint.state())
-            self._policies.retire({ticket.policy_version for ticket in tickets})
-            self._rollout.idle("barrier")
-            self._rollout.lease(leases.take(NAME, leases.open))
-        self._status.host(f"collect iteration {iteration}")
-        while leases.open:
-            self._look(iteration, leases)
+        self._status.host(f"collect iteration {iteration.number}")
+        if not iteration.is_over:
+            self._act_with(checkpoint)
+        while not iteration.is_over:
+            if self._closed.is_set():
+                raise HarvestError(f"iteration {iteration.number}: the collection was ended before it was complete")
+            self._take_offers(iteration)
+            self._hand_out()
+            self._look(iteration)
             for happening in self._rollout.turn(_TURN_S):
-                self._account_for(happening, account, leases)
+                self._account_for(happening, iteration)
             if not self._rollout.in_service():
                 reasons = "; ".join(f"slot {slot.index}: {slot.reason}" for slot in self._rollout.slots)
                 raise HarvestError(f"no emulator can be run on this machine: {reasons}")
         account.outcome(NAME).slot_seconds = self._rollout.spent()
         self._rollout.idle("update")
-        self._status.host(f"store iteration {iteration} and learn from it")
-        return account.harvest()
+        self._status.host(f"store iteration {iteration.number} and learn from it")
+        return iteration.close(self._accounts.pop(iteration.number))
 
-    def _look(self, iteration: int, leases: Leases) -> None:
+    def _act_with(self, checkpoint: Checkpoint) -> None:
+        """What begins from now on acts with this checkpoint; what has begun keeps its own."""
+        self._version = checkpoint.iteration
+        if self._version not in self._policies:
+            self._policies.load(self._version, checkpoint.state())
+        self._policies.retire({self._version, *(ticket.policy_version for ticket in self._rollout.held())})
+        self._rollout.idle("barrier")
+
+    def _take_offers(self, iteration: Iteration) -> None:
+        while not self._offers.empty():  # this is its only reader
+            checkpoint, tickets = self._offers.get()
+            if checkpoint.iteration > self._version:
+                self._act_with(checkpoint)
+            iteration.begin_later(tickets)
+
+    def _hand_out(self) -> None:
+        room = len(self._rollout.slots) - self._leases.running(NAME)
+        self._rollout.lease(self._leases.take(NAME, room, self._version) if room > 0 else [])
+
+    def _account_of(self, number: int) -> Account:
+        return self._accounts.setdefault(number, Account(number))
+
+    def _look(self, iteration: Iteration) -> None:
         """Keep the picture of who waits for whom up to date."""
         here = self._status.worker(NAME)
-        here.doing, here.heard_at = "run episodes", time.time()
+        here.doing, here.heard_at = "run episodes", time.monotonic()
         here.slots = [asdict(wait) for wait in self._rollout.waits()]
-        self._status.collecting(iteration, leases.open)
+        self._status.collecting(iteration.number, iteration.missing)
 
     def close(self) -> None:
+        self._closed.set()
+        if self._busy.acquire(timeout=_CLOSE_S):  # slots belong to one thread; a stuck one must not stop us
+            self._busy.release()
         self._rollout.close()
         self._folder.cleanup()
 
-    def _account_for(self, happening: Happening, account: Account, leases: Leases) -> None:
+    def _account_for(self, happening: Happening, iteration: Iteration) -> None:
+        account = self._account_of(iteration.number)
         match happening:
-            case Acting(slot, _):
-                account.acting(NAME, slot)
+            case Acting(slot, ticket):
+                self._account_of(max(ticket.iteration, iteration.number)).acting(NAME, slot)
             case SlotChanged(slot, state, reason):
                 self._events.emit("slot", worker=NAME, slot=slot, state=state, reason=reason)
             case Failed(ticket, slot, reason):
-                leases.fail(NAME, ticket.index, reason)
+                self._leases.fail(NAME, ticket.key, reason)
                 account.outcome(NAME).retried += 1
                 self._events.emit("episode_retried", worker=NAME, slot=slot, ticket=ticket.index, reason=reason)
-                self._rollout.lease(leases.take(NAME, 1))
             case Finished(trajectory, started_at, ended_at, _):
-                self._store.land(trajectory)
-                leases.land(trajectory.ticket.index)
-                account.trajectories[trajectory.ticket.index] = trajectory
-                account.ended(NAME, ended_at - started_at, 0.0)
-                account.outcome(NAME).episodes += 1
-                self._events.emit("episode", worker=NAME, ticket=trajectory.ticket.index, success=trajectory.success)
+                self._land(trajectory, iteration, ended_at - started_at)
+
+    def _land(self, trajectory: Trajectory, iteration: Iteration, seconds: float) -> None:
+        ticket = trajectory.ticket
+        self._account_of(iteration.number).ended(NAME, seconds, 0.0)
+        if iteration.land(trajectory):
+            account = self._account_of(iteration.counts_in(ticket.key))
+            account.outcome(NAME).episodes += 1
+            account.seconds[ticket.key] = seconds
+            self._events.emit("episode", worker=NAME, ticket=ticket.index, success=trajectory.success)

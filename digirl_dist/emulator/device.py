@@ -3,7 +3,9 @@
 {"type": "tap", "x": 0.5, "y": 0.25}                                   coordinates are shares of width and height
 {"type": "swipe", "x": 0.5, "y": 0.8, "to_x": 0.5, "to_y": 0.2}
 {"type": "type", "text": "hello"}
-{"type": "back"}  {"type": "home"}  {"type": "enter"}  {"type": "done"}
+{"type": "back"}  {"type": "home"}  {"type": "enter"}
+{"type": "wait"}                                                       look again without touching anything
+{"type": "done"}  {"type": "impossible"}                               end the episode, in one opinion or the other
 """
 
 from __future__ import annotations
@@ -33,8 +35,15 @@ class DeviceAction:
         "back": (),
         "home": (),
         "enter": (),
+        "wait": (),
         "done": (),
+        "impossible": (),
     }
+
+    @property
+    def ends(self) -> bool:
+        """Whether the agent ends the episode with it."""
+        return self.type in ("done", "impossible")
 
     def to_json(self) -> dict[str, Json]:
         return {"type": self.type, **{name: getattr(self, name) for name in self.FIELDS[self.type]}}

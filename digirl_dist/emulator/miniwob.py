@@ -58,11 +58,13 @@ the end would hide the last observation."""
 _STATE = """
 const done = arguments[0];
 const images = Promise.all([...document.images].map(image => image.decode().catch(() => null)));
-images.then(() => done(window.episodeBegan
+const drawn = () => new Promise(next => requestAnimationFrame(() => setTimeout(next)));
+images.then(drawn).then(() => done(window.episodeBegan
     ? {ended: WOB_DONE_GLOBAL, reward: WOB_RAW_REWARD_GLOBAL, utterance: core.getUtterance()}
     : null));
 """
-"""What the page says about itself, once its images are there; null when it is no longer the page of the episode."""
+"""What the page says about itself, once its images are there and a frame with all changes was drawn, which the next
+screenshot then shows; null when it is no longer the page of the episode."""
 
 _SCROLL = """
 const [x, y, dx, dy] = arguments;
@@ -87,8 +89,9 @@ class MiniwobEmulator:
     partly right answers of the few pages that grade them count as success.
 
     ``tap`` clicks, ``type`` presses keys in the focused field, ``swipe`` scrolls where something under its start can
-    scroll that way and drags otherwise, ``back`` and ``home`` do nothing, ``done`` gives up. A page that was left
-    (by a link, say) ends the episode without reward. A page that acts later, by a timer, shows it in a later step.
+    scroll that way and drags otherwise, ``back``, ``home`` and ``wait`` do nothing, ``done`` and ``impossible`` give
+    up. A page that was left (by a link, say) ends the episode without reward. A page that acts later, by a timer, shows
+    it in a later step.
     """
 
     def __init__(self, settings: MiniwobSettings) -> None:
@@ -110,7 +113,7 @@ class MiniwobEmulator:
 
     def step(self, action: Json) -> Transition:
         chosen = DeviceAction.from_json(action)
-        if chosen.type == "done":
+        if chosen.ends:
             return Transition(self._last, 0.0, terminated=True)
         with selenium_errors(f"carry out {chosen.type}"):
             self._carry_out(chosen)
@@ -165,6 +168,11 @@ def miniwob_tasks(settings: MiniwobSettings, split: str = "train") -> list[Task]
     pages = _pages()
     chosen = pages if names == ["all"] else [_page(name, pages) for name in names]
     return [Task(id=page, params={"data_mode": split}) for page in chosen]
+
+
+def every_page(split: str) -> list[Task]:
+    """All tasks there are."""
+    return [Task(id=page, params={"data_mode": split}) for page in _pages()]
 
 
 def _pages() -> list[str]:

@@ -59,6 +59,7 @@ class Slot:
         self.reason = ""
         """Why it was closed, or why it failed last."""
         self.connection: Connection | None = None
+        self.has_booted = False
         self._factory = factory
         self._limits = limits
         self._log = log
@@ -111,6 +112,7 @@ class Slot:
             self.failures = self._limits.failures
         if kind in ("fatal", "error"):
             raise self._failed(EmulatorError(f"emulator {self.index} failed in its {self.asked}: {value.strip()}"))
+        self.has_booted = True
         self._enter(State.idle, "", float("inf"))
         if kind == "refused":
             raise ActionError(value)
@@ -124,6 +126,10 @@ class Slot:
         """End the emulator at once, whatever it is doing. Does not wait."""
         self._release(in_order=False)
         self._enter(State.down, "", float("inf"))
+
+    def give_up(self) -> None:
+        """Stay closed for good."""
+        self._enter(State.closed, "", float("inf"))
 
     def close(self) -> None:
         """Ask the emulator to close in order. Does not wait; see ``wait``."""

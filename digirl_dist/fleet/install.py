@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 import time
 import zipfile
@@ -12,26 +11,20 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import digirl_dist
-from digirl_dist.digest import digest
-from digirl_dist.errors import InstallError, SettingsError, WorkerError
-from digirl_dist.ssh.channel import Channel
+from digirl_dist.digest import digest, file_digest
+from digirl_dist.errors import InstallError, SettingsError
+from digirl_dist.fleet.remote_python import RemotePython
+from digirl_dist.settings import InstallSettings
 from digirl_dist.ssh.connection import Connection
 from digirl_dist.worker import bootstrap
 
 _NAME = "digirl_dist"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-_OLD_PYTHON = "needs Python 3.10 or newer"
-_LOADER = f"""\
-import sys
-if sys.version_info < (3, 10):
-    sys.exit("{_OLD_PYTHON}, not %d.%d" % sys.version_info[:2])
-source = sys.stdin.buffer
-exec(compile(source.read(int(source.readline())), "bootstrap.py", "exec"))
-"""
-_GET_PYTHON = "apt-get install python3 python3-venv there, or set worker_python to another Python"
+_LOOK_LIMIT_S = 60.0
+_DATA = {"config": "config", "worker": "machine"}
+"""Folders of the checkout whose files travel inside the package, and what they are called there."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +38,27 @@ class Package:
     """More arguments for pip: an index of CPU builds, say."""
     reuse_packages: bool = False
     """Use what the worker's Python already has, in whatever version."""
+    uv: bool = True
+    """Use uv where there is one."""
     limit_s: float = 1800.0
+
+    @property
+    def digest(self) -> str:
+        """Of the wheel."""
+        return file_digest(self.wheel)
+
+
+def this_package(settings: InstallSettings, extras: Collection[str], folder: Path) -> Package:
+    """This very package, its wheel made in ``folder``, with the host's versions of what it depends on."""
+    return Package(
+        wheel=build_wheel(folder),
+        requirements=requirements(extras),
+        constraints=host_versions(),
+        pip_args=tuple(settings.pip_args),
+        reuse_packages=settings.reuse_packages,
+        uv=settings.uv,
+        limit_s=settings.limit_s,
+    )
 
 
 def ensure_installed(connection: Connection, package: Package, folder: str, python: str = "python3") -> str:
@@ -55,18 +68,20 @@ def ensure_installed(connection: Connection, package: Package, folder: str, pyth
     """
     deadline = time.monotonic() + package.limit_s
     wheel = package.wheel.read_bytes()
-    channel = connection.open([python, "-c", _LOADER])
-    try:
-        _send_order(channel, package, wheel, folder)
-        answer = _next_answer(channel, python, deadline)
+    with _bootstrap(connection, package, wheel, folder, python) as remote:
+        answer = remote.answer(deadline)
         if answer.get("want") == "wheel":
-            channel.write(wheel)
-            answer = _next_answer(channel, python, deadline)
+            remote.write(wheel)
+            answer = remote.answer(deadline)
         if "error" in answer:
             raise InstallError(connection.worker, answer["error"], answer["remedy"])
         return str(answer["python"])
-    finally:
-        channel.close()
+
+
+def what_is_missing(connection: Connection, package: Package, folder: str, python: str = "python3") -> str:
+    """What ``ensure_installed`` would have to mend, empty if nothing; changes nothing. Raises as that does."""
+    with _bootstrap(connection, package, package.wheel.read_bytes(), folder, python, look_only=True) as remote:
+        return str(remote.answer(time.monotonic() + _LOOK_LIMIT_S).get("missing", ""))
 
 
 def build_wheel(folder: Path) -> Path:
@@ -107,7 +122,9 @@ def host_versions() -> tuple[str, ...]:
     return tuple(f"{name}=={version.split('+')[0]}" for name, version in found if version)
 
 
-def _send_order(channel: Channel, package: Package, wheel: bytes, folder: str) -> None:
+def _bootstrap(
+    connection: Connection, package: Package, wheel: bytes, folder: str, python: str, look_only: bool = False
+) -> RemotePython:
     order = {
         "folder": folder,
         "wheel": package.wheel.name,
@@ -117,39 +134,11 @@ def _send_order(channel: Channel, package: Package, wheel: bytes, folder: str) -
         "constraints": list(package.constraints),
         "pip_args": list(package.pip_args),
         "reuse_packages": package.reuse_packages,
+        "uv": package.uv,
         "limit_s": package.limit_s,
+        "look_only": look_only,
     }
-    program = Path(bootstrap.__file__).read_bytes()
-    try:
-        channel.write(b"%d\n%s%s\n" % (len(program), program, json.dumps(order).encode()))
-    except WorkerError:
-        pass  # no Python there: that there is no answer tells so
-
-
-def _next_answer(channel: Channel, python: str, deadline: float) -> dict[str, Any]:
-    """What the bootstrap says next, or why it says nothing."""
-    line = channel.readline(timeout_s=max(1.0, deadline - time.monotonic()))
-    if not line:
-        raise _why_no_answer(channel, python)
-    try:
-        answer: dict[str, Any] = json.loads(line)
-    except ValueError as error:
-        reason = f"something else than the installation answers: {line[:200]!r}"
-        remedy = "let the shell's start-up files print nothing when it is not interactive"
-        raise InstallError(channel.worker, reason, remedy) from error
-    return answer
-
-
-def _why_no_answer(channel: Channel, python: str) -> WorkerError:
-    ended = channel.ended()
-    if channel.exit_status in (None, -1):
-        return ended
-    said = channel.stderr_tail()
-    if channel.exit_status in (126, 127):
-        return InstallError(channel.worker, f"there is no `{python}` that can be run: {said}", _GET_PYTHON)
-    if _OLD_PYTHON in said:
-        return InstallError(channel.worker, f"`{python}` is too old: the package {said}", _GET_PYTHON)
-    return InstallError(channel.worker, f"`{python}` could not run the installation: {said}")
+    return RemotePython(connection, python, Path(bootstrap.__file__), order)
 
 
 def _distribution() -> metadata.Distribution:
@@ -165,8 +154,9 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
     """Path in the wheel and content, of the package and of the configuration that travels inside it."""
     package = Path(digirl_dist.__file__).resolve().parent
     yield from _files_of(package, _NAME)
-    if not (package / "config").is_dir():
-        yield from _files_of(package.parent / "config", f"{_NAME}/config")
+    for source, name in _DATA.items():
+        if not (package / name).is_dir():
+            yield from _files_of(package.parent / source, f"{_NAME}/{name}")
 
 
 def _files_of(root: Path, prefix: str) -> Iterator[tuple[str, bytes]]:

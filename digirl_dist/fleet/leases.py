@@ -1,30 +1,39 @@
-"""Who runs which ticket of an iteration; each ticket counts once, whatever is delivered twice."""
+"""Who runs which ticket; each ticket counts once, whatever is delivered twice."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import replace
 
 from digirl_dist.errors import HarvestError
-from digirl_dist.tasks import Ticket
+from digirl_dist.tasks import Key, Ticket
 
 
 class Leases:
-    """The tickets of one iteration. Tickets are named by their index; ``attempts`` bounds how often one may fail."""
+    """The tickets whose episodes have not landed, and the workers that hold them; at the tail, several hold one.
 
-    def __init__(self, tickets: Sequence[Ticket], landed: set[int], attempts: int) -> None:
-        self.tickets = {ticket.index: ticket for ticket in tickets}
-        self._queue = deque(ticket.index for ticket in tickets if ticket.index not in landed)
-        self._open = set(self._queue)
-        self._running: dict[str, set[int]] = {}
-        self._coming: dict[str, set[int]] = {}
-        self._failures: Counter[int] = Counter()
+    ``attempts`` bounds how often a ticket may fail.
+    """
+
+    def __init__(self, attempts: int) -> None:
+        self.tickets: dict[Key, Ticket] = {}
+        """Tickets whose episode has not landed."""
+        self._queue: deque[Key] = deque()
+        self._tried: set[Key] = set()
+        self._running: dict[str, dict[Key, float]] = {}
+        self._coming: dict[str, set[Key]] = {}
+        self._failures: Counter[Key] = Counter()
+        self._leased: Counter[Key] = Counter()
         self._attempts = attempts
 
-    @property
-    def open(self) -> int:
-        """Tickets whose episode has not landed."""
-        return len(self._open)
+    def add(self, tickets: Iterable[Ticket]) -> None:
+        """Queue those that are new here. What has landed must not be added again."""
+        for ticket in tickets:
+            if ticket.key not in self.tickets:
+                self.tickets[ticket.key] = ticket
+                self._queue.append(ticket.key)
 
     @property
     def queued(self) -> int:
@@ -35,65 +44,120 @@ class Leases:
         """Tickets that the worker holds and whose episode has not ended there."""
         return len(self._running.get(worker, ()))
 
-    def take(self, worker: str, count: int) -> list[Ticket]:
-        """Lease up to ``count`` tickets to ``worker``, oldest first."""
-        taken = [self._queue.popleft() for _ in range(min(count, len(self._queue)))]
-        self._running.setdefault(worker, set()).update(taken)
-        return [self.tickets[index] for index in taken]
+    def holds(self, worker: str) -> bool:
+        """Whether any of its tickets runs there, or is on its way from there."""
+        return bool(self._running.get(worker) or self._coming.get(worker))
 
-    def adopt(self, worker: str, index: int) -> bool:
+    def holders(self, key: Key) -> list[str]:
+        """Workers that run the ticket."""
+        return [worker for worker, held in self._running.items() if key in held]
+
+    def take(self, worker: str, count: int, version: int) -> list[Ticket]:
+        """Lease up to ``count`` tickets to ``worker``, oldest first, to be run with that policy version."""
+        keys = [self._queue.popleft() for _ in range(min(count, len(self._queue)))]
+        for key in keys:
+            self.tickets[key] = replace(self.tickets[key], policy_version=version)
+            self._hold(worker, key)
+        return [self._next_attempt(key) for key in keys]
+
+    def undoubled(self, version: int) -> list[tuple[Key, str, float]]:
+        """Tickets of that policy version which exactly one worker runs: key, worker, seconds since the lease."""
+        now = time.monotonic()
+        coming = {key for keys in self._coming.values() for key in keys}
+        times = Counter(key for held in self._running.values() for key in held)
+        return [
+            (key, worker, now - since)
+            for worker, held in self._running.items()
+            for key, since in held.items()
+            if times[key] == 1 and key not in coming and self.tickets[key].policy_version == version
+        ]
+
+    def double(self, worker: str, key: Key) -> Ticket:
+        """Lease to ``worker`` what another one runs already; the first that lands counts."""
+        self._hold(worker, key)
+        return self._next_attempt(key)
+
+    def adopt(self, worker: str, key: Key) -> bool:
         """A worker that came back says it still runs this one; False if it is no longer wanted of it."""
-        if index in self._queue:
-            self._queue.remove(index)
-            self._running.setdefault(worker, set()).add(index)
-        return index in self._running.get(worker, ())
+        if key in self._queue:
+            self._queue.remove(key)
+            self._hold(worker, key)
+        return key in self._running.get(worker, ())
 
-    def expect(self, worker: str, index: int) -> bool:
+    def expect(self, worker: str, key: Key) -> bool:
         """The episode ended on ``worker`` and is on its way; False if its ticket has landed or is not ours."""
-        if index not in self._open:
+        if key not in self.tickets:
             return False
-        self._running.get(worker, set()).discard(index)
-        self._coming.setdefault(worker, set()).add(index)
-        if index in self._queue:
-            self._queue.remove(index)
+        self._running.get(worker, {}).pop(key, None)
+        self._coming.setdefault(worker, set()).add(key)
+        self._tried.add(key)
+        if key in self._queue:
+            self._queue.remove(key)
         return True
 
-    def land(self, index: int) -> bool:
-        """The episode is safe on the host; False if the ticket had landed before."""
-        for held in (*self._running.values(), *self._coming.values()):
-            held.discard(index)
-        if index in self._queue:
-            self._queue.remove(index)
-        first = index in self._open
-        self._open.discard(index)
-        return first
+    def land(self, key: Key) -> bool:
+        """The episode is safe on the host; False if the ticket had landed before, or is not ours."""
+        self._let_go(key)
+        if key in self._queue:
+            self._queue.remove(key)
+        self._tried.discard(key)
+        self._failures.pop(key, None)
+        self._leased.pop(key, None)
+        return self.tickets.pop(key, None) is not None
 
-    def fail(self, worker: str, index: int, reason: str) -> None:
+    def fail(self, worker: str, key: Key, reason: str) -> None:
         """The episode was lost on ``worker``; its ticket runs again, before those that have not been tried.
 
         Raises HarvestError when it failed too often.
         """
-        for held in (self._running, self._coming):
-            held.get(worker, set()).discard(index)
-        if not self._is_orphan(index):
+        self._running.get(worker, {}).pop(key, None)
+        self._coming.get(worker, set()).discard(key)
+        if not self._is_orphan(key):
             return
-        self._failures[index] += 1
-        if self._failures[index] >= self._attempts:
-            ticket = self.tickets[index]
+        self._failures[key] += 1
+        if self._failures[key] >= self._attempts:
+            ticket = self.tickets[key]
             raise HarvestError(
-                f"ticket {index} of iteration {ticket.iteration} (task {ticket.task.id}) failed {self._attempts} "
-                f"times, last on worker {worker}: {reason}"
+                f"ticket {ticket.index} of iteration {ticket.iteration} (task {ticket.task.id}) failed "
+                f"{self._attempts} times, last on worker {worker}: {reason}"
             )
-        self._queue.appendleft(index)
+        self._queue.appendleft(key)
 
     def release(self, worker: str) -> int:
         """The worker is gone: its tickets go back to the head of the queue. Returns how many."""
-        held = self._running.pop(worker, set()) | self._coming.pop(worker, set())
-        back = sorted(index for index in held if self._is_orphan(index))
+        held = {*self._running.pop(worker, ()), *self._coming.pop(worker, ())}
+        back = sorted(key for key in held if self._is_orphan(key))
         self._queue.extendleft(reversed(back))
         return len(back)
 
-    def _is_orphan(self, index: int) -> bool:
+    def withdraw(self, keys: Iterable[Key]) -> tuple[list[Ticket], list[Ticket]]:
+        """An iteration closes without these: what somebody has begun stays leased, the rest is taken back.
+
+        Returns both, in order.
+        """
+        left = [self.tickets[key] for key in sorted(keys) if key in self.tickets]
+        begun = [ticket for ticket in left if ticket.key in self._tried]
+        untried = [ticket for ticket in left if ticket.key not in self._tried]
+        for ticket in untried:
+            self._queue.remove(ticket.key)
+            del self.tickets[ticket.key]
+        return begun, untried
+
+    def _next_attempt(self, key: Key) -> Ticket:
+        self._leased[key] += 1
+        return replace(self.tickets[key], attempt=self._leased[key] - 1)
+
+    def _hold(self, worker: str, key: Key) -> None:
+        self._running.setdefault(worker, {})[key] = time.monotonic()
+        self._tried.add(key)
+
+    def _let_go(self, key: Key) -> None:
+        for running in self._running.values():
+            running.pop(key, None)
+        for coming in self._coming.values():
+            coming.discard(key)
+
+    def _is_orphan(self, key: Key) -> bool:
         """Wanted, and held by nobody."""
         held = (*self._running.values(), *self._coming.values())
-        return index in self._open and index not in self._queue and not any(index in indices for indices in held)
+        return key in self.tickets and key not in self._queue and not any(key in keys for keys in held)

@@ -18,6 +18,8 @@ class Joined:
     worker: str
     slots: int
     held: list[tuple[int, int]]
+    chosen: str = ""
+    """Why it has so many slots, if that was its own choice."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,36 @@ class Refused:
 
     worker: str
     notice: Notice
+    reason: str
+
+
+@dataclass(frozen=True)
+class Removed:
+    """A worker found a file among its episodes that is none of this run, and removed it."""
+
+    worker: str
+    episode: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Added:
+    """From now on the fleet has this worker as well; Joined tells when it works."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """The worker is to finish what it holds and to go."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class RosterRefused:
+    """The workers that the configuration names now cannot be used; the fleet stays as it is."""
+
     reason: str
 
 
@@ -124,4 +156,6 @@ class Spent:
     seconds: dict[str, float]
 
 
-News = Joined | Loaded | Acting | Ended | Pulled | Refused | EpisodeFailed | SlotChanged | Trying | Alive | Spent | Lost
+Roster = Added | Leaving | RosterRefused
+Episodes = Acting | Ended | Pulled | Refused | Removed | EpisodeFailed
+News = Joined | Loaded | Episodes | SlotChanged | Trying | Alive | Spent | Lost | Roster

@@ -15,7 +15,7 @@ from digirl_dist.errors import SettingsError
 from digirl_dist.events import Events
 from digirl_dist.fleet.install import Package, ensure_installed
 from digirl_dist.same_python import SOURCE
-from digirl_dist.settings import Settings
+from digirl_dist.settings import Settings, is_bsize
 from digirl_dist.ssh.connection import Address, Connection
 from digirl_dist.ssh.server import LocalhostServer
 
@@ -27,7 +27,8 @@ class Member:
     """One worker as the configuration describes it, every default filled in."""
 
     address: Address
-    slots: int
+    slots: int | None
+    """None: as many as the worker chooses."""
     temp_path: str
     run_path: str
     python: str
@@ -62,9 +63,11 @@ def _member(entry: Any, settings: Settings) -> Member:
     unknown = sorted(set(entry) - set(_KEYS))
     if unknown:
         raise SettingsError(f"worker_ips: {entry['host']} has no key {unknown[0]!r}; there are {', '.join(_KEYS)}")
-    slots = entry.get("bsize", settings.bsize)
-    if not isinstance(slots, int) or slots < 1:
-        raise SettingsError(f"worker_ips: bsize of {entry['host']} must be a whole number above 0, not {slots!r}")
+    bsize = entry.get("bsize", settings.bsize)
+    if not is_bsize(bsize):
+        raise SettingsError(
+            f"worker_ips: bsize of {entry['host']} must be a whole number above 0 or auto, not {bsize!r}"
+        )
     address = Address(
         name=re.sub(r"[^A-Za-z0-9.-]", "-", str(entry.get("name", entry["host"]))),
         host=str(entry["host"]),
@@ -74,12 +77,16 @@ def _member(entry: Any, settings: Settings) -> Member:
     )
     return Member(
         address=address,
-        slots=slots,
+        slots=_slots(bsize),
         temp_path=str(entry.get("temp_path", settings.worker_temp_path)),
         run_path=str(entry.get("run_path", settings.worker_run_path)),
         python=str(entry.get("python", settings.worker_python)),
         emulator=dict(entry.get("emulator", {})),
     )
+
+
+def _slots(bsize: int | str) -> int | None:
+    return bsize if isinstance(bsize, int) else None
 
 
 def localhost_members(settings: Settings, folder: Path, stack: ExitStack) -> list[Member]:
@@ -92,7 +99,7 @@ def localhost_members(settings: Settings, folder: Path, stack: ExitStack) -> lis
         name = f"localhost-{number}"
         address = stack.enter_context(LocalhostServer(name, folder / "ssh" / name))
         jobs = str(folder / "jobs")
-        found.append(Member(address, settings.bsize, jobs, run_path="", python=sys.executable))
+        found.append(Member(address, _slots(settings.bsize), jobs, run_path="", python=sys.executable))
     return found
 
 

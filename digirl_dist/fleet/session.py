@@ -6,16 +6,30 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from digirl_dist.checkpoint import Checkpoint
 from digirl_dist.errors import JobError, LinkLostError, TrajectoryError, WorkerError
-from digirl_dist.fleet.news import Acting, Alive, Ended, EpisodeFailed, Joined, Loaded, News, SlotChanged, Spent, Trying
-from digirl_dist.fleet.spec import Job, WorkerSpec
+from digirl_dist.fleet.line import Contact
+from digirl_dist.fleet.news import (
+    Acting,
+    Alive,
+    Ended,
+    EpisodeFailed,
+    Joined,
+    Loaded,
+    News,
+    Removed,
+    SlotChanged,
+    Spent,
+    Trying,
+)
+from digirl_dist.fleet.outbox import Outbox
+from digirl_dist.fleet.outgoing import Blob, Outgoing
+from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.fleet.transfers import Transfers
 from digirl_dist.job import PROTOCOL, Notice, decode, encode
-from digirl_dist.settings import LimitSettings, SshSettings
-from digirl_dist.ssh.channel import Channel
-from digirl_dist.ssh.connection import connect
-from digirl_dist.ssh.courier import Courier
+from digirl_dist.settings import LimitSettings
+
+_MOST_SLOTS = 10_000
+"""No machine carries more; a worker that claims it must not be leased a whole iteration."""
 
 
 class ProgramSilent(LinkLostError):
@@ -23,13 +37,13 @@ class ProgramSilent(LinkLostError):
 
 
 class Session:
-    """One connection to a worker: the control channel, and a thread with a courier for files."""
+    """One line to a worker program: what is said on it, and threads that carry files."""
 
     def __init__(
         self,
-        spec: WorkerSpec,
+        spec: Spec,
         job: Job,
-        ssh: SshSettings,
+        contact: Contact,
         limits: LimitSettings,
         post: Callable[[News], None],
         replace: bool,
@@ -38,47 +52,44 @@ class Session:
         self._job = job
         self._limits = limits
         self._post = post
-        self._offered: Checkpoint | None = None
+        self._offered: Outgoing | None = None
         self._offered_at = 0.0
         self._pushed_bytes = 0
         self._working = False
         self._held: list[tuple[int, int]] = []
         self._spool: list[Notice] = []
+        self._removed: list[Removed] = []
         self._error: WorkerError | None = None
-        self._try("connect and log in", ssh.connect_s + ssh.login_s)
-        self.connection = connect(spec.address, ssh)
-        try:
-            self._try("install or check the package", spec.install_limit_s)
-            python = spec.install(self.connection)
-            self._try("start the worker program and its emulators", limits.silence_s)
-            self._control = self._attach(python, replace)
-            command = [*python, "-m", "digirl_dist.worker.courier", "--folder", spec.folder]
-            courier = Courier(self.connection, command, ssh)
-        except BaseException:
-            self.connection.close()
-            raise
-        self.transfers = Transfers(courier, spec.name, post, self._fail)
+        self._line = contact(replace, self._try)
+        self._outbox = Outbox(self._line, spec.name, self._fail)
+        self.transfers = Transfers(self._line.files, spec.name, post, self._fail)
 
     def __enter__(self) -> Session:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.transfers.close()
-        self.connection.close()
+        self._outbox.close()
+        self._line.close()
+
+    def close(self) -> None:
+        """Hang up at once, from any thread."""
+        self._line.close()
 
     def _try(self, doing: str, limit_s: float) -> None:
         self._post(Trying(self._spec.name, doing, limit_s))
 
     def send(self, line: bytes) -> None:
-        self._control.write(line)
+        """Hand the line in. That it cannot be sent ends the session later."""
+        self._outbox.send(line)
 
-    def offer(self, checkpoint: Checkpoint) -> None:
+    def offer(self, checkpoint: Outgoing) -> None:
         """Ask the worker to act with this checkpoint; it answers with what it lacks, or that it is loaded."""
         if self._working:
             self._offered, self._offered_at, self._pushed_bytes = checkpoint, time.monotonic(), 0
             self.send(encode("checkpoint", version=checkpoint.iteration, tensors=checkpoint.wire()))
 
-    def serve(self, newest: Callable[[], Checkpoint | None]) -> None:
+    def serve(self, newest: Callable[[], Outgoing | None]) -> None:
         """Greet the program and act on what it says until it ends. Raises WorkerError when that is too early."""
         self.send(encode("hello", run=self._job.run))
         try:
@@ -103,11 +114,11 @@ class Session:
         """What the program says. Raises WorkerError when it falls silent or goes away."""
         while True:
             try:
-                line = self._control.readline(timeout_s=self._limits.silence_s)
+                line = self._line.readline(timeout_s=self._limits.silence_s)
             except WorkerError as error:
                 raise self._error or self._why_silent(error) from error
             if not line:
-                raise self._error or self._why_ended()
+                raise self._error or self._line.why_ended()
             try:
                 yield decode(line)
             except ValueError as error:
@@ -117,14 +128,14 @@ class Session:
                     "let the shell's start-up files print nothing when it is not interactive",
                 ) from error
 
-    def obey(self, message: dict[str, Any], checkpoint: Checkpoint | None) -> None:
+    def obey(self, message: dict[str, Any], checkpoint: Outgoing | None) -> None:
         """Act on one message of the program. Anything malformed in it is the worker's failure."""
         try:
             self._obey(message, checkpoint)
         except (KeyError, TypeError, ValueError, TrajectoryError) as error:
             raise LinkLostError(self._spec.name, f"the program sent a malformed {message['type']}: {error}") from error
 
-    def _obey(self, message: dict[str, Any], checkpoint: Checkpoint | None) -> None:
+    def _obey(self, message: dict[str, Any], checkpoint: Outgoing | None) -> None:
         name = self._spec.name
         match message["type"]:
             case "ready":
@@ -132,13 +143,13 @@ class Session:
             case "need":
                 self._push(str(message["what"]), {str(entry) for entry in message["digests"]})
             case "working":
-                self._joined(checkpoint)
+                self._joined(checkpoint, int(message["slots"]), str(message["reason"]))
             case "loaded":
                 self._loaded(int(message["version"]))
             case "acting":
                 self._post(Acting(name, int(message["slot"]), int(message["iteration"])))
             case "episode":
-                self._post(Ended(name, Notice.from_json(message["notice"])))
+                self._post(Ended(name, self._own(Notice.from_json(message["notice"]))))
             case "failed":
                 place = int(message["slot"]), int(message["iteration"]), int(message["index"])
                 self._post(EpisodeFailed(name, *place, str(message["reason"])))
@@ -149,28 +160,35 @@ class Session:
                 self._post(Spent(name, {str(key): float(value) for key, value in message["seconds"].items()}))
             case "alive":
                 self._check_progress(str(message["doing"]), float(message["for_s"]))
+                self._check_that_it_hears(float(message["unheard_s"]))
                 self._post(Alive(name, str(message["doing"]), float(message["for_s"]), list(message["slots"])))
             case "broken":
                 raise self._broken(str(message["during"]), str(message["reason"]))
-
-    def _attach(self, python: list[str], replace: bool) -> Channel:
-        command = [*python, "-m", "digirl_dist.worker.attach", "--folder", self._spec.folder]
-        options = ["--orphan-s", str(self._job.orphan_s), "--package", self._spec.package]
-        options += ["--replace"] if replace else []
-        return self.connection.open([*command, *options])
 
     def _greeted(self, message: dict[str, Any]) -> None:
         if (message["protocol"], message["package"]) != (PROTOCOL, self._spec.package):
             raise ProgramSilent(self._spec.name, "a program of another version serves this run; it is replaced")
         self._held = [(int(iteration), int(index)) for iteration, index in message["held"]]
-        self._spool = [Notice.from_json(notice) for notice in message["spool"]]
+        self._spool = [self._own(Notice.from_json(notice)) for notice in message["spool"]]
+        refused = [(str(entry["episode"]), str(entry["reason"])) for entry in message["refused"]]
+        self._removed = [Removed(self._spec.name, episode, reason) for episode, reason in refused]
         self.send(self._job.message(self._spec))
 
-    def _joined(self, checkpoint: Checkpoint | None) -> None:
+    def _own(self, notice: Notice) -> Notice:
+        """Raises TrajectoryError for the notice of another run."""
+        if notice.run != self._job.run:
+            raise TrajectoryError(f"it is of run {notice.run}, not of {self._job.run}")
+        return notice
+
+    def _joined(self, checkpoint: Outgoing | None, slots: int, chosen: str) -> None:
         if self._working:
             return
+        if not 1 <= slots <= _MOST_SLOTS:
+            raise ValueError(f"{slots} slots")
         self._working = True
-        self._post(Joined(self._spec.name, self._spec.slots, self._held))
+        self._post(Joined(self._spec.name, slots, self._held, chosen))
+        for removed in self._removed:
+            self._post(removed)
         for notice in self._spool:
             self._post(Ended(self._spec.name, notice))
         if checkpoint is not None:
@@ -182,9 +200,9 @@ class Session:
 
     def _push(self, what: str, digests: set[str]) -> None:
         """Send what the worker lacks for its job or for a checkpoint, then say again what it is needed for."""
-        blobs = [(name, memoryview(data)) for name, data in self._job.blobs().items() if name in digests]
         offered = self._offered
         if what == "job" or offered is None:
+            blobs = [Blob.of(data) for name, data in self._job.blobs().items() if name in digests]
             self.transfers.push(blobs, lambda _: self.send(self._job.message(self._spec)))
             return
 
@@ -195,14 +213,20 @@ class Session:
         self.transfers.push(offered.blobs(digests), then)
 
     def _fail(self, error: WorkerError) -> None:
-        """A transfer was impossible: end the session with its reason."""
-        self._error = error
-        self.connection.close()
+        """Nothing more can be sent: end the session with the first reason."""
+        self._error = self._error or error
+        self._line.close()
 
     def _check_progress(self, doing: str, for_s: float) -> None:
         """Heartbeats come from a thread of the program; its loop must get on as well."""
         if for_s > self._limits.stuck_s:
             raise ProgramSilent(self._spec.name, f"the worker program is stuck: {doing} since {for_s:.0f} s")
+
+    def _check_that_it_hears(self, unheard_s: float) -> None:
+        """A link may be dead in our direction alone. We ping the program more often than it may miss us."""
+        if self._working and unheard_s > self._limits.silence_s:
+            reason = f"the worker program has not heard of this host for {unheard_s:.0f} s: the link is half-open"
+            raise LinkLostError(self._spec.name, reason)
 
     def _broken(self, during: str, reason: str) -> WorkerError:
         if during == "attach":
@@ -212,16 +236,8 @@ class Session:
         remedy = "see the traceback; `parallel=single` runs the same agent and emulator on the host"
         return JobError(self._spec.name, f"it cannot carry out '{during}': {reason}", remedy)
 
-    def _why_ended(self) -> WorkerError:
-        """The relay's output ended: did the link break, or the relay, or the program behind it?"""
-        ended = self._control.ended()
-        if self._control.exit_status != 0:
-            return ended
-        said = self._control.stderr_tail()
-        return LinkLostError(self._spec.name, "the worker program ended" + (f"; it printed: {said}" if said else ""))
-
     def _why_silent(self, error: WorkerError) -> WorkerError:
         """Is it the program that is silent, or the connection?"""
-        if isinstance(error, LinkLostError) and self.connection.alive:
+        if isinstance(error, LinkLostError) and self._line.answers():
             return ProgramSilent(self._spec.name, f"the worker program is silent for {self._limits.silence_s:.0f} s")
         return error

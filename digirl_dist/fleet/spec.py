@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Protocol
 
+from digirl_dist.capacity import TYPICAL, Needs
 from digirl_dist.digest import digest
 from digirl_dist.emulator.slot import SlotLimits
 from digirl_dist.job import encode
@@ -14,12 +16,27 @@ Installer = Callable[[Connection], list[str]]
 """Makes the package usable on a worker and returns the command that runs its Python."""
 
 
+class Spec(Protocol):
+    """One worker, however it is reached."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def slots(self) -> int | None: ...
+
+    @property
+    def package(self) -> str:
+        """Digest of the package on the worker; empty: the host's own."""
+
+
 @dataclass(frozen=True)
 class WorkerSpec:
-    """One worker as the configuration describes it."""
+    """One worker over SSH as the configuration describes it."""
 
     address: Address
-    slots: int
+    slots: int | None
+    """None: the worker chooses by its cores and memory."""
     folder: str
     """The job folder on the worker; may start with ``~/``."""
     install: Installer
@@ -43,17 +60,23 @@ class Job:
     limits: SlotLimits
     torch_threads: int
     orphan_s: float
+    needs: Needs = TYPICAL
+    """What one emulator takes …"""
+    sharers: int = 1
+    """… of a machine that so many workers share, for workers that choose how many slots they have."""
 
     def blobs(self) -> dict[str, bytes]:
         return {digest(self.agent): self.agent, digest(self.emulator): self.emulator}
 
-    def message(self, spec: WorkerSpec) -> bytes:
+    def message(self, spec: Spec) -> bytes:
         return encode(
             "job",
             name=spec.name,
             agent=digest(self.agent),
             emulator=digest(self.emulator),
             slots=spec.slots,
+            needs=asdict(self.needs),
+            sharers=self.sharers,
             max_steps=self.max_steps,
             limits=asdict(self.limits),
             torch_threads=self.torch_threads,

@@ -1,4 +1,4 @@
-"""Files to and from one worker, one after the other, in a thread of its own."""
+"""Files to and from one worker: a thread that carries them, and one that checks what came and makes it durable."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from digirl_dist import table
+from digirl_dist import durable, table
 from digirl_dist.errors import FileRefusedError, JobError, LinkLostError, RunFolderError, TrajectoryError, WorkerError
+from digirl_dist.fleet.line import Files
 from digirl_dist.fleet.news import News, Pulled, Refused
-from digirl_dist.job import Notice, blob_name, episode_name
-from digirl_dist.ssh.courier import Courier
+from digirl_dist.fleet.outgoing import Blob
+from digirl_dist.job import Notice
 from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Trajectory
 
-Blobs = Iterable[tuple[str, memoryview]]
-"""Digest and bytes."""
+_UNCHECKED = 32
+"""Episodes that may have come but are not checked yet; then the carrying thread waits for the disk."""
+
+Work = Callable[[], None]
 
 
 class Transfers:
@@ -29,19 +32,20 @@ class Transfers:
     """
 
     def __init__(
-        self, courier: Courier, worker: str, post: Callable[[News], None], failed: Callable[[WorkerError], None]
+        self, files: Files, worker: str, post: Callable[[News], None], failed: Callable[[WorkerError], None]
     ) -> None:
-        self._courier = courier
+        self._files = files
         self._worker = worker
         self._post = post
         self._failed = failed
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._arrived: queue.Queue[Work | None] = queue.Queue(_UNCHECKED)
         threading.Thread(target=self._carry, name=f"transfers-{worker}", daemon=True).start()
+        threading.Thread(target=self._receive, name=f"arrivals-{worker}", daemon=True).start()
 
-    def push(self, blobs: Blobs, then: Callable[[int], None]) -> None:
+    def push(self, blobs: Sequence[Blob], then: Callable[[int], None]) -> None:
         """Bring the blobs to the worker, then call ``then`` with the number of bytes that were sent."""
-        named = ((blob_name(name), data, name) for name, data in blobs)
-        self._jobs.put(lambda: then(self._courier.put_many(named)))
+        self._jobs.put(lambda: then(self._files.push(blobs)))
 
     def pull(self, notice: Notice, ticket: Ticket, path: Path) -> None:
         """Bring the episode to ``path`` and check it; Pulled or Refused tells how it went."""
@@ -52,25 +56,49 @@ class Transfers:
         self._jobs.put(None)
 
     def _carry(self) -> None:
+        self._work_off(self._jobs.get)
+        self._arrived.put(None)
+
+    def _receive(self) -> None:
+        if not self._work_off(self._arrived.get):
+            while self._arrived.get() is not None:  # nobody may wait for room in the queue for ever
+                pass
+
+    def _work_off(self, following: Callable[[], Work | None]) -> bool:
+        """Do what comes until there is no more; False if something failed, which then was told."""
         try:
-            while (job := self._jobs.get()) is not None:
-                job()
+            while (work := following()) is not None:
+                work()
+            return True
         except WorkerError as error:
             self._failed(error)
         except RunFolderError as error:  # the host's disk is full: try again later, with all that is still spooled
             self._failed(LinkLostError(self._worker, str(error), "free some space on the host"))
         except Exception:  # a fault of ours must not end this thread without a word
             self._failed(JobError(self._worker, f"internal error: {traceback.format_exc()}", "please report it"))
+        return False
 
     def _pull(self, notice: Notice, ticket: Ticket, path: Path) -> None:
         started = time.monotonic()
         try:
-            self._courier.get(episode_name(notice.episode_id), path, notice.digest, notice.size)
-            trajectory = _checked(path, ticket, self._worker)
+            self._files.fetch(notice, path)
         except (TrajectoryError, FileRefusedError) as error:
-            self._post(Refused(self._worker, notice, str(error)))
+            refused = Refused(self._worker, notice, str(error))
+            self._arrived.put(lambda: self._post(refused))
         else:
-            self._post(Pulled(self._worker, notice, trajectory, path, time.monotonic() - started))
+            self._arrived.put(lambda: self._check(notice, ticket, path, started))
+
+    def _check(self, notice: Notice, ticket: Ticket, path: Path, started: float) -> None:
+        try:
+            trajectory = _checked(path, ticket, self._worker)
+        except TrajectoryError as error:
+            self._post(Refused(self._worker, notice, str(error)))
+            return
+        try:
+            durable.flush(path)
+        except OSError as error:
+            raise RunFolderError(f"cannot write {path} on this machine: {error.strerror}") from error
+        self._post(Pulled(self._worker, notice, trajectory, path, time.monotonic() - started))
 
 
 def _checked(path: Path, ticket: Ticket, worker: str) -> Trajectory:
@@ -79,7 +107,9 @@ def _checked(path: Path, ticket: Ticket, worker: str) -> Trajectory:
     if len(trajectories) != 1:
         raise TrajectoryError(f"{path} holds {len(trajectories)} episodes instead of one")
     found = trajectories[0].ticket
-    wanted = (*ticket.key, ticket.seed, ticket.policy_version, ticket.task.id, worker)
-    if (*found.key, found.seed, found.policy_version, found.task.id, trajectories[0].worker) != wanted:
+    wanted = (*ticket.key, ticket.seed, ticket.task.id, worker)
+    is_it = (*found.key, found.seed, found.task.id, trajectories[0].worker) == wanted
+    # one that was leased again meanwhile carries a newer version than the first attempt, which is as good
+    if not is_it or found.policy_version > ticket.policy_version:
         raise TrajectoryError(f"{path} is the episode of another ticket: {found}")
     return trajectories[0]

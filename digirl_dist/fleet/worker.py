@@ -9,40 +9,44 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from digirl_dist.checkpoint import Checkpoint
 from digirl_dist.errors import JobError, LinkLostError, WorkerError
+from digirl_dist.fleet.line import Contact
 from digirl_dist.fleet.news import Lost, News
+from digirl_dist.fleet.outgoing import Outgoing
 from digirl_dist.fleet.session import ProgramSilent, Session
-from digirl_dist.fleet.spec import Job, WorkerSpec
+from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.job import Notice, encode
-from digirl_dist.settings import LimitSettings, SshSettings
-from digirl_dist.tasks import Ticket
+from digirl_dist.settings import LimitSettings
+from digirl_dist.tasks import Key, Ticket
+
+_NEVER_THERE_S = 0.2
 
 
 class RemoteWorker:
     """Keeps one worker attached in threads of its own and tells ``post`` what happens there.
 
-    ``publish``, ``lease``, ``pull`` and ``forget`` may be called from any thread at any time; while the worker is away
-    they do nothing, and what still matters is settled when it comes back.
+    ``publish``, ``lease``, ``pull`` and ``forget`` may be called from any thread at any time and never wait; while the
+    worker is away they do nothing, and what still matters is settled when it comes back.
     """
 
     def __init__(
-        self, spec: WorkerSpec, job: Job, ssh: SshSettings, limits: LimitSettings, post: Callable[[News], None]
+        self, spec: Spec, job: Job, contact: Contact, limits: LimitSettings, post: Callable[[News], None]
     ) -> None:
         self.spec = spec
         self._job = job
-        self._ssh = ssh
+        self._contact = contact
         self._limits = limits
         self._post = post
-        self._checkpoint: Checkpoint | None = None
+        self._checkpoint: Outgoing | None = None
         self._session: Session | None = None
+        self._has_been_there = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._live, name=f"worker-{spec.name}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def publish(self, checkpoint: Checkpoint) -> None:
+    def publish(self, checkpoint: Outgoing) -> None:
         """From now on act with this checkpoint; Loaded tells when it does."""
         self._checkpoint = checkpoint
         self._tell(lambda session: session.offer(checkpoint))
@@ -50,9 +54,9 @@ class RemoteWorker:
     def lease(self, tickets: list[Ticket]) -> None:
         self._tell(lambda session: session.send(encode("lease", tickets=[ticket.to_json() for ticket in tickets])))
 
-    def drop(self, keys: list[tuple[int, int]]) -> None:
-        """These tickets are no longer wanted of this worker."""
-        self._tell(lambda session: session.send(encode("drop", keys=[list(key) for key in keys])))
+    def drop(self, keys: list[Key], lost_to: str) -> None:
+        """These tickets are no longer wanted of this worker; their seconds are booked there (see slot_time)."""
+        self._tell(lambda session: session.send(encode("drop", keys=[list(key) for key in keys], lost_to=lost_to)))
 
     def pull(self, notice: Notice, ticket: Ticket, path: Path) -> None:
         """Bring the episode to ``path``; Pulled or Refused tells how it went."""
@@ -76,21 +80,20 @@ class RemoteWorker:
         self._tell(lambda session: session.send(encode("stop")))
 
     def join(self, limit_s: float) -> None:
-        """Wait for the end of the program, at most ``limit_s``, then close the connection whatever happens there."""
-        self._thread.join(limit_s)
+        """Wait for the end of the program, at most ``limit_s``, then close the connection whatever happens there.
+
+        Where no program was ever reached there is nothing to wait for, however long a connection may still take.
+        """
+        self._thread.join(limit_s if self._has_been_there else _NEVER_THERE_S)
         session = self._session
         if session is not None:
-            session.connection.close()
+            session.close()
             self._thread.join(2.0)
 
     def _tell(self, action: Callable[[Session], None]) -> None:
         session = self._session
-        if session is None:
-            return
-        try:
+        if session is not None:
             action(session)
-        except WorkerError:
-            session.connection.close()  # its reader thread finds out and reports the loss
 
     def _live(self) -> None:
         losses = 0
@@ -113,8 +116,8 @@ class RemoteWorker:
     def _stay(self, replace: bool) -> WorkerError:
         """One connection from its beginning to its end, and why it ended."""
         try:
-            with Session(self.spec, self._job, self._ssh, self._limits, self._post, replace) as session:
-                self._session = session
+            with Session(self.spec, self._job, self._contact, self._limits, self._post, replace) as session:
+                self._session, self._has_been_there = session, True
                 if self._stopping.is_set():  # meanwhile: what was started must not wait for a host until it is orphaned
                     session.dismiss()
                 else:

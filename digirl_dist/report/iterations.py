@@ -35,8 +35,13 @@ _COLUMNS = (
     ("pulled bytes", "pull_bytes"),
     ("retried", "episodes_retried"),
     ("lost", "workers_lost"),
+    ("policy behind", "staleness_mean"),
+    ("too old", "too_old"),
+    ("carried over", "carried_over"),
+    ("cancelled", "cancelled"),
 )
-_COMMON = {key for _, key in _COLUMNS} | {"time"}
+_LATE = ("carried_in", "carried_in_steps_mean", "carried_in_s_mean", "in_time_steps_mean", "in_time_s_mean")
+_COMMON = {key for _, key in _COLUMNS} | {"time", "staleness_max", *_LATE}
 
 Lines = Sequence[dict[str, Json]]
 
@@ -46,6 +51,7 @@ def iteration_sections(metrics: Lines) -> Iterator[Element]:
     if metrics:
         yield _learning(metrics)
         yield _time(metrics)
+        yield from _closed_early(metrics)
         yield from _own_figures(metrics)
         yield _table(metrics)
 
@@ -78,6 +84,27 @@ def _time(metrics: Lines) -> Element:
     )
     hint = "Overhead: seconds in which neither the emulators nor the update were at work."
     return section("Where the time went", charts, small(hint))
+
+
+def _closed_early(metrics: Lines) -> Iterator[Element]:
+    """How much longer the episodes are that iterations closed without; nothing if all had all of theirs."""
+    if not any(number(line.get(key)) for line in metrics for key in ("carried_over", "carried_in", "cancelled")):
+        return
+    charts = [
+        line_chart("Left out of an iteration", _labels(metrics), _pair(metrics, "carried_over", "cancelled")),
+        line_chart("Mean steps", _labels(metrics), _pair(metrics, "in_time_steps_mean", "carried_in_steps_mean")),
+        line_chart("Mean seconds", _labels(metrics), _pair(metrics, "in_time_s_mean", "carried_in_s_mean")),
+    ]
+    hint = (
+        "What was under way when an iteration closed was carried over and counts in the next one (carried_in); what "
+        "nobody had begun was cancelled. Carried episodes that are longer than those in time show what an iteration "
+        "by itself would have missed."
+    )
+    yield section("Iterations that closed early", element("div", {"class": "charts three"}, *charts), small(hint))
+
+
+def _pair(metrics: Lines, one: str, other: str) -> list[Series]:
+    return [_line(metrics, one, 1, shorten(one, 40)), _line(metrics, other, 2, shorten(other, 40))]
 
 
 def _own_figures(metrics: Lines) -> Iterator[Element]:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from digirl_dist import durable
 from digirl_dist.harvest import Harvest
+from digirl_dist.interval import wilson
+from digirl_dist.room import AtOnce, Patience
 from digirl_dist.slot_time import ACTIVITIES
 from digirl_dist.tasks import Json
 from digirl_dist.train import Update
@@ -20,23 +22,22 @@ Figures = dict[str, Json]
 
 
 class Metrics:
-    """The metrics file of a run folder."""
+    """The metrics file of a run folder. Writes wait for ``room``."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, room: Patience | None = None) -> None:
         self.path = path
+        self._room = room or AtOnce()
         self.lines: list[Figures] = list(_whole_lines(path))
 
     def keep_until(self, iteration: int) -> None:
         """Forget lines of iterations that a crash made undone, and a line that was cut in the middle."""
         self.lines = [line for line in self.lines if line["iteration"] < iteration]
-        durable.write_text(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
+        text = "".join(json.dumps(line) + "\n" for line in self.lines)
+        self._room.wait_for(str(self.path), lambda: durable.write_text(self.path, text))
 
     def append(self, figures: Figures) -> None:
         self.lines.append(figures)
-        with self.path.open("a") as file:
-            file.write(json.dumps(figures) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        self._room.wait_for(str(self.path), lambda: _append_whole(self.path, json.dumps(figures) + "\n"))
 
 
 def results(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
@@ -50,8 +51,30 @@ def results(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
         "success_rate": _mean([float(trajectory.success) for trajectory in trajectories]),
         "reward_mean": _mean(rewards),
         "reward_max": max(rewards, default=None),
-        "steps_mean": _mean([float(len(trajectory.steps)) for trajectory in trajectories]),
+        "steps_mean": _mean(_steps(trajectories)),
+        **late(iteration, trajectories),
     }
+
+
+def late(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
+    """How far behind the policies were, and how long the episodes are that the iteration before closed without,
+    beside those that were home in time."""
+    staleness = [float(iteration - trajectory.ticket.policy_version) for trajectory in trajectories]
+    carried_in = [trajectory for trajectory in trajectories if trajectory.ticket.iteration < iteration]
+    in_time = [trajectory for trajectory in trajectories if trajectory.ticket.iteration == iteration]
+    return {
+        "staleness_mean": _mean(staleness),
+        "staleness_max": max(staleness, default=None),
+        "carried_in": len(carried_in),
+        "carried_in_steps_mean": _mean(_steps(carried_in)),
+        "in_time_steps_mean": _mean(_steps(in_time)),
+    }
+
+
+def confidence(trajectories: Sequence[Trajectory]) -> Figures:
+    """Within which bounds the success rate lies with 95 % confidence (Wilson's score interval)."""
+    low, high = wilson(sum(trajectory.success for trajectory in trajectories), len(trajectories))
+    return {"success_low": round(low, 4), "success_high": round(high, 4)}
 
 
 def collection(harvest: Harvest) -> Figures:
@@ -66,7 +89,12 @@ def collection(harvest: Harvest) -> Figures:
         "workers_lost": sum(len(outcome.losses) for outcome in harvest.outcomes),
         "slot_seconds": _added([outcome.slot_seconds for outcome in harvest.outcomes]),
         "slot_seconds_by_worker": {outcome.worker: _rounded(outcome.slot_seconds) for outcome in harvest.outcomes},
+        "carried_over": harvest.carried,
+        "cancelled": harvest.cancelled,
+        "carried_in_s_mean": _mean([s for key, s in harvest.seconds.items() if key[0] < harvest.iteration]),
+        "in_time_s_mean": _mean([s for key, s in harvest.seconds.items() if key[0] == harvest.iteration]),
         "episodes_by_worker": {outcome.worker: outcome.episodes for outcome in harvest.outcomes},
+        **harvest.judging,
     }
 
 
@@ -79,7 +107,8 @@ def overhead_s(harvest: Harvest, before: Update | None) -> float | None:
     if before is None or None in (harvest.acting_at, harvest.last_ended_at, harvest.stored_at):
         return None
     assert harvest.acting_at is not None and harvest.last_ended_at is not None and harvest.stored_at is not None
-    return round(harvest.acting_at - before.learned_at + harvest.stored_at - harvest.last_ended_at, 4)
+    begin = max(0.0, harvest.acting_at - before.learned_at)  # episodes that were begun ahead cost nothing here
+    return round(begin + harvest.stored_at - max(harvest.last_ended_at, before.learned_at), 4)
 
 
 def _added(parts: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -91,6 +120,24 @@ def _added(parts: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
     return {activity: round(seconds[activity], 4) for activity in ACTIVITIES if activity in seconds}
+
+
+def _steps(trajectories: Sequence[Trajectory]) -> list[float]:
+    return [float(len(trajectory.steps)) for trajectory in trajectories]
+
+
+def _append_whole(path: Path, line: str) -> None:
+    """Durably, or not at all."""
+    with path.open("ab", buffering=0) as file:
+        end = file.tell()
+        rest = memoryview(line.encode())
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(end)
+            raise
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -14,6 +14,7 @@ from PIL import Image
 from digirl_dist.emulator.device import DeviceAction
 from digirl_dist.report.markup import element, shorten
 
+SHOWN_FORMATS = ("PNG", "JPEG")
 _MAX_PIXELS = 16_000_000
 _MAX_HEIGHT = 480
 _MAX_BYTES = 24_000
@@ -34,8 +35,8 @@ def embed(image: bytes) -> Picture | None:
     It comes from a worker: only PNG and JPEG are decoded, and nothing that is larger than a screen.
     """
     try:
-        with Image.open(io.BytesIO(image), formats=("PNG", "JPEG")) as opened:
-            if opened.width * opened.height > _MAX_PIXELS:
+        with Image.open(io.BytesIO(image), formats=SHOWN_FORMATS) as opened:
+            if not is_screen(opened):
                 return None
             opened.load()
             if len(image) <= _MAX_BYTES and opened.height <= _MAX_HEIGHT:
@@ -43,6 +44,11 @@ def embed(image: bytes) -> Picture | None:
             return _scaled_down(opened)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
+
+
+def is_screen(opened: Image.Image) -> bool:
+    """Whether an image that is not decoded yet is no larger than a screen."""
+    return opened.width * opened.height <= _MAX_PIXELS
 
 
 def draw(picture: Picture, action: DeviceAction | None, title: str) -> Element:

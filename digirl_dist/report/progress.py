@@ -18,6 +18,7 @@ class Progress:
         self._bar = tqdm(total=episodes, unit="ep", leave=False, file=sys.stderr, disable=not sys.stderr.isatty())
         self._lock = threading.Lock()
         self._successes = 0
+        self._verdicts: list[bool] = []
         self._workers: set[str] = set()
 
     def listen(self, kind: str, content: dict[str, Json]) -> None:
@@ -28,6 +29,12 @@ class Progress:
                     self._successes += content["success"]
                     self._bar.update()
                     self._bar.set_postfix(success=f"{self._successes / max(1, self._bar.n):.2f}", refresh=False)
+                case "judged":
+                    self._verdicts.append(content["success"])
+                    judged = f"{sum(self._verdicts) / len(self._verdicts):.2f} of {len(self._verdicts)}"
+                    self._bar.set_postfix(judged=judged, refresh=False)
+                case "judge_away":
+                    self.say(f"the judge is away: {content['reason']}; asked again in {content['again_in_s']} s")
                 case "worker_joined":
                     self._workers.add(content["worker"])
                     self._count_workers()
@@ -39,6 +46,8 @@ class Progress:
                 case "slot" if content["state"] == "closed":
                     place = f"worker {content['worker']}, slot {content['slot']}"
                     self.say(f"{place} is out of service: {content['reason']}")
+                case "bsize":
+                    self.say(f"worker {content['worker']}: bsize: auto chose {content['slots']}: {content['reason']}")
                 case "installing":
                     self.say(f"worker {content['worker']}: checking or installing digirl_dist in {content['run_path']}")
 
@@ -49,11 +58,16 @@ class Progress:
             tqdm.write(f"iteration {figures['iteration']:>3}  " + "  ".join(parts), file=sys.stdout)
             sys.stdout.flush()
             self._successes = 0
+            self._verdicts.clear()
             self._bar.reset()
 
     def evaluation(self, figures: Figures) -> None:
+        with self._lock:
+            self._successes = 0
+            self._bar.reset()
         self.say(
-            f"checkpoint {figures['checkpoint']}: success {figures['success_rate']:.2f}, "
+            f"checkpoint {figures['checkpoint']}: success {figures['success_rate']:.2f} "
+            f"({figures['success_low']:.2f} to {figures['success_high']:.2f}), "
             f"reward {figures['reward_mean']:.2f} over {figures['episodes']} episodes"
         )
 

@@ -8,30 +8,46 @@ from collections.abc import Sequence
 from digirl_dist.checkpoint import Checkpoint
 from digirl_dist.events import Events
 from digirl_dist.harvest import Harvest
-from digirl_dist.report.metrics import Figures, Metrics, collection, overhead_s, results
+from digirl_dist.report.curves import Curves
+from digirl_dist.report.media import Media
+from digirl_dist.report.metrics import Figures, Metrics, collection, confidence, overhead_s, results
 from digirl_dist.report.page import write_page
 from digirl_dist.report.progress import Progress
-from digirl_dist.report.tensorboard import Curves
+from digirl_dist.room import Patience
 from digirl_dist.run_folder import RunFolder
 from digirl_dist.status import Status
 from digirl_dist.store import Store
+from digirl_dist.tasks import evaluation_of
 from digirl_dist.train import Update
 
 _PAGE_EVERY_S = 30.0
+_MEASURED = ("success_rate", "success_low", "success_high", "reward_mean")
 
 
 class Report:
     """What the loop tells of itself."""
 
-    def __init__(self, folder: RunFolder, events: Events, progress: Progress, status: Status) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        events: Events,
+        progress: Progress,
+        status: Status,
+        curves: Sequence[Curves],
+        media: Media,
+        room: Patience,
+    ) -> None:
         self._folder = folder
         self._events = events
         self._progress = progress
         self._status = status
-        self._metrics = Metrics(folder.metrics)
-        self._curves = Curves(folder.tensorboard)
+        self._media = media
+        self._room = room
+        self._metrics = Metrics(folder.metrics, room)
+        self._curves = curves
         self._before: Update | None = None
         self._page_at = 0.0
+        self._told_at = 0.0
 
     def resumed(self, checkpoint: Checkpoint, store: Store, iterations: int) -> None:
         """Bring the metrics to where the checkpoint is, whatever a crash left of them."""
@@ -39,7 +55,8 @@ class Report:
         known = {line["iteration"] for line in self._metrics.lines}
         for iteration in range(checkpoint.iteration):
             if iteration not in known:
-                self._metrics.append(results(iteration, store.read(iteration)))
+                episodes = store.read(iteration) if store.has(iteration) else ()
+                self._metrics.append(results(iteration, episodes))
         self._events.emit("run_started", iteration=checkpoint.iteration)
         if checkpoint.iteration >= iterations:
             self._progress.say(f"{self._folder.root} has its {iterations} iterations; set a larger train_iterations")
@@ -52,35 +69,56 @@ class Report:
             **collection(harvest),
             "update_s": round(update.learned_at - update.started_at, 4),
             "overhead_s": overhead_s(harvest, self._before),
-            "iteration_s": round(time.monotonic() - harvest.started_at, 4),
+            "iteration_s": round(time.monotonic() - max(harvest.started_at, self._told_at), 4),
             **update.figures,
         }
         self._before = update
+        self._told_at = time.monotonic()
+        self._media.add(harvest.trajectories)
         self._metrics.append(figures)
-        self._curves.add(figures, harvest.iteration)
+        for curves in self._curves:
+            curves.add(figures, harvest.iteration)
         self._progress.iteration(figures)
         if time.monotonic() - self._page_at > _PAGE_EVERY_S:
             self._write_page()
 
-    def evaluation(self, harvest: Harvest, checkpoint: Checkpoint) -> None:
-        """A round that measured ``checkpoint``; its line goes to ``evaluation.jsonl``."""
-        figures = {"checkpoint": checkpoint.iteration, **results(harvest.iteration, harvest.trajectories)}
-        Metrics(self._folder.root / "evaluation.jsonl").append(figures)
+    def evaluation(self, harvest: Harvest, checkpoint: Checkpoint) -> float:
+        """A round that measured ``checkpoint``; its line goes to ``evaluation.jsonl``. Answers the success rate."""
+        figures = {
+            "checkpoint": checkpoint.iteration,
+            **results(harvest.iteration, harvest.trajectories),
+            **confidence(harvest.trajectories),
+        }
+        Metrics(self._folder.evaluations, self._room).append(figures)
+        self._media.add(harvest.trajectories)
+        for curves in self._curves:
+            curves.add({f"evaluation/{name}": figures[name] for name in _MEASURED}, checkpoint.iteration)
         self._progress.evaluation(figures)
+        return float(figures["success_rate"] or 0.0)
+
+    def has_evaluation(self, checkpoint: Checkpoint) -> bool:
+        """Whether ``checkpoint`` was measured while training."""
+        lines = Metrics(self._folder.evaluations).lines
+        return any(line["iteration"] == evaluation_of(checkpoint.iteration) for line in lines)
 
     def close(self) -> None:
         """Write the page and print the summary, also of a run that was interrupted."""
         self._status.host("nothing: the run was ended in order")
         self._progress.close()
-        self._curves.close()
+        for curves in self._curves:
+            curves.close()
+        self._media.close()
         if self._before is not None:
             self._write_page()
             _print_summary(self._metrics.lines)
         self._events.emit("run_ended", iterations=len(self._metrics.lines))
 
     def _write_page(self) -> None:
-        write_page(self._folder.root)
         self._page_at = time.monotonic()
+        try:
+            write_page(self._folder.root)
+        except OSError as error:  # not worth a pause: it is written again in a while
+            self._progress.say(f"report.html cannot be written: {error.strerror}")
 
 
 def _print_summary(lines: Sequence[Figures], most: int = 12) -> None:

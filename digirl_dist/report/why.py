@@ -5,13 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from digirl_dist.errors import RunFolderError
 
 _EVENTS = 8
+_LOOKED_AT = 1000
 _NEAR = 0.5
 """A wait that has used up this share of its limit is pointed at."""
 
@@ -29,11 +30,20 @@ def explain(folder: Path) -> str:
 def _host(folder: Path, status: dict[str, Any]) -> Iterator[str]:
     now = time.time()
     if is_running(folder):
-        yield f"{folder}: process {status['pid']} is running"
+        yield f"{folder}: process {status['pid']} {_state(status['pid'])}"
         yield f"host: {status['doing']}, for {now - status['since']:.1f} s"
     else:
         yield f"{folder}: no process is running; the last, {status['pid']}, wrote {now - status['time']:.0f} s ago"
         yield f"host: it was in: {status['doing']}, for {status['time'] - status['since']:.1f} s"
+
+
+def _state(pid: int) -> str:
+    """A stopped process (SIGSTOP, Ctrl-Z, a debugger) waits for nobody but the one who stopped it."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "is running"
+    return "is stopped; kill -CONT lets it go on" if state in "Tt" else "is running"
 
 
 def _workers(status: dict[str, Any]) -> Iterator[str]:
@@ -41,10 +51,14 @@ def _workers(status: dict[str, Any]) -> Iterator[str]:
         at = status["time"]
         heard = "" if worker["heard_at"] is None else f", last heard {at - worker['heard_at']:.1f} s before"
         yield f"worker {name}: {worker['doing']}{_wait(at - worker['since'], worker['limit_s'])}{heard}"
+        if worker.get("bsize"):
+            yield f"  {worker['bsize']}"
         for number, slot in enumerate(worker["slots"]):
             ticket = "" if slot["ticket"] is None else f" of ticket {slot['ticket']}"
             late = at - (worker["heard_at"] or at)
             yield f"  slot {number}: {slot['activity']}{ticket}{_wait(slot['for_s'] + late, slot['limit_s'])}"
+        if worker["last_trouble"]:
+            yield f"  last trouble: {at - worker['troubled_at']:.1f} s before, {worker['last_trouble']}"
         if worker["last_event"]:
             yield f"  last event: {worker['last_event']}"
 
@@ -63,12 +77,25 @@ def _events(folder: Path) -> Iterator[str]:
         return
     notable = [line for line in lines if '"event": "episode"' not in line and '"event": "pushed"' not in line]
     yield "last events:"
-    for line in notable[-_EVENTS:]:
-        event = json.loads(line)
+    for event, count in _grouped(notable[-_LOOKED_AT:])[-_EVENTS:]:
         said = ", ".join(
             f"{key} {value}" for key, value in event.items() if key not in ("time", "event") and value != ""
         )
-        yield f"  {time.strftime('%H:%M:%S', time.localtime(event['time']))} {event['event']}: {said}"
+        times = f" ({count} times)" if count > 1 else ""
+        yield f"  {time.strftime('%H:%M:%S', time.localtime(event['time']))} {event['event']}{times}: {said}"
+
+
+def _grouped(lines: Sequence[str]) -> list[tuple[dict[str, Any], int]]:
+    """The newest of events of the same kind and worker that follow each other, and how many there were."""
+    found: list[tuple[dict[str, Any], int]] = []
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:  # being written, or cut by a crash
+            continue
+        same = found and all(found[-1][0].get(key) == event.get(key) for key in ("event", "worker"))
+        found[-1:] = [(event, found[-1][1] + 1)] if same else [*found[-1:], (event, 1)]
+    return found
 
 
 def is_running(folder: Path) -> bool:

@@ -9,7 +9,7 @@ from typing import cast
 import paramiko
 
 from digirl_dist.errors import LinkLostError, WorkerError
-from digirl_dist.ssh.wire import Transport
+from digirl_dist.ssh.wire import HELD_S, Transport
 
 PACKET_BYTES = 32_704
 """Largest write that fits one packet of OpenSSH; measured faster than larger ones."""
@@ -27,7 +27,11 @@ class Channel:
     """
 
     def __init__(self, raw: paramiko.Channel, worker: str, command: str, stall_s: float) -> None:
-        raw.settimeout(_SLICE_S)
+        # paramiko measures its own timeouts by the time of day: one that jumps back would make them hours. So it never
+        # waits itself; we do, and without such a clock.
+        raw.settimeout(0.0)
+        self._readable = threading.Event()
+        raw.in_buffer.set_event(self._readable)
         self.worker = worker
         self.command = command
         self._raw = raw
@@ -120,10 +124,14 @@ class Channel:
     def receive_until(self, deadline: float) -> bytes | None:
         """Whatever output comes next, ``b""`` at its end, None if nothing came until ``deadline`` (monotonic)."""
         while True:
+            asked_at = time.monotonic()
+            self._readable.wait(_SLICE_S)
             try:
                 data = self._raw.recv(_READ_BYTES)
             except TimeoutError:
                 data = None
+            if (held_s := time.monotonic() - asked_at) > HELD_S:
+                deadline += held_s
             self._drain_stderr()
             if data == b"" and self._lost():
                 raise self._link_lost()
@@ -140,6 +148,7 @@ class Channel:
         """Bytes that were accepted, at least one."""
         deadline = time.monotonic() + self._stall_s
         while True:
+            self._wait_for_window()
             try:
                 sent = self._raw.send(view)  # type: ignore[arg-type]  # any buffer will do
             except TimeoutError:
@@ -152,6 +161,12 @@ class Channel:
             if sent == 0:
                 raise self.ended()
             return sent
+
+    def _wait_for_window(self) -> None:
+        """Until the other side may be sent something, the channel is closed, or a while is over."""
+        with self._raw.out_buffer_cv:
+            if self._raw.out_window_size == 0 and not self._raw.closed:
+                self._raw.out_buffer_cv.wait(_SLICE_S)
 
     def _drain_stderr(self) -> None:
         with self._stderr_lock:

@@ -76,6 +76,25 @@ class Connection:
     def alive(self) -> bool:
         return self._transport.is_active()
 
+    @property
+    def host(self) -> str:
+        """The host name or address, after ~/.ssh/config."""
+        return str(self._session.host)
+
+    @property
+    def port(self) -> int:
+        return int(self._session.port)
+
+    @property
+    def user(self) -> str:
+        return str(self._session.user)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the host key, and its kind."""
+        key = self._transport.get_remote_server_key()
+        return f"{key.fingerprint} ({key.get_name()})"
+
     def answers(self) -> bool:
         """True if the machine shows a sign of life within seconds: is it the link that is silent, or the command?"""
         asked = time.monotonic()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import xxhash
 
 from digirl_dist.digest import file_digest
-from digirl_dist.durable import replace_durably
 from digirl_dist.errors import FileRefusedError, RunFolderError, TrajectoryError, WorkerError
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.channel import PACKET_BYTES, Channel
@@ -21,6 +21,29 @@ Bytes = bytes | bytearray | memoryview
 _CHUNK = 1 << 20
 _UNANSWERED = 256
 """Puts on their way at once: the answers to all of them fit every buffer on the way back."""
+
+
+@dataclass(frozen=True)
+class Put:
+    """A file for a worker: its path there, the bytes to send, and the digest of the whole file."""
+
+    path: str
+    data: Bytes
+    digest: str
+    offset: int = 0
+    """``data`` continues so many bytes that an earlier attempt left there."""
+    base: str = ""
+    """``data`` is a delta (see delta.py) against this file there, …"""
+    width: int = 1
+    """… of numbers of so many bytes."""
+
+    def request(self) -> dict[str, Any]:
+        asked: dict[str, Any] = {"put": self.path, "size": memoryview(self.data).nbytes, "digest": self.digest}
+        if self.offset:
+            asked["offset"] = self.offset
+        if self.base:
+            asked.update(base=self.base, width=self.width)
+        return asked
 
 
 class Courier:
@@ -37,44 +60,47 @@ class Courier:
         self._channel = connection.open(command)
         self._output = _Packets(self._channel)
 
-    def put_many(self, items: Iterable[tuple[str, Bytes, str]]) -> int:
-        """Write each ``(path, data, digest)``; returns the bytes of data sent.
+    def put_many(self, items: Iterable[Put]) -> int:
+        """Write each file; returns the bytes of data sent.
 
         After the first refusal no further item is started; those before it are in place.
         """
-        return self._put((path, memoryview(data).nbytes, digest, [data]) for path, data, digest in items)
+        return self._put((item.request(), [item.data]) for item in items)
 
     def put_file(self, local: str | Path, remote: str) -> int:
         """Write a copy of a local file; returns its size. A file that changes meanwhile ends the courier."""
         with open(local, "rb", buffering=0) as file:
             size = Path(local).stat().st_size
-            return self._put([(remote, size, file_digest(local), _chunks(file))])
+            return self._put([({"put": remote, "size": size, "digest": file_digest(local)}, _chunks(file))])
+
+    def sizes(self, remote: Sequence[str]) -> dict[str, int]:
+        """The sizes of those files that are there."""
+        answer = self._ask({"sizes": list(remote)}, f"look for {len(remote)} files")
+        return {str(name): int(size) for name, size in answer["sizes"].items()}
 
     def get(self, remote: str, local: str | Path, digest: str, size: int) -> None:
-        """Fetch a file of known digest and size; it appears under its name whole and durable, or not at all.
+        """Fetch a file of known digest and size; it appears under its name whole, or not at all. It is not flushed.
 
         A ``.part`` that an earlier attempt left is continued. Raises TrajectoryError if what came is not what was
         announced.
         """
         local = Path(local)
         part = local.with_name(local.name + ".part")
-        if self._fetch(remote, part, digest, size):
-            replace_durably(part, local)
-            return
-        part.unlink()
-        # What was left of an earlier attempt may have been at fault; a second failure cannot be.
         if not self._fetch(remote, part, digest, size):
             part.unlink()
-            raise TrajectoryError(
-                f"worker {self._worker}: {remote} is not the file that was announced (digest {digest}, {size} bytes)"
-            )
-        replace_durably(part, local)
+            # What was left of an earlier attempt may have been at fault; a second failure cannot be.
+            if not self._fetch(remote, part, digest, size):
+                part.unlink()
+                raise TrajectoryError(
+                    f"worker {self._worker}: {remote} is not the file that was announced "
+                    f"(digest {digest}, {size} bytes)"
+                )
+        with _local_errors(local):
+            part.replace(local)
 
     def delete(self, remote: Sequence[str]) -> None:
         """Delete files; one that is not there is no error."""
-        self._send_line({"delete": list(remote)})
-        self._output.flush()
-        self._raise_refusal(self._answer(), f"delete {len(remote)} files")
+        self._ask({"delete": list(remote)}, f"delete {len(remote)} files")
 
     def close(self) -> None:
         """Let the worker's end finish by itself."""
@@ -87,16 +113,24 @@ class Courier:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _put(self, items: Iterable[tuple[str, int, str, Iterable[Bytes]]]) -> int:
+    def _ask(self, request: dict[str, Any], attempt: str) -> dict[str, Any]:
+        """One question, one answer. ``attempt`` is what is said to have failed when the worker refuses."""
+        self._send_line(request)
+        self._output.flush()
+        answer = self._answer()
+        self._raise_refusal(answer, attempt)
+        return answer
+
+    def _put(self, items: Iterable[tuple[dict[str, Any], Iterable[Bytes]]]) -> int:
         waiting: list[str] = []
         sent = 0
         refusal: tuple[dict[str, Any], str] | None = None
         with self._in_step():
-            for path, size, digest, chunks in items:
-                self._send_line({"put": path, "size": size, "digest": digest})
-                self._send_exactly(size, chunks, path)
-                waiting.append(path)
-                sent += size
+            for request, chunks in items:
+                self._send_line(request)
+                self._send_exactly(request["size"], chunks, request["put"])
+                waiting.append(request["put"])
+                sent += request["size"]
                 if len(waiting) >= _UNANSWERED and (refusal := self._answers(waiting)):
                     break
             refusal = refusal or self._answers(waiting)
@@ -125,10 +159,7 @@ class Courier:
         """Append what is missing to ``part``; True if it then has the digest and size."""
         state = xxhash.xxh3_128()
         offset = _continue(part, size, state)
-        self._send_line({"get": remote, "offset": offset})
-        self._output.flush()
-        answer = self._answer()
-        self._raise_refusal(answer, f"read {remote}")
+        answer = self._ask({"get": remote, "offset": offset}, f"read {remote}")
         with self._in_step(), _local_errors(part), open(part, "ab", buffering=0) as file:
             for chunk in self._incoming(max(0, answer["size"] - offset)):
                 state.update(chunk)

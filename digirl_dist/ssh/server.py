@@ -198,12 +198,17 @@ async def _finish(channel: Any, shell: asyncio.subprocess.Process) -> None:
 
 
 async def _relay_input(source: Any, sink: Any) -> None:
+    """What comes for the command's stdin, until the host's end closes or the command no longer reads."""
+    import asyncssh
+
     try:
         while data := await source.read(_CHUNK):
             sink.write(data)
             await sink.drain()
-    except Exception:
-        pass
+    except asyncssh.Error:
+        pass  # the connection is gone; ``run`` sees the channel close and ends the command
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the command closed its stdin or ended; its status tells how
     finally:
         sink.close()
 

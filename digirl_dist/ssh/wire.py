@@ -14,6 +14,9 @@ from digirl_dist.settings import SshSettings
 
 _FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
+HELD_S = 2.0
+"""A thread that oversleeps by this was not silent itself: our process was stopped, or its machine is overloaded."""
+
 
 class HeardSocket:
     """A socket, or paramiko's stand-in for one, that remembers when something was last heard on it."""
@@ -90,8 +93,12 @@ class Watch:
         self._stop.set()
 
     def _watch(self, every_s: float) -> None:
-        while not self._stop.wait(min(every_s, 1.0)) and self._transport.is_active():
+        every_s = min(every_s, 1.0)
+        looked_at = time.monotonic()
+        while not self._stop.wait(every_s) and self._transport.is_active():
             silent_s = self._transport.silent_s()
-            if silent_s > self._silence_s:
+            was_held = time.monotonic() - looked_at > every_s + HELD_S  # then what came meanwhile is still unread
+            looked_at = time.monotonic()
+            if silent_s > self._silence_s and not was_held:
                 self.cut_after_s = silent_s
                 self._transport.close()

@@ -1,7 +1,8 @@
 """Puts the package on a worker. The host streams this file to the worker's own Python, so it needs nothing but that.
 
 On stdin: a line of JSON (see ``Order``), and the wheel once asked for. On stdout JSON lines: ``{"want": "wheel"}`` if
-the wheel is needed, then ``{"python": PATH}`` or ``{"error": REASON, "remedy": ADVICE}``.
+the wheel is needed, then ``{"python": PATH}`` or ``{"error": REASON, "remedy": ADVICE}``. An order to look
+only is answered with ``{"python": PATH}`` or ``{"missing": WHAT}``, and nothing is changed.
 
 ``installed.json`` is written last and removed before anything changes: what it says is true after a crash as well.
 """
@@ -38,7 +39,9 @@ class Order:
     constraints: list[str]
     pip_args: list[str]
     reuse_packages: bool
+    uv: bool
     limit_s: float
+    look_only: bool
 
 
 class Failed(Exception):
@@ -69,6 +72,14 @@ class Installation:
                 if not self._is_done():
                     self._install()
         return str(self._python)
+
+    def look(self) -> dict[str, str]:
+        """What there is, or what is missing."""
+        if self._is_done():
+            return {"python": str(self._python)}
+        if not self._record.exists():
+            return {"missing": f"not installed in {self._folder}"}
+        return {"missing": f"another version, or with other settings, is installed in {self._folder}"}
 
     def _is_done(self) -> bool:
         with suppress(OSError, ValueError):
@@ -105,7 +116,8 @@ class Installation:
     def _same_environment(self) -> bool:
         with suppress(OSError, ValueError):
             was, wanted = json.loads(self._record.read_text()), self._state()
-            return all(was[key] == wanted[key] for key in ("python", "reuse_packages"))
+            installs = not self._has_no_pip() or self._uv() is not None
+            return installs and all(was[key] == wanted[key] for key in ("python", "reuse_packages"))
         return False
 
     def _receive_wheel(self) -> Path:
@@ -120,10 +132,16 @@ class Installation:
         return path
 
     def _make_environment(self) -> None:
+        shutil.rmtree(self._venv, ignore_errors=True)
+        if uv := self._uv():
+            self._run([uv, "venv", "--quiet", "--python", sys.executable, str(self._venv)], "make an environment")
+        else:
+            self._make_environment_with_pip()
+
+    def _make_environment_with_pip(self) -> None:
         if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
             name = f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
             raise Failed(f"{sys.executable} lacks the module venv", f"apt-get install {name}, or set worker_python")
-        shutil.rmtree(self._venv, ignore_errors=True)
         options = ["--system-site-packages"] if self._order.reuse_packages else []
         self._run([sys.executable, "-m", "venv", "--without-pip", *options, str(self._venv)], "make an environment")
         self._run([str(self._python), "-m", "ensurepip", "--upgrade", "--default-pip"], "put pip into the environment")
@@ -149,8 +167,25 @@ class Installation:
         return [each for each in requirements if not _is_here(re.split(r"[^\w.-]", each, maxsplit=1)[0])]
 
     def _pip(self, *args: str) -> None:
-        pip = [str(self._python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--quiet"]
+        if self._has_no_pip():  # all indexes are looked at, as by pip: one of torch builds has other packages too
+            uv, options = str(self._uv()), ["--quiet", "--index-strategy", "unsafe-best-match"]
+            pip = [uv, "pip", "install", "--python", str(self._python), *options]
+        else:
+            pip = [str(self._python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--quiet"]
         self._run([*pip, *args], "install the package")
+
+    def _has_no_pip(self) -> bool:
+        """uv makes environments without it, and leaves its mark."""
+        with suppress(OSError):
+            return re.search("^uv = ", (self._venv / "pyvenv.cfg").read_text(), re.MULTILINE) is not None
+        return False
+
+    def _uv(self) -> str | None:
+        """uv, if it may be used. It does not know how to see another environment's packages."""
+        if not self._order.uv or self._order.reuse_packages:
+            return None
+        places = [os.environ.get("PATH", os.defpath), *(str(Path.home() / each) for each in _UV_PLACES)]
+        return shutil.which("uv", path=os.pathsep.join(places))
 
     def _run(self, command: list[str], purpose: str) -> None:
         foreign = {"PYTHONPATH", "PYTHONHOME", "PIP_REQUIRE_VIRTUALENV", "PIP_TARGET", "PIP_USER"}
@@ -188,6 +223,10 @@ _SLOW = "wait for it, or raise the limit of installations"
 _DISK_FULL = "free some space there, or set the worker's folder to a larger disk"
 
 
+_UV_PLACES = (".local/bin", ".cargo/bin")
+"""Where uv's own installer puts it, which is not on the PATH of a command over SSH."""
+
+
 def _try_lock(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -215,6 +254,8 @@ def _why(said: str) -> str:
         return _DISK_FULL
     if re.search("No matching distribution|Could not find a version|Connection|Temporary failure", said):
         return "the worker needs a package index it can reach: see the worker's pip arguments, or reuse its packages"
+    if re.search("No solution found|not found in the package registry|Failed to fetch|error sending request", said):
+        return "uv does not read pip.conf: name the index in install.pip_args, or use pip with install.uv=false"
     return ""
 
 
@@ -229,8 +270,9 @@ def _answer(answer: dict[str, Any]) -> None:
 
 def main(source: BinaryIO) -> None:
     order = Order(**json.loads(source.readline()))
+    installation = Installation(order, source)
     try:
-        _answer({"python": Installation(order, source).ensure()})
+        _answer(installation.look() if order.look_only else {"python": installation.ensure()})
     except Failed as failed:
         _answer({"error": str(failed), "remedy": failed.remedy})
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""The worker program's end of the control channel: a Unix socket in its folder, one host at a time."""
+"""The worker program's end of the control channel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from digirl_dist.job import JobFolder, decode, encode
 from digirl_dist.tasks import Json
@@ -16,24 +16,36 @@ from digirl_dist.tasks import Json
 HEARTBEAT_S = 2.0
 
 
-class Link:
-    """Receives lines in a thread of its own, so that heartbeats go out while the program's loop is busy.
+class Link(Protocol):
+    """What the host says, and the way to answer it."""
 
-    ``fileno`` is readable when ``received`` has something. The newest host wins: an older connection is closed.
-    """
+    last_heard: float
+    """Monotonic time at which the host was heard last."""
 
-    def __init__(self, folder: JobFolder, doing: Callable[[], dict[str, Json]]) -> None:
+    def start(self, doing: Callable[[], dict[str, Json]]) -> None:
+        """Serve a host; ``doing`` is what heartbeats tell it."""
+
+    def fileno(self) -> int:
+        """Readable when ``received`` has something."""
+
+    def received(self) -> list[dict[str, Any]]:
+        """Messages that arrived since the last call, in order."""
+
+    def send(self, kind: str, **content: Json) -> None:
+        """To the host if there is one; what matters is told again when it comes back."""
+
+    def close(self) -> None: ...
+
+
+class Inbox:
+    """Messages of the host until the program's loop takes them, and its heartbeat. The base of links."""
+
+    def __init__(self) -> None:
         self.last_heard = time.monotonic()
-        self._doing = doing
         self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
-        self._writing = threading.Lock()
-        self._host: socket.socket | None = None
-        self._listener = _listen(folder)
-        threading.Thread(target=self._accept, name="link-accept", daemon=True).start()
-        threading.Thread(target=self._beat, name="link-heartbeat", daemon=True).start()
 
     def fileno(self) -> int:
         return self._wake_read
@@ -51,8 +63,36 @@ class Link:
             except queue.Empty:
                 return messages
 
+    def receive(self, line: bytes) -> None:
+        """Called by what listens to the host, in a thread of its own. Raises ValueError for what is no message."""
+        self.last_heard = time.monotonic()
+        message = decode(line)
+        if message["type"] == "ping":
+            return
+        self._messages.put(message)
+        try:
+            os.write(self._wake_write, b"!")
+        except BlockingIOError:
+            pass  # it is awake already
+
+
+class SocketLink(Inbox):
+    """A Unix socket in the program's folder, for one host at a time: the newest wins, an older connection is closed.
+
+    Lines are received in a thread, so that heartbeats go out while the program's loop is busy.
+    """
+
+    def __init__(self, folder: JobFolder) -> None:
+        super().__init__()
+        self._writing = threading.Lock()
+        self._host: socket.socket | None = None
+        self._listener = _listen(folder)
+
+    def start(self, doing: Callable[[], dict[str, Json]]) -> None:
+        threading.Thread(target=self._accept, name="link-accept", daemon=True).start()
+        threading.Thread(target=beat, args=(self, doing), name="link-heartbeat", daemon=True).start()
+
     def send(self, kind: str, **content: Json) -> None:
-        """To the host if there is one; what matters is told again when it comes back."""
         with self._writing:
             if self._host is None:
                 return
@@ -86,26 +126,11 @@ class Link:
         with lines, lines.makefile("rb") as stream:
             try:
                 for line in stream:
-                    self.last_heard = time.monotonic()
-                    self._receive(decode(line))
+                    self.receive(line)
             except (OSError, ValueError):
                 pass
         with self._writing:
             self._hang_up(host)
-
-    def _receive(self, message: dict[str, Any]) -> None:
-        if message["type"] == "ping":
-            return
-        self._messages.put(message)
-        try:
-            os.write(self._wake_write, b"!")
-        except BlockingIOError:
-            pass  # it is awake already
-
-    def _beat(self) -> None:
-        while True:
-            time.sleep(HEARTBEAT_S)
-            self.send("alive", **self._doing())
 
     def _hang_up(self, host: socket.socket) -> None:
         if self._host is host:
@@ -115,6 +140,13 @@ class Link:
         except OSError:
             pass
         host.close()
+
+
+def beat(link: Link, doing: Callable[[], dict[str, Json]]) -> None:
+    """Tell the host now and then that we are here, for as long as this process lives."""
+    while True:
+        time.sleep(HEARTBEAT_S)
+        link.send("alive", **doing())
 
 
 def _listen(folder: JobFolder) -> socket.socket:

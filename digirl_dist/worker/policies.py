@@ -36,10 +36,16 @@ class Policies(Mapping[int, Actor]):
         policy.agent.load_state_dict(state)
         self._serving[version] = policy
 
+    def same(self, version: int, other: int) -> None:
+        """``version`` has the very weights of ``other``, which is ready."""
+        self._serving[version] = self._serving[other]
+
     def retire(self, keep: set[int]) -> None:
         """Drop every version that is not in ``keep``."""
         for version in set(self._serving) - keep:
-            self._retired.append(self._serving.pop(version))
+            policy = self._serving.pop(version)
+            if not any(policy is other for other in self._serving.values()):
+                self._retired.append(policy)
 
     def __getitem__(self, version: int) -> Actor:
         return self._serving[version]

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from digirl_dist import durable, table
-from digirl_dist.checkpoint import TensorInfo, tensor_from
+from digirl_dist.capacity import Choice, Machine, Needs, choose
+from digirl_dist.checkpoint import TensorInfo
 from digirl_dist.digest import file_digest
 from digirl_dist.emulator.slot import Slot, SlotLimits
 from digirl_dist.errors import CheckpointError, DigirlDistError, TrajectoryError
@@ -29,7 +30,8 @@ from digirl_dist.job import PROTOCOL, JobFolder, Notice
 from digirl_dist.rollout import Acting, Failed, Finished, Happening, Rollout, SlotChanged
 from digirl_dist.tasks import Json, Ticket
 from digirl_dist.travel import unpack_file
-from digirl_dist.worker.link import Link
+from digirl_dist.worker.blobs import Blobs, FileBlobs
+from digirl_dist.worker.link import Link, SocketLink
 from digirl_dist.worker.policies import Policies
 
 _TURN_S = 0.5
@@ -38,22 +40,26 @@ _TURN_S = 0.5
 class Program:
     """One run on one worker."""
 
-    def __init__(self, folder: JobFolder, orphan_s: float, package: str) -> None:
+    def __init__(self, folder: JobFolder, link: Link, blobs: Blobs, orphan_s: float, package: str) -> None:
         self._folder = folder
+        self._link = link
+        self._blobs = blobs
         self._package = package
         self._orphan_s = orphan_s
         self._run = ""
         self._job: dict[str, Any] = {}
+        self._pool = Choice(0, "")
         self._rollout: Rollout | None = None
         self._policies: Policies | None = None
-        self._recent_blobs: list[set[str]] = []
+        self._manifests: dict[int, dict[str, list[Any]]] = {}
+        """The tensors of each version that is ready."""
         self._doing: tuple[str, float] = ("waiting for a job", time.monotonic())
         self.stopped = False
         """True once the host has said that this run is over here."""
-        self._link = Link(folder, self._state_of_work)
 
     def run(self) -> None:
         """Serve until the host says stop or is gone for good."""
+        self._link.start(self._state_of_work)
         try:
             while not self.stopped and not self._is_orphaned():
                 self._turn()
@@ -97,7 +103,9 @@ class Program:
     def _state_of_work(self) -> dict[str, Json]:
         doing, since = self._doing
         slots = [] if self._rollout is None else [asdict(wait) for wait in self._rollout.waits()]
-        return {"doing": doing, "for_s": round(time.monotonic() - since, 3), "slots": slots}
+        now = time.monotonic()
+        unheard_s = now - self._link.last_heard
+        return {"doing": doing, "for_s": round(now - since, 3), "unheard_s": round(unheard_s, 3), "slots": slots}
 
     def _obey(self, message: dict[str, Any]) -> None:
         """One message of the host; whatever fails here is told to it."""
@@ -113,7 +121,7 @@ class Program:
                 case "lease":
                     self._lease(message["tickets"])
                 case "drop":
-                    self._drop(message["keys"])
+                    self._drop(message["keys"], message["lost_to"])
                 case "landed":
                     self._forget(message["episodes"])
                 case "collected":
@@ -138,33 +146,30 @@ class Program:
             python=platform.python_version(),
             pid=os.getpid(),
             held=held,
-            spool=[notice.to_json() for notice in self._spooled()],
+            **self._spooled(),
         )
 
-    def _spooled(self) -> list[Notice]:
-        """Episodes of this run that no host has acknowledged."""
-        notices = [self._read_notice(path) for path in sorted(self._folder.episodes.glob("*.json"))]
-        return [notice for notice in notices if notice is not None and notice.run == self._run]
-
-    def _read_notice(self, path: Path) -> Notice | None:
-        """None for a damaged or foreign one, which is removed: its ticket runs again."""
-        try:
-            return Notice.from_json(json.loads(path.read_text()))
-        except (OSError, ValueError, TrajectoryError) as error:
-            print(f"{path} is removed: {error}", file=sys.stderr, flush=True)
-            path.unlink(missing_ok=True)
-            path.with_suffix(".parquet").unlink(missing_ok=True)
-            return None
+    def _spooled(self) -> dict[str, Json]:
+        """Episodes of this run that no host has acknowledged; and what is none, with the reason, which is removed."""
+        spool, refused = [], []
+        for path in sorted(self._folder.episodes.glob("*.json")):
+            try:
+                spool.append(_read_notice(path, self._run).to_json())
+            except TrajectoryError as error:
+                refused.append({"episode": path.stem, "reason": str(error)})
+                path.unlink(missing_ok=True)
+                path.with_suffix(".parquet").unlink(missing_ok=True)
+        return {"spool": spool, "refused": refused}
 
     def _take_job(self, job: dict[str, Any]) -> None:
         """Build policy and slots as the host describes them; a job that is already running stays as it is."""
-        missing = self._missing([job["agent"], job["emulator"]])
+        missing = self._blobs.missing([job["agent"], job["emulator"]])
         if missing:
             self._link.send("need", what="job", digests=missing)
             return
         if job != self._job:
             self._start_job(job)
-        self._link.send("working", slots=job["slots"])
+        self._link.send("working", slots=self._pool.slots, reason=self._pool.reason)
 
     def _start_job(self, job: dict[str, Any]) -> None:
         import torch
@@ -173,54 +178,50 @@ class Program:
         if self._rollout is not None:
             self._rollout.close()
         self._job = {}
-        self._policies = Policies(unpack_file(self._folder.blob(job["agent"])))
+        self._manifests = {}
+        self._policies = Policies(unpack_file(self._blobs.file(job["agent"])))
         limits = SlotLimits(**job["limits"])
-        emulator = self._folder.blob(job["emulator"])
-        slots = [Slot(k, emulator, limits, self._folder.slot_log(k)) for k in range(job["slots"])]
+        emulator = self._blobs.file(job["emulator"])
+        auto = job["slots"] is None
+        self._pool = choose(Machine.here(job["sharers"]), Needs(**job["needs"])) if auto else Choice(job["slots"], "")
+        slots = [Slot(k, emulator, limits, self._folder.slot_log(k)) for k in range(self._pool.slots)]
         for slot in slots:
             slot.start()
-        self._rollout = Rollout(job["name"], slots, self._policies, job["max_steps"])
+        self._rollout = Rollout(job["name"], slots, self._policies, job["max_steps"], shrink=auto)
         self._job = job
 
     def _load(self, version: int, tensors: dict[str, list[Any]]) -> None:
         """Make a checkpoint ready to act, or say which of its tensors are not here."""
         assert self._policies is not None and self._rollout is not None, "a checkpoint before the job"
         self._rollout.idle("push")
-        infos = {name: TensorInfo(info[0], info[1], tuple(info[2])) for name, info in tensors.items()}
-        missing = self._missing(sorted({info.digest for info in infos.values()}))
+        digests = {str(entry[0]) for entry in tensors.values()}
+        missing = self._blobs.missing(sorted(digests))
         if missing:
             self._link.send("need", what="checkpoint", digests=missing)
             return
         try:
-            if version not in self._policies:
-                self._policies.load(version, {name: self._tensor(info) for name, info in infos.items()})
+            self._make_ready(self._policies, version, tensors)
         except CheckpointError:  # an altered tensor was deleted: ask for it again
             self._load(version, tensors)
             return
         self._policies.retire({version, *(ticket.policy_version for ticket in self._rollout.held())})
-        self._remove_old_blobs({info.digest for info in infos.values()})
+        self._manifests = {number: self._manifests[number] for number in self._policies}
+        self._blobs.keep(digests, {self._job["agent"], self._job["emulator"]})
         self._rollout.idle("barrier")
         self._link.send("loaded", version=version)
 
-    def _tensor(self, info: TensorInfo) -> Any:
-        path = self._folder.blob(info.digest)
-        try:
-            return tensor_from(path.read_bytes(), info)
-        except CheckpointError:
-            path.unlink(missing_ok=True)
-            raise
-
-    def _missing(self, digests: list[str]) -> list[str]:
-        return [name for name in digests if not self._folder.blob(name).exists()]
-
-    def _remove_old_blobs(self, current: set[str]) -> None:
-        """Keep the tensors of the two newest checkpoints and the job's own files."""
-        others = [blobs for blobs in self._recent_blobs if blobs != current]
-        self._recent_blobs = [*others[-1:], current]
-        keep = set().union(*self._recent_blobs, {self._job["agent"], self._job["emulator"]})
-        for path in self._folder.blobs.iterdir():
-            if path.name not in keep and not path.name.endswith(".part"):
-                path.unlink(missing_ok=True)
+    def _make_ready(self, policies: Policies, version: int, tensors: dict[str, list[Any]]) -> None:
+        """Load the policy, unless it is there or one with the very same weights is."""
+        if version in policies:
+            return
+        same = next((other for other in policies if self._manifests.get(other) == tensors), None)
+        if same is None:
+            infos = {name: TensorInfo(info[0], info[1], tuple(info[2])) for name, info in tensors.items()}
+            state = {name: self._blobs.tensor(info) for name, info in infos.items()}
+            policies.load(version, _cast_back(state, tensors))
+        else:
+            policies.same(version, same)
+        self._manifests[version] = tensors
 
     def _lease(self, tickets: list[dict[str, Json]]) -> None:
         assert self._rollout is not None, "a lease before the job"
@@ -234,9 +235,9 @@ class Program:
             self._link.send("spent", seconds=self._rollout.spent())
             self._rollout.idle("update")
 
-    def _drop(self, keys: list[list[int]]) -> None:
+    def _drop(self, keys: list[list[int]], lost_to: str) -> None:
         if self._rollout is not None:
-            self._rollout.drop({(iteration, index) for iteration, index in keys})
+            self._rollout.drop({(iteration, index) for iteration, index in keys}, lost_to)
 
     def _forget(self, episodes: list[str]) -> None:
         """The host has these safely: delete them, the notice first."""
@@ -274,6 +275,8 @@ class Program:
             run=self._run,
             iteration=trajectory.ticket.iteration,
             index=trajectory.ticket.index,
+            attempt=trajectory.ticket.attempt,
+            policy_version=trajectory.ticket.policy_version,
             episode_id=trajectory.episode_id,
             size=path.stat().st_size,
             digest=file_digest(path),
@@ -284,6 +287,25 @@ class Program:
         )
         durable.write_json(self._folder.notice(trajectory.episode_id), notice.to_json())
         return notice
+
+
+def _read_notice(path: Path, run: str) -> Notice:
+    """Raises TrajectoryError for one that is damaged or of another run."""
+    try:
+        notice = Notice.from_json(json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise TrajectoryError(f"{path.name} is not a notice: {error}") from error
+    if notice.run != run:
+        raise TrajectoryError(f"{path.name} is of run {notice.run}, not of {run}")
+    return notice
+
+
+def _cast_back(state: dict[str, Any], manifest: dict[str, list[Any]]) -> dict[str, Any]:
+    """Tensors that were cast for the wire get the policy's own dtype, which their entry names fourth."""
+    import torch
+
+    own = {name: getattr(torch, entry[3]) for name, entry in manifest.items() if len(entry) > 3}
+    return {name: tensor.to(own.get(name, tensor.dtype)) for name, tensor in state.items()}
 
 
 def main() -> int:
@@ -303,7 +325,7 @@ def main() -> int:
         lock.truncate(0)
         print(os.getpid(), file=lock, flush=True)
         os.chdir(folder.root)
-        program = Program(folder, options.orphan_s, options.package)
+        program = Program(folder, SocketLink(folder), FileBlobs(folder), options.orphan_s, options.package)
         program.run()
         if program.stopped:
             shutil.rmtree(folder.root, ignore_errors=True)

@@ -52,6 +52,16 @@ def test_log_prob_of_an_action_is_what_was_said_when_acting(size: tuple[int, int
         np.testing.assert_allclose(again.detach(), [decision.log_prob for decision in decisions], atol=1e-4)
 
 
+def test_only_in_training_mode_are_the_pictures_shifted() -> None:
+    settings = DeviceAgentSettings(shift=8)
+    torch.manual_seed(0)
+    agent, observations = DevicePolicy(settings, EmulatorSpec(DeviceActions(), 0, (210, 160))), screenshots(8)
+    actions = [decision.action for decision in act(agent, observations)]
+    exact = agent.train(False).log_prob(observations, actions)
+    assert torch.equal(exact, agent.log_prob(observations, actions))
+    assert not torch.allclose(exact, agent.train().log_prob(observations, actions))
+
+
 def test_actions_are_device_actions_that_type_what_is_quoted() -> None:
     agent, observations = policy(), screenshots(4)
     typed = set()

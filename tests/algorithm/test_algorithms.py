@@ -13,13 +13,16 @@ import torch
 
 from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.algorithm import Algorithm
+from digirl_dist.algorithm.advantages import returns_to_go
 from digirl_dist.algorithm.digirl import DigiRL
-from digirl_dist.algorithm.filtered_bc import FilteredBC, changed_something, returns_to_go
-from digirl_dist.algorithm.imitation import batches, finite, imitation_loss
-from digirl_dist.algorithm.selection import best, task_weights
+from digirl_dist.algorithm.filtered_bc import FilteredBC
+from digirl_dist.algorithm.grpo import Grpo
+from digirl_dist.algorithm.imitation import imitation_loss
+from digirl_dist.algorithm.optimizer import batches, sane
+from digirl_dist.algorithm.selection import best, changed_something, task_weights
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import TrainingError
-from digirl_dist.settings import DigirlSettings, FilteredBcSettings, GenericAgentSettings
+from digirl_dist.settings import Advantage, DigirlSettings, FilteredBcSettings, GenericAgentSettings, GrpoSettings
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
@@ -27,6 +30,8 @@ Build = Callable[[GenericPolicy], Algorithm]
 ALGORITHMS: dict[str, Build] = {
     "filtered_bc": lambda agent: FilteredBC(agent, FilteredBcSettings(), seed=3),
     "digirl": lambda agent: DigiRL(agent, DigirlSettings(), seed=3),
+    "digirl as released": lambda agent: DigiRL(agent, DigirlSettings(advantage=Advantage.code), seed=3),
+    "grpo": lambda agent: Grpo(agent, GrpoSettings(), seed=3),
 }
 
 
@@ -44,7 +49,7 @@ def policy() -> GenericPolicy:
 def episodes(iteration: int, count: int = 40) -> list[Trajectory]:
     """Episodes of up to three steps at which a random action is right when it names the largest entry."""
     rng = np.random.default_rng([5, iteration])
-    return [_episode(Ticket(iteration, index, Task(f"t{index % 4}"), index, iteration), rng) for index in range(count)]
+    return [_episode(Ticket(iteration, index, Task(f"t{index % 4}"), 7, iteration), rng) for index in range(count)]
 
 
 def _episode(ticket: Ticket, rng: np.random.Generator) -> Trajectory:
@@ -75,9 +80,11 @@ def saved_and_loaded(state: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
-def test_training_raises_the_probability_of_what_succeeded(build: Build) -> None:
+@pytest.mark.parametrize("name", ["filtered_bc", "digirl", "digirl as released"])
+def test_training_raises_the_probability_of_what_succeeded(name: str) -> None:
+    """With episodes of another policy, from which GRPO must not move far away."""
     agent = policy()
-    algorithm, data = build(agent), episodes(0, 200)
+    algorithm, data = ALGORITHMS[name](agent), episodes(0, 200)
     right = [
         (trajectory.steps[-1].observation, trajectory.steps[-1].action) for trajectory in data if trajectory.success
     ]
@@ -197,6 +204,8 @@ def test_batches_go_through_all_rows_before_any_comes_again() -> None:
 
 
 def test_numbers_that_are_none_are_named() -> None:
-    assert finite(1.5, "x") == 1.5
+    assert sane(1.5, 2.0, "x") == 1.5
     with pytest.raises(TrainingError, match="the loss became inf"):
-        finite(math.inf, "the loss")
+        sane(math.inf, 2.0, "the loss")
+    with pytest.raises(TrainingError, match=r"the loss became 2e\+05, beyond max_loss=1e\+04"):
+        sane(2e5, 1e4, "the loss")

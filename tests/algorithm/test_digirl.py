@@ -12,10 +12,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from things import Coin, Counter
 
-from digirl_dist.algorithm.digirl import DigiRL, instruction_advantages, step_advantages
+from digirl_dist.algorithm.advantages import (
+    doubly_robust_advantages,
+    instruction_advantages,
+    released_advantages,
+    returns_to_go,
+)
+from digirl_dist.algorithm.digirl import DigiRL, PaperRule, ReleasedRule, stack
+from digirl_dist.algorithm.imitation import advantage_loss
+from digirl_dist.algorithm.selection import held_out, top_quantile
 from digirl_dist.algorithm.values import SuccessValue, two_class_loss
 from digirl_dist.errors import TrainingError
-from digirl_dist.settings import DigirlSettings, ValueSettings
+from digirl_dist.settings import Advantage, DigirlSettings, ValueSettings
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
@@ -40,8 +48,9 @@ def batch(seed: int) -> list[Trajectory]:
     return [episode(index, rng.integers(2, size=3).tolist()) for index in range(40)]
 
 
-def made() -> DigiRL:
-    settings = DigirlSettings(value=ValueSettings(epochs=2))
+def made(advantage: Advantage = Advantage.paper, warmup_iterations: int = 0) -> DigiRL:
+    value = ValueSettings(epochs=2)
+    settings = DigirlSettings(advantage=advantage, warmup_iterations=warmup_iterations, step_value=value)
     return DigiRL(Coin(Counter.spec), settings, seed=0)
 
 
@@ -60,11 +69,133 @@ def test_the_step_advantage_is_doubly_robust(drawn: tuple[np.ndarray, np.ndarray
         outcome = lam ** (total - h)
         bootstrap = values[h] + rewards[h - 1] - values[h - 1]
         expected.append(outcome * rewards[total - 1] + (1 - outcome) * bootstrap)
-    assert np.allclose(step_advantages(rewards, values, lam), expected, atol=1e-6)
+    assert np.allclose(doubly_robust_advantages(rewards, values, lam), expected, atol=1e-6)
+
+
+@given(
+    st.integers(1, 12).flatmap(
+        lambda steps: st.tuples(
+            arrays.arrays(np.float64, steps, elements=UNIT),
+            arrays.arrays(np.float64, steps + 1, elements=UNIT),
+            arrays.arrays(np.float64, steps + 1, elements=UNIT),
+            UNIT,
+        )
+    )
+)
+def test_the_released_rule_takes_steps_whose_clamped_advantage_is_positive(
+    drawn: tuple[np.ndarray, np.ndarray, np.ndarray, float],
+) -> None:
+    rewards, first, second, gamma = drawn
+    values, total = np.minimum(first, second), len(rewards)
+    expected = []
+    for h in range(total):
+        togo = sum(rewards[k] * gamma ** (k - h) for k in range(h, total))
+        advantage = min(first[h + 1], second[h + 1]) - min(first[h], second[h]) - 0.05 + rewards[h] + togo
+        expected.append(min(max(advantage, 0.0), 1.0))
+    returns = np.array(returns_to_go(rewards.tolist(), gamma))
+    found = released_advantages(rewards, values, returns, 0.05)
+    assert np.allclose(found, expected, atol=1e-6)
+    clear = np.abs(np.array(expected)) > 1e-9
+    assert (ReleasedRule(gamma, 0.05).good(rewards, values) == (np.array(expected) > 0))[clear].all()
+
+
+@given(arrays.arrays(np.float64, 9, elements=UNIT), arrays.arrays(np.float64, 10, elements=UNIT), UNIT)
+def test_the_paper_s_rule_takes_steps_whose_advantage_exceeds_one_over_their_number(
+    rewards: np.ndarray, values: np.ndarray, lam: float
+) -> None:
+    trust = [lam ** (9 - h) for h in range(1, 10)]
+    expected = [
+        share * rewards[-1] + (1 - share) * (values[h + 1] + rewards[h] - values[h]) for h, share in enumerate(trust)
+    ]
+    clear = np.abs(np.array(expected) - 1 / 9) > 1e-9
+    assert (PaperRule(lam).good(rewards, values) == (np.array(expected) > 1 / 9))[clear].all()
+
+
+@given(
+    st.integers(1, 40).flatmap(lambda count: arrays.arrays(np.float64, count, elements=st.floats(-1, 1, width=16))),
+    st.floats(0.05, 0.95),
+)
+def test_the_top_decile_is_at_or_above_the_interpolated_quantile(scores: np.ndarray, share: float) -> None:
+    ordered, place = sorted(scores), (1 - share) * (len(scores) - 1)
+    below = int(place)
+    above = min(below + 1, len(scores) - 1)
+    cutoff = ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    clear = {index for index, score in enumerate(scores) if abs(score - cutoff) > 1e-9}
+    kept = set(top_quantile(scores, share))
+    assert kept & clear == {index for index in clear if scores[index] > cutoff} and kept
+
+
+def test_offline_the_released_rule_ranks_by_return_alone() -> None:
+    returns, values = np.array([1.0, 0.0]), np.array([0.9, 0.0])
+    rule = ReleasedRule(0.5, 0.05)
+    assert rule.scores(returns, values, offline=True).tolist() == [1.0, 0.0]
+    np.testing.assert_allclose(rule.scores(returns, values, offline=False), [0.1, -1e-4])
+    np.testing.assert_allclose(PaperRule(0.5).scores(returns, values, offline=True), [0.1, 0.0])
+
+
+@given(arrays.arrays(np.float64, 8, elements=st.floats(-9, 0)), arrays.arrays(np.float64, 8, elements=UNIT))
+def test_the_released_actor_loss_counts_the_steps_of_weight_0(log_probs: np.ndarray, weights: np.ndarray) -> None:
+    expected = -sum(weight * each for weight, each in zip(weights, log_probs, strict=True)) / 8
+    assert float(advantage_loss(torch.tensor(log_probs), torch.tensor(weights))) == pytest.approx(expected, abs=1e-6)
+
+
+def test_frames_are_stacked_oldest_first_and_the_first_repeats() -> None:
+    features = torch.tensor([[1.0], [2.0], [3.0]])
+    assert stack(features, 2).tolist() == [[1, 1], [1, 2], [2, 3]]
+    assert stack(features, 3).tolist() == [[1, 1, 1], [1, 1, 2], [1, 2, 3]]
+    assert torch.equal(stack(features, 1), features)
+
+
+def test_of_two_critics_the_lesser_counts_and_both_learn() -> None:
+    value = SuccessValue(3, ValueSettings(), seed=0, critics=2)
+    features = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    loss = value.fit(features, [True, False] * 3)
+    of_each = [critic(features).softmax(dim=1)[:, 1] for critic in value._critics]
+    assert 0.6 < loss < 0.75 and not torch.equal(*of_each)
+    assert torch.equal(value(features), torch.minimum(*of_each))
+
+
+def test_a_fifth_of_the_episodes_is_held_out_and_an_episode_keeps_its_side() -> None:
+    episodes = [episode(index, [1]) for index in range(1000)]
+    held = [held_out(each, 0.2) for each in episodes]
+    assert 150 < sum(held) < 250 and held == [held_out(each, 0.2) for each in episodes]
+    assert not any(held_out(each, 0.0) for each in episodes)
+
+
+@pytest.mark.parametrize("advantage", Advantage)
+def test_held_out_episodes_train_nothing_but_are_measured(advantage: Advantage) -> None:
+    data = batch(0)
+    altered = [episode(each.ticket.index, [0, 0]) if held_out(each, 0.2) else each for each in data]
+    one, other = made(advantage=advantage), made(advantage=advantage)
+    figures, others = one.update(data, data), other.update(altered, altered)
+    assert torch.equal(one._agent.state_dict()["logits"], other._agent.state_dict()["logits"])
+    assert figures["actor_loss"] == others["actor_loss"] and figures["step_value_loss"] == others["step_value_loss"]
+    assert figures["step_value_validation_loss"] != others["step_value_validation_loss"]
+    assert 0 <= figures["instruction_value_validation_accuracy"] <= 1
+
+
+def test_steps_that_changed_nothing_are_never_good_unless_one_asks_for_it_as_published() -> None:
+    """Both steps before the rewarded one look good to the paper's rule; after the first, nothing had changed."""
+    seen = [Observation("", None, np.array([at, 0], np.float32)) for at in (0, 0, 1, 2)]
+    steps = [Step(seen[at], 1, -0.7, float(at == 2), at == 2, False) for at in range(3)]
+    won = Trajectory(Ticket(0, 0, Task("t"), 0, 0), "e", "w", 0, steps, seen[3], True)
+    for drops, expected in ((True, 1), (False, 2)):
+        settings = DigirlSettings(lam=0.71, drop_unchanged=drops)
+        algorithm = DigiRL(Coin(Counter.spec), settings, seed=0)
+        (looked_at,) = algorithm._look_at([won])
+        assert [row.weight for row in algorithm._examples_of(looked_at)][:2] == [float(expected == 2), 1.0]
+
+
+def test_while_it_warms_up_only_the_values_learn() -> None:
+    algorithm = made(warmup_iterations=1)
+    first = algorithm.update(batch(0), batch(0))
+    assert first["kept_steps"] == 0 and algorithm._agent.log_prob([], [1]).item() == pytest.approx(np.log(0.5))
+    assert first["instruction_value_loss"] > 0 and algorithm._instruction_value(torch.eye(2)).tolist() != [0.5, 0.5]
+    assert algorithm.update(batch(0), batch(0))["kept_steps"] > 0
 
 
 def test_the_last_step_is_judged_by_its_outcome_alone() -> None:
-    assert step_advantages(np.array([0.0, 1.0]), np.array([0.9, 0.9, 0.9]), 0.5)[-1] == 1.0
+    assert doubly_robust_advantages(np.array([0.0, 1.0]), np.array([0.9, 0.9, 0.9]), 0.5)[-1] == 1.0
 
 
 @given(arrays.arrays(np.float64, 8, elements=UNIT), arrays.arrays(np.float64, 8, elements=UNIT))
@@ -107,7 +238,7 @@ def test_continuing_from_its_state_is_continuing() -> None:
     algorithm.update(batch(0), batch(0))
     weights, state = copy.deepcopy(algorithm._agent.state_dict()), copy.deepcopy(algorithm.state_dict())
     figures = algorithm.update(batch(1), batch(1))
-    other = DigiRL(Coin(Counter.spec), DigirlSettings(value=ValueSettings(epochs=2)), seed=99)
+    other = DigiRL(Coin(Counter.spec), DigirlSettings(step_value=ValueSettings(epochs=2)), seed=99)
     other._agent.load_state_dict(weights)
     other.load_state_dict(state)
     assert other.update(batch(1), batch(1)) == figures

@@ -7,91 +7,29 @@ import signal
 import threading
 import time
 from collections import Counter as Counts
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from things import Coin, Counter
-from watching import eventually, processes_with
+from collecting import Kind, Site, keys, site, tickets
+from watching import eventually, nothing_is_left_of, processes_with
 
-from digirl_dist.build import Device, Ground, build_collector
-from digirl_dist.checkpoint import Checkpoint, Checkpoints
-from digirl_dist.collect import Collector
 from digirl_dist.errors import HarvestError
-from digirl_dist.events import Events
-from digirl_dist.harvest import Harvest
-from digirl_dist.run_folder import RunFolder
-from digirl_dist.settings import LimitSettings, Parallel, Settings
 from digirl_dist.slot_time import ACTIVITIES
-from digirl_dist.status import Status
-from digirl_dist.store import Store
-from digirl_dist.tasks import Task, Ticket
 
-KINDS = [Parallel.single, Parallel.host]
-
-
-class Site:
-    """A run folder and what collects into it."""
-
-    def __init__(self, folder: Path, stack: ExitStack, kind: Parallel, **options: Any) -> None:
-        settings = Settings(
-            parallel=kind,
-            dry_run=True,
-            limits=LimitSettings(step_s=3, reset_s=3, slot_failures=2, no_worker_s=20, orphan_s=3),
-        )
-        self.folder = RunFolder(folder, "")
-        stack.callback(self.folder.close)
-        self.store = Store(self.folder.trajectories)
-        self.events: list[tuple[str, dict[str, Any]]] = []
-        events = Events(self.folder.events, (lambda kind, content: self.events.append((kind, content)),))
-        stack.callback(events.close)
-        device = Device(partial(Counter, **options), Counter.spec, Counter.tasks("", ""), None)
-        agent = partial(Coin, Counter.spec)
-        self.checkpoints = Checkpoints(self.folder.checkpoints)
-        self.checkpoint = self.save(0)
-        ground = Ground(settings, device, agent, self.folder, self.store, events, Status(folder / "status.json"))
-        self.collector: Collector = build_collector(ground, stack)
-
-    def save(self, iteration: int) -> Checkpoint:
-        policy = Coin(Counter.spec)
-        policy.logits.data += iteration * 0.25
-        return self.checkpoints.save(iteration, policy.state_dict(), {}, {})
-
-    def collect(self, tickets: Sequence[Ticket]) -> Harvest:
-        return self.collector.collect(self.checkpoint, tickets)
-
-    def count(self, kind: str) -> int:
-        return sum(event == kind for event, _ in self.events)
-
-
-@contextmanager
-def site(folder: Path, kind: Parallel, **options: Any) -> Iterator[Site]:
-    with ExitStack() as stack:
-        yield Site(folder, stack, kind, **options)
-
-
-def tickets(count: int, iteration: int = 0, **params: Any) -> list[Ticket]:
-    task = Task("count", params=params)
-    return [Ticket(iteration, index, task, seed=index, policy_version=iteration) for index in range(count)]
-
-
-def keys(harvest: Harvest) -> list[tuple[int, int]]:
-    return [trajectory.ticket.key for trajectory in harvest.trajectories]
+KINDS = list(Kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_ticket_comes_home_once_and_in_order(tmp_path: Path, kind: Parallel) -> None:
-    with site(tmp_path, kind) as here:
+def test_every_ticket_comes_home_once_and_in_order(tmp_path: Path, kind: Kind) -> None:
+    with site(tmp_path, kind, iterations=3) as here:
         harvest = here.collect(tickets(9))
         assert keys(harvest) == [(0, index) for index in range(9)]
         assert sum(outcome.episodes for outcome in harvest.outcomes) == 9
         assert harvest.acting_at is not None and harvest.last_ended_at is not None
         assert harvest.started_at < harvest.acting_at and harvest.last_ended_at <= harvest.ended_at
-        assert sorted(here.store.landed(0)) == list(range(9))
-    assert not processes_with(tmp_path), "something was left running"
+        assert sorted(here.store.landed(0)) == [(0, index) for index in range(9)]
+    nothing_is_left_of(tmp_path)
 
 
 def test_all_collectors_collect_the_same(tmp_path: Path) -> None:
@@ -100,11 +38,11 @@ def test_all_collectors_collect_the_same(tmp_path: Path) -> None:
         with site(tmp_path / kind.value, kind) as here:
             harvest = here.collect(tickets(8))
             actions.append([[step.action for step in trajectory.steps] for trajectory in harvest.trajectories])
-    assert actions[0] == actions[1]
+    assert all(each == actions[0] for each in actions)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_episodes_that_landed_before_are_not_run_again(tmp_path: Path, kind: Parallel) -> None:
+def test_episodes_that_landed_before_are_not_run_again(tmp_path: Path, kind: Kind) -> None:
     with site(tmp_path, kind) as here:
         harvest = here.collect(tickets(4))
         again = here.collect(tickets(6))
@@ -115,7 +53,7 @@ def test_episodes_that_landed_before_are_not_run_again(tmp_path: Path, kind: Par
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_next_iteration_acts_with_the_next_checkpoint(tmp_path: Path, kind: Parallel) -> None:
+def test_the_next_iteration_acts_with_the_next_checkpoint(tmp_path: Path, kind: Kind) -> None:
     with site(tmp_path, kind) as here:
         here.collect(tickets(2))
         here.checkpoint = here.save(1)
@@ -124,7 +62,7 @@ def test_the_next_iteration_acts_with_the_next_checkpoint(tmp_path: Path, kind: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_second_of_every_slot_is_accounted_for(tmp_path: Path, kind: Parallel) -> None:
+def test_every_second_of_every_slot_is_accounted_for(tmp_path: Path, kind: Kind) -> None:
     with site(tmp_path, kind, step_s=0.1) as here:
         before = here.collect(tickets(6))
         time.sleep(0.5)
@@ -134,15 +72,18 @@ def test_every_second_of_every_slot_is_accounted_for(tmp_path: Path, kind: Paral
         spent: Counts[str] = Counts()
         for outcome in harvest.outcomes:
             spent.update(outcome.slot_seconds)
-    assert sum(spent.values()) == pytest.approx(slots * (harvest.ended_at - before.ended_at), rel=0.02)
-    assert spent["step"] == pytest.approx(14 * 3 * 0.1, rel=0.2) and spent["update"] >= 0.5 * slots * 0.9
+    span_s = harvest.ended_at - before.ended_at
+    # Each end of the span is known to a round trip, which two busy cores make long; a share of all else.
+    assert sum(spent.values()) == pytest.approx(slots * span_s, rel=0.02, abs=slots * 0.1)
+    slept_s = 14 * 3 * 0.1
+    assert slept_s * 0.9 <= spent["step"] <= slept_s * 1.6 and spent["update"] >= 0.5 * slots * 0.9
     assert set(spent) <= set(ACTIVITIES)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_time_of_lost_episodes_is_booked_under_faults(tmp_path: Path, kind: Parallel) -> None:
+def test_the_time_of_lost_episodes_is_booked_under_faults(tmp_path: Path, kind: Kind) -> None:
     trouble = {"at": "step", "suffers": "hang", "once": str(tmp_path / "once")}
-    with site(tmp_path / "run", kind) as here:
+    with site(tmp_path / "run", kind, speculate=False) as here:
         harvest = here.collect(tickets(4, **trouble))
     lost = sum(outcome.slot_seconds.get("faults", 0.0) for outcome in harvest.outcomes)
     assert lost == pytest.approx(3.0, rel=0.2)
@@ -150,9 +91,9 @@ def test_the_time_of_lost_episodes_is_booked_under_faults(tmp_path: Path, kind: 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["hang", "die"])
-def test_a_failing_emulator_costs_a_retry_and_nothing_else(tmp_path: Path, kind: Parallel, how: str) -> None:
+def test_a_failing_emulator_costs_a_retry_and_nothing_else(tmp_path: Path, kind: Kind, how: str) -> None:
     trouble = {"at": "step", "suffers": how, "once": str(tmp_path / "once")}
-    with site(tmp_path / "run", kind) as here:
+    with site(tmp_path / "run", kind, iterations=2, speculate=False) as here:
         harvest = here.collect(tickets(8, **trouble))
         assert keys(harvest) == [(0, index) for index in range(8)]
         assert sum(outcome.retried for outcome in harvest.outcomes) == 1
@@ -160,19 +101,19 @@ def test_a_failing_emulator_costs_a_retry_and_nothing_else(tmp_path: Path, kind:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_emulator_that_never_works_ends_the_iteration_with_its_reason(tmp_path: Path, kind: Parallel) -> None:
+def test_an_emulator_that_never_works_ends_the_iteration_with_its_reason(tmp_path: Path, kind: Kind) -> None:
     with site(tmp_path, kind) as here, pytest.raises(HarvestError, match="the device is on fire"):
         here.collect(tickets(4, at="reset", suffers="raise"))
-    assert not processes_with(tmp_path)
+    nothing_is_left_of(tmp_path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_interrupted_collection_leaves_nothing_running(tmp_path: Path, kind: Parallel) -> None:
+def test_an_interrupted_collection_leaves_nothing_running(tmp_path: Path, kind: Kind) -> None:
     timer = threading.Timer(4.0, os.kill, (os.getpid(), signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt), site(tmp_path, kind, step_s=0.5) as here:
+    with pytest.raises(KeyboardInterrupt), site(tmp_path, kind, iterations=2, step_s=0.5) as here:
         timer.start()
         here.collect(tickets(200))
-    assert not processes_with(tmp_path)
+    nothing_is_left_of(tmp_path)
 
 
 def programs(folder: Path) -> list[Any]:
@@ -192,18 +133,18 @@ def in_the_middle(here: Site, action: Any, after: int = 4) -> threading.Thread:
 
 
 def test_a_killed_worker_program_costs_retries_only(tmp_path: Path) -> None:
-    with site(tmp_path, Parallel.host, step_s=0.1) as here:
+    with site(tmp_path, Kind.fleet, step_s=0.1) as here:
         killer = in_the_middle(here, lambda: programs(tmp_path)[0].kill())
-        harvest = here.collect(tickets(30))
+        harvest = here.collect(tickets(120))
         killer.join()
-        assert keys(harvest) == [(0, index) for index in range(30)]
+        assert keys(harvest) == [(0, index) for index in range(120)]
         assert sum(len(outcome.losses) for outcome in harvest.outcomes) == 1
         assert here.count("worker_joined") == 3
-    assert not processes_with(tmp_path)
+    nothing_is_left_of(tmp_path)
 
 
 def test_a_frozen_worker_program_is_noticed_and_replaced(tmp_path: Path) -> None:
-    with site(tmp_path, Parallel.host, step_s=0.1) as here:
+    with site(tmp_path, Kind.fleet, step_s=0.1) as here:
         frozen: list[Any] = []
 
         def freeze() -> None:
@@ -217,11 +158,11 @@ def test_a_frozen_worker_program_is_noticed_and_replaced(tmp_path: Path) -> None
         assert keys(harvest) == [(0, index) for index in range(200)]
         eventually(lambda: not frozen[0].is_running(), 40, "the replacement of the frozen program")
         assert time.monotonic() - started < 120
-    assert not processes_with(tmp_path)
+    nothing_is_left_of(tmp_path)
 
 
 def test_a_killed_ssh_server_is_survived_by_the_others(tmp_path: Path) -> None:
-    with site(tmp_path, Parallel.host, step_s=0.1) as here:
+    with site(tmp_path, Kind.fleet, step_s=0.1) as here:
 
         def kill() -> None:
             servers = [one for one in processes_with(tmp_path) if "digirl_dist.ssh.server" in one.cmdline()]
@@ -235,7 +176,7 @@ def test_a_killed_ssh_server_is_survived_by_the_others(tmp_path: Path) -> None:
 
 
 def test_what_a_worker_spooled_for_nobody_is_dropped_unread(tmp_path: Path) -> None:
-    with site(tmp_path, Parallel.host) as here:
+    with site(tmp_path, Kind.fleet) as here:
         here.collect(tickets(4))
         for process in programs(tmp_path):
             process.suspend()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -59,14 +61,34 @@ def _phone() -> Case:
     return Case(make, PHONE_SPEC, task, ending={"type": "done"}, unknown={"type": "shake"})
 
 
+@contextmanager
+def _android(folder: Path) -> Iterator[Case]:
+    """Two devices that show the demo phone, over adb."""
+    from emulator.android.phone_shell import as_android
+    from emulator.android.sites import RunningPhone, quick
+
+    from digirl_dist.emulator.android import AndroidEmulator, android_spec
+
+    (task, *_) = phone_tasks("easy", "train")
+    with RunningPhone() as one, RunningPhone() as other:
+        settings = quick(folder, serials=[one.serial, other.serial])
+        make, unknown = partial(AndroidEmulator, settings), {"type": "shake"}
+        yield Case(make, android_spec(settings), as_android(task), ending={"type": "done"}, unknown=unknown)
+
+
 CASES = {"gymnasium": _cartpole, "miniwob": _miniwob, "phone": _phone, "rehearsal": _rehearsal}
 
 
-@pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest) -> Case:
+@pytest.fixture(scope="module", params=[*CASES, "android"])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    if request.param == "android":
+        request.getfixturevalue("adb_is_installed")
+        with _android(tmp_path_factory.mktemp("android")) as case:
+            yield case
+        return
     if request.param == "miniwob":
         request.getfixturevalue("chromium_is_installed")
-    return CASES[request.param]()
+    yield CASES[request.param]()
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from digirl_dist import build
+from digirl_dist.choices import choose_device
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
 from digirl_dist.emulator.slot import Slot, SlotLimits
 from digirl_dist.errors import EmulatorCrashed, EmulatorError, EmulatorHung, SettingsError
@@ -146,6 +146,6 @@ def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> Non
 
 
 def test_the_configuration_chooses_it() -> None:
-    device = build._device(Settings(), instant(image_size=[4, 6]))
+    device = choose_device(Settings(), instant(image_size=[4, 6]))
     assert device.spec.image_size == (4, 6)
     assert device.factory().reset(device.tasks[0], 0).vector is not None

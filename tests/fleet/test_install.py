@@ -11,13 +11,21 @@ import threading
 import time
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from digirl_dist.errors import InstallError
-from digirl_dist.fleet.install import Package, build_wheel, ensure_installed, host_versions, requirements
+from digirl_dist.fleet.install import (
+    Package,
+    build_wheel,
+    ensure_installed,
+    host_versions,
+    requirements,
+    what_is_missing,
+)
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connection import Connection, connect
 from digirl_dist.ssh.server import LocalhostServer
@@ -167,12 +175,31 @@ def test_an_old_python_is_named(link: Connection, package: Package, tmp_path: Pa
 
 def test_a_python_without_venv_is_named(link: Connection, package: Package, tmp_path: Path) -> None:
     bare = tmp_path / "bare_python"
+    package = replace(package, uv=False)
     hide = "import sys; sys.modules['ensurepip'] = None; import importlib.util as u; f = u.find_spec\n"
     hide += "u.find_spec = lambda name, *rest: None if name == 'ensurepip' else f(name, *rest)\n"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{hide}$2"\n')
     bare.chmod(0o755)
     with pytest.raises(InstallError, match="lacks the module venv -> apt-get install python3.*-venv"):
         ensure_installed(link, package, str(tmp_path / "w"), str(bare))
+
+
+def test_uv_needs_neither_venv_nor_pip(link: Connection, package: Package, tmp_path: Path) -> None:
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if uv is None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("uv is missing: pip install uv")
+    bare = tmp_path / "bare_python"  # a worker's Python without ensurepip, and uv on its PATH
+    hide = "import importlib.util as u; f = u.find_spec\n"
+    hide += "u.find_spec = lambda name, *rest: None if name == 'ensurepip' else f(name, *rest)\n"
+    bare.write_text(f'#!/bin/sh\nPATH={Path(uv).parent}:$PATH exec {sys.executable} -c "{hide}$2"\n')
+    bare.chmod(0o755)
+    python = ensure_installed(link, package, str(tmp_path / "w"), str(bare))
+    assert subprocess.run([python, "-I", "-c", "import digirl_dist"]).returncode == 0
+    assert not (tmp_path / "w/venv/bin/pip").exists()
+    assert what_is_missing(link, package, str(tmp_path / "w"), str(bare)) == ""
+    without = replace(package, uv=False)
+    with pytest.raises(InstallError, match="lacks the module venv"):
+        ensure_installed(link, without, str(tmp_path / "other"), str(bare))
 
 
 def test_a_folder_that_cannot_be_used_is_named(link: Connection, package: Package, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from network.bare import BareMachine
 from network.machines import Machine, machine, remove_leftovers, what_is_missing
 
 
@@ -33,3 +34,14 @@ def make_machines(_machines_can_be_made: None, tmp_path: Path) -> Iterator[Calla
 def machines(make_machines: Callable[[int], list[Machine]]) -> list[Machine]:
     """Two of them."""
     return make_machines(2)
+
+
+@pytest.fixture(scope="module")
+def bare(_machines_can_be_made: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareMachine]:
+    """One with a fresh user, for all tests of a file: each leaves it as it was."""
+    made = BareMachine(1, tmp_path_factory.mktemp("bare"))
+    try:
+        made.open()
+        yield made
+    finally:
+        made.close()

@@ -16,12 +16,15 @@ from things import Coin, Counter
 from watching import eventually
 
 from digirl_dist.checkpoint import Checkpoint, Checkpoints
+from digirl_dist.collect.dispatch import DispatchRules
 from digirl_dist.collect.fleet import FleetCollector
+from digirl_dist.collect.iteration import Closing
 from digirl_dist.emulator.slot import SlotLimits
 from digirl_dist.events import Events
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.roster import this_python
 from digirl_dist.fleet.spec import Job, WorkerSpec
+from digirl_dist.fleet.ssh_line import SshDial
 from digirl_dist.harvest import Harvest
 from digirl_dist.run_folder import RunFolder
 from digirl_dist.settings import LimitSettings, SshSettings
@@ -62,9 +65,11 @@ class Site:
         self.checkpoint = self._save()
         job = _job(self.folder.run_id, limits[1], step_s)
         specs = [WorkerSpec(one.address, 2, self.job_folder(one), this_python, package=package) for one in machines]
-        self.fleet = Fleet([(spec, job) for spec in specs], *limits)
+        self.fleet = Fleet([(spec, job) for spec in specs], SshDial(*limits), limits[1])
         self.status = Status(self.folder.root / "status.json")
-        self._collector = FleetCollector(self.fleet, limits[1], 1, self.store, self.log, self.status)
+        self._collector = FleetCollector(
+            self.fleet, limits[1], DispatchRules(speculate=False), Closing(), self.store, self.log, self.status
+        )
         stack.callback(self._collector.close)
 
     def job_folder(self, machine: Machine) -> str:
@@ -155,7 +160,7 @@ def assert_once_each(here: Site, harvest: Harvest, count: int, iteration: int = 
     """Every ticket is in the harvest once, in order, and on disk."""
     expected = [(iteration, index) for index in range(count)]
     assert [trajectory.ticket.key for trajectory in harvest.trajectories] == expected
-    assert sorted(here.store.landed(iteration)) == list(range(count))
+    assert sorted(here.store.landed(iteration)) == [(iteration, index) for index in range(count)]
     landed = [content["ticket"] for content in here.seen("episode") if content["iteration"] == iteration]
     assert len(landed) == len(set(landed)), "an episode landed twice"
 

@@ -111,7 +111,16 @@ class Spool:
         path = self.folder.episode(episode_id)
         table.write(path, holds or [spooled(ticket)])
         announced = Notice(
-            self.run, *ticket.key, episode_id, path.stat().st_size, file_digest(path), slot=0, seconds=0.1, age_s=1.0
+            self.run,
+            *ticket.key,
+            0,
+            ticket.policy_version,
+            episode_id,
+            path.stat().st_size,
+            file_digest(path),
+            slot=0,
+            seconds=0.1,
+            age_s=1.0,
         )
         self.folder.notice(episode_id).write_text(json.dumps(replace(announced, **notice).to_json()))
         return path

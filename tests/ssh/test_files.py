@@ -18,7 +18,7 @@ from digirl_dist.digest import digest, file_digest
 from digirl_dist.errors import LinkLostError, RunFolderError, TrajectoryError, WorkerError
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connection import Connection, connect
-from digirl_dist.ssh.courier import Courier
+from digirl_dist.ssh.courier import Courier, Put
 
 if TYPE_CHECKING:
     from conftest import Server
@@ -44,7 +44,7 @@ def courier(link: Connection, there: Path, limits: SshSettings) -> Iterator[Cour
 
 
 def _put(courier: Courier, **files: bytes) -> int:
-    return courier.put_many((name, data, digest(data)) for name, data in files.items())
+    return courier.put_many(Put(name, data, digest(data)) for name, data in files.items())
 
 
 def test_files_of_all_sizes_arrive_and_come_back(courier: Courier, there: Path, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_thousands_of_small_files_need_no_round_trip_each(courier: Courier, ther
 
 def test_any_buffer_can_be_put(courier: Courier, there: Path) -> None:
     numbers = memoryview(bytes(range(240))).cast("d")
-    courier.put_many([("numbers", numbers, digest(numbers))])
+    courier.put_many([Put("numbers", numbers, digest(numbers))])
     assert (there / "numbers").read_bytes() == bytes(range(240))
 
 
@@ -98,7 +98,7 @@ def test_twenty_couriers_put_at_once(server: Server, limits: SshSettings, tmp_pa
 def test_a_put_with_a_wrong_digest_is_refused_and_the_stream_goes_on(courier: Courier, there: Path) -> None:
     data = os.urandom(2_000_000)
     with pytest.raises(WorkerError, match="cannot write bad: the bytes that came have the digest"):
-        courier.put_many([("good", data, digest(data)), ("bad", data, digest(b"other"))])
+        courier.put_many([Put("good", data, digest(data)), Put("bad", data, digest(b"other"))])
     assert [path.name for path in there.iterdir()] == ["good"]
     _put(courier, after=data)
     assert (there / "after").read_bytes() == data
@@ -109,7 +109,7 @@ def test_a_path_that_leaves_the_folder_is_refused(courier: Courier, there: Path,
     _put(courier, first=b"x")
     (there / "link").symlink_to(tmp_path)
     for attempt in (
-        lambda: courier.put_many([(name, b"x" * 100_000, digest(b"x" * 100_000))]),
+        lambda: courier.put_many([Put(name, b"x" * 100_000, digest(b"x" * 100_000))]),
         lambda: courier.get(name, tmp_path / "got", digest(b"x"), 1),
         lambda: courier.delete([name]),
     ):
@@ -197,8 +197,8 @@ def test_a_full_disk_on_this_side_is_told_from_the_workers(courier: Courier, sma
 
 
 def test_an_error_of_the_source_ends_the_courier_instead_of_mixing_files_up(courier: Courier) -> None:
-    def broken() -> Iterator[tuple[str, bytes, str]]:
-        yield "one", b"x", digest(b"x")
+    def broken() -> Iterator[Put]:
+        yield Put("one", b"x", digest(b"x"))
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -214,7 +214,7 @@ def test_a_server_killed_in_the_middle_of_a_put_leaves_no_file(
         _put(courier, first=b"x")
         with pytest.raises(LinkLostError):
             threading.Timer(0.2, server.kill).start()
-            courier.put_many([("big", bytes(1_000_000_000), "0" * 32)])
+            courier.put_many([Put("big", bytes(1_000_000_000), "0" * 32)])
     assert not (there / "big").exists()
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from things import Coin, Counter
 from watching import eventually, processes_with
 
@@ -92,10 +93,13 @@ class Host:
         self.offer(0)
         self.hear("loaded")
 
-    def offer(self, version: int) -> None:
-        described = describe(Coin(Counter.spec).state_dict())
+    def offer(self, version: int, logits: float = 0.0) -> None:
+        described = describe(self.weights(logits))
         tensors = {name: [info.digest, info.dtype, list(info.shape)] for name, info in described.items()}
         self.say("checkpoint", version=version, tensors=tensors)
+
+    def weights(self, logits: float) -> dict[str, torch.Tensor]:
+        return {name: tensor + logits for name, tensor in Coin(Counter.spec).state_dict().items()}
 
     def put(self, data: bytes) -> None:
         self.folder.blob(digest(data)).write_bytes(data)
@@ -194,7 +198,7 @@ def test_stop_ends_the_program_and_removes_its_folder(folder: Path) -> None:
         host.start_job()
         host.say("stop")
         assert host.has_ended()
-        assert not folder.exists() and not processes_with(folder)
+        eventually(lambda: not folder.exists() and not processes_with(folder), 5, "the end of the program")
 
 
 def test_without_a_host_it_finishes_what_runs_and_ends(folder: Path) -> None:
@@ -240,11 +244,26 @@ def test_an_altered_tensor_is_asked_for_again(folder: Path) -> None:
         host.say("hello", run="r1")
         host.hear("ready")
         host.start_job()
-        (tensor,) = Coin(Counter.spec).state_dict().values()
+        (tensor,) = host.weights(1.0).values()
         name = digest(bytes(raw_bytes(tensor)))
         host.folder.blob(name).write_bytes(b"\0" * 7 + b"\1")
-        host.offer(1)
+        host.offer(1, logits=1.0)
         assert host.hear("need")["digests"] == [name]
+
+
+def test_a_version_with_the_weights_of_another_is_ready_at_once_and_outlives_it(folder: Path) -> None:
+    with attached(folder) as host:
+        host.say("hello", run="r1")
+        host.hear("ready")
+        host.start_job()
+        (tensor,) = host.weights(0.0).values()
+        host.folder.blob(digest(bytes(raw_bytes(tensor)))).write_bytes(b"it is not read again")
+        for version, logits in ((1, 0.0), (2, 1.0), (3, 0.0), (4, 1.0)):
+            if version > 1:
+                host.put(bytes(raw_bytes(tensor + logits)))
+            host.offer(version, logits)
+            while host.hear("loaded")["version"] != version:
+                pass
 
 
 def test_a_job_that_cannot_be_built_is_said_to_be_broken(folder: Path) -> None:

@@ -20,8 +20,8 @@ class DemoPhone:
     """Fulfils ``Emulator``.
 
     ``Observation.text`` is the task's instruction, ``image`` the screen as PNG. The reward is 1.0 at the step that
-    reaches the goal, which ends the episode as a success; ``done`` ends it as a failure. A task and a seed determine
-    everything; the seed chooses the time, the wallpaper, the switches and, if so set, the order of the icons.
+    reaches the goal, which ends the episode as a success; ``done`` and ``impossible`` end it as a failure. A task and a
+    seed determine everything; the seed chooses the time, the wallpaper, the switches and, if set, the order of icons.
     """
 
     def __init__(self, settings: PhoneSettings) -> None:
@@ -41,8 +41,8 @@ class DemoPhone:
             raise EmulatorError("the demo phone was not given a task; call reset first")
         wanted = DeviceAction.from_json(action)
         self._state.perform(wanted)
-        success = wanted.type != "done" and goal_reached(self._task.params, self._state)
-        terminated = success or wanted.type == "done"
+        success = not wanted.ends and goal_reached(self._task.params, self._state)
+        terminated = success or wanted.ends
         return Transition(self._observation(self._task), float(success), terminated, success=success)
 
     def close(self) -> None:

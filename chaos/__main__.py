@@ -1,0 +1,115 @@
+"""``script/chaos --faults N --seed S``: strikes a run with N faults and judges what is left of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+
+import psutil
+
+from chaos.ground import LIMITS, Ground, ground
+from chaos.invariants import Invariant, judge
+from chaos.machine import eventually, processes_with
+from chaos.trial import Chaos, Trial, plan
+from chaos.watch import Watch
+
+_FINISH_S = 150.0
+
+
+def strike(faults: int, seed: int, machines: int = 3) -> tuple[list[Trial], list[Invariant]]:
+    """Run the plan; what became of every fault, and of the invariants."""
+    with ground(machines) as here:
+        watch = Watch(here.run)
+        try:
+            chaos = Chaos(here, watch, seed)
+            chaos.run(plan(faults, seed, root=os.geteuid() == 0))
+            iterations = _finish(here)
+        finally:
+            watch.close()
+        left = _left(here)
+        found = judge(here.run, iterations, watch, chaos.trials, left, here.ended_by_itself)
+        if any(one.broken for one in found):
+            _keep(here)
+        return chaos.trials, found
+
+
+def _finish(here: Ground) -> int:
+    """End the run in order, then let it finish the iteration it was in. Returns the number of iterations."""
+    here.clock.write_text("0")
+    if (status := here.end_host()) != 130:
+        here.ended_by_itself.append(f"asked to end, the host ended with status {status}")
+        here.kill_host()
+    iterations = 1 + max(int(path.name) for path in (here.run / "checkpoints").glob("[0-9]*") if path.name.isdigit())
+    here.start_host(iterations)
+    if (status := here.await_host(_FINISH_S)) != 0:
+        here.ended_by_itself.append(f"the last iteration ended with status {status}: {here.why()}")
+        here.kill_host()
+    return iterations
+
+
+def _left(here: Ground) -> list[str]:
+    """What of the run is still there when the orphan time is over; our SSH servers are not of the run."""
+
+    def running() -> list[str]:
+        ours = {process.pid for machine in here.machines for process in machine.server()}
+        return [_words(process) for process in processes_with(here.folder) if process.pid not in ours]
+
+    eventually(lambda: not running(), LIMITS["limits.orphan_s"] + 15.0)
+    return [words for words in running() if words]
+
+
+def _words(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _keep(here: Ground) -> None:
+    """What is needed to understand a failure."""
+    kept = f"{here.folder}.kept"
+    os.makedirs(kept)
+    os.system(f"cp -r {here.run} {here.folder}/host.log {kept}/ 2>/dev/null")
+    print(f"kept for a closer look: {kept}")
+
+
+def _show(trials: Sequence[Trial], invariants: Sequence[Invariant]) -> None:
+    print(f"\n{'fault':32}{'count':>6}{'noticed: median':>17}{'most':>7}{'well: median':>14}{'most':>7}  verdict")
+    for kind in dict.fromkeys(trial.fault for trial in trials):
+        mine = [trial for trial in trials if trial.fault == kind]
+        noticed = [trial.noticed_s for trial in mine if trial.noticed_s is not None]
+        well = [trial.recovered_s for trial in mine if trial.recovered_s is not None]
+        verdict = "FAILED" if any(trial.problem for trial in mine) else "ok"
+        print(f"{kind:32}{len(mine):6}{_times(noticed, 17)}{_times(well, 14)}  {verdict}")
+    print(f"\n{'invariant':45}{'checked':28}verdict")
+    for one in invariants:
+        print(f"{one.name:45}{one.checked:28}{f'BROKEN, {len(one.broken)} times' if one.broken else 'holds'}")
+        for said in one.broken[:10]:
+            print(f"    {said}")
+
+
+def _times(seconds: Sequence[float], width: int) -> str:
+    middle, most = (f"{statistics.median(seconds):.1f} s", f"{max(seconds):.1f} s") if seconds else ("-", "-")
+    return middle.rjust(width) + most.rjust(7)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="script/chaos", description=__doc__)
+    parser.add_argument("--faults", type=int, default=25, help="how many (default: 25)")
+    parser.add_argument("--seed", type=int, default=0, help="decides which fault comes when and where (default: 0)")
+    options = parser.parse_args()
+    started = time.monotonic()
+    trials, invariants = strike(options.faults, options.seed)
+    _show(trials, invariants)
+    print(f"\n{len(trials)} faults in {time.monotonic() - started:.0f} s")
+    if os.geteuid() != 0:
+        print("full disks were left out: only root can make small ones")
+    return int(any(one.broken for one in invariants))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,291 @@
+"""The kinds of faults: how each strikes, by which event it must be noticed, and within which time."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chaos import forgery
+from chaos.ground import LIMITS, Ground
+from chaos.machine import Machine, eventually, send
+from chaos.watch import Event, Watch
+
+_LOADED_S = 6.0
+"""What two busy cores may add to any limit."""
+_SILENT_S = 3.0 + max(LIMITS["ssh.silence_s"] + LIMITS["ssh.ping_s"], LIMITS["limits.silence_s"]) + _LOADED_S
+_STEP_S = LIMITS["limits.step_s"] + LIMITS["limits.reset_s"] + _LOADED_S
+_AT_ONCE_S = _LOADED_S
+
+
+@dataclass
+class Scene:
+    """Where a fault strikes."""
+
+    ground: Ground
+    watch: Watch
+    machine: Machine
+    rng: random.Random
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``strike`` says whether there was something to strike; ``mend`` undoes what no software can.
+
+    ``events`` and ``reason`` (a regular expression) tell the event by which it must be noticed within ``limit_s``;
+    without ``events`` nothing needs to be noticed. ``why`` is what ``digirl-dist why`` must say then, with the worker's
+    name. ``alone``: it concerns the host, so no other fault is under way.
+    """
+
+    name: str
+    strike: Callable[[Scene], bool]
+    events: tuple[str, ...] = ()
+    reason: str = ""
+    limit_s: float = _AT_ONCE_S
+    why: str = ""
+    mend: Callable[[Scene], object] = lambda scene: None
+    alone: bool = False
+    root: bool = False
+
+    def is_told_by(self, event: Event, worker: str | None) -> bool:
+        said = str(event.content.get("reason", ""))
+        return event.kind in self.events and event.of(worker) and re.search(self.reason, said) is not None
+
+
+def _kill_emulator(scene: Scene) -> bool:
+    return bool(emulators := scene.machine.emulators()) and send(scene.rng.choice(emulators), signal.SIGKILL)
+
+
+def _stop_emulator(scene: Scene) -> bool:
+    return bool(emulators := scene.machine.emulators()) and send(scene.rng.choice(emulators), signal.SIGSTOP)
+
+
+def _kill_program(scene: Scene) -> bool:
+    return send(scene.machine.program(), signal.SIGKILL)
+
+
+def _stop_program(scene: Scene) -> bool:
+    return send(scene.machine.program(), signal.SIGSTOP)
+
+
+def _kill_server(scene: Scene) -> bool:
+    scene.machine.kill_server()
+    return True
+
+
+def _start_server(scene: Scene) -> None:
+    scene.machine.start_server()
+
+
+def _stop_server(scene: Scene) -> bool:
+    stopped = [send(process, signal.SIGSTOP) for process in scene.machine.server()]
+    return any(stopped)
+
+
+def _restart_server(scene: Scene) -> None:
+    """Its sessions would never end: the machine's administrator must help."""
+    scene.machine.kill_server()
+    scene.machine.start_server()
+
+
+def _kill_host(scene: Scene) -> bool:
+    scene.ground.kill_host()
+    return True
+
+
+def _start_host(scene: Scene) -> None:
+    scene.ground.start_host()
+
+
+def _stop_host(scene: Scene) -> bool:
+    scene.watch.host_is_held = True
+    scene.ground.host.send_signal(signal.SIGSTOP)
+    time.sleep(scene.rng.uniform(6.0, 9.0))
+    return True
+
+
+def _resume_host(scene: Scene) -> None:
+    scene.ground.host.send_signal(signal.SIGCONT)
+    time.sleep(2.0)
+    scene.watch.host_is_held = False
+
+
+def _cut(scene: Scene) -> bool:
+    scene.machine.relay.cut()
+    return True
+
+
+def _half_open(scene: Scene) -> bool:
+    scene.machine.relay.swallow(*scene.rng.choice([(True, True), (True, False), (False, True)]))
+    return True
+
+
+def _spoil(change: Callable[[bytes], bytes]) -> Callable[[Scene], bool]:
+    """An episode that lies ready is changed before the courier, held back meanwhile, can fetch it."""
+
+    def strike(scene: Scene) -> bool:
+        courier = scene.machine.courier()
+        if not send(courier, signal.SIGSTOP):
+            return False
+        try:
+            return forgery.spoil_next(scene.machine.jobs, change, limit_s=4.0)
+        finally:
+            send(courier, signal.SIGCONT)
+
+    return strike
+
+
+def _truncate(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def _alter(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+def _plant(forge: Callable[[Scene], bool]) -> Callable[[Scene], bool]:
+    """What lies in the folder of a worker is announced when its host comes back."""
+
+    def strike(scene: Scene) -> bool:
+        return forge(scene) and _cut(scene)
+
+    return strike
+
+
+def _fill_workers_disk(scene: Scene) -> bool:
+    """Until it is noticed, filled again and again, as what runs there frees some room."""
+    assert scene.machine.disk is not None
+    started = time.monotonic()
+    name = scene.machine.name
+    noticed = lambda event: event.of(name) and "No space left" in str(event.content.get("reason"))  # noqa: E731
+    while time.monotonic() - started < 8.0 and scene.watch.first(started, noticed) is None:
+        scene.machine.disk.fill()
+        time.sleep(0.1)
+    return True
+
+
+def _make_room_on_worker(scene: Scene) -> None:
+    assert scene.machine.disk is not None
+    scene.machine.disk.make_room()
+
+
+def _fill_hosts_disk(scene: Scene) -> bool:
+    assert scene.ground.disk is not None
+    until = time.monotonic() + scene.rng.uniform(3.0, 5.0)
+    while time.monotonic() < until:
+        scene.ground.disk.fill()
+        time.sleep(0.1)
+    return True
+
+
+def _make_room_on_host(scene: Scene) -> None:
+    assert scene.ground.disk is not None
+    scene.ground.disk.make_room()
+
+
+def _jump_the_clock(scene: Scene) -> bool:
+    scene.ground.clock.write_text(str(scene.rng.choice([-86400.0, -3600.0, 3600.0, 86400.0, 0.0])))
+    return True
+
+
+def _start_other_version(scene: Scene) -> bool:
+    """A program of another version serves the folder before the host can start its own."""
+    machine = scene.machine
+    folder = forgery.job_folder(machine.jobs)
+    if folder is None or machine.program() is None:
+        return False
+    machine.relay.refuse(True)
+    machine.relay.cut()
+    try:
+        send(machine.program(), signal.SIGKILL)
+        eventually(lambda: machine.program() is None, 5.0)
+        command = [sys.executable, "-m", "digirl_dist.worker.attach", "--folder", str(folder.root)]
+        from digirl_dist.same_python import environment
+
+        attach = subprocess.Popen(
+            [*command, "--orphan-s", "20", "--package", "another"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment(),
+        )
+        eventually(lambda: machine.program() is not None, 10.0)
+        time.sleep(1.0)  # until it listens
+        attach.kill()
+        attach.communicate()
+    finally:
+        machine.relay.refuse(False)
+    return True
+
+
+_LOST = ("worker_lost",)
+_REFUSED = ("episode_refused",)
+_NOT_ANNOUNCED = "is not the file that was announced"
+_NO_SPACE = "No space left"
+
+FAULTS = [
+    Fault("kill -9 of an emulator", _kill_emulator, ("slot",), "ended during its", why="ended during its"),
+    Fault("SIGSTOP of an emulator", _stop_emulator, ("slot",), "did not answer its", _STEP_S, "did not answer its"),
+    Fault("kill -9 of the program", _kill_program, _LOST, "the worker program ended", why="the worker program ended"),
+    Fault("SIGSTOP of the program", _stop_program, _LOST, "program is silent", _SILENT_S, "program is silent"),
+    Fault("kill -9 of the SSH server", _kill_server, _LOST, "", why="worker_lost", mend=_start_server),
+    Fault("SIGSTOP of the SSH server", _stop_server, _LOST, "", _SILENT_S, "worker_lost", mend=_restart_server),
+    Fault("connection cut", _cut, _LOST, "", why="worker_lost"),
+    Fault("connection half-open", _half_open, _LOST, "", _SILENT_S, "worker_lost"),
+    Fault("truncated episode", _spoil(_truncate), _REFUSED, _NOT_ANNOUNCED, why=_NOT_ANNOUNCED),
+    Fault("altered episode", _spoil(_alter), _REFUSED, _NOT_ANNOUNCED, why=_NOT_ANNOUNCED),
+    Fault(
+        "episode of another run",
+        _plant(lambda scene: forgery.plant(scene.machine.jobs, run="another")),
+        _REFUSED,
+        "run another",
+        12.0,
+        "run another",
+    ),
+    Fault(
+        "stale episode",
+        _plant(lambda scene: forgery.plant(scene.machine.jobs, iteration=-1)),
+        ("episode_dropped",),
+        "",
+        12.0,
+        "episode_dropped",
+    ),
+    Fault(
+        "half-written notice",
+        _plant(lambda scene: forgery.plant(scene.machine.jobs, cut=True)),
+        _REFUSED,
+        "not a notice",
+        12.0,
+        "not a notice",
+    ),
+    Fault(
+        "disk full on a worker",
+        _fill_workers_disk,
+        ("worker_lost", "episode_retried"),
+        _NO_SPACE,
+        10.0,
+        _NO_SPACE,
+        _make_room_on_worker,
+        root=True,
+    ),
+    Fault("wrong version of the package", _start_other_version, _LOST, "another version", 12.0, "another version"),
+    Fault("clock jump", _jump_the_clock),
+    Fault("kill -9 of the host", _kill_host, why="no process is running", mend=_start_host, alone=True),
+    Fault("SIGSTOP of the host", _stop_host, why="is stopped", mend=_resume_host, alone=True),
+    Fault(
+        "disk full on the host",
+        _fill_hosts_disk,
+        ("worker_lost", "disk_full"),
+        _NO_SPACE,
+        10.0,
+        "",
+        _make_room_on_host,
+        alone=True,
+        root=True,
+    ),
+]

@@ -1,0 +1,78 @@
+"""Files in a worker's folder that are not what they seem."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from digirl_dist import table
+from digirl_dist.digest import file_digest
+from digirl_dist.job import JobFolder, Notice
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trajectory import Observation, Step, Trajectory
+
+MARK = "forged"
+"""The text of a forged observation: it must never be found in the store."""
+
+
+def job_folder(jobs: Path) -> JobFolder | None:
+    """The folder of the run below ``jobs``, if it is there already."""
+    found = [path for path in jobs.glob("*") if (path / "episodes").is_dir()]
+    return JobFolder(found[0]) if found else None
+
+
+def spoil_next(jobs: Path, change: Callable[[bytes], bytes], limit_s: float) -> bool:
+    """Change the next episode that becomes ready; whether one did within the limit."""
+    folder = job_folder(jobs)
+    if folder is None:
+        return False
+    old = set(folder.episodes.glob("*.json"))
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        for notice in set(folder.episodes.glob("*.json")) - old:
+            file = notice.with_suffix(".parquet")
+            try:
+                file.write_bytes(change(file.read_bytes()))
+            except OSError:  # it was fetched and deleted after all, or the disk is full
+                return False
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def plant(jobs: Path, run: str | None = None, iteration: int = 0, cut: bool = False) -> bool:
+    """Put a whole, well-announced episode there that is not wanted: of another ``run``, or of another iteration.
+
+    ``cut``: its notice is half-written.
+    """
+    folder = job_folder(jobs)
+    if folder is None:
+        return False
+    name = folder.root.name.split("-", 1)
+    ticket = Ticket(iteration, 0, Task("rehearsal"), 0, iteration)
+    episode_id = f"forged-{time.monotonic_ns()}"
+    seen = Observation(MARK, None, np.zeros(4, np.float32))
+    step = Step(seen, 0, -1.0, 1.0, terminated=True, truncated=False)
+    path = folder.episode(episode_id)
+    try:
+        table.write(path, [Trajectory(ticket, episode_id, name[1], 0, [step], seen, success=True)])
+        notice = _notice(run or name[0], ticket, episode_id, path)
+        text = json.dumps(notice.to_json())
+        part = folder.notice(episode_id).with_suffix(".part")
+        part.write_text(text[: len(text) // 2] if cut else text)
+        os.replace(part, folder.notice(episode_id))
+    except OSError:  # the folder is gone, or its disk is full
+        return False
+    return True
+
+
+def _notice(run: str, ticket: Ticket, episode_id: str, path: Path) -> Notice:
+    about = {"size": path.stat().st_size, "digest": file_digest(path), "slot": 0, "seconds": 0.1, "age_s": 0.0}
+    empty = Notice(run, ticket.iteration, ticket.index, 0, ticket.policy_version, episode_id, 0, "", 0, 0.0, 0.0)
+    return replace(empty, **about)

@@ -1,0 +1,152 @@
+"""What a chaos run stands on: machines, a run folder on a disk of its own, and the host's process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from chaos.machine import CLOCK, Disk, Machine
+from digirl_dist.same_python import SOURCE
+
+SLOTS = 2
+ROLLOUT = 24
+LIMITS = {
+    "ssh.connect_s": 5.0,
+    "ssh.login_s": 10.0,
+    "ssh.ping_s": 1.0,
+    "ssh.silence_s": 5.0,
+    "limits.silence_s": 7.0,
+    "limits.boot_s": 30.0,
+    "limits.reset_s": 4.0,
+    "limits.step_s": 4.0,
+    "limits.slot_failures": 4,
+    "limits.quarantine_s": 5.0,
+    "limits.episode_attempts": 25,
+    "limits.back_off_s": 0.2,
+    "limits.back_off_max_s": 2.0,
+    "limits.steady_s": 5.0,
+    "limits.no_worker_s": 90.0,
+    "limits.orphan_s": 20.0,
+    "limits.stop_s": 8.0,
+}
+"""Short, so that a fault costs seconds; long enough for two busy cores."""
+_RUN = [
+    *("emulator=rehearsal", "emulator.reset_s=0.2", "emulator.step_s=0.12", "emulator.steps=6"),
+    *("agent=generic", "train_algorithm=filtered_bc", "install.reuse_packages=true"),
+]
+
+
+class Ground:
+    """The machines and the host of one chaos run; ``run`` is its save_path, ``clock`` says how far clocks are off."""
+
+    def __init__(self, folder: Path, machines: int, stack: ExitStack) -> None:
+        self.folder = folder
+        self.clock = folder / "clock"
+        self.clock.write_text("0")
+        self.disk = _disk(folder / "host", "256m", stack)
+        self.run = folder / "host" / "run"
+        self.machines = []
+        for number in range(1, machines + 1):
+            machine = Machine(f"w{number}", folder / f"w{number}", self.clock)
+            stack.callback(machine.close)
+            machine.disk = _disk(machine.jobs, "16m", stack)
+            self.machines.append(machine)
+        self.ended_by_itself: list[str] = []
+        """What the host said when it ended although nobody had ended it."""
+        self._host: subprocess.Popen[bytes] | None = None
+        stack.callback(self.kill_host)
+        self._trust()
+
+    @property
+    def host(self) -> subprocess.Popen[bytes]:
+        assert self._host is not None
+        return self._host
+
+    def start_host(self, iterations: int = 10**6) -> None:
+        """The same command each time; ``iterations`` is where it ends."""
+        workers = json.dumps([machine.entry(SLOTS) for machine in self.machines])
+        words = [
+            *_RUN,
+            *(f"{name}={value}" for name, value in LIMITS.items()),
+            *(f"save_path={self.run}", f"rollout_size={ROLLOUT}", f"train_iterations={iterations}"),
+            *(f"worker_ips={_hydra(workers)}", f"worker_run_path={self.folder}/env", f"worker_python={sys.executable}"),
+        ]
+        command = [sys.executable, f"{SOURCE}/run.py", "--config-path", "config/multimachine", "--config-name", "host"]
+        paths = os.pathsep.join([str(CLOCK), SOURCE])
+        ours = {"HOME": str(self.folder), "PYTHONPATH": paths, "CHAOS_CLOCK": str(self.clock), "OMP_NUM_THREADS": "1"}
+        with (self.folder / "host.log").open("ab") as log:
+            self._host = subprocess.Popen(
+                [*command, *words], cwd=self.folder, env={**os.environ, **ours}, stdout=log, stderr=log
+            )
+
+    def kill_host(self) -> None:
+        if self._host is not None:
+            self._host.kill()
+            self._host.wait()
+
+    def end_host(self, limit_s: float = 40.0) -> int | None:
+        """Ask it to end in order; its exit status, None if it did not end."""
+        self.host.send_signal(signal.SIGTERM)
+        return self.await_host(limit_s)
+
+    def await_host(self, limit_s: float) -> int | None:
+        try:
+            return self.host.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def keep_host(self) -> None:
+        """Start it again if it has ended, and remember why that was."""
+        if self.host.poll() is not None:
+            said = (self.folder / "host.log").read_text(errors="replace").splitlines()[-3:]
+            self.ended_by_itself.append(f"status {self.host.returncode}: {' | '.join(said)}")
+            time.sleep(1.0)
+            self.start_host()
+
+    def why(self) -> str:
+        """What ``digirl-dist why`` says."""
+        from digirl_dist.errors import RunFolderError
+        from digirl_dist.report.why import explain
+
+        try:
+            return explain(self.run)
+        except RunFolderError as error:
+            return str(error)
+
+    def _trust(self) -> None:
+        (self.folder / ".ssh").mkdir()
+        (self.folder / ".ssh" / "known_hosts").write_text("".join(machine.known_host for machine in self.machines))
+
+
+def _disk(folder: Path, size: str, stack: ExitStack) -> Disk | None:
+    """None without root, who alone can make one."""
+    if os.geteuid() != 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        return None
+    disk = Disk(folder, size)
+    stack.callback(disk.close)
+    return disk
+
+
+def _hydra(workers: str) -> str:
+    """JSON as Hydra's grammar of overrides wants it: without quotes around the keys."""
+    for key in ("host", "port", "username", "name", "key", "temp_path", "bsize"):
+        workers = workers.replace(f'"{key}":', f"{key}:")
+    return workers
+
+
+@contextmanager
+def ground(machines: int) -> Iterator[Ground]:
+    with ExitStack() as stack:
+        folder = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="digirl-dist-chaos-", ignore_cleanup_errors=True))
+        )
+        yield Ground(folder, machines, stack)

@@ -1,0 +1,120 @@
+"""What must hold after any plan of faults, judged by the files of the run and by what was seen from outside."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chaos.forgery import MARK
+from chaos.ground import ROLLOUT, SLOTS
+from chaos.trial import Trial
+from chaos.watch import Event, Watch
+from digirl_dist import table
+from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_tasks
+from digirl_dist.settings import RehearsalSettings
+from digirl_dist.tasks import Plan
+from digirl_dist.trajectory import Trajectory
+
+_EMULATOR = RehearsalSettings(reset_s=0.2, step_s=0.12, steps=6)
+_SHARE, _SEEN_S = 0.02, 0.6
+"""Slot-seconds: what may be missing of the whole, and how late a watcher sees the ends of a span."""
+
+
+@dataclass(frozen=True)
+class Invariant:
+    """``broken`` holds what speaks against it; ``checked`` says how much was looked at."""
+
+    name: str
+    checked: str
+    broken: list[str]
+
+
+def judge(
+    run: Path, iterations: int, watch: Watch, trials: list[Trial], left: list[str], host: list[str]
+) -> list[Invariant]:
+    trajectories = [one for path in sorted((run / "trajectories").glob("[0-9]*.parquet")) for one in table.read(path)]
+    expected = {(iteration, index) for iteration in range(iterations) for index in range(ROLLOUT)}
+    found = Counter(trajectory.ticket.key for trajectory in trajectories)
+    landed = Counter(
+        (event.content["iteration"], event.content["ticket"]) for event in watch.events if event.kind == "episode"
+    )
+    twice = [f"{key} in {count} rows" for key, count in found.items() if count > 1]
+    twice += [f"{key} landed {count} times" for key, count in landed.items() if count > 1]
+    spans = list(_spans(run, watch))
+    faults = f"{len(trials)} faults"
+    return [
+        Invariant("0 lost", f"{len(expected)} tickets", [str(key) for key in sorted(expected - set(found))]),
+        Invariant("0 repeated", f"{len(trajectories)} episodes", twice),
+        Invariant("0 stale, forged or altered", f"{len(trajectories)} episodes", list(_foreign(trajectories))),
+        Invariant("no wait past its deadline", "status every second", watch.overdue),
+        Invariant(
+            "every fault noticed, explained, got over",
+            faults,
+            [f"{t.fault} ({t.machine}): {t.problem}" for t in trials if t.problem],
+        ),
+        Invariant("the host ends only when it is ended", "every end", host),
+        Invariant("slot_seconds add up", f"{len(spans)} undisturbed spans", [said for said in spans if said]),
+        Invariant("no process left", "after the orphan time", left),
+    ]
+
+
+def _foreign(trajectories: list[Trajectory]) -> Iterator[str]:
+    """Episodes that are not exactly what their ticket's emulator must have shown under the ticket's policy version."""
+    emulator = RehearsalEmulator(_EMULATOR, sleep=lambda seconds: None)
+    planned: dict[int, Any] = {}
+    for one in trajectories:
+        ticket = one.ticket
+        if ticket.iteration not in planned:
+            planned[ticket.iteration] = Plan(rehearsal_tasks(), ROLLOUT, seed=0).tickets(
+                ticket.iteration, ticket.iteration
+            )
+        wanted = planned[ticket.iteration][ticket.index]
+        if (ticket.seed, ticket.policy_version, ticket.task.id) != (wanted.seed, wanted.policy_version, wanted.task.id):
+            yield f"{ticket.key} is of another ticket: {ticket}"
+        elif one.steps[0].observation.text == MARK or not _is_as_shown(one, emulator):
+            yield f"{ticket.key} ({one.episode_id}) is not what its emulator showed"
+
+
+def _is_as_shown(trajectory: Trajectory, emulator: RehearsalEmulator) -> bool:
+    seen = emulator.reset(rehearsal_tasks()[0], trajectory.ticket.seed)
+    for step in trajectory.steps:
+        if not np.array_equal(seen.vector, step.observation.vector):
+            return False
+        shown = emulator.step(step.action)
+        if abs(shown.reward - step.reward) > 1e-6 or shown.terminated != step.terminated:
+            return False
+        seen = shown.observation
+    return True
+
+
+def _spans(run: Path, watch: Watch) -> Iterator[str]:
+    """For each worker and pair of iterations between which nothing befell it: empty, or by how much it is off."""
+    lines = {line["iteration"]: line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())}
+    ends = {event.content["iteration"]: event.at for event in watch.events if event.kind == "episode"}
+    for iteration, line in sorted(lines.items()):
+        if iteration - 1 not in lines or not {iteration, iteration - 1} <= set(ends):
+            continue
+        start, end = ends[iteration - 1], ends[iteration]
+        for worker, seconds in line.get("slot_seconds_by_worker", {}).items():
+            before = lines[iteration - 1].get("slot_seconds_by_worker", {}).get(worker)
+            if seconds and before and not any(_disturbs(event, worker, start, end) for event in watch.events):
+                if not any(start - 2 < at < end + 2 for at in watch.held_at):
+                    yield _compare(worker, iteration, sum(seconds.values()), SLOTS * (end - start))
+
+
+def _disturbs(event: Event, worker: str, start: float, end: float) -> bool:
+    """It began anew in that span, so that what it counted before is gone."""
+    mine = event.kind in ("worker_lost", "worker_joined") and event.of(worker)
+    return start - 2.0 < event.at < end + 2.0 and (mine or event.kind == "run_started")
+
+
+def _compare(worker: str, iteration: int, counted: float, whole: float) -> str:
+    if abs(counted - whole) <= _SHARE * whole + SLOTS * _SEEN_S:
+        return ""
+    return f"{worker} in iteration {iteration}: {counted:.2f} s of {whole:.2f} slot-seconds"

@@ -1,0 +1,155 @@
+"""One fault after the other, on whichever machine is well again: struck, noticed, mended, got over."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chaos.faults import FAULTS, Fault, Scene
+from chaos.ground import Ground
+from chaos.machine import Machine
+from chaos.watch import Event, Watch
+
+_STRIKE_TRIES = 40
+_WHY_S = 4.0
+_RECOVERY_S = 90.0
+_START_S = 150.0
+
+
+@dataclass
+class Trial:
+    """What became of one fault. Times are seconds from its strike."""
+
+    fault: str
+    machine: str
+    noticed_s: float | None = None
+    recovered_s: float | None = None
+    problem: str = ""
+
+
+def plan(count: int, seed: int, root: bool) -> list[Fault]:
+    """The kinds in shuffled rounds, so that each comes as often as any other, in an order that the seed decides."""
+    rng = random.Random(seed)
+    kinds = [fault for fault in FAULTS if root or not fault.root]
+    found: list[Fault] = []
+    while len(found) < count:
+        found += rng.sample(kinds, len(kinds))
+    return found[:count]
+
+
+class Chaos:
+    """Strikes a run on ``ground`` with ``faults``; ``trials`` tell what came of it."""
+
+    def __init__(self, ground: Ground, watch: Watch, seed: int) -> None:
+        self.trials: list[Trial] = []
+        self._ground = ground
+        self._watch = watch
+        self._rng = random.Random(seed)
+        self._busy: dict[str, threading.Thread] = {}
+
+    def run(self, faults: Sequence[Fault]) -> None:
+        """Raises TimeoutError if the run does not start."""
+        self._ground.start_host()
+        if self._watch.wait(0.0, lambda event: event.kind == "episode", _START_S) is None:
+            raise TimeoutError(f"the run did not start:\n{self._ground.why()}")
+        for number, fault in enumerate(faults):
+            machine = self._await_free(all_of_them=fault.alone)
+            scene = Scene(self._ground, self._watch, machine, random.Random(self._rng.random()))
+            trial = Trial(fault.name, machine.name)
+            self.trials.append(trial)
+            print(f"{number + 1:4d} {fault.name}: {machine.name}", flush=True)
+            if fault.alone:
+                _try(fault, scene, trial)
+            else:
+                thread = threading.Thread(target=_try, args=[fault, scene, trial], name=fault.name)
+                self._busy[machine.name] = thread
+                thread.start()
+        self._await_free(all_of_them=True)
+
+    def _await_free(self, all_of_them: bool) -> Machine:
+        """A machine without a fault under way, drawn at random."""
+        while True:
+            self._ground.keep_host()
+            free = [one for one in self._ground.machines if not self._is_busy(one.name)]
+            if len(free) == len(self._ground.machines) or (free and not all_of_them):
+                return self._rng.choice(free)
+            time.sleep(0.1)
+
+    def _is_busy(self, name: str) -> bool:
+        return name in self._busy and self._busy[name].is_alive()
+
+
+def _try(fault: Fault, scene: Scene, trial: Trial) -> None:
+    try:
+        _suffer(fault, scene, trial)
+    except Exception as error:  # of ours: it must not pass for a fault that was got over
+        trial.problem = f"{type(error).__name__}: {error}"
+
+
+def _suffer(fault: Fault, scene: Scene, trial: Trial) -> None:
+    worker = None if fault.alone else scene.machine.name
+    try:
+        struck_at = _strike(fault, scene)
+        told = _await_notice(fault, scene, worker, struck_at)
+        trial.noticed_s = None if told is None else told.at - struck_at
+        explained = not fault.why or _is_explained(fault, scene, worker)
+    finally:
+        fault.mend(scene)
+    if fault.events and told is None:  # what a full disk kept from being written comes now
+        told = scene.watch.wait(struck_at, lambda event: fault.is_told_by(event, worker), 5.0 if fault.alone else 0.0)
+        trial.noticed_s = None if told is None else told.at - struck_at
+        if told is None:
+            trial.problem = f"not noticed within {fault.limit_s:.0f} s"
+    if not explained:
+        trial.problem = f"why does not say {fault.why!r}"
+        (scene.ground.folder / "host.log").open("a").write(f"\n{trial.problem} of {worker}:\n{scene.ground.why()}\n")
+    mended_at = time.monotonic() if told is None or fault.alone else told.at
+    well = scene.watch.wait(mended_at, _is_well(fault, worker), _RECOVERY_S)
+    if well is None:
+        trial.problem = f"not well again within {_RECOVERY_S:.0f} s"
+    else:
+        trial.recovered_s = well.at - struck_at
+
+
+def _strike(fault: Fault, scene: Scene) -> float:
+    """When it struck; what is to be struck may not be there at the first try."""
+    for _ in range(_STRIKE_TRIES):
+        at = time.monotonic()
+        if (fault.alone or scene.watch.is_joined(scene.machine.name)) and fault.strike(scene):
+            return at
+        time.sleep(1.0)
+    raise TimeoutError("there was nothing to strike")
+
+
+def _await_notice(fault: Fault, scene: Scene, worker: str | None, since: float) -> Event | None:
+    if not fault.events:
+        return None
+    return scene.watch.wait(since, lambda event: fault.is_told_by(event, worker), fault.limit_s)
+
+
+def _is_explained(fault: Fault, scene: Scene, worker: str | None) -> bool:
+    """Whether ``digirl-dist why`` names the worker and what befell it, within the time it takes to write its status."""
+    deadline = time.monotonic() + _WHY_S
+    while True:
+        lines = scene.ground.why().splitlines()
+        if any(fault.why in line and (worker is None or worker in _subject(lines, line)) for line in lines):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+
+
+def _subject(lines: list[str], line: str) -> str:
+    """The line with the worker's heading that it stands under."""
+    before = lines[: lines.index(line) + 1]
+    return line + next((one for one in reversed(before) if one.startswith("worker ")), "")
+
+
+def _is_well(fault: Fault, worker: str | None):  # type: ignore[no-untyped-def]
+    """An emulator is well when it is ready again, all else when an episode lands."""
+    if fault.events == ("slot",):
+        return lambda event: event.kind == "slot" and event.of(worker) and event.content["state"] == "ready"
+    return lambda event: event.kind == "episode" and event.of(worker)

@@ -1,0 +1,55 @@
+"""How much better than expected: returns and advantages, as formulas on NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def returns_to_go(rewards: Sequence[float], discount: float) -> list[float]:
+    """What came after each step: sum over k of ``discount``^k times the reward k steps later (Sutton & Barto, 3.8)."""
+    togo = list(rewards)
+    for step in reversed(range(len(togo) - 1)):
+        togo[step] += discount * togo[step + 1]
+    return togo
+
+
+def instruction_advantages(returns: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """How much better each episode ended than its instruction let expect: return minus V(s0, c); shapes [N].
+
+    arXiv 2406.11896, section 4 (instruction-level value function).
+    """
+    return np.asarray(returns - values)
+
+
+def doubly_robust_advantages(rewards: np.ndarray, values: np.ndarray, lam: float) -> np.ndarray:
+    """The advantage of each of H steps as in DigiRL's paper (arXiv 2406.11896, section 4, step-level advantage).
+
+    With h from 1 to H: λ^(H−h) r_H + (1 − λ^(H−h)) (V(s_h+1) + r_h − V(s_h)). ``rewards`` has shape [H], ``values``
+    [H + 1]. Near the end it trusts the outcome, far from it the values.
+    """
+    trust = lam ** np.arange(len(rewards) - 1, -1, -1, dtype=np.float64)
+    bootstrapped = values[1:] + rewards - values[:-1]
+    return np.asarray(trust * rewards[-1] + (1 - trust) * bootstrapped)
+
+
+def released_advantages(rewards: np.ndarray, values: np.ndarray, returns: np.ndarray, margin: float) -> np.ndarray:
+    """The advantage of each of H steps as in DigiRL's released code (``DigiRLTrainer.actor_loss``).
+
+    V(s_h+1) − V(s_h) − margin + r_h + R_h, clamped to [0, 1], where V is the lesser of two critics and R_h the
+    discounted return from step h. ``rewards`` and ``returns`` have shape [H], ``values`` [H + 1].
+    """
+    return np.asarray(np.clip(values[1:] - values[:-1] - margin + rewards + returns, 0.0, 1.0))
+
+
+def group_advantages(returns: np.ndarray, scale: bool) -> np.ndarray:
+    """Of the G episodes of a group: (R − mean) / standard deviation, the latter over all G; shape [G].
+
+    arXiv 2402.03300 (GRPO), section 4.1.2. Without ``scale`` only R − mean (Dr. GRPO, arXiv 2503.20783, section 3).
+    A group whose episodes all came out alike says nothing: zeros.
+    """
+    centred = returns - returns.mean()
+    if np.ptp(returns) == 0:
+        return np.zeros(len(returns))
+    return np.asarray(centred / returns.std()) if scale else np.asarray(centred)

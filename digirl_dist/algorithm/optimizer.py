@@ -1,0 +1,142 @@
+"""Gradient descent over shuffled minibatches, as every part that learns here does it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from digirl_dist.errors import TrainingError
+from digirl_dist.parallel.peers import ALONE, Peers
+from digirl_dist.settings import OptimizerSettings
+
+LossOf = Callable[[list[int]], torch.Tensor]
+"""The loss, a scalar and a mean over the rows with these indices; never asked for no rows."""
+
+WeightOf = Callable[[list[int]], float]
+"""What that mean divides by: the rows' number, or the sum of their weights."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """This rank's rows of a minibatch; there may be none."""
+
+    rows: list[int]
+    loss_of: LossOf
+    weight_of: WeightOf
+
+    def backward(self, scale: float) -> tuple[float, float]:
+        """Leaves the gradient of their loss times ``scale``; their weight and the loss. Nothing of no rows."""
+        if not self.rows:
+            return 0.0, 0.0
+        loss = self.loss_of(self.rows)
+        (loss * scale).backward()  # type: ignore[no-untyped-call]
+        return float(self.weight_of(self.rows)), float(loss.detach())
+
+
+class MinibatchOptimizer:
+    """Adam with accumulated and clipped gradients and a ramped learning rate. Keeps its state and its random numbers.
+
+    ``what`` names the loss in errors. The learning rate is that of the settings also after a resume, so a run that
+    stopped because its loss exploded can go on with a lower one. With ``peers``, a minibatch is that of all ranks
+    together: every rank must call ``fit``, also one without rows.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        settings: OptimizerSettings,
+        seed: int,
+        what: str,
+        peers: Peers = ALONE,
+    ) -> None:
+        self._parameters = list(parameters)
+        self._settings = settings
+        self._what = what
+        self._peers = peers
+        self._optimizer = torch.optim.Adam(self._parameters, lr=settings.learning_rate, eps=settings.adam_eps)
+        self._generator = torch.Generator().manual_seed(seed)
+        self._steps = 0
+
+    def fit(self, rows: int, loss_of: LossOf, weight_of: WeightOf = len, rate: float = 1.0) -> float:
+        """Up to ``epochs`` passes over the rows, ``max_examples`` in all; the minibatches' mean loss (0 without rows).
+
+        ``rate`` is the share of the learning rate to go on with. Raises TrainingError when a loss or a gradient is not
+        finite, or a loss is beyond ``max_loss``.
+        """
+        wanted = min(self._settings.epochs * rows, self._settings.max_examples)
+        drawn = batches(rows, wanted, self._settings.batch_size, self._generator)
+        parts = [Part(batch, loss_of, weight_of) for batch in self._peers.align(drawn)]
+        losses: list[float] = []
+        for first in range(0, len(parts), self._settings.accumulate):
+            losses += self._step(parts[first : first + self._settings.accumulate], rate)
+        return sum(losses) / len(losses) if losses else 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "optimizer": self._optimizer.state_dict(),
+            "generator": self._generator.get_state(),
+            "steps": self._steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._generator.set_state(state["generator"])
+        self._steps = state["steps"]
+
+    def _step(self, group: Sequence[Part], rate: float) -> list[float]:
+        """One step along the mean gradient of some minibatches; their losses."""
+        losses = []
+        gradients: list[torch.Tensor | None] = [None] * len(self._parameters)
+        for part in group:
+            losses.append(self._backward(part, 1 / len(group)))
+            gradients = [_plus(sum_of, one.grad) for sum_of, one in zip(gradients, self._parameters, strict=True)]
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient
+        length = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)
+        sane(float(length), math.inf, f"the gradient of {self._what}")
+        rate *= self._settings.learning_rate * ramp(self._steps, self._settings.ramp_steps)
+        for parameters in self._optimizer.param_groups:
+            parameters["lr"] = rate
+        self._optimizer.step()
+        self._steps += 1
+        return losses
+
+    def _backward(self, part: Part, scale: float) -> float:
+        """Leaves the gradient of a minibatch, all ranks' parts together, times ``scale``; its loss."""
+        self._optimizer.zero_grad()
+        weight, value = part.backward(scale)
+        value = self._peers.average_gradients(self._parameters, weight, value)
+        return sane(value, self._settings.max_loss, self._what)
+
+
+def batches(rows: int, wanted: int, size: int, generator: torch.Generator) -> list[list[int]]:
+    """Minibatches of indices below ``rows``, ``wanted`` indices in all; each pass is shuffled anew."""
+    if rows == 0:
+        return []
+    passes = [torch.randperm(rows, generator=generator) for _ in range(math.ceil(wanted / rows))]
+    return [batch.tolist() for batch in torch.split(torch.cat(passes)[:wanted], size)]
+
+
+def _plus(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    """The sum of two gradients, where None is that of a parameter that was not used."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
+
+
+def ramp(step: int, steps: int) -> float:
+    """The share of the learning rate at ``step`` (from 0): rises in equal parts to 1 at the ``steps``-th step."""
+    return min(1.0, (step + 1) / steps) if steps else 1.0
+
+
+def sane(value: float, limit: float, what: str) -> float:
+    """``value`` itself. Raises TrainingError, naming it, when it is infinite, no number or beyond ``limit``."""
+    if not math.isfinite(value):
+        raise TrainingError(f"{what} became {value}; lower the learning rate, or look for actions of probability 0")
+    if abs(value) > limit:
+        raise TrainingError(f"{what} became {value:.3g}, beyond max_loss={limit:.3g}; lower the learning rate")
+    return value

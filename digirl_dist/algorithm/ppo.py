@@ -1,0 +1,138 @@
+"""Proximal policy optimisation with a clipped objective (arXiv 1707.06347), on whole episodes or pieces of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from digirl_dist.agent import Agent
+from digirl_dist.algorithm.optimizer import MinibatchOptimizer
+from digirl_dist.parallel.peers import ALONE, Peers
+from digirl_dist.settings import PpoSettings
+from digirl_dist.tasks import Json
+from digirl_dist.trajectory import Observation, Trajectory
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """The N steps that an update learns from; tensors have shape [N] but for ``features`` [N, F]."""
+
+    observations: Sequence[Observation]
+    actions: Sequence[Json]
+    log_probs: torch.Tensor
+    features: torch.Tensor
+    advantages: torch.Tensor
+    returns: torch.Tensor
+
+
+class PPO:
+    """Fulfils ``Algorithm``; learns from ``fresh`` alone.
+
+    The last step of a trajectory may be neither terminated nor truncated: then it is a piece of an episode that goes
+    on, and what comes after it is estimated. The learning rate falls linearly to 0 over ``iterations`` updates.
+    """
+
+    def __init__(self, agent: Agent, settings: PpoSettings, iterations: int, seed: int, peers: Peers = ALONE) -> None:
+        self._agent = agent
+        self._settings = settings
+        self._iterations = iterations
+        self._peers = peers
+        self._device = next(agent.parameters()).device
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            hidden = nn.Linear(agent.feature_size, settings.width)
+            self._value = nn.Sequential(hidden, nn.Tanh(), nn.Linear(settings.width, 1)).to(self._device)
+        parameters = [*agent.parameters(), *self._value.parameters()]
+        self._optimizer = MinibatchOptimizer(parameters, settings, seed, "the PPO loss", peers)
+        self._updates = 0
+
+    def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
+        self._agent.train(False)  # ratios must be exact
+        left = max(0.0, 1 - self._updates / self._iterations)
+        rows = self._rows(fresh)
+        loss = self._optimizer.fit(len(rows.observations), lambda batch: self._loss(rows, batch), rate=left)
+        self._updates += 1
+        return {"ppo_loss": loss, "learning_rate": self._settings.learning_rate * left}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "value": self._value.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "updates": self._updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._value.load_state_dict(state["value"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._updates = state["updates"]
+
+    def _rows(self, fresh: Sequence[Trajectory]) -> _Rows:
+        steps = [step for piece in fresh for step in piece.steps]
+        features, advantages, returns = [], [], []
+        for piece in fresh:
+            seen = self._agent.features([*(step.observation for step in piece.steps), piece.final_observation]).detach()
+            with torch.no_grad():
+                values = self._value(seen)[:, 0].double().cpu().numpy()
+            estimate = self._advantages(piece, values)
+            features.append(seen[:-1])
+            advantages.append(torch.from_numpy(estimate))
+            returns.append(torch.from_numpy(estimate + values[:-1]))
+        device = self._device
+        none = torch.zeros(0, dtype=torch.float64)
+        return _Rows(
+            [step.observation for step in steps],
+            [step.action for step in steps],
+            torch.tensor([step.log_prob for step in steps], device=device),
+            torch.cat([torch.zeros(0, self._agent.feature_size, device=device), *features]),
+            normalised(torch.cat([none, *advantages]), self._peers).float().to(device),
+            torch.cat([none, *returns]).float().to(device),
+        )
+
+    def _advantages(self, piece: Trajectory, values: np.ndarray) -> np.ndarray:
+        if piece.steps[-1].terminated:
+            values = np.append(values[:-1], 0.0)  # nothing can come after the end
+        rewards = np.array([step.reward for step in piece.steps])
+        return generalized_advantages(rewards, values, self._settings.discount, self._settings.lam)
+
+    def _loss(self, rows: _Rows, batch: list[int]) -> torch.Tensor:
+        log_probs = self._agent.log_prob([rows.observations[k] for k in batch], [rows.actions[k] for k in batch])
+        ratios = (log_probs - rows.log_probs[batch]).exp()
+        policy = clipped_objective(ratios, rows.advantages[batch], self._settings.clip_ratio).mean()
+        value = (self._value(rows.features[batch])[:, 0] - rows.returns[batch]).square().mean()
+        loss: torch.Tensor = self._settings.value_weight * value - policy
+        return loss
+
+
+def clipped_objective(ratios: torch.Tensor, advantages: torch.Tensor, clip: float) -> torch.Tensor:
+    """min(ratio A, clip(ratio, 1 − clip, 1 + clip) A) of each step, shapes [B] (arXiv 1707.06347, equation 7)."""
+    return torch.minimum(ratios * advantages, ratios.clamp(1 - clip, 1 + clip) * advantages)
+
+
+def generalized_advantages(rewards: np.ndarray, values: np.ndarray, discount: float, lam: float) -> np.ndarray:
+    """Σ_k (discount · lam)^k δ_h+k with δ_h = r_h + discount V(s_h+1) − V(s_h) (arXiv 1506.02438, equation 16).
+
+    ``rewards`` has shape [H], ``values`` [H + 1]; the result [H].
+    """
+    deltas = rewards + discount * values[1:] - values[:-1]
+    advantages = np.zeros_like(deltas)
+    following = 0.0
+    for step in reversed(range(len(deltas))):
+        following = deltas[step] + discount * lam * following
+        advantages[step] = following
+    return np.asarray(advantages)
+
+
+def normalised(values: torch.Tensor, peers: Peers) -> torch.Tensor:
+    """``values``, shape [N], with mean 0 and standard deviation 1 over the rows of all ranks."""
+    count, total, squares = peers.total(
+        torch.stack([values.new_tensor(len(values)), values.sum(), values.square().sum()])
+    )
+    count = count.clamp(min=1.0)
+    mean = total / count
+    result: torch.Tensor = (values - mean) / ((squares / count - mean.square()).clamp(min=0.0).sqrt() + 1e-8)
+    return result

@@ -1,0 +1,79 @@
+"""Collection that goes on while the host learns: the next iterations begin under the checkpoint that there is."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from digirl_dist.checkpoint import Checkpoint
+from digirl_dist.collect import Collector
+from digirl_dist.harvest import Harvest
+from digirl_dist.tasks import Ticket
+
+_CLOSE_S = 10.0
+
+Tickets = Callable[[int, int], Sequence[Ticket]]
+"""The tickets of an iteration for a policy version (see ``tasks.Plan``)."""
+
+
+class AheadCollector:
+    """Any collector, run in a thread of its own and up to ``ahead`` iterations further than the loop has asked for.
+
+    So an episode's policy is at most ``ahead`` updates older than the iteration it counts in. Errors are raised by the
+    ``collect`` of the iteration that they struck.
+    """
+
+    def __init__(self, inner: Collector, tickets: Tickets, ahead: int, last: int) -> None:
+        """``last`` is the number of the last iteration that the loop will ask for."""
+        self._inner = inner
+        self._tickets = tickets
+        self._ahead = ahead
+        self._last = last
+        self._newest: Checkpoint | None = None
+        self._pending: dict[int, Future[Harvest]] = {}
+        self._work: queue.SimpleQueue[tuple[Sequence[Ticket], Future[Harvest]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._collect_all, name="collect-ahead", daemon=True)
+        self._thread.start()
+
+    def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> Harvest:
+        number = tickets[0].iteration
+        self._newest = checkpoint
+        if number not in self._pending:
+            self._submit(number, tickets)
+        if number < 0:  # a measurement; the iterations after it are on their way already
+            return self._pending.pop(number).result()
+        for later in range(number + 1, min(number + self._ahead, self._last) + 1):
+            self.offer(checkpoint, self._tickets(later, checkpoint.iteration))
+        return self._pending.pop(number).result()
+
+    def offer(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
+        self._inner.offer(checkpoint, tickets)
+        if tickets[0].iteration not in self._pending:
+            self._submit(tickets[0].iteration, tickets)
+
+    def close(self) -> None:
+        """End the collection under way, within the inner collector's limits."""
+        self._work.put(None)
+        self._inner.close()
+        self._thread.join(_CLOSE_S)
+
+    def _submit(self, number: int, tickets: Sequence[Ticket]) -> None:
+        self._pending[number] = Future()
+        self._work.put((tickets, self._pending[number]))
+
+    def _collect_all(self) -> None:
+        """One iteration after the other, each under the newest checkpoint. After an error nothing is collected."""
+        failed: BaseException | None = None
+        while (work := self._work.get()) is not None:
+            tickets, future = work
+            assert self._newest is not None
+            try:
+                if failed is None:
+                    future.set_result(self._inner.collect(self._newest, tickets))
+                else:
+                    future.set_exception(failed)
+            except BaseException as error:  # whatever it is, the loop shall see it
+                failed = error
+                future.set_exception(error)

@@ -1,0 +1,97 @@
+"""Which worker is given which ticket, and which tickets are run twice at the tail of an iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from digirl_dist.errors import WorkerError
+from digirl_dist.events import Events
+from digirl_dist.fleet.fleet import Fleet
+from digirl_dist.fleet.leases import Leases
+from digirl_dist.fleet.pace import Pace
+from digirl_dist.tasks import Key
+
+
+@dataclass
+class Standing:
+    """What the host knows of a worker between its news."""
+
+    slots: int = 0
+    in_service: int = 0
+    error: WorkerError | None = None
+    slot_reasons: dict[int, str] = field(default_factory=dict)
+    leaving: bool = False
+    """It gets no further tickets."""
+
+    @property
+    def able(self) -> bool:
+        """It may be given tickets. One that has still to load the checkpoint may reset its emulators."""
+        return self.in_service > 0 and not self.leaving
+
+
+@dataclass(frozen=True)
+class DispatchRules:
+    """``prefetch`` tickets per worker are leased beyond its slots, to hide the round trip.
+
+    ``speculate``: when no ticket is left, idle slots run duplicates of those that are expected to end last, and a slow
+    worker begins nothing that would end long after all else.
+    """
+
+    prefetch: int = 1
+    speculate: bool = True
+
+
+class Dispatch:
+    """Leases tickets to the workers that have room, the fastest first."""
+
+    def __init__(
+        self,
+        fleet: Fleet[Any],
+        standing: Mapping[str, Standing],
+        leases: Leases,
+        rules: DispatchRules,
+        events: Events,
+    ) -> None:
+        self.pace = Pace()
+        self._fleet = fleet
+        self._standing = standing
+        self._leases = leases
+        self._rules = rules
+        self._events = events
+
+    def hand_out(self, version: int) -> None:
+        """Lease what every able worker has room for, to be run with that policy version."""
+        slots = {name: each.in_service for name, each in self._standing.items() if each.able}
+        able = sorted(slots, key=lambda name: self.pace.of(name) or 0.0)
+        plenty = self._leases.queued > sum(slots.values())
+        start = not any(self._leases.running(name) for name in able)
+        for name in able:
+            room = slots[name] + (self._rules.prefetch if plenty else 0) - self._leases.running(name)
+            if room > 0 and self._leases.queued and (start or self._may_take(name, slots)):
+                self._fleet.workers[name].lease(self._leases.take(name, room, version))
+        if self._rules.speculate and not self._leases.queued:
+            for name in able:
+                self._double(name, slots[name] - self._leases.running(name), version)
+
+    def landed(self, winner: str, key: Key) -> None:
+        """An episode is home: whoever else runs it may stop."""
+        for name in self._leases.holders(key):
+            if name != winner:
+                self._fleet.workers[name].drop([key], "speculation")
+
+    def _may_take(self, name: str, slots: Mapping[str, int]) -> bool:
+        """What is refused here is soon taken by a faster worker."""
+        return not self._rules.speculate or self.pace.is_in_time(name, self._leases.queued, slots)
+
+    def _double(self, name: str, room: int, version: int) -> None:
+        """Lease up to ``room`` duplicates to ``name``, those first from which most is expected."""
+        if room <= 0:
+            return
+        others = [found for found in self._leases.undoubled(version) if found[1] != name]
+        gains = sorted(((self.pace.gain(there, age_s, name), key, there) for key, there, age_s in others), reverse=True)
+        for gain, key, there in gains[:room]:
+            if gain > 0:
+                self._fleet.workers[name].lease([self._leases.double(name, key)])
+                self._events.emit("episode_doubled", worker=name, iteration=key[0], ticket=key[1], held_by=there)

@@ -1,0 +1,91 @@
+"""One iteration under way: which tickets count in it, what of them is home, and when it may close."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from digirl_dist.collect.account import Account
+from digirl_dist.fleet.leases import Leases
+from digirl_dist.harvest import Harvest
+from digirl_dist.store import Store
+from digirl_dist.tasks import Key, Ticket
+from digirl_dist.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class Closing:
+    """When an iteration closes: with this share of its episodes, or after so many seconds if it has any."""
+
+    share: float = 1.0
+    after_s: float = math.inf
+
+    def is_due(self, landed: int, wanted: int, seconds: float) -> bool:
+        enough = landed >= math.ceil(self.share * wanted - 1e-9)  # 0.07 * 100 is a little more than 7
+        return enough or (landed > 0 and seconds >= self.after_s)
+
+
+class Iteration:
+    """The tickets of one ``collect`` in ``leases`` and ``store``.
+
+    What the iteration before left under way counts here. Episodes of later iterations, which collecting ahead begins,
+    land where they count.
+    """
+
+    def __init__(self, tickets: Sequence[Ticket], leases: Leases, store: Store, closing: Closing) -> None:
+        self.number = tickets[0].iteration
+        self._leases = leases
+        self._store = store
+        self._closing = closing if self.number >= 0 else Closing()  # a measurement has all of its episodes
+        self._started_at = time.monotonic()
+        self._landed = store.landed(self.number)
+        left_over, _ = store.left_out(self.number - 1)
+        wanted = [*left_over, *tickets]
+        self._wanted = {ticket.key for ticket in wanted}
+        if not store.is_closed(self.number):
+            leases.add(ticket for ticket in wanted if ticket.key not in self._landed)
+
+    def begin_later(self, tickets: Sequence[Ticket]) -> None:
+        """Queue tickets of later iterations, apart from what has landed of them."""
+        for number in {ticket.iteration for ticket in tickets}:
+            if not self._store.is_closed(number):
+                landed = self._store.landed(number)
+                self._leases.add(one for one in tickets if one.iteration == number and one.key not in landed)
+
+    @property
+    def missing(self) -> int:
+        """Episodes that have not landed."""
+        return len(self._wanted - set(self._landed))
+
+    @property
+    def is_over(self) -> bool:
+        if self._store.is_closed(self.number):
+            return True
+        landed = len(self._wanted) - self.missing
+        return self._closing.is_due(landed, len(self._wanted), time.monotonic() - self._started_at)
+
+    def counts_in(self, key: Key) -> int:
+        """The iteration whose harvest has this ticket's episode."""
+        return self.number if key in self._wanted else key[0]
+
+    def land(self, trajectory: Trajectory, checked: Path | None = None) -> bool:
+        """Make the episode durable (see ``Store.land``). False if its ticket had landed before or is not ours."""
+        key = trajectory.ticket.key
+        if not self._leases.land(key):
+            return False
+        number = self.counts_in(key)
+        self._store.land(number, trajectory, checked)
+        if number == self.number:
+            self._landed[key] = trajectory
+        return True
+
+    def close(self, account: Account) -> Harvest:
+        """From now on nothing counts here any more; what is missing is carried over or cancelled."""
+        if not self._store.is_closed(self.number) and self.missing:
+            self._store.close(self.number, *self._leases.withdraw(self._wanted - set(self._landed)))
+        carried, cancelled = self._store.left_out(self.number)
+        trajectories = [self._landed[key] for key in sorted(self._landed)]
+        return account.harvest(trajectories, len(carried), len(cancelled))

@@ -1,0 +1,48 @@
+"""Collection that does not happen: updates learn from what was collected elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from digirl_dist.checkpoint import Checkpoint
+from digirl_dist.collect import Collector
+from digirl_dist.harvest import Harvest
+from digirl_dist.tasks import Ticket
+
+
+class OfflineCollector:
+    """Collector that runs nothing and needs no worker."""
+
+    def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> Harvest:
+        """A harvest without episodes."""
+        return Harvest.empty(tickets[0].iteration)
+
+    def offer(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
+        """Nothing begins."""
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+class OfflineFirst:
+    """Collector that runs nothing to learn from in the first ``iterations``, and is ``collector`` from then on."""
+
+    def __init__(self, collector: Collector, iterations: int) -> None:
+        self._collector = collector
+        self._iterations = iterations
+
+    def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> Harvest:
+        if self._is_offline(tickets):
+            return Harvest.empty(tickets[0].iteration)
+        return self._collector.collect(checkpoint, tickets)
+
+    def offer(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
+        if not self._is_offline(tickets):
+            self._collector.offer(checkpoint, tickets)
+
+    def _is_offline(self, tickets: Sequence[Ticket]) -> bool:
+        """Measurements (see ``tasks.evaluation_of``) are made at any time."""
+        return 0 <= tickets[0].iteration < self._iterations
+
+    def close(self) -> None:
+        self._collector.close()

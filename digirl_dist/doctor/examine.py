@@ -1,0 +1,115 @@
+"""Looks at one worker from the way to it to what is installed there, and at the host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from digirl_dist.doctor import judgement, link, probe
+from digirl_dist.doctor.check import Check
+from digirl_dist.doctor.needs import Needs
+from digirl_dist.doctor.trial import Trial, try_there
+from digirl_dist.errors import InstallError, WorkerError
+from digirl_dist.fleet.install import Package, what_is_missing
+from digirl_dist.fleet.remote_python import RemotePython
+from digirl_dist.fleet.roster import Member
+from digirl_dist.settings import Settings
+from digirl_dist.ssh.connection import Connection, connect
+
+_PROBE_LIMIT_S = 120.0
+_SETUP = "run `digirl-dist setup`; a run does it by itself as well"
+
+
+@dataclass(frozen=True)
+class Patient:
+    """A worker, and what a run would want of it. ``package`` None: it uses the host's own copy by ``python``."""
+
+    member: Member
+    needs: Needs
+    package: Package | None
+    python: list[str]
+    """Command of the Python that has the package, once it is installed."""
+    trial: Trial | None = None
+    """The emulator to try; None: none is tried."""
+
+
+def examine(patient: Patient, settings: Settings) -> list[Check]:
+    """All checks of one worker; what cannot be looked at any more after a failure is left out. Raises nothing."""
+    worker = patient.member.name
+    try:
+        connection = connect(patient.member.address, settings.ssh)
+    except WorkerError as error:
+        return link.unreachable(worker, error)
+    checks = link.reached(connection)
+    with connection:
+        try:
+            for check in _look_inside(patient, connection, settings):
+                checks.append(check)
+        except WorkerError as error:
+            checks.append(Check(worker, "connection", False, error.reason, error.remedy or "try again"))
+    return checks
+
+
+def _look_inside(patient: Patient, connection: Connection, settings: Settings) -> Iterator[Check]:
+    """Raises WorkerError when the link breaks."""
+    shell = link.shell(connection)
+    yield shell
+    if not shell.ok:
+        return
+    try:
+        package = _package(patient, connection)
+        yield from _insides(patient, connection, settings, installed=package.ok)
+    except InstallError as error:
+        yield Check(patient.member.name, "python", False, error.reason, error.remedy)
+        return
+    yield package
+    yield from link.speed(connection)
+    if patient.trial is not None:
+        yield _tried(patient, patient.trial, connection, package.ok)
+
+
+def _package(patient: Patient, connection: Connection) -> Check:
+    """Raises InstallError when Python there cannot be run, or LinkLostError."""
+    worker, member = patient.member.name, patient.member
+    if patient.package is None:
+        return Check(worker, "package", True, "the host's own copy")
+    missing = what_is_missing(connection, patient.package, member.run_path, member.python)
+    detail = f"{patient.package.wheel.name.split('-')[1]}, digest {patient.package.digest[:12]}"
+    return Check(worker, "package", not missing, missing or detail, _SETUP, blocks=False)
+
+
+def _insides(patient: Patient, connection: Connection, settings: Settings, installed: bool) -> Iterator[Check]:
+    """Raises InstallError when Python there cannot be run, or LinkLostError."""
+    member, needs = patient.member, patient.needs
+    slots = member.slots or 1  # bsize: auto takes what fits, but one must
+    folders = {"run_path": member.run_path, "temp_path": member.temp_path}
+    order = probe.Order(
+        folders={name: path for name, path in folders.items() if path},
+        torch_python=patient.python if installed else [],
+        browser=needs.browser,
+        android=None if needs.android is None else asdict(needs.android),
+        slots=slots,
+    )
+    with RemotePython(connection, member.python, Path(probe.__file__), asdict(order)) as remote:
+        asked = time.time()
+        facts = remote.answer(time.monotonic() + _PROBE_LIMIT_S)
+        answered = time.time()
+    yield from judgement.judge(member.name, facts, needs, slots, settings.worker_torch_threads)
+    yield judgement.clock(member.name, _ahead_s(facts["time"], asked, answered))
+
+
+def _ahead_s(there: float, asked: float, answered: float) -> float:
+    """Nothing if the worker's time lies between question and answer."""
+    return min(0.0, there - asked) + max(0.0, there - answered)
+
+
+def _tried(patient: Patient, trial: Trial, connection: Connection, installed: bool) -> Check:
+    worker = patient.member.name
+    if not installed:
+        return Check(worker, "try", False, "needs the package on the worker", "run `digirl-dist setup` first")
+    try:
+        return Check(worker, "try", True, try_there(connection, patient.python, trial))
+    except WorkerError as error:
+        return Check(worker, "try", False, error.reason, error.remedy)

@@ -1,0 +1,147 @@
+"""What the findings of ``probe`` mean for a run: pure functions from facts to checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from digirl_dist.doctor.check import Check
+from digirl_dist.doctor.needs import POLICY_MB, AndroidNeeds, Needs
+
+CLOCK_LIMIT_S = 60.0
+"""Beyond this, certificates of package indexes begin to look wrong."""
+_ENVIRONMENT_MB = 3000
+_JOBS_MB = 500
+_ROOM = {"run_path": (_ENVIRONMENT_MB, "worker_run_path"), "temp_path": (_JOBS_MB, "worker_temp_path")}
+_VENV_REMEDY = "apt-get install python3-venv there (or uv), or run `digirl-dist setup`"
+
+
+def judge(worker: str, facts: dict[str, Any], needs: Needs, slots: int, threads: int) -> Iterator[Check]:
+    """Everything but what only the connection shows. ``threads`` is worker_torch_threads."""
+    yield _python(worker, facts)
+    yield from _folders(worker, facts)
+    yield _memory(worker, facts, needs, slots)
+    yield _cores(worker, facts, needs, slots)
+    if facts["torch"] is not None:
+        yield _torch(worker, facts, threads)
+    if needs.browser:
+        yield _browser(worker, facts)
+    if needs.android is not None:
+        yield from _android(worker, facts, needs.android, slots)
+
+
+def clock(worker: str, ahead_s: float) -> Check:
+    """``ahead_s``: how far the worker's clock is before the host's."""
+    detail = f"{abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the host's"
+    remedy = "set both by NTP: `sudo timedatectl set-ntp true`"
+    return Check(worker, "clock", abs(ahead_s) < CLOCK_LIMIT_S, detail, remedy, blocks=False)
+
+
+def _python(worker: str, facts: dict[str, Any]) -> Check:
+    tool = "uv" if facts["uv"] else "venv" if facts["venv"] else "neither venv nor uv"
+    detail = f"{facts['python']} at {facts['executable']}, {tool}"
+    return Check(worker, "python", bool(facts["venv"] or facts["uv"]), detail, _VENV_REMEDY)
+
+
+def _folders(worker: str, facts: dict[str, Any]) -> Iterator[Check]:
+    for name, found in facts["folders"].items():
+        needed_mb, setting = _ROOM.get(name, (_JOBS_MB, name))
+        if name == "run_path" and facts["torch"] is not None:
+            needed_mb = _JOBS_MB  # the environment is there: what is needed is room for another version of the package
+        if not found["writable"]:
+            detail = f"{found['path']}: {facts['user']} cannot write to {found['blocked_by']}"
+            yield Check(worker, f"disk {name}", False, detail, f"set {setting} to a folder that its user can write")
+            continue
+        enough = found["free_mb"] >= needed_mb
+        detail = f"{_size(found['free_mb'])} free at {found['path']}"
+        remedy = f"free {_size(needed_mb)} there, or set {setting} to a larger disk"
+        yield Check(worker, f"disk {name}", enough, detail + ("" if enough else f", {_size(needed_mb)} needed"), remedy)
+
+
+def _memory(worker: str, facts: dict[str, Any], needs: Needs, slots: int) -> Check:
+    free = facts["memory_mb"]
+    needed = POLICY_MB + slots * needs.memory_mb
+    fits = (free - POLICY_MB) // needs.memory_mb
+    detail = f"{_size(free)} free, bsize={slots} of {needs.emulator} needs about {_size(needed)}"
+    remedy = f"set bsize={fits} for it" if fits > 0 else "it is too small for this emulator: use another machine"
+    return Check(worker, "memory", needed <= free, detail, remedy)
+
+
+def _cores(worker: str, facts: dict[str, Any], needs: Needs, slots: int) -> Check:
+    cores = facts["cores"]
+    wanted = slots * needs.cores
+    fits = max(1, int(cores / needs.cores))
+    detail = f"{cores} for bsize={slots}, which keep about {wanted:g} busy"
+    return Check(
+        worker, "cores", wanted <= cores, detail, f"set bsize={fits} for it: more only wait longer", blocks=False
+    )
+
+
+def _torch(worker: str, facts: dict[str, Any], threads: int) -> Check:
+    said = facts["torch"]
+    if said["status"] != 0:
+        return Check(worker, "torch", False, f"cannot be imported: {said['said']}", "run `digirl-dist setup`")
+    detail = f"{said['said'].split()[0]}, worker_torch_threads={threads} on {facts['cores']} cores"
+    remedy = f"set worker_torch_threads={facts['cores']} or less"
+    return Check(worker, "torch", threads <= facts["cores"], detail, remedy, blocks=False)
+
+
+def _browser(worker: str, facts: dict[str, Any]) -> Check:
+    browser, driver = facts["browser"], facts["driver"]
+    missing = " and ".join(
+        name for name, found in (("chromium", browser), ("chromium-driver", driver)) if found is None
+    )
+    if missing:
+        remedy = f"apt-get install {missing.replace(' and ', ' ')} there, or run `digirl-dist setup`"
+        return Check(worker, "chromium", False, f"{missing} is not on PATH", remedy)
+    detail = " and ".join(f"{found['path']} {found['version'] or found['said']}" for found in (browser, driver))
+    majors = [found["version"].split(".")[0] for found in (browser, driver)]
+    remedy = (
+        "both must have the same major version: update them with `digirl-dist setup`, and remove whichever of the two "
+        "programs was not installed by the package manager"
+    )
+    return Check(worker, "chromium", majors[0] == majors[1] != "", detail, remedy)
+
+
+def _android(worker: str, facts: dict[str, Any], needs: AndroidNeeds, slots: int) -> Iterator[Check]:
+    found = facts["android"]
+    sdk = found["sdk"] or "no Android SDK"
+    setup = "run `digirl-dist setup`, or set emulator.sdk_path"
+    yield Check(worker, "adb", found["adb"] is not None, found["adb"] or f"none on PATH nor in {sdk}", setup)
+    if needs.avd is None:
+        return
+    yield _kvm(worker, facts)
+    yield Check(worker, "emulator", found["emulator"] is not None, found["emulator"] or f"none in {sdk}", setup)
+    yield _avd(worker, found, needs.avd)
+    busy = found["busy_ports"]
+    detail = f"in use: {', '.join(map(str, busy))}" if busy else f"{needs.first_port} to {needs.first_port + 2 * slots}"
+    remedy = "end what listens there (`ss -ltnp`), or set emulator.first_port to others"
+    yield Check(worker, "ports", not busy, detail, remedy)
+
+
+def _kvm(worker: str, facts: dict[str, Any]) -> Check:
+    kvm = facts["android"]["kvm"]
+    if not kvm["exists"]:
+        remedy = "switch on virtualisation in its BIOS, or nested virtualisation for this virtual machine"
+        return Check(worker, "kvm", False, "there is no /dev/kvm", remedy)
+    detail = f"/dev/kvm of group {kvm['group']}, user {facts['user']}"
+    join = f"sudo usermod -aG {kvm['group']} {facts['user']}"
+    remedy = f"`{join}` there, or `digirl-dist setup`; it counts from the next login"
+    return Check(worker, "kvm", kvm["usable"], detail if kvm["usable"] else f"{detail} may not use it", remedy)
+
+
+def _avd(worker: str, found: dict[str, Any], avd: str) -> Check:
+    there = ", ".join(found["avds"]) or "none"
+    if avd not in found["avds"]:
+        detail = f"there is no AVD {avd} in {found['avd_home']} (there are: {there})"
+        return Check(worker, "avd", False, detail, "run `digirl-dist setup`, or set emulator.avd to one of these")
+    lacks = found["avd_lacks"]
+    detail = f"{avd}: {lacks} is missing" if lacks else f"{avd} in {found['avd_home']}; --try boots it"
+    remedy = f"`avdmanager delete avd -n {avd}`, then `digirl-dist setup`"
+    if lacks.endswith("snapshot.pb"):
+        remedy = "`digirl-dist setup` makes the snapshot, emulator.snapshot=null boots anew for each episode"
+    return Check(worker, "avd", not lacks, detail, remedy)
+
+
+def _size(mb: int) -> str:
+    return f"{mb / 1024:.1f} GB" if mb >= 1000 else f"{mb} MB"

@@ -1,0 +1,96 @@
+"""What the way to a worker is like: from its name to how fast it is."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+from digirl_dist.doctor.check import Check
+from digirl_dist.errors import HostKeyError, LoginError, UnreachableError, WorkerError
+from digirl_dist.ssh.connection import Connection
+
+_STAGES = ("name", "port", "host key", "login")
+_ECHOES = 5
+_PROBE_BYTES = 2 << 20
+_PROBE_LIMIT_S = 60.0
+_SLOW_S = 0.5
+_SLOW_MB_S = 1.0
+
+
+def unreachable(worker: str, error: WorkerError) -> list[Check]:
+    """The stage at which ``error`` ended the way to the worker, and those before it, which went well."""
+    failed = _STAGES.index(_stage(error))
+    passed = [Check(worker, stage, True, "") for stage in _STAGES[:failed]]
+    return [*passed, Check(worker, _STAGES[failed], False, error.reason, error.remedy)]
+
+
+def reached(connection: Connection) -> list[Check]:
+    details = (connection.host, f"port {connection.port}", connection.fingerprint, f"user {connection.user}")
+    return [Check(connection.worker, stage, True, detail) for stage, detail in zip(_STAGES, details, strict=True)]
+
+
+def shell(connection: Connection) -> Check:
+    """Nothing may be printed before a command's own output: the host would read it as an answer."""
+    done = connection.run("true")
+    if done.status != 0:
+        return Check(
+            connection.worker, "shell", False, f"`true` failed: {done.last_words}", "give the user a usual shell"
+        )
+    said = done.stdout.decode(errors="replace").strip()
+    detail = f"its start-up files print {said[:80]!r}" if said else "prints nothing of its own"
+    remedy = (
+        "let them print nothing when the shell is not interactive: `case $- in *i*) ;; *) return ;; esac` at the top"
+    )
+    return Check(connection.worker, "shell", not said, detail, remedy)
+
+
+def speed(connection: Connection) -> Iterator[Check]:
+    """Round trip and throughput. Raises WorkerError."""
+    slow = "look for what else uses the link, or use a machine nearer by"
+    trip_s = _round_trip_s(connection)
+    yield Check(connection.worker, "round trip", trip_s < _SLOW_S, f"{trip_s * 1000:.1f} ms", slow, blocks=False)
+    mb_s = _throughput_mb_s(connection)
+    detail = f"{mb_s:.1f} MB/s, there and back at once"
+    remedy = f"{slow}: the first checkpoint and every episode go over it"
+    yield Check(connection.worker, "throughput", mb_s > _SLOW_MB_S, detail, remedy, blocks=False)
+
+
+def _stage(error: WorkerError) -> str:
+    match error:
+        case HostKeyError():
+            return "host key"
+        case LoginError():
+            return "login"
+        case UnreachableError(__cause__=socket.gaierror()):
+            return "name"
+        case _:
+            return "port"
+
+
+def _round_trip_s(connection: Connection) -> float:
+    """Best of a few: of a line to ``cat`` and back, on a channel that is open."""
+    channel = connection.open("cat")
+    times = []
+    try:
+        for _ in range(_ECHOES + 1):  # the first also waits for the start of cat
+            started = time.monotonic()
+            channel.write(b"\n")
+            channel.readline(timeout_s=_PROBE_LIMIT_S)
+            times.append(time.monotonic() - started)
+    finally:
+        channel.close()
+    return min(times[1:])
+
+
+def _throughput_mb_s(connection: Connection) -> float:
+    """Of bytes that cannot be compressed."""
+    data = os.urandom(_PROBE_BYTES)
+    started = time.monotonic()
+    try:
+        connection.run("cat", data, _PROBE_LIMIT_S)
+    except WorkerError as error:
+        if not connection.alive or "did not end within" not in error.reason:
+            raise
+    return _PROBE_BYTES / (time.monotonic() - started) / 1e6

@@ -1,0 +1,183 @@
+"""What there is on a machine. The host streams this file to the worker's own Python, so it needs nothing but that.
+
+On stdin a line of JSON (see ``Order``), on stdout one with what was found. It only looks; what that means is judged on
+the host, in ``judgement``.
+"""
+
+from __future__ import annotations
+
+import grp
+import importlib.util
+import json
+import os
+import platform
+import pwd
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+_COMMAND_LIMIT_S = 60.0
+_SDK_PLACES = ("~/Android/Sdk", "~/android-sdk", "/opt/android-sdk", "/usr/lib/android-sdk")
+_BROWSERS = ("chromium-headless-shell", "chrome-headless-shell", "chromium", "chromium-browser", "google-chrome")
+"""Those of ``emulator/chromium.py``, which is not there yet when this runs."""
+_TORCH = "import torch; print(torch.__version__, torch.get_num_threads())"
+
+
+@dataclass
+class Order:
+    """What to look at. Paths may start with ``~/``."""
+
+    folders: dict[str, str]
+    """Folders that will be written to, by what they are for."""
+    torch_python: list[str]
+    """The command of the Python that acts; empty if there is none yet."""
+    browser: bool
+    android: dict[str, Any] | None
+    slots: int
+
+
+def look(order: Order) -> dict[str, Any]:
+    """Everything there is to know, as JSON values."""
+    found: dict[str, Any] = {
+        "time": time.time(),
+        "user": pwd.getpwuid(os.getuid()).pw_name,
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "venv": all(importlib.util.find_spec(name) is not None for name in ("venv", "ensurepip")),
+        "uv": shutil.which("uv", path=_path(".local/bin", ".cargo/bin")),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_mb": _memory_mb(),
+        "folders": {name: _folder(Path(path).expanduser()) for name, path in order.folders.items()},
+        "torch": _said([*map(os.path.expanduser, order.torch_python), "-c", _TORCH]) if order.torch_python else None,
+    }
+    if order.browser:
+        found["browser"] = _program(*_BROWSERS)
+        found["driver"] = _program("chromedriver")
+    if order.android is not None:
+        found["android"] = _android(order.android, order.slots)
+    return found
+
+
+def _path(*below_home: str) -> str:
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), *(str(Path.home() / each) for each in below_home)])
+
+
+def _memory_mb() -> int:
+    """What is free for new programs: of the machine, or of the control group if that has less."""
+    text = Path("/proc/meminfo").read_text()
+    free = [int(kb) // 1024 for kb in re.findall(r"MemAvailable:\s+(\d+)", text)]
+    with suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup") / Path("/proc/self/cgroup").read_text().split("::", 1)[1].strip().lstrip("/")
+        limit = int((group / "memory.max").read_text())
+        free.append((limit - int((group / "memory.current").read_text())) >> 20)
+    return min(free)
+
+
+def _folder(folder: Path) -> dict[str, Any]:
+    """Whether it can be written to, or made; nothing is made."""
+    place = next(each for each in (folder, *folder.parents) if each.exists())
+    usage = shutil.disk_usage(place)
+    writable = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+    return {"path": str(folder), "free_mb": usage.free >> 20, "writable": writable, "blocked_by": str(place)}
+
+
+def _said(command: list[str]) -> dict[str, Any]:
+    """Exit status and last line of a command. ``PYTHONPATH`` of a login must not decide what is imported."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            timeout=_COMMAND_LIMIT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"status": -1, "said": str(error)}
+    lines = done.stdout.decode(errors="replace").strip().splitlines()
+    return {"status": done.returncode, "said": lines[-1] if lines else ""}
+
+
+def _program(*names: str) -> dict[str, Any] | None:
+    """The first of these that there is, and its version."""
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        return None
+    said = _said([path, "--version"])["said"]
+    version = re.search(r"\d+(\.\d+)+", said)
+    return {"path": path, "version": version[0] if version else "", "said": said}
+
+
+def _android(wanted: dict[str, Any], slots: int) -> dict[str, Any]:
+    sdk = _sdk(wanted["sdk_path"])
+    avds = Path(wanted["avd_home"] or os.environ.get("ANDROID_AVD_HOME") or "~/.android/avd").expanduser()
+    ports = range(wanted["first_port"], wanted["first_port"] + 2 * slots)
+    return {
+        "kvm": _kvm(Path("/dev/kvm")),
+        "sdk": str(sdk) if sdk else None,
+        "adb": _tool(sdk, "platform-tools/adb") or shutil.which("adb"),
+        "emulator": _tool(sdk, "emulator/emulator"),
+        "avds": sorted(path.stem for path in avds.glob("*.ini")),
+        "avd_home": str(avds),
+        "avd_lacks": _missing_content(avds, wanted["avd"], wanted["snapshot"]),
+        "busy_ports": [port for port in ports if not _is_free(port)],
+    }
+
+
+def _sdk(given: str | None) -> Path | None:
+    if given is not None:
+        return Path(given).expanduser()
+    named = [os.environ[name] for name in ("ANDROID_HOME", "ANDROID_SDK_ROOT") if os.environ.get(name)]
+    return next((path for each in (*named, *_SDK_PLACES) if (path := Path(each).expanduser()).is_dir()), None)
+
+
+def _tool(sdk: Path | None, name: str) -> str | None:
+    return str(sdk / name) if sdk is not None and os.access(sdk / name, os.X_OK) else None
+
+
+def _missing_content(avds: Path, avd: str | None, snapshot: str | None) -> str:
+    """The first file of the AVD that is not there; empty if all is well or there is no such AVD."""
+    if avd is None or not (avds / f"{avd}.ini").is_file():
+        return ""
+    pairs = [line.partition("=") for line in (avds / f"{avd}.ini").read_text(errors="replace").splitlines()]
+    values = {name.strip(): value.strip() for name, _, value in pairs}
+    content = Path(values.get("path", avds / f"{avd}.avd"))
+    needed = [content / "config.ini"]
+    if snapshot is not None:
+        needed.append(content / "snapshots" / snapshot / "snapshot.pb")
+    return next((str(path) for path in needed if not path.is_file()), "")
+
+
+def _kvm(device: Path) -> dict[str, Any]:
+    if not device.exists():
+        return {"exists": False}
+    group = device.stat().st_gid
+    with suppress(KeyError):
+        return {"exists": True, "usable": os.access(device, os.R_OK | os.W_OK), "group": grp.getgrgid(group).gr_name}
+    return {"exists": True, "usable": os.access(device, os.R_OK | os.W_OK), "group": str(group)}
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def main(source: BinaryIO) -> None:
+    print(json.dumps(look(Order(**json.loads(source.readline())))), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.stdin.buffer)

@@ -1,0 +1,83 @@
+"""``doctor --try``: the emulator of the configuration, started once on a worker."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, EmulatorSpec
+from digirl_dist.emulator.slot import SlotLimits
+from digirl_dist.errors import JobError
+from digirl_dist.ssh.channel import Channel
+from digirl_dist.ssh.connection import Connection
+from digirl_dist.tasks import Json, Task
+
+_START_S = 30.0
+_REMEDY = "mend what it names; the checks above may say more, and `digirl-dist setup` installs what emulators need"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """``emulator`` is a packed factory."""
+
+    emulator: bytes
+    task: Task
+    action: Json
+    limits: SlotLimits
+
+    @property
+    def limit_s(self) -> float:
+        return _START_S + self.limits.boot_s + 2 * self.limits.reset_s + self.limits.step_s
+
+
+def some_action(spec: EmulatorSpec) -> Json:
+    """One that every emulator of that kind understands."""
+    match spec.actions:
+        case DiscreteActions():
+            return 0
+        case BoxActions(low, high):
+            return [min(max(0.0, least), most) for least, most in zip(low, high, strict=True)]
+        case DeviceActions():
+            return {"type": "tap", "x": 0.5, "y": 0.0}  # the upper edge, where nothing opens
+
+
+def try_there(connection: Connection, python: list[str], trial: Trial) -> str:
+    """Its timings, in words. Raises JobError saying what failed, or LinkLostError."""
+    channel = connection.open([*python, "-m", "digirl_dist.worker.trial"])
+    order = {
+        "size": len(trial.emulator),
+        "task": asdict(trial.task),
+        "action": trial.action,
+        "limits": asdict(trial.limits),
+    }
+    deadline = time.monotonic() + trial.limit_s
+    try:
+        channel.write(json.dumps(order).encode() + b"\n" + trial.emulator)
+        phases = []
+        while message := _next(channel, deadline):
+            if "error" in message:
+                raise JobError(connection.worker, str(message["error"]), _REMEDY)
+            phases.append(_words(message))
+        if not phases or channel.wait(_START_S) != 0:
+            raise channel.ended()
+        return ", ".join(phases)
+    finally:
+        channel.close()
+
+
+def _next(channel: Channel, deadline: float) -> dict[str, Any] | None:
+    line = channel.readline(timeout_s=max(1.0, deadline - time.monotonic()))
+    if not line:
+        return None
+    try:
+        message: dict[str, Any] = json.loads(line)
+    except ValueError as error:
+        raise JobError(channel.worker, f"something else than the trial answers: {line[:200]!r}") from error
+    return message
+
+
+def _words(message: dict[str, Any]) -> str:
+    seen = f" ({message['seen']})" if message["seen"] else ""
+    return f"{message['phase']} {float(message['seconds']):.2f} s{seen}"

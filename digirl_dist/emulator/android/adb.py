@@ -1,0 +1,141 @@
+"""An adb server and the devices that it sees."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from digirl_dist.emulator.slot import last_lines
+from digirl_dist.errors import EmulatorError, SettingsError
+
+if TYPE_CHECKING:
+    from adbutils import AdbDevice
+
+_START_LIMIT_S = 20.0
+_STOP_LIMIT_S = 3.0
+_ANSWER_LIMIT_S = 10.0
+_CONNECT_LIMIT_S = 5.0
+_LOOK_AGAIN_S = 0.05
+_NO_SCAN = {"ADB_LOCAL_TRANSPORT_MAX_PORT": "5553"}
+"""Keeps a server from looking for emulators by itself: it would take those of the other slots."""
+
+
+class AdbServer:
+    """One adb server: its own process when ``start`` was called, else one that runs already."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """Raises SettingsError if the client library is missing."""
+        try:
+            from adbutils import AdbClient
+        except ImportError as error:
+            raise SettingsError("the adb client is missing: pip install 'digirl_dist[android]'") from error
+        self.port = port
+        self._where = f"{host}:{port}"
+        self._client = AdbClient(host, port, socket_timeout=_ANSWER_LIMIT_S)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, adb: str, logs: Path) -> None:
+        """Run a server as a child of ours, so that it cannot outlive this slot. Raises EmulatorError."""
+        log = logs / f"adb-{self.port}.log"
+        command = [adb, "-P", str(self.port), "nodaemon", "server"]
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, **_NO_SCAN}
+            )
+        deadline = time.monotonic() + _START_LIMIT_S
+        while not self.answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.close()
+                raise EmulatorError(f"the adb server at {self._where} did not start{last_lines(log)}")
+            time.sleep(_LOOK_AGAIN_S)
+
+    def answers(self) -> bool:
+        """Whether something listens there."""
+        host, _, port = self._where.rpartition(":")
+        try:
+            with socket.create_connection((host, int(port)), timeout=_ANSWER_LIMIT_S):
+                return True
+        except OSError:
+            return False
+
+    def require(self) -> None:
+        """Raises SettingsError when nothing listens there."""
+        if not self.answers():
+            raise SettingsError(
+                f"no adb server answers at {self._where}; run `adb start-server` there, or unset emulator.adb_server"
+            )
+
+    def states(self) -> dict[str, str]:
+        """``device``, ``offline``, ``unauthorized`` … by serial. Raises EmulatorError."""
+        with adb_errors(f"the adb server at {self._where}", "list its devices"):
+            return {info.serial: info.state for info in self._client.list()}
+
+    def connect(self, serial: str) -> str:
+        """Ask for the device at ``host:port``; answers with what the server says about it. Raises EmulatorError."""
+        with adb_errors(serial, "connect"):
+            return str(self._client.connect(serial, timeout=_CONNECT_LIMIT_S))
+
+    def disconnect(self, serial: str) -> None:
+        with adb_errors(serial, "disconnect"):
+            self._client.disconnect(serial)
+
+    def reconnect(self, serial: str) -> None:
+        """Drop the connection to a device on this machine and make it anew. Raises EmulatorError."""
+        with adb_errors(serial, "reconnect"), self._client.make_connection() as link:
+            link.send_command(f"host-serial:{serial}:reconnect")
+            link.check_okay()
+
+    def announce(self, adb_port: int) -> None:
+        """Tell the server of an emulator on this machine, as emulators do. Raises EmulatorError."""
+        with (
+            adb_errors(f"the adb server at {self._where}", "hear of an emulator"),
+            self._client.make_connection() as link,
+        ):
+            link.send_command(f"host:emulator:{adb_port}")
+
+    def device(self, serial: str) -> AdbDevice:
+        return self._client.device(serial)
+
+    def close(self) -> None:
+        """End the server if it is ours. A second call is harmless."""
+        process, self._process = self._process, None
+        if process is not None:
+            end(process, _STOP_LIMIT_S)
+
+
+@contextmanager
+def adb_errors(what: str, doing: str) -> Iterator[None]:
+    """Errors of adbutils, and of its connections, become EmulatorError."""
+    from adbutils import AdbError
+
+    try:
+        yield
+    except (AdbError, OSError, EOFError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise EmulatorError(f"{what} failed to {doing}: {reason}") from error
+
+
+def find_adb(sdk: Path | None) -> str:
+    """The adb program, of the SDK or on PATH. Raises SettingsError."""
+    if sdk is not None and (inside := sdk / "platform-tools" / "adb").is_file():
+        return str(inside)
+    if found := shutil.which("adb"):
+        return found
+    raise SettingsError("adb is not on PATH of this machine; install it (apt install adb) or set emulator.sdk_path")
+
+
+def end(process: subprocess.Popen[bytes], limit_s: float) -> None:
+    """Ask a process to end and kill it if it does not within ``limit_s``."""
+    process.terminate()
+    try:
+        process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(limit_s)

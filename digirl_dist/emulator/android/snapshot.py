@@ -1,0 +1,60 @@
+"""Makes the snapshot from which instances start: ``python -m digirl_dist.emulator.android.snapshot AVD NAME``.
+
+Boots the AVD once from cold, without ``-read-only``, runs the commands of ``reset_commands`` and saves its state.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+
+from digirl_dist.emulator.android.adb import AdbServer, find_adb
+from digirl_dist.emulator.android.avd import find_avd
+from digirl_dist.emulator.android.device import AndroidDevice
+from digirl_dist.emulator.android.instance import AvdInstance
+from digirl_dist.emulator.android.locks import Locks
+from digirl_dist.emulator.android.ports import claim_ports
+from digirl_dist.errors import DigirlDistError, EmulatorError
+from digirl_dist.settings import AndroidSettings
+
+
+def save_snapshot(settings: AndroidSettings, name: str) -> None:
+    """Make or replace the snapshot ``name`` of ``settings.avd``. No other instance of the AVD may run meanwhile.
+
+    Raises SettingsError or EmulatorError with the remedy.
+    """
+    cold = replace(settings, snapshot=None)
+    avd = find_avd(cold)
+    with ExitStack() as stack:
+        locks = Locks(cold.lock_path)
+        stack.callback(locks.release_all)
+        ports = claim_ports(locks, cold.first_port)
+        server = AdbServer("127.0.0.1", ports.server)
+        stack.callback(server.close)
+        server.start(find_adb(avd.sdk), locks.folder)
+        instance = AvdInstance(cold, avd, ports, server, locks)
+        stack.callback(instance.stop)
+        instance.start(read_only=False)
+        device = AndroidDevice(server, instance.serial, cold.command_s, near=True)
+        for command in cold.reset_commands:
+            device.shell(command)
+        instance.save_snapshot(name)
+    if not avd.has_snapshot(name):
+        raise EmulatorError(f"the emulator said that it saved {name!r}, but {avd.content} has no such snapshot")
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) != 2:
+        sys.stderr.write("usage: python -m digirl_dist.emulator.android.snapshot AVD NAME\n")
+        return 2
+    try:
+        save_snapshot(AndroidSettings(avd=argv[0]), argv[1])
+    except DigirlDistError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

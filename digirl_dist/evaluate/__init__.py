@@ -1,0 +1,1 @@
+"""Measuring policies: lists of evaluation jobs, spread over the ranks of a launch."""

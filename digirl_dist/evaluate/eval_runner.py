@@ -1,0 +1,153 @@
+"""Runs a list of evaluation jobs, alone or as one rank of several, each on its own device.
+
+    python -m digirl_dist.evaluate.eval_runner --eval_jobs_config jobs.json
+    torchrun --nproc_per_node=4 -m digirl_dist.evaluate.eval_runner --eval_jobs_config jobs.json
+
+Rank r runs the jobs whose index leaves r when divided by the number of ranks. No process group is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from digirl_dist.errors import DigirlDistError, SettingsError
+from digirl_dist.evaluate.jobs import EvalJob, read_jobs
+from digirl_dist.evaluate.results import DONE, FAILED, JobResult, OutputFolder, merge, table, wait_for_all
+from digirl_dist.parallel.device import Wish, resolve_device, visible_devices
+from digirl_dist.parallel.rank import Rank, launched_rank
+
+
+@dataclass(frozen=True)
+class EvalRun:
+    """What one rank is to do."""
+
+    jobs: Sequence[EvalJob]
+    rank: Rank
+    device: str
+    folder: OutputFolder
+    continue_on_error: bool
+    merge_wait_s: float
+
+    def run(self) -> bool:
+        """Run this rank's jobs and merge what there is, whatever happens. False when the launch must fail.
+
+        With ``continue_on_error`` rank 0 alone answers for the failures of all, because a launcher ends the other
+        ranks when one of them fails.
+        """
+        try:
+            went_well = self._run_own()
+            if self.rank.is_first and (went_well or self.continue_on_error):
+                wait_for_all(self.folder, self.jobs, self.merge_wait_s)
+        finally:
+            results = merge(self.folder, self.jobs, self.rank.world_size)
+        if not self.rank.is_first:
+            return went_well or self.continue_on_error
+        print(table(results), flush=True)
+        return all(result.status == DONE for result in results)
+
+    def _run_own(self) -> bool:
+        """Whether all jobs of this rank are done; stops at the first that is not, unless told to go on."""
+        went_well = True
+        for index, job in enumerate(self.jobs):
+            if index % self.rank.world_size == self.rank.rank and not self._is_done(job):
+                went_well &= self._run_one(job)
+                if not went_well and not self.continue_on_error:
+                    break
+        return went_well
+
+    def _is_done(self, job: EvalJob) -> bool:
+        result = self.folder.read(job)
+        return result is not None and result.status == DONE
+
+    def _run_one(self, job: EvalJob) -> bool:
+        from digirl_dist.evaluate.measure import measure
+
+        print(f"rank {self.rank.rank} ({self.device}) runs {job.name}", flush=True)
+        started = time.monotonic()
+        try:
+            metrics = measure(job, self.device, self._work(job), self.folder.dataset(job, self.rank))
+        except Exception as error:  # a job's own code may raise anything; the table must say what
+            trace = traceback.format_exc()
+            seconds = round(time.monotonic() - started, 3)
+            self.folder.write(job, JobResult(job.name, FAILED, self.rank.rank, job.seed, {}, seconds, trace))
+            print(f"rank {self.rank.rank}: {job.name} failed: {error}", file=sys.stderr, flush=True)
+            return False
+        seconds = round(time.monotonic() - started, 3)
+        self.folder.write(job, JobResult(job.name, DONE, self.rank.rank, job.seed, metrics, seconds))
+        return True
+
+    def _work(self, job: EvalJob) -> Path:
+        work = self.folder.work(job)
+        work.mkdir(parents=True, exist_ok=True)
+        return work
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0 all jobs done, 1 some are not, 2 nothing could be run, 130 interrupted."""
+    options = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return 0 if _prepared(options).run() else 1
+    except SettingsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except DigirlDistError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; the same command with --resume runs the jobs that are missing", file=sys.stderr)
+        return 130
+
+
+def _prepared(options: argparse.Namespace) -> EvalRun:
+    """Everything that can be wrong is found here, before any job runs."""
+    listed = read_jobs(options.eval_jobs_config)
+    rank = launched_rank(os.environ)
+    mask = os.environ.get("CUDA_VISIBLE_DEVICES")
+    wish = Wish(listed.device, options.policy_device, options.policy_device_id)
+    device = resolve_device(wish, rank, visible_devices(mask))
+    folder = OutputFolder(options.output_dir.expanduser().resolve(), _launched_at(rank))
+    if options.resume and not folder.root.is_dir():
+        raise SettingsError(f"--resume: {folder.root} is not there; leave --resume out, or name the right --output_dir")
+    folder.root.mkdir(parents=True, exist_ok=True)
+    for job in listed.jobs:
+        folder.read(job)
+    return EvalRun(listed.jobs, rank or Rank(), device, folder, options.continue_on_error, options.merge_wait)
+
+
+def _launched_at(rank: Rank | None) -> float:
+    """When the launcher, or without one this process, was started."""
+    import psutil
+
+    process = psutil.Process()
+    parent = process.parent() if rank is not None else None
+    return float((parent or process).create_time())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="digirl-dist eval-jobs", description="measure policies; alone or by torchrun")
+    parser.add_argument("--eval_jobs_config", type=Path, required=True, help="the list of jobs, JSON or YAML")
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/eval_jobs"), help="datasets and results.json")
+    parser.add_argument("--continue_on_error", action="store_true", help="run the other jobs when one fails")
+    parser.add_argument("--resume", action="store_true", help="insist on going on with what --output_dir holds")
+    parser.add_argument("--policy_device", help="cpu, cuda, cuda:N; beats the device in the list of jobs")
+    parser.add_argument("--policy_device_id", type=int, help="the same as --policy_device cuda:ID")
+    parser.add_argument("--merge_wait", type=float, default=3600.0, help="seconds that rank 0 waits for other ranks")
+    return parser
+
+
+def _interrupt(*_: object) -> None:
+    """SIGTERM ends a rank as Ctrl-C does: its emulators are stopped and the results merged."""
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""A list of evaluation jobs, as read from JSON or YAML."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from digirl_dist.digest import digest
+from digirl_dist.errors import EvalJobsError
+from digirl_dist.parallel.device import AUTO
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
+_KINDS: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "str | None": (str, type(None)),
+    "int | None": (int, type(None)),
+    "list[str]": (list,),
+}
+
+
+@dataclass(frozen=True)
+class EvalJob:
+    """One policy measured on one configuration.
+
+    Exactly one of ``num_episodes`` and ``num_steps`` is given; the latter runs whole episodes, in the order of their
+    tickets, until they have that many steps together.
+    """
+
+    name: str
+    num_episodes: int | None = None
+    num_steps: int | None = None
+    seed: int = 0
+    save_path: str | None = None
+    """The run folder whose newest checkpoint is measured; null: fresh weights drawn from ``seed``."""
+    config_path: str = "config/multimachine"
+    config_name: str = "eval"
+    overrides: list[str] = field(default_factory=list)
+    """As on the command line: ``emulator=gymnasium``, ``task_split=train``."""
+
+    def fingerprint(self) -> str:
+        """Names everything that its result follows from."""
+        return digest(json.dumps(asdict(self), sort_keys=True).encode())
+
+
+@dataclass(frozen=True)
+class JobList:
+    """The content of a file of jobs: ``{"device": "auto", "jobs": [{…}, …]}``."""
+
+    jobs: Sequence[EvalJob]
+    device: str = AUTO
+
+
+def read_jobs(path: Path) -> JobList:
+    """Raises EvalJobsError (a ValueError) naming the job and the key that is wrong."""
+    try:
+        content = yaml.safe_load(path.read_text())  # JSON is YAML
+    except (OSError, yaml.YAMLError) as error:
+        raise EvalJobsError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if isinstance(content, list):
+        content = {"jobs": content}
+    if not isinstance(content, dict) or not isinstance(content.get("jobs"), list) or not content["jobs"]:
+        raise EvalJobsError(f'{path} holds no jobs; it must read {{"jobs": [{{"name": …, "num_episodes": …}}, …]}}')
+    if unknown := set(content) - {"jobs", "device"}:
+        raise EvalJobsError(f"{path} has the unknown key {sorted(unknown)[0]!r}; there are device and jobs")
+    jobs = [_job(entry, f"job {index} of {path}") for index, entry in enumerate(content["jobs"])]
+    _refuse_repeated_names(jobs, path)
+    return JobList(jobs, str(content.get("device", AUTO)))
+
+
+def _job(entry: Any, where: str) -> EvalJob:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        raise EvalJobsError(f"{where} has no name")
+    where = f"{where}, {entry['name']!r},"
+    if not _NAME.fullmatch(entry["name"]):
+        raise EvalJobsError(f"{where} needs a name that can be a file's: letters, digits and . _ -")
+    known = {option.name: str(option.type) for option in fields(EvalJob)}
+    for key, value in entry.items():
+        if key not in known:
+            raise EvalJobsError(f"{where} has the unknown key {key!r}; there are {', '.join(known)}")
+        if isinstance(value, bool) or not isinstance(value, _KINDS[known[key]]):
+            raise EvalJobsError(f"{where} has {key}={value!r}, which is no {known[key]}")
+    job = EvalJob(**entry)
+    counts = [count for count in (job.num_episodes, job.num_steps) if count is not None]
+    if len(counts) != 1 or counts[0] < 1:
+        raise EvalJobsError(f"{where} needs exactly one of num_episodes and num_steps, at least 1")
+    return job
+
+
+def _refuse_repeated_names(jobs: Sequence[EvalJob], path: Path) -> None:
+    repeated = [name for name, count in Counter(job.name for job in jobs).items() if count > 1]
+    if repeated:
+        raise EvalJobsError(f"{path} has more than one job called {repeated[0]!r}; their results would overwrite")

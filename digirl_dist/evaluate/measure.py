@@ -1,0 +1,98 @@
+"""Measures one policy: the episodes of one evaluation job."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from digirl_dist import configuration, table
+from digirl_dist.agent import AgentFactory
+from digirl_dist.agent.placement import Placed
+from digirl_dist.build import inline_collector
+from digirl_dist.checkpoint import Checkpoint, Checkpoints
+from digirl_dist.choices import choose_agent, choose_device
+from digirl_dist.collect import Collector
+from digirl_dist.collect.iteration import Closing
+from digirl_dist.errors import CheckpointError
+from digirl_dist.evaluate.jobs import EvalJob
+from digirl_dist.events import Events
+from digirl_dist.report.metrics import results
+from digirl_dist.status import Status
+from digirl_dist.store import Store
+from digirl_dist.tasks import Json, Plan
+from digirl_dist.trajectory import Trajectory
+
+
+def measure(job: EvalJob, device: str, work: Path, dataset: Path) -> dict[str, Json]:
+    """Run the job with its policy on ``device``, write its episodes to ``dataset`` and return its metrics.
+
+    ``work`` keeps what an interrupted job has done. Nothing else is shared with other jobs or depends on their order.
+    """
+    settings = configuration.load(job.config_path, job.config_name, job.overrides)
+    emulator = choose_device(settings, settings.emulator)
+    agent = choose_agent(settings.agent, emulator.spec)
+    checkpoint = _checkpoint(job, agent, work)
+    size = job.num_episodes or (settings.bsize if isinstance(settings.bsize, int) else 1)
+    plan = Plan(emulator.tasks, size, job.seed, settings.task_order.value)
+    events = Events(work / "events.jsonl")
+    store = Store(work / "trajectories")
+    status = Status(work / "status.json")
+    collector = inline_collector(settings, emulator, Placed(agent, device), store, events, status, Closing())
+    with closing(events), closing(collector):
+        episodes = _episodes(job, collector, plan, checkpoint, store)
+    table.write(dataset, episodes)
+    shutil.rmtree(work)
+    return _metrics(episodes, checkpoint)
+
+
+def _episodes(
+    job: EvalJob, collector: Collector, plan: Plan, checkpoint: Checkpoint, store: Store
+) -> Sequence[Trajectory]:
+    """The first ``num_episodes`` tickets, or as many, in their order, as have ``num_steps`` together.
+
+    So they are the same whichever slot was faster.
+    """
+    found: list[Trajectory] = []
+    rounds = 0
+    while not _enough(job, found):
+        harvest = collector.collect(checkpoint, plan.tickets(rounds, checkpoint.iteration))
+        store.append(harvest)
+        for episode in harvest.trajectories:
+            if not _enough(job, found):
+                # A round is no iteration of the run: in the dataset, episodes are numbered through.
+                found.append(replace(episode, ticket=replace(episode.ticket, iteration=0, index=len(found))))
+        rounds += 1
+    return found
+
+
+def _enough(job: EvalJob, found: Sequence[Trajectory]) -> bool:
+    if job.num_episodes is not None:
+        return len(found) >= job.num_episodes
+    assert job.num_steps is not None
+    return sum(len(episode.steps) for episode in found) >= job.num_steps
+
+
+def _checkpoint(job: EvalJob, agent: AgentFactory, work: Path) -> Checkpoint:
+    """The newest of the job's run folder, or one with fresh weights. Raises CheckpointError if there is none."""
+    if job.save_path is not None:
+        root = Path(job.save_path).expanduser() / "checkpoints"
+        newest = Checkpoints(root).newest()
+        if newest is None:
+            raise CheckpointError(f"{root} holds no checkpoint")
+        return newest
+    fresh = Checkpoints(work / "checkpoints")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(job.seed)
+        return fresh.newest() or fresh.save(0, agent().state_dict(), {}, {})
+
+
+def _metrics(episodes: Sequence[Trajectory], checkpoint: Checkpoint) -> dict[str, Json]:
+    """As in ``metrics.jsonl``, less what is no figure of the episodes."""
+    figures = results(0, episodes)
+    kept = ("episodes", "success_rate", "reward_mean", "reward_max", "steps_mean")
+    return {"checkpoint": checkpoint.iteration, **{name: figures[name] for name in kept}}

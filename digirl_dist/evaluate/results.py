@@ -1,0 +1,128 @@
+"""The output folder of evaluation jobs: a result per job, written last, and the merged table.
+
+Ranks meet in these files only. Every rank merges when it ends, whatever ends it, so the table is complete when the
+last one is through, and names what is missing when one was killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from digirl_dist import durable
+from digirl_dist.errors import EvalJobsError
+from digirl_dist.evaluate.jobs import EvalJob
+from digirl_dist.parallel.rank import Rank
+from digirl_dist.tasks import Json
+
+DONE, FAILED, MISSING = "done", "failed", "missing"
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """What came of a job."""
+
+    name: str
+    status: str
+    rank: int
+    seed: int
+    metrics: dict[str, Json] = field(default_factory=dict)
+    seconds: float = 0.0
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class OutputFolder:
+    """Names every file of an evaluation.
+
+    ``since`` (Unix seconds) is when the launch began: a failure from before it does not count, as its job runs again.
+    """
+
+    root: Path
+    since: float = 0.0
+
+    def dataset(self, job: EvalJob, rank: Rank) -> Path:
+        """The episodes of a job."""
+        suffix = f"_rank{rank.rank}" if rank.world_size > 1 else ""
+        return self.root / f"dataset_{job.name}{suffix}.parquet"
+
+    def result(self, job: EvalJob) -> Path:
+        return self.root / f"result_{job.name}.json"
+
+    def work(self, job: EvalJob) -> Path:
+        """What a job needs while it runs; episodes that landed there are not run again."""
+        return self.root / ".work" / f"{job.name}-{job.fingerprint()}"
+
+    @property
+    def merged(self) -> Path:
+        return self.root / "results.json"
+
+    def write(self, job: EvalJob, result: JobResult) -> None:
+        durable.write_json(self.result(job), {"fingerprint": job.fingerprint(), **asdict(result)})
+
+    def read(self, job: EvalJob) -> JobResult | None:
+        """What came of the job so far. Raises EvalJobsError when the folder has the result of another one."""
+        try:
+            written_at = self.result(job).stat().st_mtime
+            content: dict[str, Any] = json.loads(self.result(job).read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise EvalJobsError(
+                f"{self.result(job)} cannot be read: {error}; remove it to run the job again"
+            ) from error
+        if content.pop("fingerprint", None) != job.fingerprint():
+            raise EvalJobsError(
+                f"{self.result(job)} is of another job of the same name; choose another --output_dir, or remove it"
+            )
+        result = JobResult(**content)
+        return None if result.status != DONE and written_at < self.since else result
+
+
+def merge(folder: OutputFolder, jobs: Sequence[EvalJob], world_size: int) -> list[JobResult]:
+    """Write ``results.json`` from what every job has left, in the order of the jobs."""
+    with _alone(folder.root / ".merge.lock"):
+        results = [folder.read(job) or _missing(job, index % world_size) for index, job in enumerate(jobs)]
+        durable.write_json(folder.merged, {"jobs": [asdict(result) for result in results]})
+    return results
+
+
+def wait_for_all(folder: OutputFolder, jobs: Sequence[EvalJob], limit_s: float) -> None:
+    """Until every job has left a result, at most ``limit_s``; whoever merges then names those that have none."""
+    deadline = time.monotonic() + limit_s
+    while any(folder.read(job) is None for job in jobs) and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+
+
+def table(results: Sequence[JobResult]) -> str:
+    """For people: a line per job."""
+    metrics = list(dict.fromkeys(key for result in results for key in result.metrics))
+    head = ["job", "rank", "status", *metrics, "seconds"]
+    rows = [[result.name, str(result.rank), result.status, *_values(result, metrics)] for result in results]
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [head, *rows]]
+    return "\n".join(lines)
+
+
+def _values(result: JobResult, metrics: Sequence[str]) -> list[str]:
+    figures = [*(result.metrics.get(key) for key in metrics), result.seconds]
+    return ["-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value) for value in figures]
+
+
+def _missing(job: EvalJob, rank: int) -> JobResult:
+    return JobResult(job.name, MISSING, rank, job.seed)
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """One merge at a time, so that an older view of the folder never replaces a newer one."""
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,35 @@
+"""Lines for a worker program, written in a thread of its own, so that nobody waits for a link that is stuck."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from digirl_dist.errors import WorkerError
+from digirl_dist.fleet.line import Line
+
+
+class Outbox:
+    """Sends in order. The first line that cannot be sent ends it, and ``failed`` is told why."""
+
+    def __init__(self, line: Line, worker: str, failed: Callable[[WorkerError], None]) -> None:
+        self._line = line
+        self._failed = failed
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        threading.Thread(target=self._write, name=f"outbox-{worker}", daemon=True).start()
+
+    def send(self, line: bytes) -> None:
+        """Returns at once."""
+        self._lines.put(line)
+
+    def close(self) -> None:
+        """Send what was handed in before, then end."""
+        self._lines.put(None)
+
+    def _write(self) -> None:
+        try:
+            while (line := self._lines.get()) is not None:
+                self._line.write(line)
+        except WorkerError as error:
+            self._failed(error)

@@ -1,0 +1,143 @@
+"""A checkpoint on its way to all workers: in the number format of the wire, whole or as deltas."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from digirl_dist import delta
+from digirl_dist.checkpoint import Checkpoint, TensorInfo, raw_bytes
+from digirl_dist.digest import digest
+from digirl_dist.settings import PushDtype
+from digirl_dist.tasks import Json
+
+_SAMPLE = 1 << 18
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a delta of a part of the tensor came to."""
+
+    ratio: float
+    """Its size in relation to the plain bytes."""
+    codec_rate: float
+    """Bytes of tensor per second of processor time, to encode."""
+
+    def pays(self, link_rate: float) -> bool:
+        """Whether delta and codec, at both ends, take less time than plain bytes at ``link_rate`` bytes per second.
+
+        Decoding is taken to be as slow as encoding; that the two overlap with sending is left as a margin.
+        """
+        return self.ratio / link_rate + 2.0 / self.codec_rate < 1.0 / link_rate
+
+
+@dataclass(frozen=True)
+class Blob:
+    """Bytes that a worker needs under their digest."""
+
+    digest: str
+    size: int
+    content: Callable[[], memoryview]
+    delta: Delta | None = None
+    """Another way to tell it them, if it has the version before."""
+
+    @classmethod
+    def of(cls, data: bytes) -> Blob:
+        return cls(digest(data), len(data), lambda: memoryview(data))
+
+
+class Delta:
+    """The change of one tensor from the version before. Any thread may ask; what was found is kept for the others."""
+
+    def __init__(self, base: str, width: int, new: Callable[[], memoryview], old: Callable[[], memoryview]) -> None:
+        self.base = base
+        """Digest of the version before."""
+        self.width = width
+        """Bytes of one number."""
+        self._new = new
+        self._old = old
+        self._lock = threading.Lock()
+        self._sample: Sample | None = None
+        self._content: bytes | None = None
+
+    def sample(self) -> Sample:
+        """A quick trial on a part from the middle."""
+        with self._lock:
+            if self._sample is None:
+                new, old = self._new(), self._old()
+                start = (len(new) - min(len(new), _SAMPLE)) // 2 // self.width * self.width
+                new, old = new[start : start + _SAMPLE], old[start : start + _SAMPLE]
+                started = time.thread_time()  # in so short a time the clock measures who else wants the interpreter
+                size = len(delta.encode(new, old, self.width))
+                self._sample = Sample(size / len(new), len(new) / max(1e-6, time.thread_time() - started))
+            return self._sample
+
+    def content(self) -> bytes:
+        with self._lock:
+            if self._content is None:
+                self._content = delta.encode(self._new(), self._old(), self.width)
+            return self._content
+
+
+class Weights:
+    """The tensors of a checkpoint as they travel. The file stays open, so it may be deleted meanwhile.
+
+    ``before`` saves the digests of tensors that did not change. Raises CheckpointError if there is no such file.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, dtype: PushDtype, before: Weights | None = None) -> None:
+        self.checkpoint = checkpoint
+        self._casts = dtype is PushDtype.bfloat16
+        self._file = checkpoint.open()
+        known = (
+            {} if before is None else {info: before.tensors[name] for name, info in before.checkpoint.tensors.items()}
+        )
+        self.tensors: dict[str, TensorInfo] = {
+            name: known.get(info) or self._on_wire(name, info) for name, info in checkpoint.tensors.items()
+        }
+
+    def content(self, name: str) -> memoryview:
+        tensor = self._file.get_tensor(name)
+        return raw_bytes(tensor.bfloat16() if self._is_cast(self.checkpoint.tensors[name]) else tensor)
+
+    def entry(self, name: str) -> Json:
+        """[digest, dtype, shape] and, if it is cast for the wire, the dtype that the policy has itself."""
+        sent, own = self.tensors[name], self.checkpoint.tensors[name]
+        return [sent.digest, sent.dtype, list(sent.shape), *([own.dtype] if self._is_cast(own) else [])]
+
+    def _is_cast(self, info: TensorInfo) -> bool:
+        return self._casts and info.dtype == "float32"
+
+    def _on_wire(self, name: str, info: TensorInfo) -> TensorInfo:
+        if not self._is_cast(info):
+            return info
+        return replace(info, digest=digest(self.content(name)), dtype="bfloat16")
+
+
+class Outgoing:
+    """The weights that workers shall act with next; most of them have those of ``before``."""
+
+    def __init__(self, weights: Weights, before: Weights | None) -> None:
+        self.weights = weights
+        self.iteration = weights.checkpoint.iteration
+        tensors = weights.tensors
+        self._blobs = {info.digest: self._blob(name, info, before) for name, info in tensors.items()}
+
+    def wire(self) -> dict[str, Json]:
+        """The manifest for workers, by the names of the tensors."""
+        return {name: self.weights.entry(name) for name in self.weights.tensors}
+
+    def blobs(self, digests: set[str]) -> list[Blob]:
+        """The tensors with these digests, each once."""
+        return [blob for name, blob in self._blobs.items() if name in digests]
+
+    def _blob(self, name: str, info: TensorInfo, before: Weights | None) -> Blob:
+        content = partial(self.weights.content, name)
+        base = None if before is None else before.tensors.get(name)
+        if before is None or base is None or (base.dtype, base.shape) != (info.dtype, info.shape):
+            return Blob(info.digest, info.nbytes, content)
+        old = partial(before.content, name)
+        return Blob(info.digest, info.nbytes, content, Delta(base.digest, info.itemsize, content, old))

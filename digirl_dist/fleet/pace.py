@@ -1,0 +1,54 @@
+"""How fast the workers are, and what follows from it at the tail of an iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_WEIGHT = 0.1
+_OVERDUE = 2.0
+_LONGER = 1.5
+
+
+class Pace:
+    """Mean seconds of each worker's episodes, newer ones weighing more; of all workers where one has none yet."""
+
+    def __init__(self) -> None:
+        self._means: dict[str, float] = {}
+
+    def ended(self, worker: str, seconds: float) -> None:
+        """An episode took that long; a worker may say anything, even nan."""
+        if 0 <= seconds < float("inf"):
+            before = self._means.get(worker, seconds)
+            self._means[worker] = before + _WEIGHT * (seconds - before)
+
+    def of(self, worker: str) -> float | None:
+        """None as long as no episode has ended anywhere."""
+        if worker in self._means or not self._means:
+            return self._means.get(worker)
+        return sum(self._means.values()) / len(self._means)
+
+    def is_in_time(self, worker: str, queued: int, slots: Mapping[str, int]) -> bool:
+        """Whether what the worker begins now is expected to end with the rest of the queue, or soon after.
+
+        ``slots`` are those in service of each worker. The fastest of them is always in time, so somebody takes
+        every ticket.
+        """
+        paces = {name: pace for name in slots if (pace := self.of(name))}
+        if worker not in paces:
+            return True
+        drained_s = queued / sum(slots[name] / pace for name, pace in paces.items())
+        return paces[worker] <= drained_s + min(paces.values())
+
+    def gain(self, there: str, age_s: float, here: str) -> float:
+        """Seconds by which a duplicate that begins now on ``here`` is expected to beat its original on ``there``.
+
+        An episode that has taken longer than usual is expected to take half as long again in all. Of one that is long
+        overdue nothing can be expected (it may hang), so a duplicate is worth its age.
+        """
+        usual, usual_here = self.of(there), self.of(here)
+        if not usual or usual_here is None:
+            return 0.0
+        if age_s > _OVERDUE * usual:
+            return age_s
+        expected = max(usual, _LONGER * age_s)
+        return expected - age_s - expected * usual_here / usual

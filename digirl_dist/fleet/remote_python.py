@@ -1,0 +1,72 @@
+"""A program of ours that runs in a worker's own Python before anything is installed there: it is streamed to it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from digirl_dist.errors import InstallError, WorkerError
+from digirl_dist.ssh.connection import Connection
+
+_OLD_PYTHON = "needs Python 3.10 or newer"
+_LOADER = f"""\
+import sys
+if sys.version_info < (3, 10):
+    sys.exit("{_OLD_PYTHON}, not %d.%d" % sys.version_info[:2])
+source = sys.stdin.buffer
+exec(compile(source.read(int(source.readline())), "program.py", "exec"))
+"""
+_GET_PYTHON = "apt-get install python3 python3-venv there, or set worker_python to another Python"
+
+
+class RemotePython:
+    """``program`` (a file that needs the standard library only) reads ``order`` as a line of JSON from its stdin and
+    answers with lines of JSON. Use as a context manager."""
+
+    def __init__(self, connection: Connection, python: str, program: Path, order: Mapping[str, Any]) -> None:
+        """``python`` may start with ``~/``. Raises LinkLostError."""
+        self._python = python
+        self._channel = connection.open([python, "-c", _LOADER])
+        source = program.read_bytes()
+        try:
+            self._channel.write(b"%d\n%s%s\n" % (len(source), source, json.dumps(order).encode()))
+        except WorkerError:
+            pass  # no Python there: that there is no answer tells so
+
+    def __enter__(self) -> RemotePython:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+    def write(self, data: bytes) -> None:
+        self._channel.write(data)
+
+    def answer(self, deadline: float) -> dict[str, Any]:
+        """What the program says next, before the monotonic time ``deadline``. Raises InstallError if it says nothing,
+        or LinkLostError."""
+        line = self._channel.readline(timeout_s=max(1.0, deadline - time.monotonic()))
+        if not line:
+            raise self._why_no_answer()
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError as error:
+            reason = f"something else than the installation answers: {line[:200]!r}"
+            remedy = "let the shell's start-up files print nothing when it is not interactive"
+            raise InstallError(self._channel.worker, reason, remedy) from error
+        return answer
+
+    def _why_no_answer(self) -> WorkerError:
+        channel, python = self._channel, self._python
+        ended = channel.ended()
+        if channel.exit_status in (None, -1):
+            return ended
+        said = channel.stderr_tail()
+        if channel.exit_status in (126, 127):
+            return InstallError(channel.worker, f"there is no `{python}` that can be run: {said}", _GET_PYTHON)
+        if _OLD_PYTHON in said:
+            return InstallError(channel.worker, f"`{python}` is too old: the package {said}", _GET_PYTHON)
+        return InstallError(channel.worker, f"`{python}` could not run our program: {said}")

@@ -1,0 +1,83 @@
+"""Workers that are added to, or removed from, the configuration while the run goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from digirl_dist.errors import SettingsError
+from digirl_dist.fleet.fleet import Fleet
+from digirl_dist.fleet.roster import Member
+from digirl_dist.fleet.spec import Job, WorkerSpec
+
+_EVERY_S = 3.0
+
+Stamp = Mapping[Path, tuple[int, int]]
+"""Time of the last change and size, by file."""
+
+
+class WatchedRoster:
+    """Looks every few seconds, in a thread of its own, whether the YAML files below ``folder`` changed.
+
+    ``read`` gives the members that they name now, or raises SettingsError; ``prepare`` makes of a member what the fleet
+    needs. Who is new joins the fleet, who is missing is let go. An entry that changed keeps working as it was.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        read: Callable[[], Sequence[Member]],
+        prepare: Callable[[Member], tuple[WorkerSpec, Job]],
+        fleet: Fleet[WorkerSpec],
+        every_s: float = _EVERY_S,
+    ) -> None:
+        self._folder = folder
+        self._read = read
+        self._prepare = prepare
+        self._fleet = fleet
+        self._every_s = every_s
+        self._known = set(fleet.workers)
+        self._seen = _stamp(folder)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="watched-roster", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _follow(self) -> None:
+        while not self._closing.wait(self._every_s):
+            stamp = _stamp(self._folder)
+            if stamp != self._seen:
+                self._seen = stamp
+                self._look()
+
+    def _look(self) -> None:
+        """Bring the fleet to what the files say; what cannot be used changes nothing and is told."""
+        try:
+            members = {member.name: member for member in self._read()}
+            added = {name: self._prepare(member) for name, member in members.items() if name not in self._known}
+        except SettingsError as error:
+            self._fleet.refuse(str(error))
+            return
+        for spec, job in added.values():
+            self._fleet.add(spec, job)
+        for name in self._known - set(members):
+            self._fleet.release(name)
+        self._known = set(members)
+
+
+def _stamp(folder: Path) -> Stamp:
+    found = {}
+    for path in folder.rglob("*.yaml"):
+        try:
+            status = path.stat()
+        except FileNotFoundError:  # an editor is replacing it; the next look sees the new one
+            continue
+        found[path] = (status.st_mtime_ns, status.st_size)
+    return found

@@ -1,0 +1,53 @@
+"""``judge.jsonl`` of a run folder: every verdict that a model gave, so that none is asked, or paid, for twice."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+from digirl_dist.judge import Verdict
+
+
+class Verdicts:
+    """Verdicts by the digest of their question. Safe to use from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._known: dict[str, Verdict] = {}
+        if path.exists():
+            for line in path.read_text().splitlines():
+                self._take_in(line)
+
+    def get(self, question: str) -> Verdict | None:
+        with self._lock:
+            return self._known.get(question)
+
+    def add(self, question: str, verdict: Verdict, model: str, episode_id: str, usage: tuple[int, int]) -> None:
+        """``usage`` is the tokens in and out. A line that a full disk refuses costs one repeated question at most."""
+        line = {
+            "time": round(time.time(), 3),
+            "question": question,
+            "model": model,
+            "episode_id": episode_id,
+            "success": verdict.success,
+            "said": verdict.said,
+            "tokens_in": usage[0],
+            "tokens_out": usage[1],
+        }
+        with self._lock:
+            self._known[question] = verdict
+            try:
+                with self._path.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+            except OSError:
+                pass  # those who must write report a full disk
+
+    def _take_in(self, line: str) -> None:
+        try:
+            found = json.loads(line)
+            self._known[found["question"]] = Verdict(bool(found["success"]), str(found["said"]))
+        except (ValueError, KeyError, TypeError):
+            pass  # cut by a crash: it is asked for again

@@ -1,0 +1,28 @@
+"""Says which rank failed: of several processes that print at once, the reader must know whose traceback it is."""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from digirl_dist.errors import SettingsError
+from digirl_dist.parallel.rank import Rank
+
+FAILED = re.compile(r"rank \d+ of \d+ failed:")
+"""How what ``telling`` prints begins."""
+
+
+@contextmanager
+def telling(rank: Rank) -> Iterator[None]:
+    """Prints rank and traceback of an error that passes through; in one write, so that ranks do not mix."""
+    try:
+        yield
+    except SettingsError:
+        raise  # one line says it all
+    except Exception:
+        sys.stderr.write(f"rank {rank.rank} of {rank.world_size} failed:\n{traceback.format_exc()}")
+        sys.stderr.flush()
+        raise

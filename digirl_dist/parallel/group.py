@@ -1,0 +1,210 @@
+"""The ranks of one launch: how they meet, wait for each other and add up numbers."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from digirl_dist.errors import DeviceError, PeerError
+from digirl_dist.parallel.rank import Rank
+
+_LOOK_S = 0.03
+_STUCK_S = 2.0
+
+
+@dataclass(frozen=True)
+class GroupLimits:
+    """Longest waits in seconds: for all ranks to start, for one exchange of numbers, and at a gate."""
+
+    start_s: float = 120.0
+    exchange_s: float = 600.0
+    gate_s: float = 3600.0
+
+
+class Group:
+    """All ranks of a launch. Every method must be called by every rank, in the same order."""
+
+    def __init__(self, rank: Rank, store: Store, limits: GroupLimits) -> None:
+        self.rank = rank
+        self._store = store
+        self._limits = limits
+        self._gates = 0
+        self._orders = 0
+
+    def gate(self, what: str) -> None:
+        """Wait until every rank came here. No collective, so none can time out meanwhile.
+
+        This is where ranks wait that collected or evaluated for different times. Raises PeerError naming the ranks
+        that did not come within ``gate_s``.
+        """
+        self._gates += 1
+        name = f"gate/{self._gates}"
+        self._store.set(f"{name}/{self.rank.rank}", "here")
+        if self._gates > 1:
+            self._store.delete_key(f"gate/{self._gates - 2}/{self.rank.rank}")
+        missing = _missing(self._store, name, self.rank.world_size, self._limits.gate_s)
+        if missing:
+            raise PeerError(f"{_ranks(missing)} did not come to {what!r} within {self._limits.gate_s:g} s")
+
+    def announce(self, order: str) -> None:
+        """Rank 0 tells the others what is next; does not wait for them."""
+        self._orders += 1
+        self._store.set(f"order/{self._orders}", order)
+
+    def announced(self, limit_s: float) -> str:
+        """What rank 0 announces next. Raises PeerError when it says nothing for ``limit_s``, or is gone."""
+        self._orders += 1
+        if not _all_set(self._store, [f"order/{self._orders}"], limit_s):
+            raise PeerError(f"rank 0 gave rank {self.rank.rank} nothing to do for {limit_s:g} s")
+        return self._store.get(f"order/{self._orders}").decode()
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor`` itself, now the sum over the ranks, with the same bits on each. Raises PeerError."""
+        self._exchange(lambda: dist.all_reduce(tensor))
+        return tensor
+
+    def largest(self, number: int) -> int:
+        """The largest of the ranks' numbers. Raises PeerError."""
+        found = torch.tensor([number])
+        self._exchange(lambda: dist.all_reduce(found, dist.ReduceOp.MAX))
+        return int(found)
+
+    def from_all(self, data: bytes) -> list[bytes]:
+        """Every rank's bytes, in the order of ranks. Raises PeerError."""
+        size = self.largest(len(data))
+        lengths = self._gathered(torch.tensor([len(data)]))
+        padded = torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8) if size else torch.empty(0)
+        parts = self._gathered(padded) if size else [padded for _ in lengths]
+        return [part.numpy().tobytes()[: int(length)] for part, length in zip(parts, lengths, strict=True)]
+
+    def from_first(self, data: bytes) -> bytes:
+        """Rank 0's bytes, on every rank. Raises PeerError."""
+        key = f"word/{self._gates}"
+        if self.rank.is_first:
+            self._store.set(key, data)  # type: ignore[arg-type]  # the stub forgets bytes
+        self.gate("hear from rank 0")
+        return bytes(self._store.get(key))
+
+    def to_first(self, data: bytes) -> list[bytes]:
+        """On rank 0 every rank's bytes, in the order of ranks; nothing elsewhere. Raises PeerError."""
+        key = f"parcel/{self._gates}"
+        self._store.set(f"{key}/{self.rank.rank}", data)  # type: ignore[arg-type]  # the stub forgets bytes
+        self.gate("bring the results together")
+        if not self.rank.is_first:
+            return []
+        parcels = [self._store.get(f"{key}/{rank}") for rank in range(self.rank.world_size)]
+        for rank in range(self.rank.world_size):
+            self._store.delete_key(f"{key}/{rank}")
+        return parcels
+
+    def check_in_step(self, digest: str) -> None:
+        """Raises PeerError naming the ranks whose weights differ from rank 0's."""
+        digests = self.from_all(digest.encode())
+        astray = [rank for rank, other in enumerate(digests) if other != digests[0]]
+        if astray:
+            raise PeerError(f"the weights of {_ranks(astray)} differ from rank 0's after an update")
+
+    def _gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        parts = [torch.empty_like(tensor) for _ in range(self.rank.world_size)]
+        self._exchange(lambda: dist.all_gather(parts, tensor))
+        return parts
+
+    def _exchange(self, collective: Callable[[], object]) -> None:
+        try:
+            collective()
+        except RuntimeError as error:  # gloo and NCCL raise nothing finer
+            self._store.set(f"stuck/{self.rank.rank}", "waited")
+            missing = _missing(self._store, "stuck", self.rank.world_size, _STUCK_S)
+            who = _ranks(missing) if missing else "a rank"
+            limit = f"within {self._limits.exchange_s:g} s"
+            raise PeerError(f"{who} did not take part in an exchange {limit}: {str(error)[:200]}") from error
+
+
+@contextmanager
+def joined(rank: Rank, device: str, limits: GroupLimits) -> Iterator[Group]:
+    """Meet the other ranks and leave them at the end. NCCL only where ``device`` is CUDA, gloo otherwise.
+
+    Raises PeerError naming the ranks that did not come, DeviceError when two ranks have the same CUDA device.
+    """
+    store = _meet(rank, limits.start_s)
+    on_cuda = device.startswith("cuda")
+    if on_cuda:
+        torch.cuda.set_device(device)
+        _refuse_shared_devices(store, rank, str(torch.cuda.get_device_properties(device).uuid))
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
+        store=PrefixStore("group", store),
+        rank=rank.rank,
+        world_size=rank.world_size,
+        timeout=timedelta(seconds=limits.exchange_s),
+        device_id=torch.device(device) if on_cuda else None,
+    )
+    try:
+        yield Group(rank, store, limits)
+    finally:
+        dist.destroy_process_group()
+
+
+def _meet(rank: Rank, limit_s: float) -> Store:
+    if rank.world_size == 1:
+        alone: Store = HashStore()  # nobody to meet, with or without a launcher
+        return alone
+    try:
+        store: Store = next(rendezvous("env://", rank.rank, rank.world_size, timeout=timedelta(seconds=limit_s)))[0]
+    except (ValueError, RuntimeError) as error:
+        raise PeerError(f"rank {rank.rank} cannot reach the launcher's meeting point: {error}") from error
+    store.set(f"start/{rank.rank}", "here")
+    missing = _missing(store, "start", rank.world_size, limit_s)
+    if missing:
+        raise PeerError(f"{_ranks(missing)} did not start within {limit_s:g} s")
+    return store
+
+
+def _refuse_shared_devices(store: Store, rank: Rank, device: str) -> None:
+    """``_meet`` came first, so every rank is there and tells at once."""
+    store.set(f"device/{rank.rank}", f"{device} of {socket.gethostname()}")
+    owners: dict[str, int] = {}
+    for other in range(rank.world_size):
+        name = store.get(f"device/{other}").decode()
+        if name in owners:
+            raise DeviceError(
+                f"ranks {owners[name]} and {other} have the same device, {name}; "
+                f"start as many processes as there are devices (--nproc_per_node)"
+            )
+        owners[name] = other
+
+
+def _missing(store: Store, name: str, world_size: int, limit_s: float) -> list[int]:
+    """The ranks that have not set their key below ``name`` when ``limit_s`` is over."""
+    keys = [f"{name}/{rank}" for rank in range(world_size)]
+    if _all_set(store, keys, limit_s):
+        return []
+    return [rank for rank, key in enumerate(keys) if not store.check([key])]
+
+
+def _all_set(store: Store, keys: Sequence[str], limit_s: float) -> bool:
+    """Wait until all keys are set, at most ``limit_s``. Raises PeerError when the store itself is gone."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            if store.check(list(keys)):
+                return True
+        except RuntimeError as error:
+            raise PeerError(f"the launcher is gone: {error}") from error
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_LOOK_S)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

@@ -1,0 +1,96 @@
+"""Which of several processes this one is: the only reader of a launcher's variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from digirl_dist.errors import RankError
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One process of ``world_size``; ``local_rank`` counts those of its machine."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the one that logs, evaluates and saves."""
+        return self.rank == 0
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """The variables in which a launcher says what ``Rank`` holds."""
+
+    name: str
+    rank: str
+    world_size: str
+    local_rank: str
+    local_world_size: str
+
+    def is_here(self, environ: Mapping[str, str]) -> bool:
+        return any(name in environ for name in (self.rank, self.world_size, self.local_rank))
+
+
+_LAUNCHERS = (
+    _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    _Launcher("the JAX launcher", "JAX_RANK", "JAX_WORLD_SIZE", "JAX_LOCAL_RANK", "JAX_LOCAL_WORLD_SIZE"),
+)
+"""In the order of precedence."""
+
+
+def launched_rank(environ: Mapping[str, str]) -> Rank | None:
+    """What the launcher says; None if there was none.
+
+    Raises RankError (a ValueError) naming the variable that is missing, no number, out of range or contradicted.
+    """
+    told = [(launcher, _read(launcher, environ)) for launcher in _LAUNCHERS if launcher.is_here(environ)]
+    if len(told) == 2 and told[0][1] != told[1][1]:
+        (first, by_first), (second, by_second) = told
+        raise RankError(
+            f"{second.rank} and its companions say {by_second}, {first.rank} of {first.name} {by_first}; "
+            f"unset the variables of the launcher that is not in use"
+        )
+    return told[0][1] if told else None
+
+
+def own_rank(environ: Mapping[str, str]) -> Rank:
+    """What the launcher says, or the only process there is. Raises RankError as ``launched_rank`` does."""
+    return launched_rank(environ) or Rank()
+
+
+def _read(launcher: _Launcher, environ: Mapping[str, str]) -> Rank:
+    world_size = _number(environ, launcher.world_size, launcher.name, least=1)
+    rank = _number(environ, launcher.rank, launcher.name, below=world_size, bound=launcher.world_size)
+    local_rank = _number(environ, launcher.local_rank, launcher.name, below=world_size, bound=launcher.world_size)
+    if launcher.local_world_size not in environ:
+        return Rank(rank, world_size, local_rank, local_world_size=world_size)
+    name = launcher.local_world_size
+    local_world_size = _number(environ, name, launcher.name, least=1, below=world_size + 1, bound=launcher.world_size)
+    if local_rank >= local_world_size:
+        raise RankError(f"{launcher.local_rank}={local_rank} must be below {name}={local_world_size}")
+    if local_rank > rank:
+        raise RankError(f"{launcher.local_rank}={local_rank} cannot be above {launcher.rank}={rank}")
+    return Rank(rank, world_size, local_rank, local_world_size)
+
+
+def _number(
+    environ: Mapping[str, str], name: str, launcher: str, least: int = 0, below: int | None = None, bound: str = ""
+) -> int:
+    text = environ.get(name)
+    if text is None:
+        raise RankError(f"{name} is not set although other variables of {launcher} are; start with {launcher}")
+    try:
+        value = int(text)
+    except ValueError:
+        raise RankError(f"{name}={text!r} is not a whole number") from None
+    if value < least:
+        raise RankError(f"{name}={value} must be at least {least}")
+    if below is not None and value >= below:
+        raise RankError(f"{name}={value} is too large for {bound}={environ[bound]}")
+    return value

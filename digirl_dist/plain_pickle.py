@@ -1,0 +1,95 @@
+"""Reads what ``torch.save`` wrote of others: plain containers, numbers, texts, tensors and numeric NumPy arrays only.
+
+``torch.load(weights_only=True)`` runs no code but that of a short list of names. NumPy's names are not on it; here
+they stand for the small classes below, which look at bytes and numbers and never reach NumPy's own unpickling.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from digirl_dist.errors import TrajectoryError
+
+_KINDS = "biuf"
+"""Booleans, integers and floats; all others could hold objects."""
+
+_WRONG_CONTENT = (ValueError, TypeError, AttributeError, LookupError)
+_REFUSALS = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, *_WRONG_CONTENT)
+"""What reading a file that is not what it should be may raise."""
+
+
+def load_plain(path: Path) -> Any:
+    """The content, arrays as np.ndarray. Raises TrajectoryError for anything else, of which nothing has run then."""
+    if _torch_version() < (2, 6):  # CVE-2025-32434: before, weights_only was no protection
+        raise TrajectoryError(f"reading {path} safely needs torch 2.6 or newer; here is {torch.__version__}")
+    try:
+        with torch.serialization.safe_globals(_STAND_INS):
+            return _unwrapped(torch.load(path, map_location="cpu", weights_only=True))
+    except _REFUSALS as error:
+        reason = " ".join(str(error).split())[-300:]
+        raise TrajectoryError(f"{path} is refused, as it is not plain data and tensors: {reason}") from error
+
+
+class _Dtype:
+    """Stands for ``numpy.dtype``: a numeric type by its name, with its byte order."""
+
+    def __init__(self, name: str, *_: object) -> None:
+        self.dtype = np.dtype(str(name))
+        if self.dtype.kind not in _KINDS:
+            raise ValueError(f"an array of type {name} may hold objects")
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        if state[1] in ("<", ">"):
+            self.dtype = self.dtype.newbyteorder(state[1])
+
+
+class _Array:
+    """Stands for ``numpy.ndarray``: a type, a shape and bytes."""
+
+    array: np.ndarray
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, kind, is_fortran, data = state
+        flat = np.frombuffer(data, kind.dtype)
+        self.array = flat.reshape(shape, order="F" if is_fortran else "C").copy()
+
+
+def _reconstruct(*_: object) -> _Array:
+    """Stands for NumPy's function of this name, which makes an empty array to be filled."""
+    return _Array()
+
+
+def _scalar(kind: _Dtype, data: bytes) -> int | float | bool:
+    """Stands for NumPy's function of this name: a single number."""
+    value: int | float | bool = np.frombuffer(data, kind.dtype)[0].item()
+    return value
+
+
+_STAND_INS: list[Any] = [
+    (_Dtype, "numpy.dtype"),
+    (_Array, "numpy.ndarray"),
+    *((_reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
+    *((_scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+]
+
+
+def _unwrapped(value: Any) -> Any:
+    match value:
+        case _Array():
+            return value.array
+        case dict():
+            return {_unwrapped(key): _unwrapped(entry) for key, entry in value.items()}
+        case list() | tuple():
+            return [_unwrapped(entry) for entry in value]
+        case _:
+            return value
+
+
+def _torch_version() -> tuple[int, int]:
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)

@@ -1,0 +1,1 @@
+"""``digirl-dist setup``: brings worker machines to where a run can start."""

@@ -1,0 +1,89 @@
+"""The figures of ``metrics.jsonl`` as curves over iterations, in the tools that people watch runs with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol
+
+from torch.utils.tensorboard import SummaryWriter
+
+from digirl_dist.errors import SettingsError
+from digirl_dist.report.metrics import Figures
+
+
+class Curves(Protocol):
+    """Where curves are drawn."""
+
+    def add(self, figures: Figures, iteration: int) -> None:
+        """The next point of each curve."""
+
+    def close(self) -> None:
+        """Write out what is still on its way."""
+
+
+class TensorBoard:
+    """Fulfils ``Curves``.
+
+    A writer whose disk was full fails for ever after: it is given up with what it had not written (which is in
+    ``metrics.jsonl``), and another goes on in a file of its own as soon as there is room.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = str(folder)
+        self._writer: SummaryWriter | None = None
+
+    def add(self, figures: Figures, iteration: int) -> None:
+        try:
+            self._add(figures, iteration)
+        except OSError:
+            self._writer = None
+
+    def close(self) -> None:
+        try:
+            if self._writer is not None:
+                self._writer.close()  # type: ignore[no-untyped-call]
+        except OSError:
+            pass  # the disk is full: what is missing is in metrics.jsonl
+
+    def _add(self, figures: Figures, iteration: int) -> None:
+        if self._writer is None:
+            self._writer = SummaryWriter(self._folder)  # type: ignore[no-untyped-call]
+        for name, value in scalars(figures).items():
+            self._writer.add_scalar(name, value, iteration)  # type: ignore[no-untyped-call]
+
+
+class WeightsAndBiases:
+    """Fulfils ``Curves``. The key is the environment's WANDB_API_KEY or that of ``wandb login``, never a setting.
+
+    A run that is continued continues its curves. WANDB_MODE=offline writes them below the run folder.
+    """
+
+    def __init__(self, project: str, run_id: str, folder: Path) -> None:
+        """Raises SettingsError when the package is not installed or the service refuses the run."""
+        wandb = _wandb()
+        try:
+            self._run = wandb.init(project=project, id=run_id, name=folder.name, dir=str(folder), resume="allow")
+        except wandb.Error as error:
+            raise SettingsError(f"wandb_project={project}: {error}") from error
+
+    def add(self, figures: Figures, iteration: int) -> None:
+        self._run.log(scalars(figures), step=iteration)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def scalars(figures: Figures) -> dict[str, float]:
+    """The figures that are numbers."""
+    named = {name: value for name, value in figures.items() if name not in ("iteration", "time")}
+    return {name: value for name, value in named.items() if isinstance(value, int | float)}
+
+
+def _wandb() -> ModuleType:
+    try:
+        import wandb
+    except ImportError as error:
+        raise SettingsError("wandb_project needs a package more: pip install 'digirl_dist[wandb]'") from error
+    module: ModuleType = wandb
+    return module

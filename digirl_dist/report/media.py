@@ -1,0 +1,127 @@
+"""Animations of episodes, by rule, each content once: ``media/DIGEST.webp`` and ``media/index.jsonl``."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from PIL import Image
+
+from digirl_dist.events import Events
+from digirl_dist.report.picture import SHOWN_FORMATS, is_screen
+from digirl_dist.trajectory import Trajectory
+
+_FRAME_MS = 700
+_LAST_FRAME_MS = 1500
+_QUALITY = 80
+
+Frames = list[tuple[bytes, int]]
+"""Encoded screenshots, and for how long each is shown, in milliseconds."""
+
+
+class Media:
+    """Writes what ``rule`` (``none``, ``failures``, ``all``, ``top-3``) chooses, in a thread of its own.
+
+    They are a view of the trajectories: one that cannot be written is told as an event and costs nothing else.
+    """
+
+    def __init__(self, folder: Path, rule: str, events: Events) -> None:
+        self._folder = folder
+        self._rule = rule
+        self._events = events
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="media")
+
+    def add(self, trajectories: Sequence[Trajectory]) -> None:
+        """Does not wait."""
+        for trajectory in chosen(trajectories, self._rule):
+            self._pool.submit(self._add, trajectory)
+
+    def close(self) -> None:
+        """Write what was added."""
+        self._pool.shutdown()
+
+    def _add(self, trajectory: Trajectory) -> None:
+        try:
+            self._write(trajectory)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            self._events.emit("media_failed", episode=trajectory.episode_id, reason=str(error))
+
+    def _write(self, trajectory: Trajectory) -> None:
+        shown = frames(trajectory)
+        if not shown:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{_digest(shown)}.webp"
+        if not path.exists():
+            part = path.with_name(path.name + ".part")
+            part.write_bytes(animation(shown))
+            part.replace(path)
+        ticket = trajectory.ticket
+        line = {
+            "file": path.name,
+            "iteration": ticket.iteration,
+            "ticket": ticket.index,
+            "episode_id": trajectory.episode_id,
+            "task": ticket.task.id,
+            "success": trajectory.success,
+            "reward": trajectory.reward,
+        }
+        with (self._folder / "index.jsonl").open("a") as index:
+            index.write(json.dumps(line) + "\n")
+
+
+def chosen(trajectories: Sequence[Trajectory], rule: str) -> list[Trajectory]:
+    """The episodes of one iteration of which an animation is wanted; the best ones first for ``top-3``."""
+    match rule.partition("-"):
+        case ("failures", _, _):
+            return [trajectory for trajectory in trajectories if not trajectory.success]
+        case ("all", _, _):
+            return list(trajectories)
+        case ("top", _, count):
+            return sorted(trajectories, key=lambda trajectory: -trajectory.reward)[: int(count)]
+        case _:
+            return []
+
+
+def frames(trajectory: Trajectory) -> Frames:
+    """The episode's screenshots; equal ones in a row become one that is shown for longer."""
+    seen = [step.observation.image for step in trajectory.steps] + [trajectory.final_observation.image]
+    images = [image for image in seen if image is not None]
+    found: Frames = []
+    for number, image in enumerate(images, 1):
+        shown_ms = _LAST_FRAME_MS if number == len(images) else _FRAME_MS
+        if found and found[-1][0] == image:
+            shown_ms += found.pop()[1]
+        found.append((image, shown_ms))
+    return found
+
+
+def animation(shown: Frames) -> bytes:
+    """An animated WebP. Raises OSError, ValueError or SyntaxError for what is no screenshot that we decode."""
+    first, *others = [_decoded(image) for image, _ in shown]
+    written = io.BytesIO()
+    durations = [shown_ms for _, shown_ms in shown]
+    fitting = [other if other.size == first.size else other.resize(first.size) for other in others]
+    first.save(written, "WEBP", save_all=True, append_images=fitting, duration=durations, loop=0, quality=_QUALITY)
+    return written.getvalue()
+
+
+def _decoded(image: bytes) -> Image.Image:
+    """It comes from a worker: only screens are decoded."""
+    with Image.open(io.BytesIO(image), formats=SHOWN_FORMATS) as opened:
+        if not is_screen(opened):
+            raise ValueError(f"an image of {opened.width} x {opened.height} pixels is no screenshot")
+        frame: Image.Image = opened.convert("RGB")
+        return frame
+
+
+def _digest(shown: Frames) -> str:
+    """Names what is seen, so that an episode that looks like another is not stored again."""
+    content = hashlib.sha256()
+    for image, shown_ms in shown:
+        content.update(hashlib.sha256(image).digest() + shown_ms.to_bytes(8, "big"))
+    return content.hexdigest()[:32]

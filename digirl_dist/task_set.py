@@ -1,0 +1,135 @@
+"""Task sets that the user keeps in a file: YAML, JSON, or one instruction per line."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from digirl_dist.errors import SettingsError
+from digirl_dist.tasks import Task
+
+_STRUCTURED = (".yaml", ".yml", ".json")
+_LINES = (".txt",)
+_KEYS = ("id", "instruction", "params", "split")
+_SPLITS = ("train", "test")
+
+
+def is_file(task_set: str) -> bool:
+    """Whether ``task_set`` names a file and not one of an emulator's own sets."""
+    return Path(task_set).suffix in (*_STRUCTURED, *_LINES)
+
+
+def from_file(
+    task_set: str, split: str, known: Sequence[Task] = (), can_run: Callable[[Task], bool] = lambda _: True
+) -> list[Task]:
+    """The tasks of ``split`` in a file, in its order. ``{split}`` in its name stands for ``train`` or ``test``.
+
+    An entry that is the id or the instruction of a ``known`` task is that task. Others must please ``can_run``, which
+    says whether the emulator can run and judge them. Raises SettingsError naming the file and the entry.
+    """
+    path = Path(task_set.replace("{split}", split)).expanduser()
+    found = [entry for entry in _entries(path) if entry.split in (None, split)]
+    tasks = [_resolved(entry.task, known, can_run, path) for entry in found]
+    if not tasks:
+        raise SettingsError(f"task_set {path} has no task of the split {split!r}")
+    id_, times = Counter(task.id for task in tasks).most_common(1)[0]
+    if times > 1:
+        raise SettingsError(f"task_set {path} has two tasks with the id {id_!r}")
+    return tasks
+
+
+@dataclass(frozen=True)
+class _Entry:
+    task: Task
+    split: str | None
+
+
+def _entries(path: Path) -> list[_Entry]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"task_set {path} cannot be read: {error}") from error
+    if path.suffix in _LINES:
+        return [_entry(line.strip(), number, None, path) for number, line in _numbered(text.splitlines())]
+    content = _parsed(text, path)
+    if isinstance(content, dict):
+        _refuse_unknown(content, _SPLITS, f"task_set {path}")
+        parts: list[tuple[Any, str | None]] = [(content[name], name) for name in _SPLITS if content.get(name)]
+    else:
+        parts = [(content, None)]
+    return [entry for part, split in parts for entry in _listed(part, split, path)]
+
+
+def _parsed(text: str, path: Path) -> Any:
+    import yaml  # reads JSON as well
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SettingsError(f"task_set {path} is not valid: {' '.join(str(error).split())}") from error
+
+
+def _numbered(lines: Sequence[str]) -> list[tuple[int, str]]:
+    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _listed(part: Any, split: str | None, path: Path) -> list[_Entry]:
+    if not isinstance(part, list):
+        raise SettingsError(f"task_set {path} must be a list of tasks, or a mapping with such lists as train and test")
+    return [_entry(value, number, split, path) for number, value in enumerate(part, 1)]
+
+
+def _entry(value: Any, number: int, split: str | None, path: Path) -> _Entry:
+    """An instruction, or a mapping with any of ``id instruction params split``."""
+    where = f"task_set {path}, entry {number}"
+    name = f"{path.stem}{f'-{split}' if split else ''}-{number:04d}"
+    if isinstance(value, str):
+        return _Entry(Task(name, value), split)
+    if not isinstance(value, dict) or not (value.get("id") or value.get("instruction")):
+        raise SettingsError(f"{where}: {value!r} is neither an instruction nor a mapping with id or instruction")
+    _refuse_unknown(value, _KEYS, where)
+    kinds = {"id": str, "instruction": str, "params": dict, "split": str}
+    for key, given in value.items():
+        if not isinstance(given, kinds[key]):
+            raise SettingsError(f"{where}: {key} must be a {kinds[key].__name__}, not {given!r}")
+    own = value.get("split", split)
+    if own not in (None, *_SPLITS):
+        raise SettingsError(f"{where}: there is no split {own!r}; there are {', '.join(_SPLITS)}")
+    return _Entry(Task(value.get("id", name), value.get("instruction", ""), value.get("params", {})), own)
+
+
+def _refuse_unknown(mapping: dict[Any, Any], known: Sequence[str], where: str) -> None:
+    unknown = [key for key in mapping if key not in known]
+    if unknown:
+        raise SettingsError(f"{where} has no key {unknown[0]!r}; there are {', '.join(known)}")
+
+
+def _resolved(task: Task, known: Sequence[Task], can_run: Callable[[Task], bool], path: Path) -> Task:
+    """The known task that is meant, if one is; what the file says of it besides stays."""
+    meant = next((other for other in known if _means(task, other)), None)
+    if meant is not None:
+        own_words = task.instruction not in ("", meant.id, meant.instruction)
+        named = task if own_words else meant
+        return replace(named, params={**meant.params, **task.params})
+    if not can_run(task):
+        raise SettingsError(f"task_set {path}: {_unknown(task.instruction or task.id, known)}")
+    return task
+
+
+def _means(task: Task, other: Task) -> bool:
+    same_words = bool(task.instruction) and task.instruction == other.instruction
+    return same_words or other.id in (task.id, task.instruction)
+
+
+def _unknown(wanted: str, known: Sequence[Task]) -> str:
+    names = [name for other in known for name in (other.id, other.instruction)]
+    near = difflib.get_close_matches(wanted, names, n=2)
+    hint = f"; near it are {', '.join(map(repr, near))}" if near else ""
+    return (
+        f"the emulator cannot run and judge {wanted!r}{hint}. Name one of its own tasks by id; where only the judging "
+        "is missing, success=judge or success=predicate can do it"
+    )

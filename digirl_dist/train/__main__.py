@@ -1,0 +1,38 @@
+"""torchrun --nproc_per_node=N -m digirl_dist.train --config-name ranks --distributed [key=value …]"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from digirl_dist import configuration
+from digirl_dist.distributed.launch import train
+from digirl_dist.errors import DigirlDistError, SettingsError
+from digirl_dist.parallel.failure import telling
+from digirl_dist.parallel.rank import own_rank
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0 done, 1 failed, 2 wrong configuration or launch."""
+    parser = argparse.ArgumentParser(prog="digirl_dist.train", description="train with emulators on every rank")
+    parser.add_argument("--config-path", default="config/multimachine", help="folder of the YAML files")
+    parser.add_argument("--config-name", default="ranks", help="which of them, without .yaml")
+    parser.add_argument("--distributed", action="store_true", help="be one of the ranks that torchrun started")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of the configuration")
+    options = parser.parse_intermixed_args(argv)
+    try:
+        settings = configuration.load(options.config_path, options.config_name, options.overrides)
+        with telling(own_rank(os.environ)):
+            train(settings, options.distributed)
+    except SettingsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except DigirlDistError:
+        return 1  # told already, with rank and traceback
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,6 @@
+"""Vectorised Gymnasium environments, in this process or in processes of a Ray cluster, over one queue of episodes."""
+
+from digirl_dist.vec_env.config import EpisodeCfg, RayDistributionCfg, VecEnvConfig, gymnasium_env
+from digirl_dist.vec_env.env import ProcessLostError, VecEnv
+
+__all__ = ["EpisodeCfg", "ProcessLostError", "RayDistributionCfg", "VecEnv", "VecEnvConfig", "gymnasium_env"]

@@ -1,0 +1,169 @@
+"""Many environments as one: ``reset`` and ``step`` take and give one entry per environment."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from digirl_dist.errors import ClusterError
+from digirl_dist.vec_env.batch import Batch
+from digirl_dist.vec_env.config import VecEnvConfig
+from digirl_dist.vec_env.episodes import Episodes
+from digirl_dist.vec_env.pool import LocalPool, Pool, RayPool
+from digirl_dist.vec_env.process import Answer, Environments
+
+Stepped = tuple[Batch, list[float], list[bool], list[bool], list[dict[str, Any]]]
+
+
+class ProcessLostError(ClusterError):
+    """A process ended or does not answer. Its environments have no episode any more; the others go on."""
+
+
+class VecEnv:
+    """``proc_num`` · ``env_num`` environments; number k of process p is environment p · env_num + k.
+
+    An environment has the observation None until it is reset, and again when it was reset with no episode left. One
+    whose episode is over stays at its last observation, with reward 0, until it is reset. Use it as a context, or call
+    ``close``; it is closed at the latest when the program ends.
+    """
+
+    def __init__(self, config: VecEnvConfig) -> None:
+        """Raises ClusterError, a RuntimeError, if the cluster cannot be had."""
+        self._config = config
+        where = config.distribution
+        self._count = config.env_num * (1 if where is None else where.proc_num)
+        self._episodes = Episodes(config.task_configs, config.metrics_path)
+        self._pool: Pool = LocalPool(config) if where is None else RayPool(config, where)
+        self._close = weakref.finalize(self, _close, self._pool, self._episodes, self._count)
+
+    def __enter__(self) -> VecEnv:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def episodes_left(self) -> int:
+        """Episodes that have not begun."""
+        return self._episodes.left
+
+    @property
+    def all_done(self) -> bool:
+        """True when no episode is left and none is under way."""
+        return self._episodes.all_done
+
+    def reset(self, env_ids: Sequence[int] | None = None) -> tuple[Batch, list[dict[str, Any]]]:
+        """Begin the next episodes in these environments (None: in all), in the order asked.
+
+        Returns observations, None where no episode was left, and infos. Raises TypeError and ValueError before
+        anything is reset, and ProcessLostError.
+        """
+        envs = list(range(self._count)) if env_ids is None else self._checked(env_ids)
+        taken = self._episodes.take(envs)
+        answers, lost = self._pool.ask("reset", {env: episode for env, (_, episode) in taken.items()})
+        for env, answer in answers.items():
+            self._episodes.begin(env, *taken.pop(env), answer)
+        self._episodes.give_back(taken.values())
+        self._check(lost)
+        seen = [answers.get(env) for env in envs]
+        return Batch(one and one.observation for one in seen), [one.info if one else {} for one in seen]
+
+    def step(self, action: Sequence[Any]) -> Stepped:
+        """One action per environment; those without an episode under way ignore theirs.
+
+        Returns observations, rewards, terminated, truncated and infos. Raises TypeError, ValueError and
+        ProcessLostError.
+        """
+        if not isinstance(action, list | tuple):
+            raise TypeError(f"actions are a list with one entry per environment, not {type(action).__name__}")
+        if len(action) != self._count:
+            raise ValueError(f"{len(action)} actions for {self._count} environments")
+        acting = {env: action[env] for env in range(self._count) if self._is_under_way(env)}
+        answers, lost = self._pool.ask("step", acting)
+        for env, answer in answers.items():
+            self._episodes.step(env, answer)
+        self._check(lost)
+        return _columns([self._now(env, env in acting) for env in range(self._count)])
+
+    def close(self) -> None:
+        """Close every environment and what was started for them; a second call is harmless."""
+        self._close()
+
+    @property
+    def runner(self) -> Environments:
+        """The environments of this process; not when distributed."""
+        return self._local("runner").environments
+
+    @property
+    def simulation_app(self) -> list[Any]:
+        """The Gymnasium environments without their wrappers; not when distributed."""
+        return [env.unwrapped for env in self._local("simulation_app").environments.envs]
+
+    def get_dt(self) -> float:
+        """Seconds that a step stands for, if the environment tells its frames per second; not when distributed."""
+        fps = self._local("get_dt()").environments.envs[0].metadata.get("render_fps")
+        if not fps:
+            raise ValueError("this environment does not tell how long a step is (metadata['render_fps'])")
+        return 1.0 / float(fps)
+
+    def finished(self) -> bool:
+        """The same as ``all_done``; not when distributed."""
+        self._local("finished()")
+        return self.all_done
+
+    def _local(self, name: str) -> LocalPool:
+        if not isinstance(self._pool, LocalPool):
+            raise NotImplementedError(f"{name} is not there when distributed; see all_done and episodes_left")
+        return self._pool
+
+    def _checked(self, env_ids: Sequence[int]) -> list[int]:
+        if not isinstance(env_ids, list | tuple):
+            raise TypeError(f"env_ids is a list of environment numbers, not {type(env_ids).__name__}")
+        for env in env_ids:
+            if isinstance(env, bool) or not isinstance(env, int):
+                raise TypeError(f"env_ids has {env!r}, which is not a whole number")
+            if not 0 <= env < self._count:
+                raise ValueError(f"there is no environment {env}; they are 0 to {self._count - 1}")
+        if len(set(env_ids)) < len(env_ids):
+            raise ValueError(f"env_ids {list(env_ids)} names an environment twice")
+        return list(env_ids)
+
+    def _is_under_way(self, env: int) -> bool:
+        running = self._episodes.running(env)
+        return running is not None and not running.is_over
+
+    def _check(self, lost: Mapping[int, str]) -> None:
+        """Raises ProcessLostError. What the other processes answered has been taken in before."""
+        reasons = []
+        for process, reason in lost.items():
+            first = process * self._config.env_num
+            envs = range(first, first + self._config.env_num)
+            reasons.append(f"process {process} with environments {', '.join(map(str, envs))} was lost: {reason}")
+            for env in envs:
+                self._episodes.leave(env, "lost")
+        if reasons:
+            raise ProcessLostError("; ".join(reasons))
+
+    def _now(self, env: int, acted: bool) -> Answer:
+        running = self._episodes.running(env)
+        if running is None:
+            return Answer(None, {})
+        last = running.last
+        return last if acted else Answer(last.observation, last.info, 0.0, last.terminated, last.truncated)
+
+
+def _columns(answers: Sequence[Answer]) -> Stepped:
+    return (
+        Batch(answer.observation for answer in answers),
+        [answer.reward for answer in answers],
+        [answer.terminated for answer in answers],
+        [answer.truncated for answer in answers],
+        [answer.info for answer in answers],
+    )
+
+
+def _close(pool: Pool, episodes: Episodes, count: int) -> None:
+    for env in range(count):
+        episodes.leave(env, "closed")
+    pool.close()

@@ -1,0 +1,91 @@
+"""Which episode runs in which environment, and the line that each adds to the metrics file when it is over."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from digirl_dist.vec_env.config import EpisodeCfg
+from digirl_dist.vec_env.process import Answer
+
+
+@dataclass
+class Running:
+    """An episode in an environment; it stays there until the environment is reset, also when it is over."""
+
+    number: int
+    episode: EpisodeCfg
+    last: Answer
+    steps: int = 0
+    reward: float = 0.0
+    told: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.last.terminated or self.last.truncated
+
+
+class Episodes:
+    """The queue that all environments share. Only the caller's process has it, so its order does not depend on luck."""
+
+    def __init__(self, episodes: Sequence[EpisodeCfg], metrics_path: str | None) -> None:
+        self._queue = deque(enumerate(episodes))
+        self._running: dict[int, Running] = {}
+        self._metrics = None if metrics_path is None else Path(metrics_path)
+
+    @property
+    def left(self) -> int:
+        """Episodes that have not begun."""
+        return len(self._queue)
+
+    @property
+    def all_done(self) -> bool:
+        return not self._queue and all(running.is_over for running in self._running.values())
+
+    def running(self, env: int) -> Running | None:
+        return self._running.get(env)
+
+    def take(self, envs: Sequence[int]) -> dict[int, tuple[int, EpisodeCfg]]:
+        """The next episodes for these environments, in that order; none for those that come too late."""
+        for env in envs:
+            self.leave(env, "reset")
+        return {env: self._queue.popleft() for env in envs[: len(self._queue)]}
+
+    def give_back(self, taken: Iterable[tuple[int, EpisodeCfg]]) -> None:
+        """These did not begin after all: they are the next."""
+        self._queue.extendleft(sorted(taken, key=lambda one: one[0], reverse=True))
+
+    def begin(self, env: int, number: int, episode: EpisodeCfg, first: Answer) -> None:
+        self._running[env] = Running(number, episode, first)
+
+    def step(self, env: int, answer: Answer) -> None:
+        running = self._running[env]
+        running.last = answer
+        running.steps += 1
+        running.reward += answer.reward
+        if running.is_over:
+            self._tell(env, running, "terminated" if answer.terminated else "truncated")
+
+    def leave(self, env: int, because: str) -> None:
+        """The environment's episode, if it has one, goes no further."""
+        running = self._running.pop(env, None)
+        if running is not None:
+            self._tell(env, running, because)
+
+    def _tell(self, env: int, running: Running, ended: str) -> None:
+        if running.told or self._metrics is None:
+            return
+        running.told = True
+        line = {
+            "episode": running.number,
+            "seed": running.episode.seed,
+            "env": env,
+            "steps": running.steps,
+            "reward": running.reward,
+            "ended": ended,
+        }
+        with self._metrics.open("a") as file:
+            file.write(json.dumps(line) + "\n")

@@ -1,0 +1,146 @@
+"""Processes with environments: asked all at once, answered in the order in which they were asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+from digirl_dist.errors import ClusterError
+from digirl_dist.vec_env.config import RayDistributionCfg, VecEnvConfig
+from digirl_dist.vec_env.process import Answer, Environments, RemoteEnvironments
+
+Request = Literal["reset", "step"]
+Asked = Mapping[int, Any]
+"""An EpisodeCfg or an action, by the number of the environment over all processes."""
+
+_CLOSE_S = 10.0
+
+
+class Pool(Protocol):
+    """Some processes."""
+
+    def ask(self, request: Request, asked: Asked) -> tuple[dict[int, Answer], dict[int, str]]:
+        """Answers by number, and the reasons of those processes that were lost, by their number."""
+
+    def close(self) -> None:
+        """Close every environment; a second call is harmless."""
+
+
+class LocalPool:
+    """One process: this one."""
+
+    def __init__(self, config: VecEnvConfig) -> None:
+        self.environments = Environments(config.env, config.env_num)
+
+    def ask(self, request: Request, asked: Asked) -> tuple[dict[int, Answer], dict[int, str]]:
+        method = self.environments.reset if request == "reset" else self.environments.step
+        return dict(zip(asked, method(list(asked.items())), strict=True)), {}
+
+    def close(self) -> None:
+        self.environments.close()
+        self.environments.envs.clear()
+
+
+class RayPool:
+    """Actors of a Ray cluster, as many as ``proc_num``."""
+
+    def __init__(self, config: VecEnvConfig, distribution: RayDistributionCfg) -> None:
+        """Raises ClusterError if the cluster does not answer or has not what is asked of it."""
+        from digirl_dist.cluster.connect import connect
+
+        self._env_num = config.env_num
+        self._settings = distribution
+        self._actors: dict[int, Any] = {}
+        self._cluster = connect(
+            distribution.head_address, distribution.start_limit_s, distribution.working_dir, or_start=True
+        )
+        try:
+            self._check_room()
+            self._start(config)
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, request: Request, asked: Asked) -> tuple[dict[int, Answer], dict[int, str]]:
+        shares: dict[int, dict[int, Any]] = {}
+        for number, what in asked.items():
+            shares.setdefault(number // self._env_num, {})[number] = what
+        calls = {
+            process: getattr(self._actors[process], request).remote(
+                [(number % self._env_num, what) for number, what in share.items()]
+            )
+            for process, share in shares.items()
+            if process in self._actors
+        }
+        answers: dict[int, Answer] = {}
+        lost = {process: "it was lost before" for process in shares if process not in calls}
+        for process, call in calls.items():
+            try:
+                answers.update(zip(shares[process], self._get(call), strict=True))
+            except ClusterError as error:
+                self._drop(process)
+                lost[process] = str(error)
+        return answers, lost
+
+    def close(self) -> None:
+        """Within its limit; a process that does not answer is killed, as all are at the end."""
+        import ray
+
+        actors, self._actors = self._actors, {}
+        if actors and ray.is_initialized():
+            ray.wait([actor.close.remote() for actor in actors.values()], num_returns=len(actors), timeout=_CLOSE_S)
+            for actor in actors.values():
+                ray.kill(actor)
+        self._cluster.close()
+
+    def _check_room(self) -> None:
+        """Ray itself would wait for ever."""
+        settings, there = self._settings, self._cluster.resources()
+        for kind, each in (("CPU", settings.cpu_num_per_proc), ("GPU", settings.gpu_num_per_proc)):
+            wanted, found = settings.proc_num * each, there.get(kind, 0.0)
+            if wanted > found:
+                raise ClusterError(
+                    f"{settings.proc_num} processes with {each:g} {kind} each need {wanted:g} {kind}s, "
+                    f"but the Ray cluster has {found:g}; set {kind.lower()}_num_per_proc or proc_num lower"
+                )
+
+    def _start(self, config: VecEnvConfig) -> None:
+        import ray
+
+        from digirl_dist.travel import pack
+
+        remote: Any = ray.remote
+        settings = self._settings
+        options = {"num_cpus": settings.cpu_num_per_proc, "num_gpus": settings.gpu_num_per_proc, "max_restarts": 0}
+        kind = remote(scheduling_strategy="SPREAD", **options)(RemoteEnvironments)
+        packed = pack(config.env)
+        self._actors = {process: kind.remote(packed, config.env_num) for process in range(settings.proc_num)}
+        waiting = [actor.process_id.remote() for actor in self._actors.values()]
+        ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=settings.start_limit_s)
+        for call in ready:
+            self._get(call)
+        if len(ready) < len(waiting):
+            raise ClusterError(
+                f"only {len(ready)} of {len(waiting)} processes started within {settings.start_limit_s:.0f} s: "
+                f"not enough of the cluster is free for {settings.cpu_num_per_proc:g} CPUs and "
+                f"{settings.gpu_num_per_proc:g} GPUs each"
+            )
+
+    def _get(self, call: Any) -> Any:
+        """Raises ClusterError when the process is gone or too slow; what the environment raised comes as it is."""
+        import ray
+        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+        try:
+            return ray.get(call, timeout=self._settings.step_limit_s)
+        except GetTimeoutError as error:
+            raise ClusterError(f"it did not answer within {self._settings.step_limit_s:.0f} s") from error
+        except RayTaskError:
+            raise
+        except RayError as error:
+            raise ClusterError(f"it is gone: {str(error).splitlines()[0]}") from error
+
+    def _drop(self, process: int) -> None:
+        import ray
+
+        ray.kill(self._actors.pop(process))

@@ -1,0 +1,65 @@
+"""The environments of one process, and the way to them: here, or in an actor of a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from digirl_dist.vec_env.config import EnvMaker, EpisodeCfg
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one environment says after a step. A reset has no reward."""
+
+    observation: Any
+    info: dict[str, Any]
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+
+
+class Environments:
+    """Some Gymnasium environments, told by their number here."""
+
+    def __init__(self, make: EnvMaker, count: int) -> None:
+        self.envs = [make() for _ in range(count)]
+
+    def reset(self, asked: Sequence[tuple[int, EpisodeCfg]]) -> list[Answer]:
+        return [
+            Answer(*self.envs[number].reset(seed=episode.seed, options=episode.options)) for number, episode in asked
+        ]
+
+    def step(self, asked: Sequence[tuple[int, Any]]) -> list[Answer]:
+        answers = []
+        for number, action in asked:
+            observation, reward, terminated, truncated, info = self.envs[number].step(action)
+            answers.append(Answer(observation, info, float(reward), bool(terminated), bool(truncated)))
+        return answers
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+
+class RemoteEnvironments:
+    """The same in an actor. ``packed`` is an EnvMaker (see ``travel``)."""
+
+    def __init__(self, packed: bytes, count: int) -> None:
+        self._environments = Environments(pickle.loads(packed), count)
+
+    def process_id(self) -> int:
+        """Also tells that the environments have been made."""
+        return os.getpid()
+
+    def reset(self, asked: Sequence[tuple[int, EpisodeCfg]]) -> list[Answer]:
+        return self._environments.reset(asked)
+
+    def step(self, asked: Sequence[tuple[int, Any]]) -> list[Answer]:
+        return self._environments.step(asked)
+
+    def close(self) -> None:
+        self._environments.close()

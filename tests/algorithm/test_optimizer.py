@@ -1,0 +1,92 @@
+"""Minibatch gradient descent: accumulation, clipping, the ramp, and what stops it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from digirl_dist.algorithm.optimizer import MinibatchOptimizer, ramp
+from digirl_dist.errors import TrainingError
+from digirl_dist.settings import OptimizerSettings
+
+ROWS = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+
+
+def parameter() -> nn.Parameter:
+    return nn.Parameter(torch.tensor([0.5, -1.0, 2.0]))
+
+
+def fit(settings: OptimizerSettings, weight: nn.Parameter, scale: float = 1.0) -> MinibatchOptimizer:
+    optimizer = MinibatchOptimizer([weight], settings, 0, "the loss")
+    optimizer.fit(12, lambda batch: scale * ((ROWS[batch] @ weight) ** 2).mean())
+    return optimizer
+
+
+def test_accumulated_minibatches_are_one_large_batch() -> None:
+    large, small = parameter(), parameter()
+    fit(OptimizerSettings(batch_size=12, epochs=2), large)
+    fit(OptimizerSettings(batch_size=3, accumulate=4, epochs=2), small)
+    assert torch.allclose(large, small, atol=1e-6)
+
+
+def test_a_step_is_that_of_adam_on_the_clipped_gradient() -> None:
+    """Kingma & Ba (arXiv 1412.6980), algorithm 1, two steps in NumPy."""
+    weight, rows = parameter(), ROWS.double().numpy()
+    fit(OptimizerSettings(learning_rate=0.1, batch_size=12, epochs=2, clip_norm=0.5), weight)
+    expected, first, second = np.array([0.5, -1.0, 2.0]), np.zeros(3), np.zeros(3)
+    for step in (1, 2):
+        gradient = 2 * rows.T @ (rows @ expected) / 12
+        gradient *= min(1.0, 0.5 / (np.linalg.norm(gradient) + 1e-6))
+        first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+        expected = expected - 0.1 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
+    np.testing.assert_allclose(weight.detach().numpy(), expected, atol=1e-5)
+
+
+def test_the_learning_rate_rises_in_equal_parts() -> None:
+    assert [ramp(step, 4) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert ramp(0, 0) == 1.0
+    slow, quick = parameter(), parameter()
+    fit(OptimizerSettings(batch_size=12, epochs=1, ramp_steps=10), slow)
+    fit(OptimizerSettings(batch_size=12, epochs=1), quick)
+    moved_slow, moved_quick = ((each.detach() - parameter().detach()).abs() for each in (slow, quick))
+    assert torch.allclose(moved_slow * 10, moved_quick, rtol=1e-2)
+
+
+def test_never_more_rows_than_wanted() -> None:
+    seen: list[int] = []
+    weight = parameter()
+
+    def loss_of(batch: list[int]) -> torch.Tensor:
+        seen.extend(batch)
+        return (ROWS[batch] @ weight).mean()
+
+    MinibatchOptimizer([weight], OptimizerSettings(epochs=5, max_examples=20), 0, "the loss").fit(12, loss_of)
+    assert len(seen) == 20
+
+
+@pytest.mark.parametrize(("scale", "said"), [(1e9, "beyond max_loss"), (float("nan"), "became nan")])
+def test_an_exploding_loss_stops_before_it_moves_anything(scale: float, said: str) -> None:
+    weight = parameter()
+    with pytest.raises(TrainingError, match=f"the loss .*{said}"):
+        fit(OptimizerSettings(), weight, scale)
+    assert torch.equal(weight, parameter())
+
+
+def test_a_gradient_that_is_no_number_stops_before_it_moves_anything() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = MinibatchOptimizer([weight], OptimizerSettings(), 0, "the loss")
+    with pytest.raises(TrainingError, match="the gradient of the loss became"):
+        optimizer.fit(4, lambda batch: weight.abs().sqrt().sum())
+    assert weight.item() == 0.0
+
+
+def test_a_resumed_run_may_go_on_with_another_learning_rate() -> None:
+    weight = parameter()
+    state = fit(OptimizerSettings(batch_size=12, epochs=1), weight).state_dict()
+    before = weight.detach().clone()
+    lower = MinibatchOptimizer([weight], OptimizerSettings(learning_rate=1e-9, batch_size=12, epochs=1), 0, "the loss")
+    lower.load_state_dict(state)
+    lower.fit(12, lambda batch: ((ROWS[batch] @ weight) ** 2).mean())
+    assert (weight - before).abs().max() < 1e-6

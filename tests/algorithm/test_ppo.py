@@ -1,0 +1,80 @@
+"""Proximal policy optimisation: its formulas, and what it does to a policy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from digirl_dist.agent.generic import GenericPolicy
+from digirl_dist.algorithm.ppo import PPO, clipped_objective, generalized_advantages, normalised
+from digirl_dist.emulator import DiscreteActions, EmulatorSpec
+from digirl_dist.parallel.peers import ALONE
+from digirl_dist.settings import GenericAgentSettings, PpoSettings
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trajectory import Observation, Step, Trajectory
+
+
+def test_the_objective_gains_nothing_beyond_the_clip() -> None:
+    ratios = torch.tensor([1.0, 1.5, 1.5, 0.5, 0.5], requires_grad=True)
+    advantages = torch.tensor([2.0, 1.0, -1.0, 1.0, -1.0])
+    objective = clipped_objective(ratios, advantages, 0.2)
+    assert objective.tolist() == pytest.approx([2.0, 1.2, -1.5, 0.5, -0.8])
+    objective.sum().backward()
+    assert ratios.grad is not None and ratios.grad.tolist() == [2.0, 0.0, -1.0, 1.0, 0.0]
+
+
+def test_generalised_advantages_lie_between_one_step_and_the_whole_return() -> None:
+    rewards, values = np.array([1.0, 0.0, 2.0]), np.array([0.5, 0.4, 0.3, 0.2])
+    one_step = generalized_advantages(rewards, values, discount=0.9, lam=0.0)
+    assert one_step == pytest.approx([1 + 0.36 - 0.5, 0.27 - 0.4, 2 + 0.18 - 0.3])
+    whole = generalized_advantages(rewards, values, discount=0.9, lam=1.0)
+    assert whole[0] == pytest.approx(1 + 0.81 * 2 + 0.729 * 0.2 - 0.5)
+
+
+def test_advantages_are_normalised() -> None:
+    values = normalised(torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64), ALONE)
+    assert float(values.mean()) == pytest.approx(0, abs=1e-9)
+    assert float(values.square().mean()) == pytest.approx(1)
+
+
+def policy() -> GenericPolicy:
+    torch.manual_seed(0)
+    return GenericPolicy(GenericAgentSettings(width=16), EmulatorSpec(DiscreteActions(2), vector_size=2))
+
+
+def piece(action: int, reward: float, terminated: bool) -> Trajectory:
+    seen = Observation(vector=np.array([1, 0], np.float32))
+    step = Step(seen, action, float(np.log(0.5)), reward, terminated, truncated=False)
+    return Trajectory(Ticket(0, 0, Task("choose"), 0, 0), "e", "w", 0, [step] * 4, seen, success=False)
+
+
+def test_the_rewarded_action_becomes_likelier_and_the_rate_falls_to_nothing() -> None:
+    agent = policy()
+    algorithm = PPO(agent, PpoSettings(learning_rate=0.05), iterations=4, seed=0)
+    there = [piece(1, 1.0, terminated=True), piece(0, 0.0, terminated=True)]
+    rates = [algorithm.update(there, there)["learning_rate"] for _ in range(5)]
+    assert rates == pytest.approx([0.05, 0.0375, 0.025, 0.0125, 0.0])
+    assert agent.log_prob([there[0].final_observation], [1]).exp().item() > 0.6
+
+
+def test_what_comes_after_a_piece_is_estimated_and_after_an_end_nothing() -> None:
+    algorithm = PPO(policy(), PpoSettings(), iterations=4, seed=0)
+    values = np.array([0.0, 0.0, 0.0, 0.0, 5.0])
+    goes_on = algorithm._advantages(piece(1, 0.0, terminated=False), values)
+    over = algorithm._advantages(piece(1, 0.0, terminated=True), values)
+    assert goes_on[-1] == pytest.approx(0.99 * 5) and over.tolist() == [0, 0, 0, 0]
+
+
+def test_a_resumed_algorithm_goes_on_as_if_it_had_not_stopped() -> None:
+    there = [piece(1, 1.0, terminated=True), piece(0, 0.0, terminated=True)]
+    agents = [policy(), policy()]
+    through, stopped = (PPO(agent, PpoSettings(batch_size=3), 4, seed=0) for agent in agents)
+    for _ in range(2):
+        through.update(there, there)
+    stopped.update(there, there)
+    resumed = PPO(agents[1], PpoSettings(batch_size=3), 4, seed=9)
+    resumed.load_state_dict(stopped.state_dict())
+    resumed.update(there, there)
+    states = [agent.state_dict() for agent in agents]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])

@@ -1,0 +1,26 @@
+"""A real Ray cluster of two nodes on this machine, started once for all tests that need one."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+NODE_CPUS, NODE_GPUS = 4, 1
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024
+
+
+@functools.cache
+def shared_cluster() -> Any:
+    """The program is in it from now on; Ray ends it when the program ends."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    for _ in range(2):
+        add_node(cluster, num_cpus=NODE_CPUS, num_gpus=NODE_GPUS)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+    return cluster
+
+
+def add_node(cluster: Any, **resources: Any) -> Any:
+    return cluster.add_node(include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES, **resources)

@@ -1,0 +1,118 @@
+"""Many MiniWoB++ tasks at once, with browsers that die and drivers that freeze in mid-episode."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch import nn
+from watching import eventually, nothing_is_left_of
+
+from digirl_dist.build import Ground, build_collector
+from digirl_dist.checkpoint import Checkpoints
+from digirl_dist.choices import choose_device
+from digirl_dist.emulator import EmulatorSpec
+from digirl_dist.events import Events
+from digirl_dist.harvest import Harvest
+from digirl_dist.run_folder import RunFolder
+from digirl_dist.settings import LimitSettings, MiniwobSettings, Parallel, Settings, TaskOrder
+from digirl_dist.status import Status
+from digirl_dist.store import Store
+from digirl_dist.tasks import Plan
+from digirl_dist.trajectory import Decision, Observation
+
+pytestmark = pytest.mark.usefixtures("chromium_is_installed")
+
+PAGES = ["click-test-2", "click-checkboxes", "enter-text", "focus-text", "use-slider"]
+
+
+class Corner(nn.Module):
+    """Taps where nothing is, so that an episode has all its steps."""
+
+    def __init__(self, spec: EmulatorSpec) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
+        return [Decision({"type": "tap", "x": 0.99, "y": 0.99}, 0.0) for _ in observations]
+
+
+class Browsers:
+    """A collector of MiniWoB++ episodes."""
+
+    def __init__(self, folder: Path, kind: Parallel, stack: ExitStack, episodes: int) -> None:
+        emulator = MiniwobSettings(task=PAGES)
+        limits = LimitSettings(step_s=8, reset_s=20, no_worker_s=60, orphan_s=5)
+        settings = Settings(parallel=kind, dry_run=True, emulator=emulator, max_steps=8, limits=limits)
+        device = choose_device(settings, emulator)
+        run_folder = RunFolder(folder, "")
+        stack.callback(run_folder.close)
+        self.heard: list[tuple[str, dict[str, Any]]] = []
+        events = Events(run_folder.events, (lambda what, content: self.heard.append((what, content)),))
+        stack.callback(events.close)
+        policy = Corner(device.spec)
+        self._checkpoint = Checkpoints(run_folder.checkpoints).save(0, policy.state_dict(), {}, {})
+        store, status = Store(run_folder.trajectories), Status(run_folder.root / "status.json")
+        plan = Plan(device.tasks, episodes, seed=0, order=TaskOrder.sequential.value)
+        self._collector = build_collector(
+            Ground(settings, device, lambda: Corner(device.spec), plan, run_folder, store, events, status), stack
+        )
+        self._tickets = plan.tickets(0, 0)
+
+    def collect(self) -> Harvest:
+        return self._collector.collect(self._checkpoint, self._tickets)
+
+    def landed(self) -> int:
+        return sum(what == "episode" for what, _ in self.heard)
+
+
+@contextmanager
+def browsers(folder: Path, kind: Parallel, episodes: int) -> Iterator[Browsers]:
+    with ExitStack() as stack:
+        yield Browsers(folder, kind, stack, episodes)
+
+
+def kill_a_browser() -> None:
+    drivers = [one for one in psutil.Process().children(recursive=True) if one.name() == "chromedriver"]
+    inside = drivers[0].children(recursive=True)
+    next(one for one in inside if one.name().startswith("chromium") and "sh" not in one.cmdline()[0].split("/")).kill()
+
+
+def freeze_a_driver() -> None:
+    drivers = [one for one in psutil.Process().children(recursive=True) if one.name() == "chromedriver"]
+    drivers[0].send_signal(signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("fault", [kill_a_browser, freeze_a_driver])
+def test_a_browser_that_fails_in_mid_episode_costs_one_retry(tmp_path: Path, fault: Callable[[], None]) -> None:
+    with browsers(tmp_path, Parallel.single, episodes=16) as here:
+
+        def strike() -> None:
+            eventually(lambda: here.landed() >= 3, 60)
+            fault()
+
+        striker = threading.Thread(target=strike)
+        striker.start()
+        harvest = here.collect()
+        striker.join()
+    assert [trajectory.ticket.index for trajectory in harvest.trajectories] == list(range(16))
+    assert sum(outcome.retried for outcome in harvest.outcomes) == 1
+    nothing_is_left_of(tmp_path)
+
+
+def test_two_workers_bring_home_every_ticket_of_every_page(tmp_path: Path) -> None:
+    with browsers(tmp_path, Parallel.host, episodes=20) as here:
+        harvest = here.collect()
+    assert Counter(trajectory.ticket.task.id for trajectory in harvest.trajectories) == dict.fromkeys(PAGES, 4)
+    assert {trajectory.worker for trajectory in harvest.trajectories} == {"localhost-0", "localhost-1"}
+    assert sum(outcome.retried for outcome in harvest.outcomes) == 0
+    assert all(len(trajectory.steps) == 8 for trajectory in harvest.trajectories if not trajectory.success)

@@ -1,0 +1,125 @@
+"""Runs whose episodes are judged on the host, by a function or by a model over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from endpoint import Endpoint, endpoint, fails
+
+from digirl_dist import table
+from digirl_dist.collect.judged import with_verdict
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trajectory import Observation, Step, Trajectory
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+KEY = "sk-very-secret-0123456789"
+MINE = [
+    "emulator=custom",
+    "emulator.entry_point=things:Counter",
+    "agent=custom",
+    "agent.entry_point=things:Coin",
+    "rollout_size=6",
+    "train_iterations=1",
+]
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "run.py"), "--config-path", "config/multimachine", "--config-name", "host"]
+    return subprocess.run(
+        [*command, *MINE, f"save_path={folder}", *words],
+        cwd=ROOT / "tests",
+        env={**os.environ, "JUDGE_KEY": KEY},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def judged_by(served: Endpoint) -> list[str]:
+    return ["success=judge", "judge.key_variable=JUDGE_KEY", f"judge.base_url={served.url}", "judge.model=m"]
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+    return [event for event in lines if event["event"] == kind]
+
+
+def metrics(folder: Path) -> dict[str, Any]:
+    (line,) = (folder / "metrics.jsonl").read_text().splitlines()
+    return dict(json.loads(line))
+
+
+def test_a_verdict_replaces_reward_and_success() -> None:
+    seen = Observation("x")
+    steps = [Step(seen, 0, 0.0, 5.0, False, False), Step(seen, 1, 0.0, 7.0, True, False)]
+    episode = Trajectory(Ticket(0, 0, Task("t"), 0, 0), "e", "w", 0, steps, seen, success=True)
+    good, bad = with_verdict(episode, True), with_verdict(episode, False)
+    assert (good.success, [step.reward for step in good.steps]) == (True, [0.0, 1.0])
+    assert (bad.success, [step.reward for step in bad.steps]) == (False, [0.0, 0.0])
+
+
+@pytest.mark.parametrize("place", ["parallel=single", "dry_run=true"])
+def test_a_function_of_the_users_judges_every_episode(tmp_path: Path, place: str) -> None:
+    done = run(tmp_path, place, "success=predicate", "predicate=things:second_action_is_one")
+    assert done.returncode == 0, done.stderr
+    trajectories = table.read(tmp_path / "trajectories" / "000000.parquet")
+    wanted = [trajectory.steps[1].action == 1 for trajectory in trajectories]
+    assert [trajectory.success for trajectory in trajectories] == wanted and len(set(wanted)) == 2
+    assert metrics(tmp_path)["success_rate"] == pytest.approx(sum(wanted) / 6)
+    assert len(events(tmp_path, "judged")) == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["success=predicate"], "predicate=my_file:is_done"),
+        (["success=predicate", "predicate=things:nothing"], "defines no nothing"),
+        (["success=judge", "judge.key_variable=NO_SUCH_KEY"], "export NO_SUCH_KEY="),
+    ],
+)
+def test_a_judge_that_cannot_be_had_is_refused_before_anything_is_made(
+    tmp_path: Path, words: list[str], message: str
+) -> None:
+    done = run(tmp_path / "run", "parallel=single", *words)
+    assert done.returncode == 2 and message in done.stderr and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("function", "why"), [("json:loads", "TypeError: "), ("things:Counter", "neither True nor")])
+def test_a_function_that_fails_is_named_with_the_episode(tmp_path: Path, function: str, why: str) -> None:
+    done = run(tmp_path, "parallel=single", "success=predicate", f"predicate={function}")
+    assert done.returncode == 1 and f"predicate {function}, episode 000000-0000" in done.stderr and why in done.stderr
+
+
+def test_a_model_judges_and_its_key_is_nowhere_in_the_run(tmp_path: Path) -> None:
+    with endpoint() as served:
+        served.script = [fails(503), fails(429)]
+        done = run(tmp_path, "dry_run=true", *judged_by(served))
+        assert done.returncode == 0, done.stderr
+        assert {request["key"] for request in served.requests} == {f"Bearer {KEY}"}
+    figures = metrics(tmp_path)
+    assert figures["success_rate"] == 1.0 and figures["judge_tokens_in"] == 6 * 1000 - 1000 * figures["judge_cached"]
+    assert figures["judge_requests"] + figures["judge_cached"] == 6 + 2 and figures["judge_wait_s"] >= 0
+    assert len(events(tmp_path, "judge_away")) == 2
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) > 5 and not [path for path in written if KEY.encode() in path.read_bytes()]
+    assert KEY not in done.stdout + done.stderr
+
+
+def test_an_outage_that_outlasts_the_patience_loses_no_episode(tmp_path: Path) -> None:
+    with endpoint() as served:
+        served.script = [fails(503)] * 100
+        words = ["parallel=single", *judged_by(served), "judge.outage_s=1"]
+        down = run(tmp_path, *words)
+        assert down.returncode == 1 and "was away for 1 s" in down.stderr and "same command goes on" in down.stderr
+        assert len(list((tmp_path / "trajectories/.landing/000000").glob("[0-9]*.parquet"))) == 6
+        served.script.clear()
+        up = run(tmp_path, *words)
+        assert up.returncode == 0, up.stderr
+    assert len(events(tmp_path, "episode")) == 6, "no episode ran twice"
+    assert [each.success for each in table.read(tmp_path / "trajectories" / "000000.parquet")] == [True] * 6

@@ -1,0 +1,73 @@
+"""Emulators that run on over iterations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+from things import Counter
+
+from digirl_dist.collect.streams import Collected, Stream, Streams
+from digirl_dist.trajectory import Decision, Observation, Trajectory
+
+
+class Dice:
+    """Rolls 0 or 1 with the randomness that it is given."""
+
+    def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
+        return [Decision(int(rng.integers(2)), -0.7) for rng in rngs]
+
+
+def streams(length: int = 5, slots: int = 2, max_steps: int | None = None) -> Streams:
+    tasks = Counter.tasks("default", "train")
+    return Streams([Stream(Counter(length), tasks, "rank0", slot, seed=3) for slot in range(slots)], max_steps)
+
+
+def actions(trajectories: Sequence[Trajectory]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for each in trajectories:
+        found.setdefault(each.episode_id, []).extend(step.action for step in each.steps)
+    return found
+
+
+def test_the_pieces_hold_every_step_once_and_the_episodes_are_whole() -> None:
+    running, found = streams(), Collected()
+    for iteration in range(4):
+        part = running.collect(Dice(), iteration, steps=4)
+        assert sum(len(piece.steps) for piece in part.pieces) == 8
+        found.pieces += part.pieces
+        found.episodes += part.episodes
+    assert len(found.episodes) == 2 * (16 // 5)
+    assert all(len(episode.steps) == 5 and episode.steps[-1].terminated for episode in found.episodes)
+    by_piece, whole = actions(found.pieces), actions(found.episodes)
+    assert all(by_piece[name] == whole[name] for name in whole)
+
+
+def test_what_runs_does_not_depend_on_the_size_of_an_iteration() -> None:
+    one, other = streams(), streams()
+    at_once = one.collect(Dice(), 0, steps=20).episodes
+    bit_by_bit = [episode for k in range(10) for episode in other.collect(Dice(), k, steps=2).episodes]
+    assert actions(at_once) == actions(bit_by_bit)
+
+
+def test_a_stream_is_taken_up_in_the_middle_of_an_episode() -> None:
+    left, taken_up = streams(), streams()
+    left.collect(Dice(), 0, steps=7)
+    taken_up.load_state(json.loads(json.dumps(left.state())))
+    here, there = left.collect(Dice(), 1, steps=9), taken_up.collect(Dice(), 1, steps=9)
+    assert actions(here.pieces) == actions(there.pieces)
+    assert actions(here.episodes) == actions(there.episodes)
+
+
+def test_long_episodes_are_cut_and_not_called_ended() -> None:
+    episode = streams(length=50, slots=1, max_steps=3).collect(Dice(), 0, steps=3).episodes[0]
+    assert episode.steps[-1].truncated and not episode.steps[-1].terminated
+
+
+def test_episodes_of_a_group_start_alike_and_act_each_on_their_own() -> None:
+    stream = Stream(Counter(8), Counter.tasks("default", "train"), "rank0", 0, seed=3, group_size=3)
+    found = Streams([stream], None).collect(Dice(), 0, steps=48).episodes
+    seeds = [each.ticket.seed for each in found]
+    assert len(set(seeds[:3])) == len(set(seeds[3:])) == 1 and seeds[0] != seeds[3]
+    assert len({tuple(step.action for step in each.steps) for each in found}) == 6

@@ -1,0 +1,115 @@
+"""Run folders with real collectors on them, for the tests of collection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from clustering import shared_cluster
+from things import Coin, Counter
+
+from digirl_dist.build import Device, Ground, build_collector
+from digirl_dist.checkpoint import Checkpoint, Checkpoints
+from digirl_dist.collect import Collector
+from digirl_dist.collect.iteration import Closing
+from digirl_dist.events import Events
+from digirl_dist.harvest import Harvest
+from digirl_dist.run_folder import RunFolder
+from digirl_dist.settings import LimitSettings, Parallel, RayCollectorSettings, Settings, SshCollectorSettings
+from digirl_dist.status import Status
+from digirl_dist.store import Store
+from digirl_dist.tasks import Plan, Task, Ticket
+
+
+class Kind(Enum):
+    """A collector, by itself or collecting ahead."""
+
+    inline = "inline"
+    fleet = "fleet"
+    inline_ahead = "inline-ahead"
+    fleet_ahead = "fleet-ahead"
+    ray = "ray"
+
+    @property
+    def parallel(self) -> Parallel:
+        return Parallel.single if self in (Kind.inline, Kind.inline_ahead) else Parallel.host
+
+    @property
+    def ahead(self) -> int:
+        return 1 if self in (Kind.inline_ahead, Kind.fleet_ahead) else 0
+
+
+class Site:
+    """A run folder and what collects into it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        stack: ExitStack,
+        kind: Kind,
+        closing: Closing = Closing(),  # noqa: B008 - it is frozen
+        iterations: int = 1,
+        speculate: bool = True,
+        collector: RayCollectorSettings | None = None,
+        **options: Any,
+    ) -> None:
+        if kind is Kind.ray:
+            shared_cluster()
+        settings = Settings(
+            parallel=kind.parallel,
+            dry_run=kind is not Kind.ray,
+            collector=collector or (RayCollectorSettings() if kind is Kind.ray else SshCollectorSettings()),
+            worker_temp_path=str(folder / "jobs"),
+            train_iterations=iterations,
+            speculate=speculate,
+            limits=LimitSettings(step_s=3, reset_s=3, slot_failures=2, no_worker_s=20, orphan_s=3),
+        )
+        self.folder = RunFolder(folder, "")
+        stack.callback(self.folder.close)
+        self.store = Store(self.folder.trajectories)
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        events = Events(self.folder.events, (lambda kind, content: self.events.append((kind, content)),))
+        stack.callback(events.close)
+        device = Device(partial(Counter, **options), Counter.spec, Counter.tasks("", ""), None)
+        agent = partial(Coin, Counter.spec)
+        self.checkpoints = Checkpoints(self.folder.checkpoints)
+        self.checkpoint = self.save(0)
+        plan = Plan([Task("count")], 6, seed=0)
+        status = Status(folder / "status.json")
+        ground = Ground(
+            settings, device, agent, plan, self.folder, self.store, events, status, closing, ahead=kind.ahead
+        )
+        self.collector: Collector = build_collector(ground, stack)
+
+    def save(self, iteration: int) -> Checkpoint:
+        """The checkpoint of that many updates, as it was if there is one."""
+        if (self.checkpoints.root / f"{iteration:06d}").exists():
+            return self.checkpoints.open(iteration)
+        policy = Coin(Counter.spec)
+        policy.logits.data += iteration * 0.25
+        return self.checkpoints.save(iteration, policy.state_dict(), {}, {})
+
+    def collect(self, tickets: Sequence[Ticket]) -> Harvest:
+        return self.collector.collect(self.checkpoint, tickets)
+
+    def count(self, kind: str) -> int:
+        return sum(event == kind for event, _ in self.events)
+
+
+@contextmanager
+def site(folder: Path, kind: Kind, **options: Any) -> Iterator[Site]:
+    with ExitStack() as stack:
+        yield Site(folder, stack, kind, **options)
+
+
+def tickets(count: int, iteration: int = 0, **params: Any) -> list[Ticket]:
+    task = Task("count", params=params)
+    return [Ticket(iteration, index, task, seed=index, policy_version=iteration) for index in range(count)]
+
+
+def keys(harvest: Harvest) -> list[tuple[int, int]]:
+    return [trajectory.ticket.key for trajectory in harvest.trajectories]

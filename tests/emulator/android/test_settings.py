@@ -1,0 +1,75 @@
+"""Which settings make an Android run, and what is refused on the host before any worker is asked."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from digirl_dist import configuration
+from digirl_dist.choices import choose_agent, choose_device
+from digirl_dist.emulator.android import MAX_STEPS, AndroidEmulator
+from digirl_dist.errors import SettingsError
+from digirl_dist.settings import AndroidSettings, Settings
+
+
+def load(*overrides: str) -> Settings:
+    return configuration.load("config/multimachine", "host", ["emulator=android", *overrides])
+
+
+def test_an_avd_is_all_that_must_be_named() -> None:
+    settings = load("emulator.avd=pixel")
+    device = choose_device(settings, settings.emulator)
+    assert device.extras == ("android",) and device.max_steps == MAX_STEPS
+    assert device.spec.image_size == (800, 360)
+    assert device.factory.func is AndroidEmulator and device.factory.args == (settings.emulator,)  # type: ignore[attr-defined]
+    choose_agent(settings.agent, device.spec)
+
+
+def test_the_watchdog_is_patient_enough_for_boots_in_turn() -> None:
+    settings = load("emulator.avd=pixel")
+    assert isinstance(settings.emulator, AndroidSettings)
+    assert settings.limits.boot_s >= settings.emulator.turn_s + settings.emulator.boot_s
+    assert settings.limits.reset_s >= settings.emulator.load_s + settings.emulator.boot_s
+
+
+def test_values_can_be_given_per_worker() -> None:
+    settings = load("emulator.avd=pixel")
+    merged = configuration.merged(settings.emulator, {"avd": None, "serials": ["10.0.0.7:5555"]}, "worker w1")
+    assert choose_device(settings, merged).spec.image_size == (800, 360)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([], "needs either emulator.avd=NAME or emulator.serials"),
+        (["emulator.avd=a", "emulator.serials=['1.2.3.4:5555']"], "needs either"),
+        (["emulator.serials=[R58M]"], "on USB.*adb start-server.*emulator.adb_server=127.0.0.1:5037"),
+        (["emulator.avd=a", "emulator.image_size=[800]"], "not [height, width]"),
+        (["emulator.avd=a", "emulator.first_port=5601"], "must be even"),
+        (["emulator.avd=a", "emulator.masked=[[0,0,2,1]]"], "not [left, top, right, bottom]"),
+        (["emulator.avd=a", "emulator.masked=[0,0,1,1]"], "not [left, top, right, bottom]"),
+        (["emulator.avd=a", "task_set=hard"], "no task set 'hard'"),
+    ],
+)
+def test_what_cannot_work_is_refused_on_the_host(overrides: list[str], message: str) -> None:
+    settings = load(*overrides)
+    with pytest.raises(SettingsError, match=re.escape(message).replace(r"\.\*", ".*")):
+        choose_device(settings, settings.emulator)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_the_tasks_that_every_image_has_can_be_checked(split: str) -> None:
+    settings = load("emulator.avd=pixel", f"task_split={split}")
+    tasks = choose_device(settings, settings.emulator).tasks
+    assert len({task.id for task in tasks}) == len(tasks) == 5
+    for task in tasks:
+        assert task.instruction and task.params["check"]["command"]
+        re.compile(task.params["check"]["matches"])
+
+
+def test_the_two_splits_ask_in_other_words() -> None:
+    settings = load("emulator.avd=pixel")
+    train = {task.instruction for task in choose_device(settings, settings.emulator).tasks}
+    other = load("emulator.avd=pixel", "task_split=test")
+    assert train.isdisjoint(task.instruction for task in choose_device(other, other.emulator).tasks)

@@ -1,0 +1,97 @@
+"""A real HTTP server on loopback that speaks OpenAI's chat completions as a test wants it to."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+@dataclass
+class Endpoint:
+    """``script`` is what to do with the next requests; after it, every answer is ``then``."""
+
+    url: str = ""
+    then: str = "Verdict: yes"
+    script: list[Answer] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    """Bodies, each with its ``key`` and the monotonic time ``at`` which it came."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def says(text: str | None) -> Answer:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        message = {"role": "assistant", "content": text}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        usage = {"prompt_tokens": 1000, "completion_tokens": 10, "total_tokens": 1010}
+        _send(handler, 200, {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice],
+                             "usage": usage})  # fmt: skip
+
+    return answer
+
+
+def fails(status: int, message: str = "no", **headers: str) -> Answer:
+    return lambda handler: _send(handler, status, {"error": {"message": message}}, headers)
+
+
+def hangs(seconds: float) -> Answer:
+    return lambda _: time.sleep(seconds)
+
+
+def hangs_up(handler: BaseHTTPRequestHandler) -> None:
+    handler.close_connection = True
+    handler.connection.shutdown(2)
+
+
+def web_page(handler: BaseHTTPRequestHandler) -> None:
+    page = b"<html>welcome</html>"
+    handler.send_response(200)
+    handler.send_header("Content-Type", "text/html")
+    handler.send_header("Content-Length", str(len(page)))
+    handler.end_headers()
+    handler.wfile.write(page)
+
+
+@contextmanager
+def endpoint(port: int = 0) -> Iterator[Endpoint]:
+    served = Endpoint()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with served.lock:
+                asked = {"at": time.monotonic(), "key": self.headers["Authorization"], "path": self.path}
+                served.requests.append({**body, **asked})
+                answer = served.script.pop(0) if served.script else says(served.then)
+            answer(self)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing to the terminal."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server.daemon_threads = True
+    served.url = f"http://127.0.0.1:{server.server_port}/v1"
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    try:
+        yield served
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _send(handler: BaseHTTPRequestHandler, status: int, body: Any, headers: dict[str, str] | None = None) -> None:
+    content = json.dumps(body).encode()
+    handler.send_response(status)
+    handler.send_header("Content-Type", "application/json")
+    handler.send_header("Content-Length", str(len(content)))
+    for name, value in (headers or {}).items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.end_headers()
+    handler.wfile.write(content)

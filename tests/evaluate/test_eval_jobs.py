@@ -1,0 +1,224 @@
+"""Evaluation jobs: acceptance rows D1, D2 and D4 to D9, with real launches."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import Ended, example, launch, rank_process, started, torchrun
+
+from digirl_dist import table
+from digirl_dist.errors import EvalJobsError
+from digirl_dist.evaluate.eval_runner import main
+from digirl_dist.evaluate.jobs import EvalJob, read_jobs
+
+CARTPOLE = ["emulator=gymnasium", "emulator.id=CartPole-v1", "agent=generic", "bsize=1"]
+MODULE = ("-m", "digirl_dist.evaluate.eval_runner")
+
+
+def job(name: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "overrides": CARTPOLE, **({} if "num_steps" in more else {"num_episodes": 2}), **more}
+
+
+def broken(name: str) -> dict[str, Any]:
+    return job(name, save_path="/nowhere/at/all")
+
+
+def write(path: Path, jobs: Sequence[dict[str, Any]]) -> Path:
+    path.write_text(json.dumps({"device": "cpu", "jobs": jobs}))
+    return path
+
+
+def arguments(jobs: Path, out: Path, *more: str) -> list[str]:
+    return ["--eval_jobs_config", str(jobs), "--output_dir", str(out), *more]
+
+
+def merged(out: Path) -> list[dict[str, Any]]:
+    results: list[dict[str, Any]] = json.loads((out / "results.json").read_text())["jobs"]
+    return results
+
+
+def statuses(out: Path) -> dict[str, str]:
+    return {result["name"]: result["status"] for result in merged(out)}
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    """Five jobs on two ranks."""
+    folder = tmp_path_factory.mktemp("five")
+    jobs = write(folder / "jobs.json", [job(f"job{k}", seed=k) for k in range(5)])
+    return folder, launch(torchrun(2, *MODULE, *arguments(jobs, folder / "two")))
+
+
+def test_d1_jobs_go_to_the_rank_that_their_index_leaves(five: tuple[Path, Ended]) -> None:
+    folder, ended = five
+    assert ended.status == 0, ended.out
+    assert [result["rank"] for result in merged(folder / "two")] == [0, 1, 0, 1, 0]
+
+
+def be_rank(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two, in this process."""
+    for name, value in {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+
+
+def test_d1_a_rank_without_jobs_exits_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = write(tmp_path / "jobs.json", [job("only")])
+    for rank in (1, 0):
+        be_rank(rank, monkeypatch)
+        assert main(arguments(jobs, tmp_path / "out")) == 0
+    assert statuses(tmp_path / "out") == {"only": "done"}
+
+
+def test_d1_the_documents_command_runs_a_job_on_each_of_four_ranks(tmp_path: Path) -> None:
+    ended = launch(example("eval_jobs.sh", "--output_dir", str(tmp_path / "out"), "--policy_device", "cpu"))
+    assert ended.status == 0, ended.out
+    assert [result["rank"] for result in merged(tmp_path / "out")] == [0, 1, 2, 3]
+
+
+def test_d2_datasets_name_their_rank_only_where_there_are_several(five: tuple[Path, Ended], tmp_path: Path) -> None:
+    folder, _ = five
+    assert {path.name for path in (folder / "two").glob("dataset_*")} == {
+        f"dataset_job{k}_rank{k % 2}.parquet" for k in range(5)
+    }
+    assert main(arguments(write(tmp_path / "jobs.json", [job("one")]), tmp_path / "out")) == 0
+    assert [path.name for path in (tmp_path / "out").glob("dataset_*")] == ["dataset_one.parquet"]
+
+
+def test_d2_two_jobs_of_one_name_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    jobs = write(tmp_path / "jobs.json", [job("same"), job("same", seed=1)])
+    with pytest.raises(ValueError, match="more than one job called 'same'"):
+        read_jobs(jobs)
+    assert main(arguments(jobs, tmp_path / "out")) == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_d4_a_failing_job_stops_the_run(tmp_path: Path) -> None:
+    jobs = write(tmp_path / "jobs.json", [broken("bad"), job("good")])
+    assert main(arguments(jobs, tmp_path / "out")) == 1
+    assert statuses(tmp_path / "out") == {"bad": "failed", "good": "missing"}
+
+
+def test_d4_with_continue_on_error_the_rest_run_and_the_launch_fails_all_the_same(tmp_path: Path) -> None:
+    jobs = write(tmp_path / "jobs.json", [job("good"), broken("bad"), job("late", num_episodes=3), job("also")])
+    ended = launch(torchrun(2, *MODULE, *arguments(jobs, tmp_path / "out", "--continue_on_error")))
+    assert ended.status != 0
+    assert statuses(tmp_path / "out") == {"good": "done", "bad": "failed", "late": "done", "also": "done"}
+    assert "CheckpointError" in merged(tmp_path / "out")[1]["traceback"]
+
+
+def test_d5_the_merged_table_is_that_of_one_process(five: tuple[Path, Ended]) -> None:
+    folder, ended = five
+    assert main(arguments(folder / "jobs.json", folder / "one")) == 0
+
+    def comparable(result: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in result.items() if key not in ("rank", "seconds")}
+
+    two, one = merged(folder / "two"), merged(folder / "one")
+    assert [comparable(result) for result in two] == [comparable(result) for result in one]
+    assert all(result["metrics"]["episodes"] == 2 and result["seed"] == k for k, result in enumerate(two))
+    assert "job4" in ended.out and "reward_mean" in ended.out
+
+
+def test_d6_a_killed_rank_leaves_its_jobs_missing_and_resume_runs_only_those(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    emulator = ["emulator=custom", "emulator.entry_point=ranked_things:Gated", f"emulator.kwargs.gate={gate}"]
+    waits = {"name": "waits", "num_episodes": 1, "overrides": [*emulator, "agent=generic", "bsize=1"]}
+    jobs = write(tmp_path / "jobs.json", [job("first"), waits, job("third")])
+    out = tmp_path / "out"
+    with started(torchrun(2, *MODULE, *arguments(jobs, out))) as process:
+        deadline = time.monotonic() + 60
+        while not ((out / "result_third.json").exists() and gate.with_suffix(".waiting").exists()):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.1)
+        victim = rank_process(process.pid, 1)
+        assert victim is not None
+        victim.kill()
+        assert process.wait(timeout=40) != 0
+    assert statuses(out) == {"first": "done", "waits": "missing", "third": "done"}
+    before = (out / "result_first.json").stat().st_mtime_ns
+    gate.touch()
+    assert main(arguments(jobs, out, "--resume")) == 0
+    assert statuses(out) == {"first": "done", "waits": "done", "third": "done"}
+    assert (out / "result_first.json").stat().st_mtime_ns == before
+
+
+def test_d6_rank_0_waits_for_the_others_no_longer_than_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    be_rank(0, monkeypatch)
+    jobs = write(tmp_path / "jobs.json", [job("mine"), job("of_nobody")])
+    assert main(arguments(jobs, tmp_path / "out", "--merge_wait", "0.5")) == 1
+    assert statuses(tmp_path / "out") == {"mine": "done", "of_nobody": "missing"}
+
+
+def test_d7_a_job_does_not_depend_on_those_before_it(tmp_path: Path) -> None:
+    there = [job("a", seed=1), job("b", seed=2)]
+    assert main(arguments(write(tmp_path / "there.json", there), tmp_path / "there")) == 0
+    assert main(arguments(write(tmp_path / "back.json", there[::-1]), tmp_path / "back")) == 0
+    results = [{result["name"]: result["metrics"] for result in merged(tmp_path / way)} for way in ("there", "back")]
+    assert results[0] == results[1]
+    assert results[0]["a"] != results[0]["b"]
+
+
+def test_d8_the_number_of_episodes_is_exact_and_steps_are_reached_the_same_way_on_any_slots(tmp_path: Path) -> None:
+    jobs = [
+        job("exact", num_episodes=5, overrides=[*CARTPOLE[:-1], "bsize=3"]),
+        job("steps_1", num_steps=60),
+        job("steps_3", num_steps=60, overrides=[*CARTPOLE[:-1], "bsize=3", "max_steps=500"]),
+    ]
+    out = tmp_path / "out"
+    assert main(arguments(write(tmp_path / "jobs.json", jobs), out)) == 0
+    assert len(table.read(out / "dataset_exact.parquet")) == merged(out)[0]["metrics"]["episodes"] == 5
+    lengths = [len(episode.steps) for episode in table.read(out / "dataset_steps_3.parquet")]
+    assert sum(lengths) >= 60 > sum(lengths[:-1])
+
+
+def test_d8_a_job_that_is_done_is_not_run_again_and_another_of_its_name_is_refused(tmp_path: Path) -> None:
+    jobs, out = write(tmp_path / "jobs.json", [job("once")]), tmp_path / "out"
+    assert main(arguments(jobs, out)) == 0
+    before = (out / "dataset_once.parquet").stat().st_mtime_ns
+    assert main(arguments(jobs, out)) == 0
+    assert (out / "dataset_once.parquet").stat().st_mtime_ns == before
+    assert main(arguments(write(jobs, [job("once", seed=9)]), out)) == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"num_steps": 3, "num_episodes": 3}, "exactly one of num_episodes and num_steps"),
+        ({"num_episodes": 0}, "at least 1"),
+        ({"num_episode": 3}, "unknown key 'num_episode'"),
+        ({"num_episodes": "3"}, "num_episodes='3'"),
+        ({"num_episodes": 1, "name": "../x"}, "can be a file's"),
+    ],
+)
+def test_d8_wrong_jobs_are_refused_by_name_and_key(tmp_path: Path, wrong: dict[str, Any], said: str) -> None:
+    path = tmp_path / "jobs.yaml"
+    path.write_text(json.dumps([{"name": "x", **wrong}]))
+    with pytest.raises(EvalJobsError, match=said):
+        read_jobs(path)
+
+
+def test_d9_it_works_on_the_cpu_with_no_launcher_and_no_process_group(tmp_path: Path) -> None:
+    import torch.distributed
+
+    path = tmp_path / "jobs.yaml"
+    path.write_text(
+        "jobs:\n- name: plain\n  num_episodes: 1\n  overrides: [emulator=gymnasium, emulator.id=CartPole-v1]"
+    )
+    assert read_jobs(path).jobs[0] == EvalJob("plain", 1, overrides=["emulator=gymnasium", "emulator.id=CartPole-v1"])
+    jobs = write(tmp_path / "jobs.json", [job("plain", num_episodes=1)])
+    assert main(arguments(jobs, tmp_path / "out")) == 0
+    assert not torch.distributed.is_initialized()
+
+
+def test_d9_an_explicit_cuda_device_is_refused_where_there_is_none(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    jobs = write(tmp_path / "jobs.json", [job("plain")])
+    assert main(arguments(jobs, tmp_path / "out", "--policy_device", "cuda:0")) == 2

@@ -1,0 +1,108 @@
+"""Workers come and go by the YAML file while the run goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from test_run import MINE, ROOT, events, keys
+from watching import eventually, processes_with
+
+from digirl_dist.configuration import Source
+from digirl_dist.ssh.connection import Address
+from digirl_dist.ssh.server import LocalhostServer
+
+
+class Roster:
+    """A copy of the configuration whose ``worker_ips`` changes, and two workers for it."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self.configuration = folder / "config"
+        shutil.copytree(ROOT / "config" / "multimachine", self.configuration)
+        (folder / "home" / ".ssh").mkdir(parents=True)
+        addresses = [stack.enter_context(LocalhostServer(name, folder / name)) for name in ("w1", "w2")]
+        known = [(folder / one.name / "known_hosts").read_text() for one in addresses]
+        (folder / "home" / ".ssh" / "known_hosts").write_text("".join(known))
+        self.w1, self.w2 = map(self._entry, addresses)
+
+    def _entry(self, address: Address) -> dict[str, Any]:
+        where = {"host": address.host, "port": address.port, "username": address.user, "key": address.key}
+        return {**where, "name": address.name, "temp_path": str(self.folder / "jobs" / address.name)}
+
+    def names(self, *workers: dict[str, Any]) -> None:
+        """Replace the file as an editor does."""
+        content = {"defaults": ["default", "_self_"], "parallel": "host", "worker_ips": list(workers)}
+        self.write(yaml.safe_dump(content))
+
+    def write(self, text: str) -> None:
+        part = self.configuration / "host.part"
+        part.write_text(text)
+        part.replace(self.configuration / "host.yaml")
+
+    def start(self) -> subprocess.Popen[bytes]:
+        command = [
+            sys.executable,
+            str(ROOT / "run.py"),
+            "--config-path",
+            str(self.configuration),
+            "--config-name",
+            "host",
+        ]
+        words = [
+            *MINE,
+            *(f"save_path={self.folder / 'run'}", f"worker_run_path={self.folder / 'env'}", "rollout_size=12"),
+            *(f"worker_python={sys.executable}", "install.reuse_packages=true", "train_iterations=100000"),
+            "emulator.kwargs={step_s: 0.05}",
+        ]
+        home = {"HOME": str(self.folder / "home")}
+        return subprocess.Popen([*command, *words], cwd=ROOT / "tests", env={**os.environ, **home})
+
+    def happened(self, kind: str, worker: str = "") -> bool:
+        return any(not worker or event.get("worker") == worker for event in events(self.folder / "run", kind))
+
+
+@pytest.fixture
+def roster(tmp_path: Path) -> Iterator[Roster]:
+    with ExitStack() as stack:
+        yield Roster(tmp_path, stack)
+
+
+def test_a_worker_that_is_added_joins_a_broken_file_is_ignored_and_who_is_removed_leaves(roster: Roster) -> None:
+    roster.names(roster.w1)
+    process = roster.start()
+    try:
+        eventually(lambda: roster.happened("episode", "w1"), 90, "the first episode")
+        roster.write("worker_ips: [{host")
+        eventually(lambda: roster.happened("roster_refused"), 15, "the report of the broken file")
+        roster.names(roster.w1, roster.w1)
+        eventually(lambda: len(events(roster.folder / "run", "roster_refused")) == 2, 15, "the refusal of a duplicate")
+        assert "names 'w1' twice" in events(roster.folder / "run", "roster_refused")[1]["reason"]
+        roster.names(roster.w1, roster.w2)
+        eventually(lambda: roster.happened("worker_added", "w2"), 15)
+        eventually(lambda: roster.happened("episode", "w2"), 60, "an episode of the worker that was added")
+        roster.names(roster.w2)
+        eventually(lambda: roster.happened("worker_left", "w1"), 15, "the end of the worker that was removed")
+        eventually(lambda: not processes_with(roster.folder / "jobs" / "w1"), 20, "the end of its processes")
+        gone = len(events(roster.folder / "run", "episode"))
+        eventually(lambda: len(events(roster.folder / "run", "episode")) > gone + 12, 30, "a run that goes on")
+        assert not roster.happened("worker_lost") and not roster.happened("episode_retried")
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(40)
+    assert process.returncode == 130
+    assert set(keys(roster.folder / "run").values()) == {1}
+
+
+def test_workers_of_the_command_line_are_not_looked_for_in_the_file() -> None:
+    assert Source("config", "host", ("bsize=2", "worker_ips=[a]")).overrides_key("worker_ips")
+    assert not Source("config", "host", ("bsize=2",)).overrides_key("worker_ips")

@@ -1,0 +1,99 @@
+"""Real launches: torchrun on this machine, with a time limit, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from digirl_dist.same_python import environment
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a launch came to; ``out`` holds both of its streams."""
+
+    status: int
+    out: str
+
+
+def launch_environment() -> dict[str, str]:
+    """Ours, without the variables of a launcher, and with tests/ importable."""
+    ours = environment()
+    ours["PYTHONPATH"] = os.pathsep.join([ours["PYTHONPATH"], str(Path(__file__).parent)])
+    ours["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), ours["PATH"]])
+    ours["OMP_NUM_THREADS"] = "1"
+    return {name: value for name, value in ours.items() if "RANK" not in name and "WORLD_SIZE" not in name}
+
+
+def example(name: str, *words: str) -> list[str]:
+    """A command of examples/ as it is written there."""
+    return [str(ROOT / "examples" / name), *words]
+
+
+def torchrun(world_size: int, *words: str, flags: Sequence[str] = ("--standalone",)) -> list[str]:
+    """``words`` are a script, or -m and a module, with its arguments."""
+    return [sys.executable, "-m", "torch.distributed.run", *flags, f"--nproc_per_node={world_size}", *words]
+
+
+@contextmanager
+def started(command: Sequence[str], **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """A launch under way; at the end it and its descendants are ended."""
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**launch_environment(), **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        for left in [process.pid, *(child.pid for child in descendants(process.pid))]:
+            try:
+                os.kill(left, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # it ended by itself, as it should
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def launch(command: Sequence[str], limit_s: float = LIMIT_S, **variables: str) -> Ended:
+    """Run to its end. Fails with what was printed when that takes too long."""
+    with started(command, **variables) as process:
+        try:
+            out, _ = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{' '.join(command)} took longer than {limit_s} s") from None
+        return Ended(process.returncode, out)
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def rank_process(launcher: int, rank: int) -> psutil.Process | None:
+    """The process of a rank below a launcher."""
+    for process in descendants(launcher):
+        try:
+            if process.ppid() == launcher and process.environ().get("RANK") == str(rank):
+                return process
+        except psutil.Error:
+            pass  # it ended meanwhile
+    return None

@@ -1,0 +1,93 @@
+"""A machine as one gets it: a fresh user, and /etc, /home and /dev of its own, in a mount namespace of its own.
+
+What the tests' user has (its Python, its home) is out of that user's reach. Programs in /usr are those of this machine;
+``hide`` takes one away.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from network.machines import SBIN, Machine
+from watching import eventually
+
+USER = "robot"
+_PRELUDE = """
+set -e
+mount --make-rprivate /
+cp -a /etc {folder}/etc && mount --bind {folder}/etc /etc
+mount -t tmpfs -o mode=755 digirl-dist-test /home
+groupadd -f kvm
+useradd --create-home --shell /bin/bash --password '*' {user}
+install -d -o {user} /home/{user}/.ssh
+install -o {user} {folder}/user_key.pub /home/{user}/.ssh/authorized_keys
+mkdir -p {folder}/dev && mount -t tmpfs -o mode=755 digirl-dist-test {folder}/dev
+cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /dev/ptmx /dev/fd {folder}/dev
+mkdir {folder}/dev/pts && mkdir -m 1777 {folder}/dev/shm
+mknod -m 660 {folder}/dev/kvm c 10 232 && chgrp kvm {folder}/dev/kvm
+mount --bind {folder}/dev /dev
+exec {sshd} -D -e -f {folder}/sshd_config
+"""
+
+
+class BareMachine(Machine):
+    """Its user is ``USER``, who is nobody special."""
+
+    def __init__(self, number: int, folder: Path) -> None:
+        super().__init__(number, folder)
+        self.address = replace(self.address, user=USER)
+        self.outside = self._outside
+        """The host's end of the link."""
+        self.configuration = folder / "sshd_config"
+
+    def start_sshd(self) -> None:
+        config = self.configuration
+        keys = "AuthorizedKeysFile .ssh/authorized_keys"
+        lines = [keys if line.startswith("AuthorizedKeysFile") else line for line in config.read_text().splitlines()]
+        config.write_text("\n".join(lines) + "\n")
+        script = _PRELUDE.format(folder=self._folder, user=USER, sshd=shutil.which("sshd", path=SBIN))
+        command = [*self._enter(), "unshare", "--mount", "bash", "-c", script]
+        with (self._folder / "sshd.log").open("ab") as log:
+            self._sshd = subprocess.Popen(command, stderr=log, stdout=log, env={"PATH": SBIN})
+        eventually(self._listens, 20, "the start of sshd")
+
+    def reread_configuration(self) -> None:
+        """As ``systemctl reload ssh`` does."""
+        assert self._sshd is not None
+        log = self._folder / "sshd.log"
+        before = log.stat().st_size
+        self._sshd.send_signal(signal.SIGHUP)
+        eventually(lambda: b"Server listening" in log.read_bytes()[before:], 10, "the new configuration")
+
+    def as_root(self, command: str | Sequence[str]) -> str:
+        """What an administrator does there."""
+        assert self._sshd is not None
+        words = ["bash", "-c", command] if isinstance(command, str) else list(command)
+        inside = ["nsenter", f"--target={self._sshd.pid}", "--mount", "--net", *words]
+        return subprocess.run(inside, check=True, capture_output=True, text=True, env={"PATH": SBIN}).stdout
+
+    def as_user(self, command: str) -> str:
+        return self.as_root(["runuser", "-u", USER, "--", "bash", "-c", f"cd; {command}"])
+
+    def write(self, path: str, content: str, mode: str = "755") -> str:
+        """A file of the user's; ``path`` is below its home."""
+        self.as_user(f"mkdir -p $(dirname {path}); cat > {path} <<'END'\n{content}\nEND\nchmod {mode} {path}")
+        return f"/home/{USER}/{path}"
+
+    def has(self, program: str) -> bool:
+        return bool(self.as_user(f"command -v {program} || true"))
+
+    def hide(self, program: str) -> None:
+        """It is there no longer, as far as PATH is concerned."""
+        self.as_root(f"touch /home/nothing; mount --bind /home/nothing $(realpath $(command -v {program}))")
+
+    def replace(self, program: str, script: str) -> None:
+        self.as_root(f"mount --bind {self.write(f'instead-of-{program}', script)} $(realpath $(command -v {program}))")
+
+    def bring_back(self, program: str) -> None:
+        self.as_root(f"umount $(realpath /usr/bin/{program})")

@@ -1,0 +1,348 @@
+"""Each check of the doctor fails where it should, on a real machine, and its remedy makes it pass."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from network.bare import USER, BareMachine
+from network.relay import delaying_relay
+
+from digirl_dist.doctor import link, probe
+from digirl_dist.doctor.check import Check
+from digirl_dist.doctor.examine import Patient, examine
+from digirl_dist.doctor.needs import AndroidNeeds, Needs
+from digirl_dist.emulator.chromium import BROWSERS, DRIVERS
+from digirl_dist.fleet.install import Package, build_wheel, ensure_installed
+from digirl_dist.fleet.roster import Member
+from digirl_dist.settings import Settings, SshSettings
+from digirl_dist.ssh.connection import connect
+
+PLAIN = Needs("plain", 100, 0.1)
+BROWSER = Needs("miniwob", 100, 0.1, browser=True)
+AVD = Needs("android", 100, 0.1, android=AndroidNeeds(avd="pixel"))
+SETTINGS = Settings(ssh=SshSettings(connect_s=5, login_s=5))
+
+
+def member(bare: BareMachine, **changes: Any) -> Member:
+    usual = Member(bare.address, slots=1, temp_path="~/jobs", run_path="~/env", python="python3")
+    return replace(usual, **changes)
+
+
+def look(
+    bare: BareMachine, needs: Needs = PLAIN, package: Package | None = None, threads: int = 1, **changes: Any
+) -> dict[str, Check]:
+    there = member(bare, **changes)
+    python = [f"{there.run_path}/venv/bin/python"] if package else ["python3"]
+    settings = replace(SETTINGS, worker_torch_threads=threads)
+    return {check.check: check for check in examine(Patient(there, needs, package, python), settings)}
+
+
+def refused(checks: dict[str, Check], name: str, *words: str) -> Check:
+    """The failed check, which must say these words; nothing else may have failed but torch, which is not there."""
+    check = checks[name]
+    assert not check.ok and check.remedy
+    for word in words:
+        assert word in f"{check.detail} -> {check.remedy}"
+    assert not [other for other in checks.values() if not other.ok and other.check not in (name, "torch", "package")]
+    return check
+
+
+def command_in(check: Check) -> str:
+    return re.findall("`([^`]+)`", check.remedy)[0]
+
+
+def number_in(check: Check, key: str) -> int:
+    return int(re.findall(rf"{key}=(\d+)", check.remedy)[0])
+
+
+# --- the way there
+
+
+def test_a_name_that_is_unknown(bare: BareMachine) -> None:
+    wrong = replace(bare.address, host="no-such-host.invalid")
+    refused(look(bare, address=wrong), "name", "no-such-host.invalid is unknown", "correct the worker's `host`")
+    assert look(bare)["name"].ok
+
+
+def test_a_port_on_which_nothing_listens(bare: BareMachine) -> None:
+    wrong = replace(bare.address, port=2222)
+    checks = look(bare, address=wrong)
+    refused(checks, "port", f"nothing listens at {bare.address.host}:2222")
+    assert checks["name"].ok and "login" not in checks
+    assert look(bare)["port"].detail == "port 22"
+
+
+def test_a_host_key_that_is_unknown_is_added_by_the_command_in_the_remedy(bare: BareMachine, tmp_path: Path) -> None:
+    known = tmp_path / "known hosts"
+    unknown = replace(bare.address, known_hosts=str(known))
+    fingerprint = look(bare)["host key"].detail.split()[0]
+    words = f"unknown host key {fingerprint}", "first compare the fingerprint"
+    check = refused(look(bare, address=unknown), "host key", *words)
+    subprocess.run(command_in(check), shell=True, check=True, capture_output=True)
+    assert look(bare, address=unknown)["host key"].ok
+
+
+def test_a_host_key_that_has_changed_is_forgotten_by_the_command_in_the_remedy(
+    bare: BareMachine, tmp_path: Path
+) -> None:
+    known = tmp_path / "known_hosts"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
+    known.write_text(f"{bare.address.host} {(tmp_path / 'other.pub').read_text()}")
+    changed = replace(bare.address, known_hosts=str(known))
+    check = refused(look(bare, address=changed), "host key", "has changed")
+    subprocess.run(command_in(check), shell=True, check=True, capture_output=True)
+    again = look(bare, address=changed)["host key"]
+    subprocess.run(command_in(again), shell=True, check=True, capture_output=True)
+    assert look(bare, address=changed)["host key"].ok
+
+
+def test_a_login_that_is_refused(bare: BareMachine, tmp_path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
+    wrong = replace(bare.address, key=str(tmp_path / "other"))
+    check = refused(look(bare, address=wrong), "login", f"does not let user {USER} in")
+    assert f"ssh-copy-id -i {tmp_path}/other {USER}@{bare.address.host}" in check.remedy
+    public = (tmp_path / "other.pub").read_text().strip()
+    bare.as_user(f"cp .ssh/authorized_keys usual; echo '{public}' >> .ssh/authorized_keys")  # what ssh-copy-id does
+    assert look(bare, address=wrong)["login"].ok
+    bare.as_user("mv usual .ssh/authorized_keys")
+
+
+def test_start_up_files_that_print_something(bare: BareMachine) -> None:
+    bare.as_user("mv .bashrc usual")
+    bare.write(".bashrc", "echo welcome")
+    check = refused(look(bare), "shell", "welcome")
+    bare.write(".bashrc", f"{command_in(check)}\necho welcome")
+    assert look(bare)["shell"].ok
+    bare.as_user("mv usual .bashrc")
+
+
+def test_a_server_that_refuses_commands(bare: BareMachine) -> None:
+    usual = bare.configuration.read_text()
+    for text, answer in ((f"MaxSessions 0\n{usual}", False), (usual, True)):
+        bare.configuration.write_text(text)
+        bare.reread_configuration()
+        checks = look(bare)
+        assert ("connection" not in checks) is answer
+        if not answer:
+            refused(checks, "connection", "raise MaxSessions in its sshd_config")
+
+
+@contextmanager
+def slow_link(bare: BareMachine) -> Iterator[None]:
+    shape = ["rate", "6mbit", "burst", "16kb", "latency", "400ms"]
+    shaped = ["tc", "qdisc", "add", "dev", bare.outside, "root", "tbf", *shape]
+    subprocess.run(shaped, check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["tc", "qdisc", "del", "dev", bare.outside, "root"], check=True)
+
+
+def test_a_slow_link_is_a_warning(bare: BareMachine) -> None:
+    with slow_link(bare):
+        check = refused(look(bare), "throughput", "MB/s", "what else uses the link")
+        assert not check.blocks
+    assert look(bare)["throughput"].ok
+
+
+def test_a_long_way_is_a_warning(bare: BareMachine) -> None:
+    with delaying_relay(bare.address.host, 22) as relay:
+        known = Path(str(bare.address.known_hosts))
+        usual = known.read_text()
+        known.write_text(usual + f"[127.0.0.1]:{relay.port} {usual.split(' ', 1)[1]}")
+        with connect(replace(bare.address, host="127.0.0.1", port=relay.port), SETTINGS.ssh) as connection:
+            relay.delay_s = 0.3
+            far = next(link.speed(connection))
+            assert not far.ok and not far.blocks and "nearer" in far.remedy
+            relay.delay_s = 0.0
+            assert next(link.speed(connection)).ok
+
+
+# --- what is there
+
+
+def test_a_python_that_is_missing(bare: BareMachine) -> None:
+    check = refused(look(bare, python="python3.99"), "python", "no `python3.99`", "set worker_python to another")
+    assert check.blocks
+    assert look(bare)["python"].ok
+
+
+def test_a_python_without_venv(bare: BareMachine) -> None:
+    hide = "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *r: None if n == 'venv' else f(n, *r)"
+    python = bare.write("bare_python", f'#!/bin/sh\nexec python3 -c "{hide}\n$2"')
+    refused(look(bare, python=python), "python", "neither venv nor uv", "python3-venv")
+    bare.write(".local/bin/uv", "#!/bin/sh")
+    assert look(bare, python=python)["python"].ok
+    bare.as_user("rm .local/bin/uv")
+
+
+def test_a_package_that_is_missing_or_another(bare: BareMachine, tmp_path: Path) -> None:
+    package = Package(build_wheel(tmp_path / "wheel"), limit_s=120.0)
+    check = refused(look(bare, package=package), "package", "not installed in", "digirl-dist setup")
+    assert not check.blocks, "a run installs it by itself"
+    with connect(bare.address, SETTINGS.ssh) as connection:
+        ensure_installed(connection, package, "~/env")
+    checks = look(bare, package=package)
+    assert checks["package"].ok and package.digest[:12] in checks["package"].detail
+    refused(checks, "torch", "cannot be imported", "digirl-dist setup")
+    other = replace(package, pip_args=("--no-cache-dir",))
+    refused(look(bare, package=other), "package", "with other settings")
+
+
+def test_a_folder_that_cannot_be_written(bare: BareMachine) -> None:
+    refused(look(bare, run_path="/etc/here"), "disk run_path", f"{USER} cannot write to /etc", "set worker_run_path to")
+    refused(look(bare, temp_path="/etc/here"), "disk temp_path", "set worker_temp_path to")
+    checks = look(bare)
+    assert checks["disk run_path"].ok and checks["disk temp_path"].ok
+
+
+def test_a_disk_without_room(bare: BareMachine) -> None:
+    bare.as_root("mkdir -p /home/small && mount -t tmpfs -o size=20m,mode=1777 small /home/small")
+    refused(look(bare, temp_path="/home/small/jobs"), "disk temp_path", "500 MB needed", "to a larger disk")
+    bare.as_root("mount -o remount,size=600m /home/small")
+    assert look(bare, temp_path="/home/small/jobs")["disk temp_path"].ok
+
+
+def test_more_emulators_than_memory(bare: BareMachine) -> None:
+    check = refused(look(bare, slots=100_000, needs=replace(PLAIN, cores=1e-6)), "memory", "bsize=100000")
+    assert look(bare, slots=number_in(check, "bsize") - 5)["memory"].ok
+
+
+def test_more_emulators_than_cores_is_a_warning(bare: BareMachine) -> None:
+    check = refused(look(bare, slots=200, needs=replace(PLAIN, memory_mb=1)), "cores", "bsize=200")
+    assert not check.blocks
+    assert look(bare, slots=number_in(check, "bsize"))["cores"].ok
+
+
+def test_more_threads_than_cores_is_a_warning(bare: BareMachine) -> None:
+    bare.as_user("mkdir -p fake; echo '__version__, get_num_threads = \"2.0\", lambda: 1' > fake/torch.py")
+    python = bare.write("with_torch", '#!/bin/sh\nexec env PYTHONPATH=$HOME/fake python3 "$@"')
+    patient = Patient(member(bare), PLAIN, None, [python])
+    found = {check.check: check for check in examine(patient, replace(SETTINGS, worker_torch_threads=999))}
+    check = found["torch"]
+    assert not check.ok and not check.blocks
+    threads = number_in(check, "worker_torch_threads")
+    found = {one.check: one for one in examine(patient, replace(SETTINGS, worker_torch_threads=threads))}
+    assert found["torch"].ok
+
+
+def test_a_clock_that_is_wrong_is_a_warning(bare: BareMachine) -> None:
+    skew = "import time; now = time.time; time.time = lambda: now() - 3600"
+    python = bare.write("late_python", f'#!/bin/sh\nexec python3 -c "{skew}\n$2"')
+    check = refused(look(bare, python=python), "clock", "behind", "set-ntp true")
+    assert not check.blocks
+    bare.write("late_python", '#!/bin/sh\nexec python3 "$@"')  # what the time service does
+    assert look(bare, python=python)["clock"].ok
+
+
+# --- Chromium
+
+
+MISSING = {"chromium": BROWSERS, "chromium-driver": DRIVERS}
+"""The programs of which one is needed, by the Debian package that has it."""
+
+
+@pytest.mark.parametrize("package", MISSING)
+def test_a_browser_or_driver_that_is_missing(bare: BareMachine, package: str) -> None:
+    there = [program for program in MISSING[package] if bare.has(program)]
+    for program in there:
+        bare.hide(program)
+    refused(look(bare, BROWSER), "chromium", f"{package} is not on PATH", f"apt-get install {package} there")
+    assert "chromium" not in look(bare, PLAIN), "it does not matter to other emulators"
+    for program in there:
+        bare.bring_back(program)
+    assert look(bare, BROWSER)["chromium"].ok
+
+
+def test_the_browsers_that_are_looked_for_are_those_that_the_emulator_starts() -> None:
+    steps = (Path(__file__).resolve().parent.parent.parent / "worker" / "emulators" / "miniwob.sh").read_text()
+    assert probe._BROWSERS == BROWSERS and f"browsers=({' '.join(BROWSERS)})" in steps
+
+
+def test_a_driver_of_another_version(bare: BareMachine) -> None:
+    bare.replace("chromedriver", "#!/bin/sh\necho ChromeDriver 99.0.1 of somebody")
+    refused(look(bare, BROWSER), "chromium", "99.0.1", "same major version", "remove whichever")
+    bare.bring_back("chromedriver")
+    assert look(bare, BROWSER)["chromium"].ok
+
+
+# --- Android
+
+
+@pytest.fixture
+def android(bare: BareMachine) -> Iterator[BareMachine]:
+    """All that an AVD needs: empty programs and files are enough for checks that only look."""
+    for program in ("platform-tools/adb", "emulator/emulator"):
+        bare.write(f"Android/Sdk/{program}", "#!/bin/sh")
+    bare.write(".android/avd/pixel.avd/config.ini", "AvdId=pixel")
+    bare.write(".android/avd/pixel.ini", f"path=/home/{USER}/.android/avd/pixel.avd")
+    bare.as_root(f"usermod -aG kvm {USER}")
+    yield bare
+    bare.as_root(f"gpasswd -d {USER} kvm")
+    bare.as_user("rm -rf Android .android")
+
+
+def test_a_user_outside_the_group_of_kvm_joins_it_by_the_command_in_the_remedy(android: BareMachine) -> None:
+    android.as_root(f"gpasswd -d {USER} kvm")
+    check = refused(look(android, AVD), "kvm", f"user {USER} may not use it", "next login")
+    android.as_root(command_in(check).removeprefix("sudo "))
+    assert look(android, AVD)["kvm"].ok
+
+
+def test_a_machine_without_kvm(android: BareMachine) -> None:
+    android.as_root("mv /dev/kvm /dev/hidden")
+    refused(look(android, AVD), "kvm", "there is no /dev/kvm", "virtualisation")
+    android.as_root("mv /dev/hidden /dev/kvm")
+    assert look(android, AVD)["kvm"].ok
+
+
+def test_android_programs_that_are_missing(android: BareMachine) -> None:
+    android.as_user("mv Android/Sdk/emulator hidden")
+    refused(look(android, AVD), "emulator", "none in", "emulator.sdk_path")
+    android.as_user("mkdir other; mv hidden other/emulator; cp -r Android/Sdk/platform-tools other")
+    elsewhere = replace(AVD, android=AndroidNeeds(avd="pixel", sdk_path="~/other"))
+    assert look(android, elsewhere)["emulator"].ok
+
+
+def test_adb_that_is_missing(android: BareMachine) -> None:
+    android.as_user("rm -rf Android")
+    by_serial = replace(AVD, android=AndroidNeeds())
+    if android.has("adb"):
+        android.hide("adb")
+    checks = look(android, by_serial)
+    refused(checks, "adb", "digirl-dist setup")
+    assert not {"kvm", "emulator", "avd", "ports"} & set(checks), "they do not matter to devices by serial"
+    android.write("Android/Sdk/platform-tools/adb", "#!/bin/sh")
+    assert look(android, by_serial)["adb"].ok
+    android.as_root("umount $(realpath /usr/bin/adb) || true")
+
+
+def test_an_avd_that_is_missing_or_broken(android: BareMachine) -> None:
+    other = replace(AVD, android=AndroidNeeds(avd="tablet"))
+    refused(look(android, other), "avd", "there is no AVD tablet", "(there are: pixel)", "set emulator.avd")
+    assert look(android, AVD)["avd"].ok
+    with_snapshot = replace(AVD, android=AndroidNeeds(avd="pixel", snapshot="home"))
+    refused(look(android, with_snapshot), "avd", "home/snapshot.pb is missing", "emulator.snapshot=null")
+    android.write(".android/avd/pixel.avd/snapshots/home/snapshot.pb", "")
+    assert look(android, with_snapshot)["avd"].ok
+    android.as_user("mv .android/avd/pixel.avd/config.ini hidden")
+    refused(look(android, AVD), "avd", "config.ini is missing", "avdmanager delete avd -n pixel")
+
+
+def test_a_port_that_is_in_use(android: BareMachine) -> None:
+    program = "import socket, time; s = socket.create_server(('127.0.0.1', 5601)); print(1, flush=True); time.sleep(60)"
+    listener = android.start([sys.executable, "-c", program])
+    assert listener.stdout is not None and listener.stdout.readline()
+    refused(look(android, AVD), "ports", "in use: 5601", "set emulator.first_port")
+    assert look(android, replace(AVD, android=AndroidNeeds(avd="pixel", first_port=5700)))["ports"].ok
+    listener.kill()
+    listener.communicate()
+    assert look(android, AVD)["ports"].ok

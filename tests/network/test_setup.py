@@ -1,0 +1,127 @@
+"""``digirl-dist setup`` on a bare machine with a fresh user, by the command itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from network.bare import USER, BareMachine
+from network.wheels import collect_wheels
+
+from digirl_dist import table
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+WORKER_PYTHON = "/usr/bin/python3"
+
+
+def command(folder: Path, *words: str, limit_s: float = 150) -> subprocess.CompletedProcess[str]:
+    """On the host, whose home and configuration are in ``folder``."""
+    here = [sys.executable, str(ROOT / "run.py")]
+    environment = {**os.environ, "HOME": str(folder), "PYTHONPATH": str(ROOT)}
+    return subprocess.run([*here, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=limit_s)
+
+
+@pytest.fixture
+def host(bare: BareMachine, tmp_path: Path) -> Path:
+    """A host's home: the machine's host key is known, and the one YAML file names it."""
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "known_hosts").write_text(Path(str(bare.address.known_hosts)).read_text())
+    configure(bare, tmp_path)
+    return tmp_path
+
+
+def configure(bare: BareMachine, folder: Path, **more: object) -> None:
+    """Edit one file."""
+    worker = {"host": bare.address.host, "name": "w1", "username": USER, "key": bare.address.key}
+    text = (ROOT / "config" / "multimachine" / "host.yaml").read_text()
+    values = yaml.safe_load(text) | {"worker_ips": [worker], "worker_python": WORKER_PYTHON} | more
+    path = folder / "config" / "multimachine"
+    if not path.exists():
+        subprocess.run(["cp", "-r", ROOT / "config", folder / "config"], check=True)
+    (path / "host.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the worker's user can read."""
+    asked = [WORKER_PYTHON, "-c", "import sys; print(*sys.version_info[:2])"]
+    there = subprocess.run(asked, capture_output=True, text=True).stdout.split()
+    if there != [str(each) for each in sys.version_info[:2]]:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("the system has no Python of this version")
+    base = tmp_path_factory.mktemp("wheels")
+    top = Path(tempfile.gettempdir())
+    for folder in (base, *base.parents):
+        if top in folder.parents:
+            folder.chmod(0o755)
+    collect_wheels(base, {"miniwob"})
+    return base
+
+
+@pytest.mark.timeout(400)
+def test_setup_then_doctor_then_a_miniwob_run_with_one_edited_file(bare: BareMachine, host: Path, wheels: Path) -> None:
+    offline = {"pip_args": ["--no-index", f"--find-links={wheels}"]}
+    emulator = {"defaults": ["default", {"override emulator": "miniwob"}, "_self_"]}
+    configure(bare, host, install=offline, bsize=1, rollout_size=2, train_iterations=1, **emulator)
+    planned = command(host, "setup", "--dry-run")
+    assert planned.returncode == 0 and "would  digirl_dist" in planned.stdout, planned.stderr
+    assert "ok     Chromium and its driver" in planned.stdout
+    assert bare.as_user("ls -A .cache 2>/dev/null || true") == "", "a dry run changes nothing"
+    done = command(host, "setup", limit_s=300)
+    assert done.returncode == 0 and "all workers are ready" in done.stdout, done.stdout + done.stderr
+    before = changes(bare)
+    started = time.monotonic()
+    again = command(host, "setup")
+    assert "0 steps done, 3 were done before" in again.stdout
+    assert time.monotonic() - started < 10 and changes(bare) == before
+    examined = command(host, "doctor", "--try", "--json")
+    checks = {(check["worker"], check["check"]): check for check in json.loads(examined.stdout)}
+    assert examined.returncode == 0, examined.stdout
+    assert all(check["ok"] for check in checks.values())
+    assert "boot" in checks["w1", "try"]["detail"] and "PNG" in checks["w1", "try"]["detail"]
+    assert {("w1", name) for name in ("package", "torch", "chromium")} <= set(checks)
+    ran = command(host, "--config-path", "config/multimachine", "--config-name", "host")
+    assert ran.returncode == 0, ran.stderr
+    collected = table.read(host / "runs" / "host" / "trajectories" / "000000.parquet")
+    assert [trajectory.worker for trajectory in collected] == ["w1"] * 2
+
+
+def changes(bare: BareMachine) -> str:
+    """Time and name of every file of the user's, but for those that Python writes when it runs."""
+    return bare.as_user("find ~ -type f -not -name '*.pyc' -printf '%T@ %p\\n' | sort")
+
+
+def test_what_needs_root_is_said_with_the_command_and_the_worker(bare: BareMachine, host: Path) -> None:
+    bare.hide("chromedriver")
+    done = command(host, "setup", "--emulator", "miniwob")
+    bare.bring_back("chromedriver")
+    assert done.returncode == 1
+    assert "error: worker w1: Chromium and its driver: `apt-get" in done.stderr and "update -qq`" in done.stderr
+    assert f"root or passwordless sudo is needed for this, and user {USER} has neither" in done.stderr
+    assert "1 workers failed" in done.stdout
+
+
+def test_the_failure_of_one_worker_does_not_hold_up_the_others(bare: BareMachine, host: Path) -> None:
+    worker = {"host": bare.address.host, "username": USER, "key": bare.address.key}
+    configure(bare, host, worker_ips=[worker | {"name": "w1"}, worker | {"name": "w2", "port": 2222}])
+    done = command(host, "setup", "--dry-run")
+    assert done.returncode == 1
+    assert "w1               would" in done.stdout
+    assert f"error: worker w2: nothing listens at {bare.address.host}:2222" in done.stderr
+
+
+def test_the_doctor_takes_the_overrides_of_a_run(bare: BareMachine, host: Path) -> None:
+    done = command(host, "doctor", "--json", "worker_ips=[no-such-host.invalid]")
+    assert done.returncode == 1
+    failed = [check for check in json.loads(done.stdout) if not check["ok"]]
+    assert [(check["worker"], check["check"]) for check in failed] == [("no-such-host.invalid", "name")]
+    assert set(failed[0]) == {"worker", "check", "ok", "detail", "remedy"}
+    shown = command(host, "doctor", "worker_ips=[]")
+    assert shown.returncode == 1 and "worker_ips is empty" in shown.stdout
+    assert command(host, "doctor", "no_such_key=1").returncode == 2

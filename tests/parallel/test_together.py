@@ -1,0 +1,73 @@
+"""Two real ranks: acceptance rows B1, B2, B5 and the limits of B8, on the CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import launch, torchrun
+
+PROGRAM = Path(__file__).parent / "together.py"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of the two ranks found."""
+    folder = tmp_path_factory.mktemp("together")
+    ended = launch(torchrun(2, str(PROGRAM), str(folder)))
+    assert ended.status == 0, ended.out
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+WAYS = {
+    "shared": "alone",
+    "own": "alone",
+    "own, counted": "alone, counted",
+    "shared, accumulated": "alone, accumulated",
+    "shared, grpo": "alone, grpo",
+    "own, grpo": "alone, grpo",
+    "nothing on rank 1, grpo": "half, grpo",
+}
+"""What two ranks learn, and who learns the same alone."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_b1_the_ranks_hold_the_same_bits_after_every_update(found: list[dict[str, Any]], way: str) -> None:
+    assert found[0][way] == found[1][way]
+
+
+@pytest.mark.parametrize(("way", "reference"), WAYS.items())
+def test_b2_uneven_parts_learn_what_one_process_learns(found: list[dict[str, Any]], way: str, reference: str) -> None:
+    (weights, losses), (alone, alone_losses) = found[0][way], found[0][reference]
+    assert weights == pytest.approx(alone, abs=1e-5)
+    assert losses == pytest.approx(alone_losses, abs=1e-5)
+    assert alone_losses[-1] < alone_losses[0] - 0.01
+
+
+def test_b2_an_empty_part_weighs_nothing_and_an_unused_parameter_stays_without_gradient(
+    found: list[dict[str, Any]],
+) -> None:
+    assert found[0]["gradients"] == found[1]["gradients"] == [[3.0, 3.0], None, 2.0]
+    assert found[0]["total"] == found[1]["total"] == [3.0]
+
+
+def test_b5_averages_are_over_the_windows_of_all_ranks(found: list[dict[str, Any]]) -> None:
+    for windows in (found[0]["windows"], found[1]["windows"]):
+        assert windows["empty"] == {}
+        assert windows["rank 0 alone"] == {"episode_reward_avg_100": 0.0, "episode_length_avg_100": 10.0}
+        assert windows["full"] == windows["again"] == {"episode_reward_avg_100": 0.5, "episode_length_avg_100": 20.0}
+
+
+def test_bytes_come_to_rank_0_and_to_all(found: list[dict[str, Any]]) -> None:
+    assert found[0]["parcels"] == ["", "of 1"] and found[1]["parcels"] == []
+    assert found[0]["bytes"] == found[1]["bytes"] == ["", "x"]
+
+
+def test_b1_weights_that_differ_are_named_by_rank(found: list[dict[str, Any]]) -> None:
+    assert all("the weights of rank 1 differ" in there["astray"] for there in found)
+
+
+def test_b8_a_gate_names_who_did_not_come(found: list[dict[str, Any]]) -> None:
+    assert found[1]["late"] == "rank 0 did not come to 'the end of the evaluation' within 2 s"

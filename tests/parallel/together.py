@@ -1,0 +1,158 @@
+"""What two ranks try together, in one launch: python -m torch.distributed.run … together.py FOLDER.
+
+Each rank writes what it found to FOLDER/rankN.json for the tests to judge.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from digirl_dist.agent.generic import GenericPolicy
+from digirl_dist.algorithm.grpo import Grpo
+from digirl_dist.algorithm.imitation import ADVANTAGE, IMITATION, Example, Imitation, Objective
+from digirl_dist.emulator import DiscreteActions, EmulatorSpec
+from digirl_dist.errors import PeerError
+from digirl_dist.parallel.group import Group, GroupLimits, joined
+from digirl_dist.parallel.peers import ALONE, OwnRows, Peers, SharedRows, average
+from digirl_dist.parallel.rank import own_rank
+from digirl_dist.parallel.statistics import EpisodeWindow
+from digirl_dist.settings import ActorSettings, GenericAgentSettings, GrpoActorSettings, GrpoSettings
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trajectory import Observation, Step, Trajectory
+
+UPDATES = 50
+ROWS = 16
+UNEVEN = (slice(0, 10), slice(10, 16))
+
+
+def agent() -> GenericPolicy:
+    torch.manual_seed(7)
+    return GenericPolicy(GenericAgentSettings(width=8), EmulatorSpec(DiscreteActions(3), vector_size=4))
+
+
+def rows() -> list[Example]:
+    generator = torch.Generator().manual_seed(3)
+    seen = torch.randn(ROWS, 4, generator=generator).numpy()
+    return [Example(Observation(vector=seen[k]), k % 3, weight=0.5 + k) for k in range(ROWS)]
+
+
+def learn(
+    examples: list[Example], peers: Peers, size: int, objective: Objective = IMITATION, accumulate: int = 1
+) -> tuple[list[float], list[float]]:
+    """The weights after 50 updates and the losses on the way; the clipping limit is reached each time."""
+    policy = agent()
+    settings = ActorSettings(1e-2, size, accumulate, epochs=1, max_examples=10**6, clip_norm=1e-2)
+    imitation = Imitation(policy, settings, seed=1, peers=peers, objective=objective)
+    losses = [imitation.fit(examples) for _ in range(UPDATES)]
+    return flat(policy), losses
+
+
+def flat(policy: GenericPolicy) -> list[float]:
+    weights: list[float] = torch.cat([tensor.reshape(-1) for tensor in policy.state_dict().values()]).tolist()
+    return weights
+
+
+def episodes(starts: range, length: int) -> list[Trajectory]:
+    """Four episodes from each start; the first of them is the best."""
+    seen = rows()
+    found = []
+    for start in starts:
+        for member in range(4):
+            picked = [seen[(start + member + place) % ROWS] for place in range(length + member)]
+            steps = [Step(row.observation, row.action, -1.1, 0.0, False, False) for row in picked]
+            steps[-1] = replace(steps[-1], reward=float(member == 0), terminated=True)
+            ticket = Ticket(0, member, Task("t"), start, 0)
+            found.append(Trajectory(ticket, "e", "w", 0, steps, picked[0].observation, member == 0))
+    return found
+
+
+def compare(fresh: list[Trajectory], peers: Peers) -> tuple[list[float], list[float]]:
+    """The weights after some updates by GRPO and the losses on the way; a pass is one minibatch."""
+    policy = agent()
+    grpo = Grpo(policy, GrpoSettings(actor=GrpoActorSettings(1e-2, batch_size=1000)), 1, peers)
+    losses = [grpo.update(fresh, fresh)["actor_loss"] for _ in range(5)]
+    return flat(policy), losses
+
+
+def windows(group: Group) -> dict[str, Any]:
+    """Rank r finishes 100 episodes of return r; then nobody any; and at the start, rank 0 alone."""
+    found: dict[str, Any] = {}
+    window = EpisodeWindow()
+    found["empty"] = window.averages(group)
+    if group.rank.is_first:
+        window.add(0.0, 10)
+    found["rank 0 alone"] = window.averages(group)
+    for _ in range(100):
+        window.add(float(group.rank.rank), 20)
+    found["full"] = window.averages(group)
+    found["again"] = window.averages(group)
+    return found
+
+
+def gradients(group: Group) -> list[Any]:
+    """Rank 1 has no row; one parameter is used by nobody."""
+    used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))
+    if group.rank.is_first:
+        (used * 3).sum().backward()
+    loss = average(group, [used, unused], 5.0 if group.rank.is_first else 0.0, 2.0 if group.rank.is_first else 0.0)
+    assert used.grad is not None
+    return [used.grad.tolist(), unused.grad, loss]
+
+
+def what_fails(group: Group) -> dict[str, str]:
+    found = {}
+    try:
+        group.check_in_step("same" if group.rank.is_first else "another")
+    except PeerError as error:
+        found["astray"] = str(error)
+    if group.rank.is_first:
+        time.sleep(3)  # as an evaluation would, on the way to a gate with a limit of 2 s
+        return found
+    try:
+        group.gate("the end of the evaluation")
+    except PeerError as error:
+        found["late"] = str(error)
+    return found
+
+
+def main(folder: Path) -> None:
+    rank = own_rank(os.environ)
+    with joined(rank, "cpu", GroupLimits(start_s=60, exchange_s=20, gate_s=2)) as group:
+        examples, every = rows(), [*episodes(range(2), 2), *episodes(range(2, 3), 4)]
+        mine = examples[UNEVEN[rank.rank]]
+        own_episodes = every[:8] if rank.is_first else every[8:]
+        shared, own = SharedRows(group), OwnRows(group)
+        found = {
+            "alone": learn(examples, ALONE, ROWS),
+            "shared": learn(examples, shared, ROWS),
+            "own": learn(mine, own, len(mine)),
+            "alone, counted": learn(examples, ALONE, ROWS, ADVANTAGE),
+            "own, counted": learn(mine, own, len(mine), ADVANTAGE),
+            "alone, accumulated": learn(examples, ALONE, 5, accumulate=4),
+            "shared, accumulated": learn(examples, shared, 5, accumulate=4),
+            "alone, grpo": compare(every, ALONE),
+            "shared, grpo": compare(every, shared),
+            "own, grpo": compare(own_episodes, own),
+            "half, grpo": compare(every[:8], ALONE),
+            "nothing on rank 1, grpo": compare(every[:8] if rank.is_first else [], own),
+            "windows": windows(group),
+            "gradients": gradients(group),
+            "total": own.total(torch.tensor([1.0 + rank.rank])).tolist(),
+            "parcels": [part.decode() for part in group.to_first(f"of {rank.rank}".encode() * rank.rank)],
+            "bytes": [part.decode() for part in group.from_all(b"x" * rank.rank)],
+            **what_fails(group),
+        }
+    (folder / f"rank{rank.rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,77 @@
+"""What the tests of ranks and launches run, as a user would write it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from things import Coin, Counter
+
+from digirl_dist.emulator import EmulatorSpec
+from digirl_dist.tasks import Task
+from digirl_dist.trajectory import Observation
+from examples.corridor import Corridor
+
+
+class Gated(Counter):
+    """Counts only while the file ``gate`` exists; until then a reset waits, and says so in ``gate``.waiting."""
+
+    def __init__(self, gate: str) -> None:
+        super().__init__()
+        self._gate = Path(gate)
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        self._gate.with_suffix(".waiting").touch()
+        while not self._gate.exists():
+            time.sleep(0.05)
+        return super().reset(task, seed)
+
+
+class Faulty(Coin):
+    """Cannot learn on rank 1."""
+
+    def __init__(self, spec: EmulatorSpec, log: str) -> None:
+        super().__init__(spec)
+        self._log = log
+
+    def log_prob(self, observations: Sequence[Observation], actions: Sequence[Any]) -> torch.Tensor:
+        if os.environ.get("RANK") == "1":
+            Path(self._log).touch()
+            raise RuntimeError("the second rank is broken")
+        return super().log_prob(observations, actions)
+
+
+class Recorded(Corridor):
+    """Writes down which rank made one, and where it is reset; can be slow or broken where a test wants it."""
+
+    made = 0
+
+    def __init__(self, log: str, evaluation_s: float = 0.0, breaks_on: int = -1) -> None:
+        super().__init__(length=5)
+        Recorded.made += 1
+        self._rank = os.environ.get("RANK", "0")
+        self._is_third = Recorded.made == 3  # after the one whose spaces are read and that of the only slot
+        self._evaluation_s = evaluation_s
+        self._breaks = self._rank == str(breaks_on)
+        self._log = log
+        self._write("made")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        if self._is_third:
+            time.sleep(self._evaluation_s)
+            self._evaluation_s = 0.0
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        if self._breaks:
+            raise RuntimeError("the corridor has collapsed")
+        return super().step(action)
+
+    def _write(self, what: str) -> None:
+        with open(self._log, "a") as file:
+            file.write(f"{what} {self._rank}\n")

@@ -1,0 +1,94 @@
+"""Which episodes are animated, what the animation shows, and that equal ones are stored once."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from digirl_dist.events import Events
+from digirl_dist.report.media import Media, animation, chosen, frames
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trajectory import Observation, Step, Trajectory
+
+
+def png(colour: str, size: tuple[int, int] = (32, 48)) -> bytes:
+    written = io.BytesIO()
+    Image.new("RGB", size, colour).save(written, "png")
+    return written.getvalue()
+
+
+def episode(index: int, images: list[bytes | None], reward: float = 0.0) -> Trajectory:
+    seen = [Observation("do it", image) for image in images]
+    steps = [Step(each, 0, 0.0, 0.0, False, False) for each in seen[:-2]]
+    steps.append(Step(seen[-2], 0, 0.0, reward, True, False))
+    ticket = Ticket(3, index, Task("t"), 0, 0)
+    return Trajectory(ticket, f"000003-{index}", "w", 0, steps, seen[-1], success=reward > 0)
+
+
+EPISODES = [episode(number, [None, None], reward) for number, reward in enumerate([0.0, 1.0, 0.0, 3.0, 2.0])]
+
+
+@pytest.mark.parametrize(
+    ("rule", "indices"),
+    [("none", []), ("failures", [0, 2]), ("all", [0, 1, 2, 3, 4]), ("top-2", [3, 4]), ("top-10", [3, 4, 1, 0, 2])],
+)
+def test_the_rule_chooses_among_the_episodes_of_an_iteration(rule: str, indices: list[int]) -> None:
+    assert [trajectory.ticket.index for trajectory in chosen(EPISODES, rule)] == indices
+
+
+def test_equal_screenshots_in_a_row_are_one_frame_shown_for_longer() -> None:
+    red, blue = png("red"), png("blue")
+    assert frames(episode(0, [red, red, blue, red])) == [(red, 1400), (blue, 700), (red, 1500)]
+    assert frames(episode(0, [None, None])) == []
+
+
+def test_the_animation_shows_every_frame_for_its_time() -> None:
+    moving = Image.open(io.BytesIO(animation([(png("red"), 1400), (png("blue", (64, 64)), 700), (png("red"), 1500)])))
+    assert (moving.format, moving.n_frames, moving.size) == ("WEBP", 3, (32, 48))
+    shown, times = [], []
+    for number in range(3):
+        moving.seek(number)
+        moving.load()
+        red, _, blue = moving.convert("RGB").getpixel((16, 24))
+        shown.append("red" if red > blue else "blue")
+        times.append(moving.info["duration"])
+    assert shown == ["red", "blue", "red"] and times == [1400, 700, 1500]
+
+
+def written(folder: Path, *episodes: Trajectory) -> tuple[list[dict[str, Any]], list[Path], list[str]]:
+    """The lines of the index, the animations, and what the events say went wrong."""
+    heard: list[str] = []
+    events = Events(folder / "events.jsonl", (lambda kind, content: heard.append(f"{kind} {content['reason']}"),))
+    media = Media(folder / "media", "all", events)
+    media.add(episodes)
+    media.close()
+    index = folder / "media" / "index.jsonl"
+    lines = [json.loads(line) for line in index.read_text().splitlines()] if index.exists() else []
+    return lines, list((folder / "media").glob("*.webp")), heard
+
+
+def test_episodes_that_look_the_same_share_a_file(tmp_path: Path) -> None:
+    red, blue = png("red"), png("blue")
+    lines, files, _ = written(tmp_path, episode(0, [red, blue]), episode(1, [red, blue], 1.0), episode(2, [blue, blue]))
+    assert [(line["ticket"], line["success"]) for line in lines] == [(0, False), (1, True), (2, False)]
+    assert lines[0]["file"] == lines[1]["file"] != lines[2]["file"] and len(files) == 2
+    assert {path.name for path in files} == {line["file"] for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("image", "reason"), [(b"no image", "cannot identify"), (png("red", (8000, 4000)), "8000 x 4000 pixels")]
+)
+def test_what_is_no_screenshot_is_told_and_harms_nothing(tmp_path: Path, image: bytes, reason: str) -> None:
+    lines, files, heard = written(tmp_path, episode(0, [image, png("red")]), episode(1, [png("red"), png("red")]))
+    assert [line["ticket"] for line in lines] == [1] and len(files) == 1
+    assert len(heard) == 1 and heard[0].startswith("media_failed") and reason in heard[0]
+
+
+def test_episodes_without_screenshots_leave_nothing(tmp_path: Path) -> None:
+    assert written(tmp_path, episode(0, [None, None])) == ([], [], [])
+    assert not (tmp_path / "media").exists()

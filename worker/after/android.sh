@@ -1,0 +1,19 @@
+# The snapshot from which instances of the AVD start; made by the package, so after it is there. It boots the AVD once.
+# ANDROID_SDK, ANDROID_AVD_HOME, ANDROID_AVD: as in emulators/android.sh; ANDROID_SNAPSHOT: its name; PACKAGE_PYTHON.
+sdk="${ANDROID_SDK:-$HOME/Android/Sdk}"
+avds="${ANDROID_AVD_HOME:-$HOME/.android/avd}"
+export ANDROID_HOME="${sdk/#\~\//$HOME/}" ANDROID_AVD_HOME="${avds/#\~\//$HOME/}"
+
+snapshot_is_there() {
+    local content
+    content="$(sed -n 's/^path *= *//p' "$ANDROID_AVD_HOME/$ANDROID_AVD.ini")"
+    [ -f "$content/snapshots/$ANDROID_SNAPSHOT/snapshot.pb" ]
+}
+
+make_snapshot() {
+    run "${PACKAGE_PYTHON/#\~\//$HOME/}" -m digirl_dist.emulator.android.snapshot "$ANDROID_AVD" "$ANDROID_SNAPSHOT"
+}
+
+if [ -n "${ANDROID_AVD:-}" ] && [ -n "${ANDROID_SNAPSHOT:-}" ]; then
+    step "snapshot $ANDROID_SNAPSHOT of AVD $ANDROID_AVD" snapshot_is_there make_snapshot
+fi

@@ -1,0 +1,1 @@
+# Gymnasium needs nothing beyond what pip brings.

@@ -1,0 +1,61 @@
+# How a step of a worker's setup checks, acts and tells. Sourced by setup.sh; sent over SSH by `digirl-dist setup`.
+# Told are lines of STATE <tab> STEP <tab> MESSAGE with the states ok, would, doing, done and failed.
+# DRY_RUN=yes: nothing is changed; `run` says what would be done.
+set -uo pipefail
+DRY_RUN="${DRY_RUN:-}"
+
+step() { # step NAME CHECK ACTION [ARGUMENT ...]: ACTION unless CHECK succeeds; afterwards CHECK must succeed
+    local name="$1" check="$2" output
+    shift 2
+    if "$check" >/dev/null 2>&1 </dev/null; then
+        tell ok "$name" ""
+        return
+    fi
+    [ -n "$DRY_RUN" ] || tell doing "$name" "$*"
+    if ! output="$("$@" 2>&1 </dev/null)"; then
+        give_up "$name" "$output"
+    fi
+    if [ -n "$DRY_RUN" ]; then
+        tell would "$name" "$(sed -n 's/^+ //p' <<<"$output" | paste -sd ';')"
+    elif ! output="$output"$'\n'"$("$check" 2>&1 </dev/null)"; then
+        give_up "$name" "$output"$'\n'"this was done, but it still is not as it must be"
+    else
+        tell done "$name" ""
+    fi
+}
+
+give_up() { # the lines of what went wrong follow as they are
+    tell failed "$1" "$(sed -n 's/^+ //p' <<<"$2" | tail -n 1)"
+    grep -v '^+ ' <<<"$2" | tail -n 15
+    exit 1
+}
+
+tell() {
+    printf '%s\t%s\t%s\n' "$1" "$2" "$3"
+}
+
+run() { # the command is shown, and run unless this is a dry run
+    echo "+ $*"
+    [ -n "$DRY_RUN" ] || "$@"
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        run "$@"
+    elif sudo -n true 2>/dev/null; then
+        run sudo -n "$@"
+    else
+        echo "+ $*"
+        echo "root or passwordless sudo is needed for this, and user $(id -un) has neither: let an administrator run it"
+        return 1
+    fi
+}
+
+debian_packages() {
+    if ! command -v apt-get >/dev/null; then
+        echo "this is neither Debian nor Ubuntu: install what these packages hold by hand: $*"
+        return 1
+    fi
+    as_root apt-get -o DPkg::Lock::Timeout=300 update -qq &&
+        as_root env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "$@"
+}
