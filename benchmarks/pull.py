@@ -93,7 +93,7 @@ def _pull(address: Address, source: Path, episodes: Sequence[tuple[Ticket, Notic
         transfers = Transfers(CourierFiles(courier), "w0", news.put, lambda error: news.put(Lost("w0", error)))
         started = time.monotonic()
         for ticket, notice in episodes:
-            transfers.pull(notice, ticket, store.incoming(1, f"w0-{notice.index}"))
+            transfers.pull(notice, ticket, store.incoming(1, f"w0-{notice.index}", notice.size))
         for _ in episodes:
             pulled = news.get()
             assert isinstance(pulled, Pulled), pulled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ T = TypeVar("T")
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
 _NEXT_TO_NOTHING = 1 << 20
+_SPARE = 1 << 16
 
 
 class Patience(Protocol):
@@ -60,6 +62,12 @@ class Room:
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
 
 
+def ask_for(size: int, folder: Path) -> None:
+    """Raises OSError if ``size`` more bytes would leave next to nothing of the folder's disk."""
+    if shutil.disk_usage(folder).free < size + _SPARE:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+
 @contextmanager
 def full_disks_as_oserror(folder: Path) -> Iterator[None]:
     """For libraries that write and raise errors of their own, such as safetensors, whatever the reason was."""
@@ -70,4 +78,4 @@ def full_disks_as_oserror(folder: Path) -> Iterator[None]:
     except Exception as error:
         if shutil.disk_usage(folder).free > _NEXT_TO_NOTHING:
             raise
-        raise OSError(errno.ENOSPC, "No space left on device", str(folder)) from error
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error

@@ -19,7 +19,7 @@ from pathlib import Path
 from digirl_dist import durable, table
 from digirl_dist.errors import RunFolderError
 from digirl_dist.harvest import Harvest
-from digirl_dist.room import AtOnce, Patience
+from digirl_dist.room import AtOnce, Patience, ask_for
 from digirl_dist.tasks import Key, Ticket, evaluated_version
 from digirl_dist.trajectory import Trajectory
 
@@ -43,10 +43,11 @@ class Store:
         """Call ``landed`` with each episode that lands from now on."""
         self._listeners.append(landed)
 
-    def incoming(self, iteration: int, name: str) -> Path:
-        """Where a transfer may write a file that is not checked yet."""
+    def incoming(self, iteration: int, name: str, size: int) -> Path:
+        """Where a transfer may write a file of ``size`` bytes that is not checked yet, once the disk has room for it."""
         folder = self._landing / "incoming"  # of all iterations: what is on its way may count in a later one
         self._room.wait_for(str(folder), lambda: folder.mkdir(parents=True, exist_ok=True))
+        self._room.wait_for(str(folder / name), lambda: ask_for(size, folder))
         return folder / f"{iteration:06d}-{name}"
 
     def land(self, iteration: int, trajectory: Trajectory, checked: Path | None = None) -> bool:

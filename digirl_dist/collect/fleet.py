@@ -250,7 +250,7 @@ class _Harvesting:
             self._fleet.workers[worker].forget(notice.episode_id)
             return
         self._account.ended(worker, notice.seconds, notice.age_s)
-        path = self._store.incoming(self._iteration.counts_in(key), f"{worker}-{key[0]}-{key[1]}")
+        path = self._store.incoming(self._iteration.counts_in(key), f"{worker}-{key[0]}-{key[1]}", notice.size)
         self._fleet.workers[worker].pull(notice, ticket, path)
 
     def _land(self, pulled: Pulled) -> None:

@@ -26,6 +26,7 @@ from digirl_dist.fleet.roster import this_python
 from digirl_dist.fleet.spec import Job, WorkerSpec
 from digirl_dist.fleet.ssh_line import SshDial
 from digirl_dist.harvest import Harvest
+from digirl_dist.room import Room
 from digirl_dist.run_folder import RunFolder
 from digirl_dist.settings import LimitSettings, SshSettings
 from digirl_dist.status import Status
@@ -59,14 +60,14 @@ class Site:
         self.events: list[tuple[float, str, dict[str, Any]]] = []
         self.folder = RunFolder(folder, "")
         stack.callback(self.folder.close)
-        self.store = Store(self.folder.trajectories)
         self.log = Events(self.folder.events, (self._listen,))
         stack.callback(self.log.close)
+        self.status = Status(self.folder.root / "status.json")
+        self.store = Store(self.folder.trajectories, Room(self.log, self.status, limit_s=30))
         self.checkpoint = self._save()
         job = _job(self.folder.run_id, limits[1], step_s)
         specs = [WorkerSpec(one.address, 2, self.job_folder(one), this_python, package=package) for one in machines]
         self.fleet = Fleet([(spec, job) for spec in specs], SshDial(*limits), limits[1])
-        self.status = Status(self.folder.root / "status.json")
         self._collector = FleetCollector(
             self.fleet, limits[1], DispatchRules(speculate=False), Closing(), self.store, self.log, self.status
         )
@@ -91,7 +92,7 @@ class Site:
     def seen(self, kind: str, worker: str | None = None) -> list[dict[str, Any]]:
         """The events of that kind."""
         events = [content for _, found, content in list(self.events) if found == kind]
-        return [content for content in events if worker in (None, content["worker"])]
+        return [content for content in events if worker in (None, content.get("worker"))]
 
     def wait_for(self, kind: str, count: int = 1, worker: str | None = None, limit_s: float = 60) -> None:
         what = f"{kind} of {worker or 'any worker'} ({count})"
