@@ -44,7 +44,7 @@ class Store:
         self._listeners.append(landed)
 
     def incoming(self, iteration: int, name: str, size: int) -> Path:
-        """Where a transfer may write a file of ``size`` bytes that is not checked yet, once the disk has room for it."""
+        """Where a transfer may write ``size`` bytes that are not checked yet, once the disk has room for them."""
         folder = self._landing / "incoming"  # of all iterations: what is on its way may count in a later one
         self._room.wait_for(str(folder), lambda: folder.mkdir(parents=True, exist_ok=True))
         self._room.wait_for(str(folder / name), lambda: ask_for(size, folder))

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from digirl_dist.errors import WorkerError
+from digirl_dist.collect.workforce import Standing
 from digirl_dist.events import Events
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.leases import Leases
 from digirl_dist.fleet.pace import Pace
 from digirl_dist.tasks import Key
-
-
-@dataclass
-class Standing:
-    """What the host knows of a worker between its news."""
-
-    slots: int = 0
-    in_service: int = 0
-    error: WorkerError | None = None
-    slot_reasons: dict[int, str] = field(default_factory=dict)
-    leaving: bool = False
-    """It gets no further tickets."""
-
-    @property
-    def able(self) -> bool:
-        """It may be given tickets. One that has still to load the checkpoint may reset its emulators."""
-        return self.in_service > 0 and not self.leaving
 
 
 @dataclass(frozen=True)

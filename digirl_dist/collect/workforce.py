@@ -1,0 +1,162 @@
+"""Who of the fleet is there and able: workers that join, fail, come back, are added and leave."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from digirl_dist.errors import HarvestError, WorkerError
+from digirl_dist.events import Events
+from digirl_dist.fleet.fleet import Fleet
+from digirl_dist.fleet.leases import Leases
+from digirl_dist.fleet.news import (
+    Added,
+    Alive,
+    Joined,
+    Leaving,
+    Lost,
+    News,
+    RosterRefused,
+    SlotChanged,
+    Trying,
+)
+from digirl_dist.settings import LimitSettings
+from digirl_dist.status import Status, WorkerStatus
+from digirl_dist.tasks import Json
+
+
+@dataclass
+class Standing:
+    """What the host knows of a worker between its news."""
+
+    slots: int = 0
+    in_service: int = 0
+    error: WorkerError | None = None
+    slot_reasons: dict[int, str] = field(default_factory=dict)
+    leaving: bool = False
+    """It gets no further tickets."""
+
+    @property
+    def able(self) -> bool:
+        """It may be given tickets. One that has still to load the checkpoint may reset its emulators."""
+        return self.in_service > 0 and not self.leaving
+
+    @property
+    def is_out_for_good(self) -> bool:
+        closed = self.slots > 0 and self.in_service == 0
+        return closed or (self.error is not None and self.error.fatal)
+
+    def why_unable(self, name: str) -> str:
+        if self.error is not None:
+            return str(self.error)
+        if self.slots and not self.in_service:
+            return f"worker {name}: every emulator failed: {next(iter(self.slot_reasons.values()), '')}"
+        return f"worker {name}: it has not answered yet"
+
+
+class Workforce:
+    """The standing of every worker, by the news of it; what happens to workers is told in events and status."""
+
+    def __init__(
+        self, fleet: Fleet[Any], leases: Leases, limits: LimitSettings, events: Events, status: Status
+    ) -> None:
+        self.standing = {name: Standing() for name in fleet.workers}
+        self._fleet = fleet
+        self._leases = leases
+        self._limits = limits
+        self._events = events
+        self._status = status
+        self._able_at = time.monotonic()
+
+    def knows(self, worker: str) -> bool:
+        """False for one that was let go; its last words may still come."""
+        return worker in self.standing
+
+    def take_in(self, news: News) -> None:
+        """What concerns workers rather than episodes."""
+        match news:
+            case Joined():
+                self._joined(news)
+            case Lost(worker, error):
+                self._lost(worker, error)
+            case SlotChanged(worker, slot, state, reason, in_service):
+                self._slot_changed(worker, slot, state, reason, in_service)
+            case Trying(worker, doing, limit_s):
+                self._status.workers[worker] = WorkerStatus(doing, limit_s=limit_s)
+            case Alive():
+                self._alive(news)
+            case Added(worker):
+                self.standing[worker] = Standing()
+                self.tell("worker_added", worker)
+            case Leaving(worker):
+                self.standing[worker].leaving = True
+                self.tell("worker_leaving", worker)
+            case RosterRefused(reason):
+                self._events.emit("roster_refused", reason=reason)
+
+    def tell(self, kind: str, worker: str, **content: Json) -> None:
+        """An event of a worker."""
+        said = ", ".join(f"{key} {value}" for key, value in content.items() if value not in ("", None))
+        seen = self._status.worker(worker)
+        seen.last_event = f"{kind}: {said}"
+        if content.get("reason") and kind != "episode_dropped":  # an episode that is not wanted costs nothing
+            seen.last_trouble, seen.troubled_at = seen.last_event, time.monotonic()
+        self._events.emit(kind, worker=worker, **content)
+
+    def let_go(self) -> None:
+        """Part from workers that were to leave and hold nothing any more."""
+        for name in [name for name, standing in self.standing.items() if standing.leaving]:
+            if not self._leases.holds(name):
+                self._fleet.remove(name)
+                del self.standing[name]
+                self._status.workers.pop(name, None)
+                self._events.emit("worker_left", worker=name)
+
+    def begin(self) -> None:
+        """An iteration begins: how long nobody could run anything is counted from now."""
+        self._able_at = time.monotonic()
+
+    def check_that_somebody_can(self, iteration: int, missing: int) -> None:
+        """Raises HarvestError when every worker is out for good, or none could run anything for too long."""
+        now = time.monotonic()
+        if any(standing.able for standing in self.standing.values()):
+            self._able_at = now
+            return
+        for_good = all(standing.is_out_for_good for standing in self.standing.values())
+        if for_good or now - self._able_at > self._limits.no_worker_s:
+            waited = "" if for_good else f" for {self._limits.no_worker_s:.0f} s"
+            reasons = "\n  ".join(standing.why_unable(name) for name, standing in self.standing.items())
+            raise HarvestError(
+                f"iteration {iteration}: no worker could run anything{waited}, "
+                f"{missing} episodes are missing\n  {reasons}"
+            )
+
+    def _joined(self, joined: Joined) -> None:
+        worker, slots, held = joined.worker, joined.slots, joined.held
+        self.standing[worker] = replace(self.standing[worker], slots=slots, in_service=slots, error=None)
+        if joined.chosen:
+            self._status.worker(worker).bsize = f"bsize: auto chose {slots}: {joined.chosen}"
+            self.tell("bsize", worker, slots=slots, reason=joined.chosen)
+        wanted = {key for key in held if self._leases.adopt(worker, key)}
+        unwanted = [key for key in held if key not in wanted]
+        if unwanted:
+            self._fleet.workers[worker].drop(unwanted, "faults")
+        self.tell("worker_joined", worker, slots=slots, still_running=len(wanted))
+
+    def _lost(self, worker: str, error: WorkerError) -> None:
+        released = self._leases.release(worker)
+        self.standing[worker] = Standing(error=error, leaving=self.standing[worker].leaving)
+        self.tell("worker_lost", worker, reason=error.reason, remedy=error.remedy, fatal=error.fatal, released=released)
+
+    def _slot_changed(self, worker: str, slot: int, state: str, reason: str, in_service: int) -> None:
+        standing = self.standing[worker]
+        standing.in_service = in_service
+        standing.slot_reasons[slot] = reason
+        self.tell("slot", worker, slot=slot, state=state, reason=reason)
+
+    def _alive(self, news: Alive) -> None:
+        seen = self._status.worker(news.worker)
+        seen.heard_at = time.monotonic()
+        seen.doing, seen.since, seen.limit_s = news.doing, seen.heard_at - news.for_s, self._limits.stuck_s
+        seen.slots = news.slots
