@@ -33,6 +33,7 @@ class Kind(Enum):
     inline_ahead = "inline-ahead"
     fleet_ahead = "fleet-ahead"
     ray = "ray"
+    ray_ahead = "ray-ahead"
 
     @property
     def parallel(self) -> Parallel:
@@ -40,7 +41,16 @@ class Kind(Enum):
 
     @property
     def ahead(self) -> int:
-        return 1 if self in (Kind.inline_ahead, Kind.fleet_ahead) else 0
+        return 1 if self in (Kind.inline_ahead, Kind.fleet_ahead, Kind.ray_ahead) else 0
+
+    @property
+    def on_ray(self) -> bool:
+        return self in (Kind.ray, Kind.ray_ahead)
+
+    @property
+    def no_worker_s(self) -> float:
+        """Ray starts two Python processes for an actor: seconds of processor time, which two busy cores make long."""
+        return 90 if self.on_ray else 20
 
 
 class Site:
@@ -55,18 +65,21 @@ class Site:
         iterations: int = 1,
         speculate: bool = True,
         collector: RayCollectorSettings | None = None,
+        no_worker_s: float | None = None,
         **options: Any,
     ) -> None:
-        if kind is Kind.ray:
+        if kind.on_ray:
             shared_cluster()
         settings = Settings(
             parallel=kind.parallel,
-            dry_run=kind is not Kind.ray,
-            collector=collector or (RayCollectorSettings() if kind is Kind.ray else SshCollectorSettings()),
+            dry_run=not kind.on_ray,
+            collector=collector or (RayCollectorSettings() if kind.on_ray else SshCollectorSettings()),
             worker_temp_path=str(folder / "jobs"),
             train_iterations=iterations,
             speculate=speculate,
-            limits=LimitSettings(step_s=3, reset_s=3, slot_failures=2, no_worker_s=20, orphan_s=3),
+            limits=LimitSettings(
+                step_s=3, reset_s=3, slot_failures=2, no_worker_s=no_worker_s or kind.no_worker_s, orphan_s=3
+            ),
         )
         self.folder = RunFolder(folder, "")
         stack.callback(self.folder.close)

@@ -8,6 +8,26 @@ import shutil
 import pytest
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """For ``--dist loadgroup``: a file's tests run in one process unless they are long, and so do all that need Ray.
+
+    The longest begin first, so that none is left for the end.
+    """
+    if config.pluginmanager.hasplugin("xdist"):
+        items.sort(key=_seconds, reverse=True)
+        for item in items:
+            if item.get_closest_marker("ray"):
+                item.add_marker(pytest.mark.xdist_group("ray"))
+            elif not item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.xdist_group(str(item.path)))
+
+
+def _seconds(item: pytest.Item) -> float:
+    """About what it takes: what its mark says, or else next to nothing."""
+    mark = item.get_closest_marker("long")
+    return (mark.args or (5.0,))[0] if mark else 0.0
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     """Several processes share two cores."""

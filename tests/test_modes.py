@@ -102,6 +102,7 @@ def test_offline_to_online_collects_from_then_on_and_can_be_continued(
     ]
 
 
+@pytest.mark.long
 def test_an_evaluation_that_a_crash_cut_short_is_made_up_for(tmp_path: Path) -> None:
     run(settings(tmp_path, train_iterations=2))
     assert not (tmp_path / "evaluation.jsonl").exists()
@@ -111,6 +112,7 @@ def test_an_evaluation_that_a_crash_cut_short_is_made_up_for(tmp_path: Path) -> 
     assert [line["checkpoint"] for line in lines(tmp_path / "evaluation.jsonl")] == [2]
 
 
+@pytest.mark.long
 def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
     evaluation = EvaluationSettings(every=2, episodes=4)
     grpo = {"train_algorithm": TrainAlgorithm.grpo, "evaluation": evaluation, "rollout_size": 16}

@@ -67,6 +67,7 @@ def test_the_main_command_asks_for_workers(checkout: Path) -> None:
     assert done.returncode == 2 and "worker_ips is empty" in done.stderr
 
 
+@pytest.mark.long(60)
 def test_ones_own_environment_and_agent_run_over_ssh(checkout: Path) -> None:
     done = shell(COMMANDS[3], checkout, 120)
     assert done.returncode == 0, done.stderr
@@ -75,6 +76,7 @@ def test_ones_own_environment_and_agent_run_over_ssh(checkout: Path) -> None:
     assert not processes_with(checkout)
 
 
+@pytest.mark.long(200)
 @pytest.mark.timeout(600)
 def test_the_demo_learns_on_a_fresh_machine(checkout: Path) -> None:
     done = shell(COMMANDS[1], checkout, 580)

@@ -20,6 +20,7 @@ from digirl_dist import table
 from digirl_dist.same_python import environment
 from digirl_dist.ssh.server import LocalhostServer
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parent.parent
 RUN = [sys.executable, str(ROOT / "run.py"), "--config-path", "config/multimachine", "--config-name", "host"]
 MINE = [

@@ -32,6 +32,10 @@ class Cluster:
         """What the nodes have in all, by Ray's names: CPU, GPU, and those of the user's own."""
         return {name: float(amount) for name, amount in _import_ray().cluster_resources().items()}
 
+    def free(self) -> dict[str, float]:
+        """What of it nobody holds now."""
+        return {name: float(amount) for name, amount in _import_ray().available_resources().items()}
+
     def close(self) -> None:
         """A second call is harmless."""
         if not self.closed.is_set() and self._owned:

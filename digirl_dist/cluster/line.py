@@ -107,14 +107,19 @@ class RayDial:
                     return str(ray.get(waiting))
                 except RayError as error:
                     raise UnreachableError(name, f"its actor cannot be started: {error}") from error
+        raise UnreachableError(name, *self._why_not_placed())
+
+    def _why_not_placed(self) -> tuple[str, str]:
+        """The reason, and what to do."""
         wanted = {"CPU": self._settings.num_cpus, "GPU": self._settings.num_gpus, **self._settings.resources}
+        there, free = self._cluster.resources(), self._cluster.free()
         needs = ", ".join(f"{kind} {amount:g}" for kind, amount in wanted.items() if amount)
-        there = ", ".join(f"{kind} {self._cluster.resources().get(kind, 0.0):g}" for kind in wanted)
-        raise UnreachableError(
-            name,
-            f"no node of the Ray cluster had room for {needs} within {self._settings.start_s:.0f} s "
-            f"(it has {there} in all)",
-            "ask for less in `collector`, or add nodes",
+        has = ", ".join(f"{kind} {there.get(kind, 0.0):g} (free {free.get(kind, 0.0):g})" for kind in wanted)
+        return (
+            f"its actor, which needs {needs}, did not start within {self._settings.start_s:.0f} s; "
+            f"the Ray cluster has in all {has}",
+            "if too little is free on any one node, ask for less in `collector` or add nodes; "
+            "if nodes are slow to start Python, set collector.start_s higher",
         )
 
 

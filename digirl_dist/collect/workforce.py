@@ -47,13 +47,6 @@ class Standing:
         closed = self.slots > 0 and self.in_service == 0
         return closed or (self.error is not None and self.error.fatal)
 
-    def why_unable(self, name: str) -> str:
-        if self.error is not None:
-            return str(self.error)
-        if self.slots and not self.in_service:
-            return f"worker {name}: every emulator failed: {next(iter(self.slot_reasons.values()), '')}"
-        return f"worker {name}: it has not answered yet"
-
 
 class Workforce:
     """The standing of every worker, by the news of it; what happens to workers is told in events and status."""
@@ -126,11 +119,19 @@ class Workforce:
         for_good = all(standing.is_out_for_good for standing in self.standing.values())
         if for_good or now - self._able_at > self._limits.no_worker_s:
             waited = "" if for_good else f" for {self._limits.no_worker_s:.0f} s"
-            reasons = "\n  ".join(standing.why_unable(name) for name, standing in self.standing.items())
+            reasons = "\n  ".join(self._why_unable(name) for name in self.standing)
             raise HarvestError(
                 f"iteration {iteration}: no worker could run anything{waited}, "
                 f"{missing} episodes are missing\n  {reasons}"
             )
+
+    def _why_unable(self, name: str) -> str:
+        standing = self.standing[name]
+        if standing.error is not None:
+            return str(standing.error)
+        if standing.slots and not standing.in_service:
+            return f"worker {name}: every emulator failed: {next(iter(standing.slot_reasons.values()), '')}"
+        return f"worker {name}: it has not answered yet ({self._status.worker(name).doing})"
 
     def _joined(self, joined: Joined) -> None:
         worker, slots, held = joined.worker, joined.slots, joined.held

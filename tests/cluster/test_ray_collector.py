@@ -17,6 +17,8 @@ from digirl_dist.cluster.connect import connect
 from digirl_dist.errors import ClusterError, HarvestError
 from digirl_dist.settings import RayCollectorSettings
 
+pytestmark = pytest.mark.ray
+
 
 def in_the_middle(here: Site, action: Any, after: int = 4) -> threading.Thread:
     """Do ``action`` once some episodes have landed."""
@@ -57,7 +59,7 @@ def test_a_killed_actor_costs_retries_only(tmp_path: Path) -> None:
 def test_a_killed_node_costs_retries_only(tmp_path: Path) -> None:
     cluster = shared_cluster()
     nodes = [add_node(cluster, num_cpus=1, resources={"apart": 1.0}) for _ in range(2)]
-    settings = RayCollectorSettings(workers=2, resources={"apart": 0.6}, start_s=5)
+    settings = RayCollectorSettings(workers=2, resources={"apart": 0.6}, start_s=20)
     with site(tmp_path, Kind.ray, step_s=0.1, collector=settings) as here:
         killer = in_the_middle(here, lambda: cluster.remove_node(nodes[0], allow_graceful=False), after=12)
         harvest = here.collect(tickets(100))
@@ -70,7 +72,8 @@ def test_a_killed_node_costs_retries_only(tmp_path: Path) -> None:
 
 def test_a_cluster_without_room_says_what_was_asked_for(tmp_path: Path) -> None:
     settings = RayCollectorSettings(workers=1, resources={"androids": 2.0}, start_s=1)
-    with site(tmp_path, Kind.ray, collector=settings) as here, pytest.raises(HarvestError, match=r"androids 2\b"):
+    told = r"androids 2, did not start within 1 s.* androids 0 \(free 0\)"
+    with site(tmp_path, Kind.ray, collector=settings, no_worker_s=3) as here, pytest.raises(HarvestError, match=told):
         here.collect(tickets(2))
 
 

@@ -16,6 +16,7 @@ from digirl_dist.report.metrics import collection, results
 from digirl_dist.store import Store
 from digirl_dist.tasks import Ticket
 
+pytestmark = pytest.mark.long
 EARLY = [Kind.inline, Kind.fleet]
 
 

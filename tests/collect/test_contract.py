@@ -17,10 +17,12 @@ from watching import eventually, nothing_is_left_of, processes_with
 from digirl_dist.errors import HarvestError
 from digirl_dist.slot_time import ACTIVITIES
 
-KINDS = list(Kind)
+pytestmark = pytest.mark.long
+EVERY_KIND = [pytest.param(kind, marks=pytest.mark.ray) if kind.on_ray else kind for kind in Kind]
+KINDS = EVERY_KIND[:-1]  # on Ray, too, whatever collects ahead is the same: once is enough
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_every_ticket_comes_home_once_and_in_order(tmp_path: Path, kind: Kind) -> None:
     with site(tmp_path, kind, iterations=3) as here:
         harvest = here.collect(tickets(9))
@@ -32,9 +34,10 @@ def test_every_ticket_comes_home_once_and_in_order(tmp_path: Path, kind: Kind) -
     nothing_is_left_of(tmp_path)
 
 
+@pytest.mark.ray
 def test_all_collectors_collect_the_same(tmp_path: Path) -> None:
     actions = []
-    for kind in KINDS:
+    for kind in list(Kind)[:-1]:
         with site(tmp_path / kind.value, kind) as here:
             harvest = here.collect(tickets(8))
             actions.append([[step.action for step in trajectory.steps] for trajectory in harvest.trajectories])

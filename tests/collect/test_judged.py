@@ -17,6 +17,7 @@ from digirl_dist.collect.judged import with_verdict
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parent.parent.parent
 KEY = "sk-very-secret-0123456789"
 MINE = [

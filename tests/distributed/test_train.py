@@ -139,6 +139,7 @@ def test_b7_the_policy_loads_without_any_wrapper(three: Path) -> None:
     policy.load_state_dict(state(three)[0])
 
 
+@pytest.mark.long
 def test_b9_a_rank_that_raises_ends_the_launch_and_is_named(tmp_path: Path) -> None:
     with started(torchrun(2, *MODULE, *words(tmp_path / "run", "emulator.kwargs.breaks_on=1"))) as process:
         family = []
@@ -201,6 +202,7 @@ def test_b11_two_nodes_of_two_ranks_train_together_with_four_seeds(four: Path) -
     assert metrics(four)[-1]["world_size"] == 4 and "step_value_loss" in metrics(four)[-1]
 
 
+@pytest.mark.long
 def test_grpo_compares_episodes_of_one_start_also_after_a_resume(tmp_path: Path) -> None:
     more = ["train_algorithm=grpo", "algorithm.grpo.group_size=3", "distributed.eval_freq=0"]
     for folder, stops in (("whole", [4]), ("halves", [2, 4])):
@@ -218,6 +220,7 @@ def steps_until_good(folder: Path) -> int:
     return next(line["global_step"] for line in metrics(folder) if line.get("episode_reward_avg_100", 0) > 0.8)
 
 
+@pytest.mark.long
 def test_b12_two_ranks_learn_and_one_needs_about_as_many_steps(tmp_path: Path) -> None:
     more = ["train_iterations=7", "algorithm.ppo.anneal_iterations=100", "distributed.steps=64", "bsize=4"]
     more += ["algorithm.ppo.learning_rate=0.005", "distributed.eval_freq=0"]

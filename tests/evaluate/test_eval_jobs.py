@@ -124,6 +124,7 @@ def test_d5_the_merged_table_is_that_of_one_process(five: tuple[Path, Ended]) ->
     assert "job4" in ended.out and "reward_mean" in ended.out
 
 
+@pytest.mark.long
 def test_d6_a_killed_rank_leaves_its_jobs_missing_and_resume_runs_only_those(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     emulator = ["emulator=custom", "emulator.entry_point=ranked_things:Gated", f"emulator.kwargs.gate={gate}"]
@@ -176,6 +177,7 @@ def test_d8_the_number_of_episodes_is_exact_and_steps_are_reached_the_same_way_o
     assert sum(lengths) >= 60 > sum(lengths[:-1])
 
 
+@pytest.mark.long
 def test_d8_a_job_that_is_done_is_not_run_again_and_another_of_its_name_is_refused(tmp_path: Path) -> None:
     jobs, out = write(tmp_path / "jobs.json", [job("once")]), tmp_path / "out"
     assert main(arguments(jobs, out)) == 0

@@ -59,6 +59,7 @@ def test_b2_torchrun_from_the_outside_does_the_same(in_one_process: Path, tmp_pa
     assert [json.loads(line)["iteration"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [0, 1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("from_outside", [False, True])
 def test_b9_a_rank_that_raises_ends_the_run_with_its_rank_and_traceback(tmp_path: Path, from_outside: bool) -> None:
     raised = tmp_path / "raised"
@@ -70,6 +71,7 @@ def test_b9_a_rank_that_raises_ends_the_run_with_its_rank_and_traceback(tmp_path
     assert "Traceback" in ended.out
 
 
+@pytest.mark.long
 def test_b9_a_rank_that_is_killed_between_updates_ends_the_run(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     words = [

@@ -26,6 +26,7 @@ from digirl_dist.same_python import environment
 from digirl_dist.vec_env import EpisodeCfg, ProcessLostError, RayDistributionCfg, VecEnv, VecEnvConfig
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.ray
 
 
 class Walk(gymnasium.Env[np.ndarray, int]):
@@ -291,9 +292,9 @@ def test_a16_a_wrong_address_is_named() -> None:
             assert address in done.stdout, done.stderr
 
 
-def test_the_document_s_loop_runs_as_written() -> None:
+def test_the_document_s_loop_runs_as_written(cluster: Any) -> None:
     done = subprocess.run(
         [sys.executable, "examples/vec_env.py"],
-        cwd=ROOT, env={**environment(), "RAY_ADDRESS": "local"}, capture_output=True, text=True, timeout=120,
+        cwd=ROOT, env={**environment(), "RAY_ADDRESS": cluster.address}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert "Total time:" in done.stdout, done.stderr

@@ -28,6 +28,8 @@ from digirl_dist.same_python import environment
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.travel import pack
 
+pytestmark = pytest.mark.long
+
 
 class Host:
     """The host's end of an attached program, without SSH in between."""
