@@ -126,16 +126,24 @@ def _half_open(scene: Scene) -> bool:
 
 
 def _spoil(change: Callable[[bytes], bytes]) -> Callable[[Scene], bool]:
-    """An episode that lies ready is changed before the courier, held back meanwhile, can fetch it."""
+    """An episode that lies ready is changed before the courier, held back meanwhile, can fetch it.
+
+    One whose duplicate came home first is dropped unread, which is no strike.
+    """
 
     def strike(scene: Scene) -> bool:
+        started = time.monotonic()
         courier = scene.machine.courier()
         if not send(courier, signal.SIGSTOP):
             return False
         try:
-            return forgery.spoil_next(scene.machine.jobs, change, limit_s=4.0)
+            episode = forgery.spoil_next(scene.machine.jobs, change, limit_s=4.0)
         finally:
             send(courier, signal.SIGCONT)
+        if episode is None:
+            return False
+        told = scene.watch.wait(started, lambda event: event.content.get("episode") == episode, _AT_ONCE_S)
+        return told is None or told.kind != "episode_dropped"
 
     return strike
 

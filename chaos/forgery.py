@@ -27,11 +27,11 @@ def job_folder(jobs: Path) -> JobFolder | None:
     return JobFolder(found[0]) if found else None
 
 
-def spoil_next(jobs: Path, change: Callable[[bytes], bytes], limit_s: float) -> bool:
-    """Change the next episode that becomes ready; whether one did within the limit."""
+def spoil_next(jobs: Path, change: Callable[[bytes], bytes], limit_s: float) -> str | None:
+    """Change the next episode that becomes ready; its id, or None if there was none within the limit."""
     folder = job_folder(jobs)
     if folder is None:
-        return False
+        return None
     old = set(folder.episodes.glob("*.json"))
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
@@ -40,10 +40,10 @@ def spoil_next(jobs: Path, change: Callable[[bytes], bytes], limit_s: float) -> 
             try:
                 file.write_bytes(change(file.read_bytes()))
             except OSError:  # it was fetched and deleted after all, or the disk is full
-                return False
-            return True
+                return None
+            return notice.stem
         time.sleep(0.02)
-    return False
+    return None
 
 
 def plant(jobs: Path, run: str | None = None, iteration: int = 0, cut: bool = False) -> bool:

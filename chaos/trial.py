@@ -103,7 +103,7 @@ def _suffer(fault: Fault, scene: Scene, trial: Trial) -> None:
         trial.noticed_s = None if told is None else told.at - struck_at
         if told is None:
             trial.problem = f"not noticed within {fault.limit_s:.0f} s"
-    if not explained:
+    if not explained and not trial.problem:
         trial.problem = f"why does not say {fault.why!r}"
         (scene.ground.folder / "host.log").open("a").write(f"\n{trial.problem} of {worker}:\n{scene.ground.why()}\n")
     mended_at = time.monotonic() if told is None or fault.alone else told.at
