@@ -45,7 +45,6 @@ from digirl_dist.report.report import Report
 from digirl_dist.room import Room
 from digirl_dist.run_folder import RunFolder
 from digirl_dist.settings import (
-    LimitSettings,
     Parallel,
     RayCollectorSettings,
     Settings,
@@ -248,7 +247,7 @@ def inline_collector(
 
     fixed = Choice(settings.bsize, "") if isinstance(settings.bsize, int) else None
     pool = fixed or choose(Machine.here(), device.needs)
-    job = InlineJob(agent, device.factory, pool, _slot_limits(settings.limits), device.max_steps)
+    job = InlineJob(agent, device.factory, pool, SlotLimits.of(settings.limits), device.max_steps)
     return InlineCollector(job, settings.limits.episode_attempts, closing, store, events, status)
 
 
@@ -357,13 +356,9 @@ def _job(device: Device, ground: Ground) -> Job:
         agent=pack(ground.agent),
         emulator=pack(device.factory),
         max_steps=device.max_steps,
-        limits=_slot_limits(settings.limits),
+        limits=SlotLimits.of(settings.limits),
         torch_threads=settings.worker_torch_threads,
         orphan_s=settings.limits.orphan_s,
         needs=device.needs,
         sharers=settings.dry_run_workers if settings.dry_run else 1,
     )
-
-
-def _slot_limits(limits: LimitSettings) -> SlotLimits:
-    return SlotLimits(limits.boot_s, limits.reset_s, limits.step_s, limits.slot_failures, limits.quarantine_s)
