@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -13,9 +14,11 @@ from pathlib import Path
 import pytest
 import yaml
 from network.bare import USER, BareMachine
+from network.market import close_market, open_market
 from network.wheels import collect_wheels
 
 from digirl_dist import table
+from digirl_dist.emulator.chromium import BROWSERS, DRIVERS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WORKER_PYTHON = "/usr/bin/python3"
@@ -73,19 +76,28 @@ def test_setup_then_doctor_then_a_miniwob_run_with_one_edited_file(bare: BareMac
     assert planned.returncode == 0 and "would  digirl_dist" in planned.stdout, planned.stderr
     assert "ok     Chromium and its driver" in planned.stdout
     assert bare.as_user("ls -A .cache 2>/dev/null || true") == "", "a dry run changes nothing"
+    looked = {check["check"]: check for check in json.loads(command(host, "doctor", "--try", "--json").stdout)}
+    assert "not installed in" in looked["package"]["detail"] and "`digirl-dist setup`" in looked["package"]["remedy"]
+    assert not looked["try"]["ok"] and "`digirl-dist setup`" in looked["try"]["remedy"]
     done = command(host, "setup", limit_s=300)
     assert done.returncode == 0 and "all workers are ready" in done.stdout, done.stdout + done.stderr
     before = changes(bare)
-    started = time.monotonic()
-    again = command(host, "setup")
-    assert "0 steps done, 3 were done before" in again.stdout
-    assert time.monotonic() - started < 10 and changes(bare) == before
+    times: list[float] = []
+    while not times or (min(times) >= 10 and len(times) < 3):  # a machine with other work has another try
+        started = time.monotonic()
+        again = command(host, "setup")
+        times.append(time.monotonic() - started)
+        assert "0 steps done, 3 were done before" in again.stdout
+    assert min(times) < 10 and changes(bare) == before
     examined = command(host, "doctor", "--try", "--json")
     checks = {(check["worker"], check["check"]): check for check in json.loads(examined.stdout)}
     assert examined.returncode == 0, examined.stdout
     assert all(check["ok"] for check in checks.values())
     assert "boot" in checks["w1", "try"]["detail"] and "PNG" in checks["w1", "try"]["detail"]
     assert {("w1", name) for name in ("package", "torch", "chromium")} <= set(checks)
+    other = command(host, "doctor", "--json", "install.pip_args=[--no-index,--no-cache-dir]")
+    [package] = [check for check in json.loads(other.stdout) if check["check"] == "package"]
+    assert other.returncode == 0 and "with other settings" in package["detail"], "a run would install it by itself"
     ran = command(host, "--config-path", "config/multimachine", "--config-name", "host")
     assert ran.returncode == 0, ran.stderr
     collected = table.read(host / "runs" / "host" / "trajectories" / "000000.parquet")
@@ -97,14 +109,29 @@ def changes(bare: BareMachine) -> str:
     return bare.as_user("find ~ -type f -not -name '*.pyc' -printf '%T@ %p\\n' | sort")
 
 
-def test_what_needs_root_is_said_with_the_command_and_the_worker(bare: BareMachine, host: Path) -> None:
-    bare.hide("chromedriver")
+def test_what_needs_root_is_said_with_the_command_that_an_administrator_runs(
+    bare: BareMachine, host: Path, tmp_path: Path
+) -> None:
+    programs = [name for name in (*BROWSERS, *DRIVERS) if bare.has(name)]
+    for program in programs:
+        bare.hide(program)
+    debian = {"chromium": "chromium", "chromium-driver": "chromedriver"}
+    packages = {
+        **debian,
+        "chromium-browser": "chromium",
+        "chromium-chromedriver": "chromedriver",
+    }  # so Ubuntu calls them
+    stand_ins = {name: {f"usr/local/bin/{program}": "#!/bin/sh\necho 7.0"} for name, program in packages.items()}
+    open_market(bare, tmp_path / "market", stand_ins)
     done = command(host, "setup", "--emulator", "miniwob")
-    bare.bring_back("chromedriver")
-    assert done.returncode == 1
-    assert "error: worker w1: Chromium and its driver: `apt-get" in done.stderr and "update -qq`" in done.stderr
+    assert done.returncode == 1 and "1 workers failed" in done.stdout
     assert f"root or passwordless sudo is needed for this, and user {USER} has neither" in done.stderr
-    assert "1 workers failed" in done.stdout
+    [printed] = re.findall("error: worker w1: Chromium and its driver: `(.+)`: root", done.stderr)
+    bare.as_root(printed)
+    assert "ok     Chromium and its driver" in command(host, "setup", "--dry-run", "--emulator", "miniwob").stdout
+    close_market(bare)
+    for program in programs:
+        bare.bring_back(program)
 
 
 def test_the_failure_of_one_worker_does_not_hold_up_the_others(bare: BareMachine, host: Path) -> None:
