@@ -5,9 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import psutil
 import pytest
 import torch
 from torch import nn
-from watching import eventually, nothing_is_left_of, processes_with
+from watching import eventually, nothing_is_left_of
 
 from digirl_dist.build import Ground, build_collector
 from digirl_dist.checkpoint import Checkpoints
@@ -33,11 +32,7 @@ from digirl_dist.trajectory import Decision, Observation
 
 pytestmark = pytest.mark.usefixtures("chromium_is_installed")
 
-PAGES = [
-    *("click-test", "click-test-2", "click-button", "click-checkboxes", "click-collapsible", "click-color"),
-    *("click-dialog", "click-link", "click-option", "click-tab", "drag-box", "enter-text", "focus-text"),
-    *("scroll-text", "use-slider"),
-]
+PAGES = ["click-test-2", "click-checkboxes", "enter-text", "focus-text", "use-slider"]
 
 
 class Corner(nn.Module):
@@ -54,10 +49,10 @@ class Corner(nn.Module):
 class Browsers:
     """A collector of MiniWoB++ episodes."""
 
-    def __init__(self, folder: Path, stack: ExitStack, episodes: int) -> None:
+    def __init__(self, folder: Path, kind: Parallel, stack: ExitStack, episodes: int) -> None:
         emulator = MiniwobSettings(task=PAGES)
         limits = LimitSettings(step_s=8, reset_s=20, no_worker_s=60, orphan_s=5)
-        settings = Settings(parallel=Parallel.host, dry_run=True, emulator=emulator, max_steps=8, limits=limits)
+        settings = Settings(parallel=kind, dry_run=True, emulator=emulator, max_steps=8, limits=limits)
         device = choose_device(settings, emulator)
         run_folder = RunFolder(folder, "")
         stack.callback(run_folder.close)
@@ -76,46 +71,48 @@ class Browsers:
     def collect(self) -> Harvest:
         return self._collector.collect(self._checkpoint, self._tickets)
 
-    def have_landed(self, count: int) -> bool:
-        return sum(what == "episode" for what, _ in self.heard) >= count
+    def landed(self) -> int:
+        return sum(what == "episode" for what, _ in self.heard)
 
 
 @contextmanager
-def browsers(folder: Path, episodes: int) -> Iterator[Browsers]:
+def browsers(folder: Path, kind: Parallel, episodes: int) -> Iterator[Browsers]:
     with ExitStack() as stack:
-        yield Browsers(folder, stack, episodes)
+        yield Browsers(folder, kind, stack, episodes)
 
 
-def drivers(folder: Path) -> list[psutil.Process]:
-    """Those below the workers whose jobs are in ``folder``."""
-    emulators = [one for one in processes_with(folder) if "digirl_dist.emulator.process" in one.cmdline()]
-    found = {child for one in emulators for child in one.children(recursive=True) if child.name() == "chromedriver"}
-    return sorted(found, key=lambda one: one.pid)
+def kill_a_browser() -> None:
+    drivers = [one for one in psutil.Process().children(recursive=True) if one.name() == "chromedriver"]
+    inside = drivers[0].children(recursive=True)
+    next(one for one in inside if one.name().startswith("chromium") and "sh" not in one.cmdline()[0].split("/")).kill()
 
 
-def kill_a_browser(folder: Path) -> None:
-    inside = drivers(folder)[0].children(recursive=True)
-    next(one for one in inside if one.name().startswith("chrom") and "sh" not in one.cmdline()[0].split("/")).kill()
+def freeze_a_driver() -> None:
+    drivers = [one for one in psutil.Process().children(recursive=True) if one.name() == "chromedriver"]
+    drivers[0].send_signal(signal.SIGSTOP)
 
 
-def freeze_a_driver(folder: Path) -> None:
-    drivers(folder)[-1].send_signal(signal.SIGSTOP)
-
-
-def test_two_workers_bring_home_every_ticket_of_every_page_at_the_cost_of_one_retry_per_fault(tmp_path: Path) -> None:
-    with browsers(tmp_path, episodes=2 * len(PAGES)) as here:
+@pytest.mark.parametrize("fault", [kill_a_browser, freeze_a_driver])
+def test_a_browser_that_fails_in_mid_episode_costs_one_retry(tmp_path: Path, fault: Callable[[], None]) -> None:
+    with browsers(tmp_path, Parallel.single, episodes=16) as here:
 
         def strike() -> None:
-            for landed, fault in ((3, kill_a_browser), (10, freeze_a_driver)):
-                eventually(partial(here.have_landed, landed), 60)
-                fault(tmp_path)
+            eventually(lambda: here.landed() >= 3, 60)
+            fault()
 
         striker = threading.Thread(target=strike)
         striker.start()
         harvest = here.collect()
         striker.join()
-    assert [trajectory.ticket.index for trajectory in harvest.trajectories] == list(range(2 * len(PAGES)))
-    assert Counter(trajectory.ticket.task.id for trajectory in harvest.trajectories) == dict.fromkeys(PAGES, 2)
-    assert {trajectory.worker for trajectory in harvest.trajectories} == {"localhost-0", "localhost-1"}
-    assert sum(outcome.retried for outcome in harvest.outcomes) == 2
+    assert [trajectory.ticket.index for trajectory in harvest.trajectories] == list(range(16))
+    assert sum(outcome.retried for outcome in harvest.outcomes) == 1
     nothing_is_left_of(tmp_path)
+
+
+def test_two_workers_bring_home_every_ticket_of_every_page(tmp_path: Path) -> None:
+    with browsers(tmp_path, Parallel.host, episodes=20) as here:
+        harvest = here.collect()
+    assert Counter(trajectory.ticket.task.id for trajectory in harvest.trajectories) == dict.fromkeys(PAGES, 4)
+    assert {trajectory.worker for trajectory in harvest.trajectories} == {"localhost-0", "localhost-1"}
+    assert sum(outcome.retried for outcome in harvest.outcomes) == 0
+    assert all(len(trajectory.steps) == 8 for trajectory in harvest.trajectories if not trajectory.success)
