@@ -138,9 +138,8 @@ class Ours:
 
     def _job(self, settings: RehearsalSettings, folder: Path, weight: tuple[int, int] = (0, 0)) -> Job:
         limits = self._limits
-        slot_limits = SlotLimits(limits.boot_s, limits.reset_s, limits.step_s, limits.slot_failures)
         emulator = pack(partial(RehearsalEmulator, settings))
-        return Job(folder.name, pack(partial(Tiny, *weight)), emulator, None, slot_limits, 1, limits.orphan_s)
+        return Job(folder.name, pack(partial(Tiny, *weight)), emulator, None, SlotLimits.of(limits), 1, limits.orphan_s)
 
     def _listen(self, kind: str, content: dict[str, Any]) -> None:
         if kind == "episode":

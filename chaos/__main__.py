@@ -13,7 +13,8 @@ import psutil
 
 from chaos.ground import LIMITS, Ground, ground
 from chaos.invariants import Invariant, judge
-from chaos.machine import eventually, processes_with
+from chaos.machine import eventually
+from chaos.processes import processes_with
 from chaos.trial import Chaos, Trial, plan
 from chaos.watch import Watch
 

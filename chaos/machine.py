@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from chaos.processes import emulators, processes_with, running
 from chaos.relay import Relay
 
 _SBIN = "/usr/sbin:/usr/local/sbin:/sbin:" + os.environ.get("PATH", "")
@@ -100,18 +101,10 @@ class Machine:
         return max(found, key=lambda one: one.create_time(), default=None)
 
     def emulators(self) -> list[psutil.Process]:
-        """The emulators themselves, without the guards above them."""
-        family = self._running("digirl_dist.emulator.process")
-        guards = {one.ppid() for one in family} & {one.pid for one in family}
-        return [one for one in family if one.pid not in guards]
+        return emulators(processes_with(self.jobs))
 
     def _running(self, module: str) -> list[psutil.Process]:
-        found = []
-        for process in processes_with(self.jobs):
-            with suppress(psutil.Error):
-                if module in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        return running(module, processes_with(self.jobs))
 
     def _listens(self) -> bool:
         with socket.socket() as probe:
@@ -152,17 +145,6 @@ class Disk:
 
     def close(self) -> None:
         subprocess.run(["umount", "--lazy", self.folder], check=True)
-
-
-def processes_with(marker: str | Path) -> list[psutil.Process]:
-    """Processes whose command line or working directory names ``marker``; zombies and ourselves left out."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            words = [*process.cmdline(), process.cwd()]
-            if process.pid != os.getpid() and any(str(marker) in word for word in words):
-                found.append(process)
-    return found
 
 
 def send(process: psutil.Process | None, number: signal.Signals) -> bool:

@@ -1,24 +1,31 @@
-"""A TCP relay between host and worker, which can cut connections, or keep them open and pass nothing on."""
+"""A TCP relay on the way to a server, which can be slowed down, stopped or cut, or lose what comes on it."""
 
 from __future__ import annotations
 
-import select
+import math
 import socket
 import struct
 import threading
+import time
 from contextlib import suppress
 
 _CHUNK = 1 << 16
-_LOOK_S = 0.5
 
 
 class Relay:
-    """Listens on a free loopback port and passes everything on to ``target`` port until told otherwise."""
+    """Listens on a free loopback port and passes everything on to ``port`` of ``host`` until told otherwise."""
 
-    def __init__(self, target: int) -> None:
-        self._target = target
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self.rate = math.inf
+        """Limit of each direction of each connection, in bytes per second."""
+        self.delay_s = 0.0
+        """How long each piece of data waits, there and back."""
+        self._target = (host, port)
         self._links: list[_Link] = []
         self._open = True
+        self._flows = threading.Event()
+        self._flows.set()
+        self._left = math.inf
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, name="relay", daemon=True).start()
@@ -38,9 +45,38 @@ class Relay:
         """Whether new connections are reset at once."""
         self._open = not refuses
 
+    def stop_after(self, count: int) -> None:
+        """Nothing gets through any more once so many further bytes have gone to the server; connections stand."""
+        self._left = count
+
+    @property
+    def stopped(self) -> bool:
+        return not self._flows.is_set()
+
+    def go_on(self) -> None:
+        self._left = math.inf
+        self._flows.set()
+
     def close(self) -> None:
         self._listener.close()
+        self.go_on()
         self.cut()
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def pass_on(self, data: bytes, sink: socket.socket, to_server: bool) -> None:
+        self._flows.wait()
+        time.sleep(self.delay_s)
+        sink.sendall(data)
+        time.sleep(len(data) / self.rate)
+        if to_server:
+            self._left -= len(data)
+            if self._left <= 0:
+                self._flows.clear()
 
     def _accept(self) -> None:
         while True:
@@ -50,53 +86,51 @@ class Relay:
                 return
             self._links = [link for link in self._links if not link.over]
             try:
-                worker = socket.create_connection(("127.0.0.1", self._target), 5.0) if self._open else None
+                worker = socket.create_connection(self._target, 5.0) if self._open else None
             except OSError:  # the server is down: as it would be without a relay
                 worker = None
             if worker is None:
                 _reset(host)
             else:
-                self._links.append(_Link(host, worker))
+                worker.settimeout(None)
+                self._links.append(_Link(self, host, worker))
 
 
 class _Link:
     """One connection."""
 
-    def __init__(self, host: socket.socket, worker: socket.socket) -> None:
+    def __init__(self, relay: Relay, host: socket.socket, worker: socket.socket) -> None:
         self.swallowed = (False, False)
+        """What comes from the host, from the worker."""
         self.over = False
+        self._relay = relay
         self._sides = (host, worker)
-        threading.Thread(target=self._pass, name="relay-link", daemon=True).start()
+        for way in (0, 1):
+            threading.Thread(target=self._pass, args=[way], name="relay-link", daemon=True).start()
 
     def reset(self) -> None:
         self.over = True
         for side in self._sides:
             _reset(side)
 
-    def _pass(self) -> None:
-        host, worker = self._sides
-        try:
-            while not self.over:
-                for source in select.select([host, worker], [], [], _LOOK_S)[0]:
-                    data = source.recv(_CHUNK)
-                    lost = self.swallowed[source is worker]
-                    if not data and not lost:
-                        return
-                    if not data:  # half-open: the other side is not told; wait for the cut that ends it
-                        self._drain(worker if source is host else host)
-                        return
-                    if not lost:
-                        (worker if source is host else host).sendall(data)
-        except (OSError, ValueError):
-            pass  # either side is gone, or was reset by us
-        finally:
-            self.over = True
-            host.close()
-            worker.close()
+    def _pass(self, way: int) -> None:
+        """From one side to the other."""
+        source, sink = self._sides[way], self._sides[1 - way]
+        with suppress(OSError):  # either side is gone, or was reset by us
+            while data := source.recv(_CHUNK):
+                if not self.swallowed[way]:
+                    self._relay.pass_on(data, sink, to_server=way == 0)
+            if self.swallowed[way]:  # half-open: the other side is not told; the cut will end it
+                self.swallowed = (True, True)
+                return
+        self._close()
 
-    def _drain(self, side: socket.socket) -> None:
-        while not self.over and (not select.select([side], [], [], _LOOK_S)[0] or side.recv(_CHUNK)):
-            pass
+    def _close(self) -> None:
+        self.over = True
+        for side in self._sides:
+            with suppress(OSError):  # closed already
+                side.shutdown(socket.SHUT_RDWR)
+            side.close()
 
 
 def _reset(side: socket.socket) -> None:

@@ -45,7 +45,6 @@ from digirl_dist.report.report import Report
 from digirl_dist.room import Room
 from digirl_dist.run_folder import RunFolder
 from digirl_dist.settings import (
-    LimitSettings,
     Parallel,
     RayCollectorSettings,
     Settings,
@@ -63,6 +62,20 @@ if TYPE_CHECKING:
     from digirl_dist.fleet.install import Package
     from digirl_dist.fleet.roster import Member
     from digirl_dist.fleet.spec import Job, WorkerSpec
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What the settings ask for, found and checked before anything is made."""
+
+    settings: Settings
+    source: configuration.Source | None
+    root: Path
+    """Of the run folder."""
+    closing: Closing
+    ahead: int
+    device: Device
+    agent: AgentFactory
 
 
 @dataclass(frozen=True)
@@ -94,30 +107,23 @@ def run(settings: Settings, source: configuration.Source | None = None) -> None:
     over_ssh = settings.parallel is Parallel.host and isinstance(settings.collector, SshCollectorSettings)
     if over_ssh and not settings.dry_run and modes.needs_emulators(settings):
         members(settings)  # what is wrong there is refused before anything is made
-    choose_closing(settings), choose_ahead(settings)  # the same for these
+    closing, ahead = choose_closing(settings), choose_ahead(settings)
     device = choose_device(settings, settings.emulator)
     check_judge(settings)
     agent = choose_agent(settings.agent, device.spec)
-    learning = _learning(settings, agent, Path(settings.save_path).expanduser().resolve())
+    root = Path(settings.save_path).expanduser().resolve()
+    learning = _learning(settings, agent, root)
     if rank is None or rank.is_first:
-        _lead(settings, source, device, agent, learning, rank)
+        _lead(Chosen(settings, source, root, closing, ahead, device, agent), learning, rank)
     else:
         _follow(learning, rank)
 
 
-def _lead(
-    settings: Settings,
-    source: configuration.Source | None,
-    device: Device,
-    agent: AgentFactory,
-    learning: Learning,
-    rank: Rank | None,
-) -> None:
-    closing, ahead = choose_closing(settings), choose_ahead(settings)
-    plan = modes.training_plan(settings, device.tasks)
-    only_measure = only_measures(settings)
+def _lead(chosen: Chosen, learning: Learning, rank: Rank | None) -> None:
+    settings = chosen.settings
+    plan = modes.training_plan(settings, chosen.device.tasks)
     with ExitStack() as stack:
-        folder = RunFolder(Path(settings.save_path).expanduser().resolve(), configuration.to_yaml(settings))
+        folder = RunFolder(chosen.root, configuration.to_yaml(settings))
         stack.callback(folder.close)
         progress = Progress(settings.rollout_size)
         events = Events(folder.events, (progress.listen,))
@@ -129,29 +135,30 @@ def _lead(
         media = Media(folder.media, settings.media, events)
         report = Report(folder, events, progress, status, build_curves(settings, folder), media, room)
         stack.callback(report.close)
-        store = Store(folder.evaluation(trainer.resume().iteration) if only_measure else folder.trajectories, room)
+        measured = trainer.resume() if only_measures(settings) else None
+        store = Store(folder.evaluation(measured.iteration) if measured else folder.trajectories, room)
         collector = build_collector(
             Ground(
                 settings,
-                device,
-                agent,
+                chosen.device,
+                chosen.agent,
                 plan,
                 folder,
                 store,
                 events,
                 status,
-                closing,
-                ahead,
-                source,
+                chosen.closing,
+                chosen.ahead,
+                chosen.source,
             ),
             stack,
         )
-        if only_measure:
-            host.evaluate(collector, trainer, store, plan, report, settings.eval_iterations)
+        if measured:
+            host.evaluate(collector, measured, store, plan, report, settings.eval_iterations)
         else:
             every, last = settings.evaluation.every, settings.train_iterations
-            measured = modes.evaluation_plan(settings)
-            evaluator = Evaluator(collector, measured, store, learning.checkpoints, report, every, last)
+            test_plan = modes.evaluation_plan(settings)
+            evaluator = Evaluator(collector, test_plan, store, learning.checkpoints, report, every, last)
             host.train(collector, trainer, store, plan, evaluator, report, settings.train_iterations)
 
 
@@ -248,7 +255,7 @@ def inline_collector(
 
     fixed = Choice(settings.bsize, "") if isinstance(settings.bsize, int) else None
     pool = fixed or choose(Machine.here(), device.needs)
-    job = InlineJob(agent, device.factory, pool, _slot_limits(settings.limits), device.max_steps)
+    job = InlineJob(agent, device.factory, pool, SlotLimits.of(settings.limits), device.max_steps)
     return InlineCollector(job, settings.limits.episode_attempts, closing, store, events, status)
 
 
@@ -357,13 +364,9 @@ def _job(device: Device, ground: Ground) -> Job:
         agent=pack(ground.agent),
         emulator=pack(device.factory),
         max_steps=device.max_steps,
-        limits=_slot_limits(settings.limits),
+        limits=SlotLimits.of(settings.limits),
         torch_threads=settings.worker_torch_threads,
         orphan_s=settings.limits.orphan_s,
         needs=device.needs,
         sharers=settings.dry_run_workers if settings.dry_run else 1,
     )
-
-
-def _slot_limits(limits: LimitSettings) -> SlotLimits:
-    return SlotLimits(limits.boot_s, limits.reset_s, limits.step_s, limits.slot_failures, limits.quarantine_s)

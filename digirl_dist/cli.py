@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from digirl_dist import cli_workers
+from digirl_dist.exit_status import end_by_sigterm_as_by_ctrl_c, exit_status
 
 _USAGE = """\
   python run.py --config-path config/multimachine --config-name host [key=value ...]
@@ -49,20 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--config-name", default="host", help="which of them, without .yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of the configuration")
     options = parser.parse_intermixed_args(words)
-    from digirl_dist.errors import DigirlDistError, SettingsError
-
-    try:
-        _run(options.config_path, options.config_name, options.overrides)
-    except SettingsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except DigirlDistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on where it stopped", file=sys.stderr)
-        return 130
-    return 0
+    return exit_status(lambda: _run(options.config_path, options.config_name, options.overrides))
 
 
 def _eval_jobs(words: list[str]) -> int:
@@ -76,28 +63,23 @@ def _why(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="digirl-dist why", description="who waits for whom in a run, and since when")
     parser.add_argument("--save-path", default="runs/host", help="the run's folder")
     options = parser.parse_args(words)
-    from digirl_dist.errors import RunFolderError
+    return exit_status(lambda: _explain(Path(options.save_path).expanduser()))
+
+
+def _explain(folder: Path) -> int:
     from digirl_dist.report.why import explain
 
-    try:
-        print(explain(Path(options.save_path).expanduser()))
-    except RunFolderError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    print(explain(folder))
     return 0
 
 
-def _run(config_path: str, config_name: str, overrides: Sequence[str]) -> None:
+def _run(config_path: str, config_name: str, overrides: Sequence[str]) -> int:
     from digirl_dist import configuration
 
     source = configuration.Source(config_path, config_name, tuple(overrides))
     settings = source.load()
-    signal.signal(signal.SIGTERM, _interrupt)
+    end_by_sigterm_as_by_ctrl_c()
     from digirl_dist import build
 
     build.run(settings, source)
-
-
-def _interrupt(*_: object) -> None:
-    """SIGTERM ends a run as Ctrl-C does: workers and emulators are stopped."""
-    raise KeyboardInterrupt
+    return 0

@@ -7,8 +7,10 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from digirl_dist.exit_status import exit_status
 
 if TYPE_CHECKING:
     from digirl_dist.provision.prepare import Progress
@@ -23,7 +25,7 @@ def setup(words: Sequence[str]) -> int:
     parser = _parser("setup", _SETUP)
     parser.add_argument("--dry-run", action="store_true", help="only print what would be done")
     options = parser.parse_intermixed_args(words)
-    return _refusing(lambda: _setup(_load(options), options.dry_run))
+    return exit_status(lambda: _setup(_load(options), options.dry_run))
 
 
 def doctor(words: Sequence[str]) -> int:
@@ -32,7 +34,7 @@ def doctor(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print a list of {worker, check, ok, detail, remedy}")
     parser.add_argument("--try", action="store_true", dest="try_emulators", help="also start one emulator per worker")
     options = parser.parse_intermixed_args(words)
-    return _refusing(lambda: _doctor(_load(options), options.json, options.try_emulators))
+    return exit_status(lambda: _doctor(_load(options), options.json, options.try_emulators))
 
 
 def _parser(command: str, description: str) -> argparse.ArgumentParser:
@@ -49,19 +51,6 @@ def _load(options: argparse.Namespace) -> Settings:
 
     chosen = [f"emulator={options.emulator}"] if options.emulator else []
     return configuration.load(options.config_path, options.config_name, [*chosen, *options.overrides])
-
-
-def _refusing(command: Callable[[], int]) -> int:
-    from digirl_dist.errors import SettingsError
-
-    try:
-        return command()
-    except SettingsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on where it stopped", file=sys.stderr)
-        return 130
 
 
 def _setup(settings: Settings, dry_run: bool) -> int:

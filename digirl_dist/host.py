@@ -7,6 +7,7 @@ run is its newest checkpoint and its store, so the same command continues a run 
 
 from __future__ import annotations
 
+from digirl_dist.checkpoint import Checkpoint
 from digirl_dist.collect import Collector
 from digirl_dist.evaluator import Evaluator
 from digirl_dist.report.report import Report
@@ -37,9 +38,10 @@ def train(
         evaluator.look_at(checkpoint)
 
 
-def evaluate(collector: Collector, trainer: Trainer, store: Store, plan: Plan, report: Report, iterations: int) -> None:
-    """Measure the newest checkpoint over ``iterations`` rounds of the plan, without learning."""
-    checkpoint = trainer.resume()
+def evaluate(
+    collector: Collector, checkpoint: Checkpoint, store: Store, plan: Plan, report: Report, iterations: int
+) -> None:
+    """Measure ``checkpoint`` over ``iterations`` rounds of the plan, without learning."""
     for iteration in range(iterations):
         harvest = collector.collect(checkpoint, plan.tickets(iteration, checkpoint.iteration))
         store.append(harvest)

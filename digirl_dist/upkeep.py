@@ -21,7 +21,7 @@ from digirl_dist.fleet.install import Package, this_package
 from digirl_dist.fleet.roster import Member, localhost_members, members, this_python
 from digirl_dist.provision.prepare import Preparation, Tell, prepare
 from digirl_dist.provision.scripts import steps
-from digirl_dist.settings import EmulatorSettings, LimitSettings, Parallel, Settings
+from digirl_dist.settings import EmulatorSettings, Parallel, Settings
 from digirl_dist.travel import pack
 
 _AT_ONCE = 64
@@ -82,11 +82,7 @@ def _patient(member: Member, settings: Settings, package: Package | None, try_em
 
 
 def _trial(settings: Settings, device: Device) -> Trial:
-    return Trial(pack(device.factory), device.tasks[0], some_action(device.spec), _slot_limits(settings.limits))
-
-
-def _slot_limits(limits: LimitSettings) -> SlotLimits:
-    return SlotLimits(limits.boot_s, limits.reset_s, limits.step_s)
+    return Trial(pack(device.factory), device.tasks[0], some_action(device.spec), SlotLimits.of(settings.limits))
 
 
 def _emulator(member: Member, settings: Settings) -> EmulatorSettings:

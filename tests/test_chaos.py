@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from chaos.__main__ import strike
 from chaos.faults import FAULTS, Fault

@@ -7,22 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from sdk_tool import SDK_TOOL
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = ROOT / "worker"
-SDK_TOOL = """#!/bin/sh
-# Stands for Google's: makes the files that the real one would.
-sdk="$ANDROID_HOME"
-echo "$(basename $0) $*" >> "$sdk/log"
-case "$*" in
-    *--licenses*) mkdir -p "$sdk/licenses"; echo 1 > "$sdk/licenses/android-sdk-license" ;;
-    *platform-tools*) for p in platform-tools/adb emulator/emulator; do
-        mkdir -p "$(dirname "$sdk/$p")"; echo > "$sdk/$p"; chmod +x "$sdk/$p"; done ;;
-    *system-images*--device*) mkdir -p "$ANDROID_AVD_HOME"; echo path= > "$ANDROID_AVD_HOME/pixel.ini" ;;
-    *system-images*) mkdir -p "$sdk/system-images/android-34/google_apis/x86_64"
-        echo > "$sdk/system-images/android-34/google_apis/x86_64/system.img" ;;
-esac
-"""
 
 
 def bash(script: str, **variables: str) -> subprocess.CompletedProcess[str]:

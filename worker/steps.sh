@@ -15,6 +15,7 @@ step() { # step NAME CHECK ACTION [ARGUMENT ...]: ACTION unless CHECK succeeds; 
     if ! output="$("$@" 2>&1 </dev/null)"; then
         give_up "$name" "$output"
     fi
+    hash -r # what was installed may lie elsewhere on PATH than what was there before
     if [ -n "$DRY_RUN" ]; then
         tell would "$name" "$(sed -n 's/^+ //p' <<<"$output" | paste -sd ';')"
     elif ! output="$output"$'\n'"$("$check" 2>&1 </dev/null)"; then
@@ -45,16 +46,24 @@ as_root() {
     elif sudo -n true 2>/dev/null; then
         run sudo -n "$@"
     else
-        echo "+ $*"
-        echo "root or passwordless sudo is needed for this, and user $(id -un) has neither: let an administrator run it"
-        return 1
+        needs_root "$*"
     fi
+}
+
+needs_root() { # the command is shown as an administrator has to type it
+    echo "+ $1"
+    echo "root or passwordless sudo is needed for this, and user $(id -un) has neither: let an administrator run it"
+    return 1
 }
 
 debian_packages() {
     if ! command -v apt-get >/dev/null; then
         echo "this is neither Debian nor Ubuntu: install what these packages hold by hand: $*"
         return 1
+    fi
+    if [ "$(id -u)" != 0 ] && ! sudo -n true 2>/dev/null; then
+        needs_root "apt-get update && apt-get install -y --no-install-recommends $*"
+        return
     fi
     as_root apt-get -o DPkg::Lock::Timeout=300 update -qq &&
         as_root env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "$@"

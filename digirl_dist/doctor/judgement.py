@@ -13,7 +13,7 @@ CLOCK_LIMIT_S = 60.0
 _ENVIRONMENT_MB = 3000
 _JOBS_MB = 500
 _ROOM = {"run_path": (_ENVIRONMENT_MB, "worker_run_path"), "temp_path": (_JOBS_MB, "worker_temp_path")}
-_VENV_REMEDY = "apt-get install python3-venv there (or uv), or run `digirl-dist setup`"
+_VENV_REMEDY = "`apt-get install python3-venv` there (or uv), or run `digirl-dist setup`"
 
 
 def judge(worker: str, facts: dict[str, Any], needs: Needs, slots: int, threads: int) -> Iterator[Check]:
@@ -92,7 +92,7 @@ def _browser(worker: str, facts: dict[str, Any]) -> Check:
         name for name, found in (("chromium", browser), ("chromium-driver", driver)) if found is None
     )
     if missing:
-        remedy = f"apt-get install {missing.replace(' and ', ' ')} there, or run `digirl-dist setup`"
+        remedy = f"`apt-get install {missing.replace(' and ', ' ')}` there, or run `digirl-dist setup`"
         return Check(worker, "chromium", False, f"{missing} is not on PATH", remedy)
     detail = " and ".join(f"{found['path']} {found['version'] or found['said']}" for found in (browser, driver))
     majors = [found["version"].split(".")[0] for found in (browser, driver)]
@@ -137,7 +137,7 @@ def _avd(worker: str, found: dict[str, Any], avd: str) -> Check:
         return Check(worker, "avd", False, detail, "run `digirl-dist setup`, or set emulator.avd to one of these")
     lacks = found["avd_lacks"]
     detail = f"{avd}: {lacks} is missing" if lacks else f"{avd} in {found['avd_home']}; --try boots it"
-    remedy = f"`avdmanager delete avd -n {avd}`, then `digirl-dist setup`"
+    remedy = f"`{found['avdmanager'] or 'avdmanager'} delete avd -n {avd}` there, then `digirl-dist setup`"
     if lacks.endswith("snapshot.pb"):
         remedy = "`digirl-dist setup` makes the snapshot, emulator.snapshot=null boots anew for each episode"
     return Check(worker, "avd", not lacks, detail, remedy)

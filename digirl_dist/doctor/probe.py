@@ -125,6 +125,7 @@ def _android(wanted: dict[str, Any], slots: int) -> dict[str, Any]:
         "sdk": str(sdk) if sdk else None,
         "adb": _tool(sdk, "platform-tools/adb") or shutil.which("adb"),
         "emulator": _tool(sdk, "emulator/emulator"),
+        "avdmanager": _tool(sdk, "cmdline-tools/latest/bin/avdmanager"),
         "avds": sorted(path.stem for path in avds.glob("*.ini")),
         "avd_home": str(avds),
         "avd_lacks": _missing_content(avds, wanted["avd"], wanted["snapshot"]),

@@ -16,6 +16,7 @@ from typing import Any
 
 from digirl_dist.errors import ActionError, EmulatorCrashed, EmulatorError, EmulatorHung
 from digirl_dist.same_python import environment
+from digirl_dist.settings import LimitSettings
 from digirl_dist.tasks import Json, Task
 
 
@@ -30,6 +31,11 @@ class SlotLimits:
     quarantine_s: float = 300.0
     back_off_s: float = 0.5
     back_off_max_s: float = 30.0
+
+    @classmethod
+    def of(cls, limits: LimitSettings) -> SlotLimits:
+        """Those of a run's configuration."""
+        return cls(limits.boot_s, limits.reset_s, limits.step_s, limits.slot_failures, limits.quarantine_s)
 
 
 class State(Enum):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import time
 import traceback
@@ -18,9 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from digirl_dist.errors import DigirlDistError, SettingsError
+from digirl_dist.errors import SettingsError
 from digirl_dist.evaluate.jobs import EvalJob, read_jobs
 from digirl_dist.evaluate.results import DONE, FAILED, JobResult, OutputFolder, merge, table, wait_for_all
+from digirl_dist.exit_status import end_by_sigterm_as_by_ctrl_c, exit_status
 from digirl_dist.parallel.device import Wish, resolve_device, visible_devices
 from digirl_dist.parallel.rank import Rank, launched_rank
 
@@ -93,18 +93,9 @@ class EvalRun:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 all jobs done, 1 some are not, 2 nothing could be run, 130 interrupted."""
     options = _parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        return 0 if _prepared(options).run() else 1
-    except SettingsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except DigirlDistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; the same command with --resume runs the jobs that are missing", file=sys.stderr)
-        return 130
+    end_by_sigterm_as_by_ctrl_c()
+    advice = "the same command with --resume runs the jobs that are missing"
+    return exit_status(lambda: 0 if _prepared(options).run() else 1, advice)
 
 
 def _prepared(options: argparse.Namespace) -> EvalRun:
@@ -142,11 +133,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--policy_device_id", type=int, help="the same as --policy_device cuda:ID")
     parser.add_argument("--merge_wait", type=float, default=3600.0, help="seconds that rank 0 waits for other ranks")
     return parser
-
-
-def _interrupt(*_: object) -> None:
-    """SIGTERM ends a rank as Ctrl-C does: its emulators are stopped and the results merged."""
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

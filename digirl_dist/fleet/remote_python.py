@@ -19,7 +19,7 @@ if sys.version_info < (3, 10):
 source = sys.stdin.buffer
 exec(compile(source.read(int(source.readline())), "program.py", "exec"))
 """
-_GET_PYTHON = "apt-get install python3 python3-venv there, or set worker_python to another Python"
+_GET_PYTHON = "`apt-get install python3 python3-venv` there, or set worker_python to another Python"
 
 
 class RemotePython:

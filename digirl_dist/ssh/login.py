@@ -110,6 +110,5 @@ def _copy_id(user: str, host: str, port: int, refused: list[Any]) -> str:
     key = f" -i {files[0]}" if files and Path(files[0] + ".pub").exists() else ""
     port_option = "" if port == 22 else f" -p {port}"
     make = "" if refused else "make a key with `ssh-keygen -t ed25519`, then "
-    return (
-        f"{make}allow the key with `ssh-copy-id{key}{port_option} {user}@{host}`, or set the worker's `user` or `key`"
-    )
+    command = f"ssh-copy-id{key}{port_option} {user}@{host}"
+    return f"{make}allow the key with `{command}`, or set the worker's `username` or `key`"

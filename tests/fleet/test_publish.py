@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from relay import Relay
+from relay import relayed
 from things import Counter, HeavyCoin
 
 from digirl_dist.checkpoint import Checkpoint, Checkpoints
@@ -94,7 +94,7 @@ def loaded(fleet: Fleet, worker: str, version: int) -> tuple[Loaded, list[News]]
 
 def test_a_stalled_worker_delays_no_other_and_catches_up(serve: Callable[[str], Address], tmp_path: Path) -> None:
     quick = serve("quick")
-    with Relay(serve("stuck"), tmp_path) as relay, fleet(tmp_path, [quick, relay.address]) as here:
+    with relayed(serve("stuck"), tmp_path) as (relay, stuck), fleet(tmp_path, [quick, stuck]) as here:
         here.publish(save(tmp_path, 1, 1))
         for _ in range(2):
             await_news(here, lambda one: isinstance(one, Loaded) and one.version == 1)

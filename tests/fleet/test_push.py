@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from relay import Relay
+from relay import relayed
 from watching import eventually
 
 from digirl_dist.checkpoint import Checkpoints
@@ -128,7 +128,8 @@ def test_an_altered_version_before_costs_a_second_try_and_no_more(
 def test_a_push_that_was_cut_goes_on_where_it_stopped(server: Address, there: Path, tmp_path: Path) -> None:
     blob = Blob.of(os.urandom(30_000_000))
     part = there / "blobs" / f"{blob.digest}.part"
-    with Relay(server, tmp_path, rate=20e6) as relay, courier_at(relay.address, there) as courier:
+    with relayed(server, tmp_path) as (relay, address), courier_at(address, there) as courier:
+        relay.rate = 20e6
 
         def cut() -> None:
             eventually(lambda: part.exists() and part.stat().st_size > 8_000_000)
@@ -162,7 +163,8 @@ def test_what_is_refused_whole_is_an_error(courier: Courier) -> None:
 
 def test_the_link_is_measured_by_large_transfers_only(server: Address, there: Path, tmp_path: Path) -> None:
     measured = LinkRate()
-    with Relay(server, tmp_path, rate=10e6) as relay, courier_at(relay.address, there) as courier:
+    with relayed(server, tmp_path) as (relay, address), courier_at(address, there) as courier:
+        relay.rate = 10e6
         Push(courier, measured)([Blob.of(b"small")])
         assert measured.rate() is None
         started = time.monotonic()

@@ -74,6 +74,21 @@ class BareMachine(Machine):
     def as_user(self, command: str) -> str:
         return self.as_root(["runuser", "-u", USER, "--", "bash", "-c", f"cd; {command}"])
 
+    def as_a_person(self, command: str, folder: Path) -> None:
+        """Run a command on the host as somebody who knows the user's password here, and whose home is empty."""
+        self.as_root(f"echo {USER}:secret | chpasswd")
+        usual = self.configuration.read_text()
+        self.configuration.write_text(usual.replace("PasswordAuthentication no", "PasswordAuthentication yes"))
+        self.reread_configuration()
+        person = folder / "person"
+        person.write_text('#!/bin/sh\ncase "$1" in *yes/no*) echo yes ;; *) echo secret ;; esac\n')
+        person.chmod(0o755)
+        script = f"mount -t tmpfs digirl-dist-test ~ && mkdir -m 700 ~/.ssh && {command}"
+        asked = {"SSH_ASKPASS": str(person), "SSH_ASKPASS_REQUIRE": "force", "HOME": str(Path.home()), "PATH": SBIN}
+        subprocess.run(["unshare", "--mount", "bash", "-c", script], env=asked, capture_output=True, check=True)
+        self.configuration.write_text(usual)
+        self.reread_configuration()
+
     def write(self, path: str, content: str, mode: str = "755") -> str:
         """A file of the user's; ``path`` is below its home."""
         self.as_user(f"mkdir -p $(dirname {path}); cat > {path} <<'END'\n{content}\nEND\nchmod {mode} {path}")

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 from watching import eventually
 
+from chaos.processes import emulators, running
 from digirl_dist.same_python import environment
 from digirl_dist.ssh.connection import Address
 
@@ -169,10 +170,7 @@ class Machine:
         return self._running("digirl_dist.worker.courier")
 
     def emulators(self) -> list[psutil.Process]:
-        """The emulators themselves, without the guards above them."""
-        family = self._running("digirl_dist.emulator.process")
-        guards = {one.ppid() for one in family} & {one.pid for one in family}
-        return [one for one in family if one.pid not in guards]
+        return emulators(_inside(self._namespace))
 
     def left(self) -> list[str]:
         """What runs here besides ``sshd``."""
@@ -184,12 +182,7 @@ class Machine:
         return found
 
     def _running(self, module: str) -> list[psutil.Process]:
-        found = []
-        for process in _inside(self._namespace):
-            with suppress(psutil.Error):
-                if module in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        return running(module, _inside(self._namespace))
 
     def _listens(self) -> bool:
         with socket.socket() as probe:

@@ -172,7 +172,7 @@ def _job(run: str, limits: LimitSettings, step_s: float) -> Job:
         agent=pack(partial(Coin, Counter.spec)),
         emulator=pack(partial(Counter, step_s=step_s)),
         max_steps=None,
-        limits=SlotLimits(limits.boot_s, limits.reset_s, limits.step_s, limits.slot_failures),
+        limits=SlotLimits.of(limits),
         torch_threads=1,
         orphan_s=limits.orphan_s,
     )

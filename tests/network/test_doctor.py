@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,16 +14,18 @@ from typing import Any
 
 import pytest
 from network.bare import USER, BareMachine
-from network.relay import delaying_relay
+from network.market import close_market, open_market
+from relay import relayed
+from sdk_tool import SDK_TOOL
 
 from digirl_dist.doctor import link, probe
 from digirl_dist.doctor.check import Check
 from digirl_dist.doctor.examine import Patient, examine
 from digirl_dist.doctor.needs import AndroidNeeds, Needs
 from digirl_dist.emulator.chromium import BROWSERS, DRIVERS
-from digirl_dist.fleet.install import Package, build_wheel, ensure_installed
 from digirl_dist.fleet.roster import Member
-from digirl_dist.settings import Settings, SshSettings
+from digirl_dist.provision.scripts import steps
+from digirl_dist.settings import AndroidInstallSettings, AndroidSettings, Settings, SshSettings
 from digirl_dist.ssh.connection import connect
 
 PLAIN = Needs("plain", 100, 0.1)
@@ -36,13 +39,23 @@ def member(bare: BareMachine, **changes: Any) -> Member:
     return replace(usual, **changes)
 
 
-def look(
-    bare: BareMachine, needs: Needs = PLAIN, package: Package | None = None, threads: int = 1, **changes: Any
-) -> dict[str, Check]:
+def look(bare: BareMachine, needs: Needs = PLAIN, **changes: Any) -> dict[str, Check]:
     there = member(bare, **changes)
-    python = [f"{there.run_path}/venv/bin/python"] if package else ["python3"]
-    settings = replace(SETTINGS, worker_torch_threads=threads)
-    return {check.check: check for check in examine(Patient(there, needs, package, python), settings)}
+    return {check.check: check for check in examine(Patient(there, needs, None, ["python3"]), SETTINGS)}
+
+
+@pytest.fixture
+def market(bare: BareMachine, tmp_path: Path) -> Iterator[None]:
+    """``apt-get`` has what remedies name; browser and driver are of one version."""
+    packages = {
+        "python3-venv": {"usr/local/share/venv": ""},
+        "chromium": {"usr/local/bin/chromium": "#!/bin/sh\necho Chromium 7.0.1"},
+        "chromium-driver": {"usr/local/bin/chromedriver": "#!/bin/sh\necho ChromeDriver 7.0.2"},
+        "adb": {"usr/local/bin/adb": "#!/bin/sh"},
+    }
+    open_market(bare, tmp_path / "market", packages)
+    yield
+    close_market(bare)
 
 
 def refused(checks: dict[str, Check], name: str, *words: str) -> Check:
@@ -51,7 +64,7 @@ def refused(checks: dict[str, Check], name: str, *words: str) -> Check:
     assert not check.ok and check.remedy
     for word in words:
         assert word in f"{check.detail} -> {check.remedy}"
-    assert not [other for other in checks.values() if not other.ok and other.check not in (name, "torch", "package")]
+    assert not [other for other in checks.values() if not other.ok and other.check not in (name, "torch")]
     return check
 
 
@@ -109,8 +122,8 @@ def test_a_login_that_is_refused(bare: BareMachine, tmp_path: Path) -> None:
     wrong = replace(bare.address, key=str(tmp_path / "other"))
     check = refused(look(bare, address=wrong), "login", f"does not let user {USER} in")
     assert f"ssh-copy-id -i {tmp_path}/other {USER}@{bare.address.host}" in check.remedy
-    public = (tmp_path / "other.pub").read_text().strip()
-    bare.as_user(f"cp .ssh/authorized_keys usual; echo '{public}' >> .ssh/authorized_keys")  # what ssh-copy-id does
+    bare.as_user("cp .ssh/authorized_keys usual")
+    bare.as_a_person(command_in(check), tmp_path)
     assert look(bare, address=wrong)["login"].ok
     bare.as_user("mv usual .ssh/authorized_keys")
 
@@ -153,17 +166,13 @@ def test_a_slow_link_is_a_warning(bare: BareMachine) -> None:
     assert look(bare)["throughput"].ok
 
 
-def test_a_long_way_is_a_warning(bare: BareMachine) -> None:
-    with delaying_relay(bare.address.host, 22) as relay:
-        known = Path(str(bare.address.known_hosts))
-        usual = known.read_text()
-        known.write_text(usual + f"[127.0.0.1]:{relay.port} {usual.split(' ', 1)[1]}")
-        with connect(replace(bare.address, host="127.0.0.1", port=relay.port), SETTINGS.ssh) as connection:
-            relay.delay_s = 0.3
-            far = next(link.speed(connection))
-            assert not far.ok and not far.blocks and "nearer" in far.remedy
-            relay.delay_s = 0.0
-            assert next(link.speed(connection)).ok
+def test_a_long_way_is_a_warning(bare: BareMachine, tmp_path: Path) -> None:
+    with relayed(bare.address, tmp_path) as (relay, address), connect(address, SETTINGS.ssh) as connection:
+        relay.delay_s = 0.3
+        far = next(link.speed(connection))
+        assert not far.ok and not far.blocks and "nearer" in far.remedy
+        relay.delay_s = 0.0
+        assert next(link.speed(connection)).ok
 
 
 # --- what is there
@@ -175,26 +184,16 @@ def test_a_python_that_is_missing(bare: BareMachine) -> None:
     assert look(bare)["python"].ok
 
 
-def test_a_python_without_venv(bare: BareMachine) -> None:
+def test_a_python_without_venv(bare: BareMachine, market: None) -> None:
     hide = "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *r: None if n == 'venv' else f(n, *r)"
-    python = bare.write("bare_python", f'#!/bin/sh\nexec python3 -c "{hide}\n$2"')
-    refused(look(bare, python=python), "python", "neither venv nor uv", "python3-venv")
+    bare_python = f'[ -e /usr/local/share/venv ] || exec python3 -c "{hide}\n$2"\nexec python3 "$@"'
+    python = bare.write("bare_python", f"#!/bin/sh\n{bare_python}")
+    check = refused(look(bare, python=python), "python", "neither venv nor uv", "(or uv)")
     bare.write(".local/bin/uv", "#!/bin/sh")
     assert look(bare, python=python)["python"].ok
     bare.as_user("rm .local/bin/uv")
-
-
-def test_a_package_that_is_missing_or_another(bare: BareMachine, tmp_path: Path) -> None:
-    package = Package(build_wheel(tmp_path / "wheel"), limit_s=120.0)
-    check = refused(look(bare, package=package), "package", "not installed in", "digirl-dist setup")
-    assert not check.blocks, "a run installs it by itself"
-    with connect(bare.address, SETTINGS.ssh) as connection:
-        ensure_installed(connection, package, "~/env")
-    checks = look(bare, package=package)
-    assert checks["package"].ok and package.digest[:12] in checks["package"].detail
-    refused(checks, "torch", "cannot be imported", "digirl-dist setup")
-    other = replace(package, pip_args=("--no-cache-dir",))
-    refused(look(bare, package=other), "package", "with other settings")
+    bare.as_root(command_in(check))
+    assert look(bare, python=python)["python"].ok
 
 
 def test_a_folder_that_cannot_be_written(bare: BareMachine) -> None:
@@ -222,44 +221,47 @@ def test_more_emulators_than_cores_is_a_warning(bare: BareMachine) -> None:
     assert look(bare, slots=number_in(check, "bsize"))["cores"].ok
 
 
-def test_more_threads_than_cores_is_a_warning(bare: BareMachine) -> None:
+def test_a_torch_that_is_damaged_or_has_more_threads_than_cores(bare: BareMachine) -> None:
     bare.as_user("mkdir -p fake; echo '__version__, get_num_threads = \"2.0\", lambda: 1' > fake/torch.py")
     python = bare.write("with_torch", '#!/bin/sh\nexec env PYTHONPATH=$HOME/fake python3 "$@"')
-    patient = Patient(member(bare), PLAIN, None, [python])
-    found = {check.check: check for check in examine(patient, replace(SETTINGS, worker_torch_threads=999))}
-    check = found["torch"]
-    assert not check.ok and not check.blocks
-    threads = number_in(check, "worker_torch_threads")
-    found = {one.check: one for one in examine(patient, replace(SETTINGS, worker_torch_threads=threads))}
-    assert found["torch"].ok
+
+    def torch(threads: int) -> Check:
+        found = examine(Patient(member(bare), PLAIN, None, [python]), replace(SETTINGS, worker_torch_threads=threads))
+        return next(check for check in found if check.check == "torch")
+
+    check = torch(999)
+    assert not check.ok and not check.blocks, "a warning"
+    assert torch(number_in(check, "worker_torch_threads")).ok
+    bare.as_user("echo 'raise ImportError(\"libc10.so is damaged\")' > fake/torch.py")
+    assert torch(1).blocks and "libc10.so is damaged" in torch(1).detail
 
 
 def test_a_clock_that_is_wrong_is_a_warning(bare: BareMachine) -> None:
     skew = "import time; now = time.time; time.time = lambda: now() - 3600"
-    python = bare.write("late_python", f'#!/bin/sh\nexec python3 -c "{skew}\n$2"')
-    check = refused(look(bare, python=python), "clock", "behind", "set-ntp true")
+    slow = bare.write("slow", "")
+    python = bare.write("late_python", f'#!/bin/sh\n[ -e {slow} ] && exec python3 -c "{skew}\n$2"\nexec python3 "$@"')
+    check = refused(look(bare, python=python), "clock", "behind")
     assert not check.blocks
-    bare.write("late_python", '#!/bin/sh\nexec python3 "$@"')  # what the time service does
+    bare.write("bin/timedatectl", f'#!/bin/sh\n[ "$*" = "set-ntp true" ] && rm {slow}')  # there is no time service here
+    bare.as_root(f"PATH=/home/{USER}/bin:/bin; {command_in(check).removeprefix('sudo ')}")
     assert look(bare, python=python)["clock"].ok
 
 
 # --- Chromium
 
 
-MISSING = {"chromium": BROWSERS, "chromium-driver": DRIVERS}
-"""The programs of which one is needed, by the Debian package that has it."""
-
-
-@pytest.mark.parametrize("package", MISSING)
-def test_a_browser_or_driver_that_is_missing(bare: BareMachine, package: str) -> None:
-    there = [program for program in MISSING[package] if bare.has(program)]
-    for program in there:
-        bare.hide(program)
-    refused(look(bare, BROWSER), "chromium", f"{package} is not on PATH", f"apt-get install {package} there")
+def test_a_browser_or_driver_that_is_missing(bare: BareMachine, market: None) -> None:
+    bare.hide("chromedriver")
+    refused(look(bare, BROWSER), "chromium", "chromium-driver is not on PATH", "`apt-get install chromium-driver`")
+    there = [browser for browser in BROWSERS if bare.has(browser)]
+    for browser in there:
+        bare.hide(browser)
+    check = refused(look(bare, BROWSER), "chromium", "chromium and chromium-driver is not on PATH")
     assert "chromium" not in look(bare, PLAIN), "it does not matter to other emulators"
-    for program in there:
-        bare.bring_back(program)
+    bare.as_root(command_in(check))
     assert look(bare, BROWSER)["chromium"].ok
+    for program in (*DRIVERS, *there):
+        bare.bring_back(program)
 
 
 def test_the_browsers_that_are_looked_for_are_those_that_the_emulator_starts() -> None:
@@ -267,27 +269,69 @@ def test_the_browsers_that_are_looked_for_are_those_that_the_emulator_starts() -
     assert probe._BROWSERS == BROWSERS and f"browsers=({' '.join(BROWSERS)})" in steps
 
 
-def test_a_driver_of_another_version(bare: BareMachine) -> None:
-    bare.replace("chromedriver", "#!/bin/sh\necho ChromeDriver 99.0.1 of somebody")
+def test_a_driver_of_another_version(bare: BareMachine, market: None) -> None:
+    bare.as_root("printf '#!/bin/sh\\necho ChromeDriver 99.0.1 of somebody' > /usr/local/bin/chromedriver")
+    bare.as_root("chmod +x /usr/local/bin/chromedriver")
     refused(look(bare, BROWSER), "chromium", "99.0.1", "same major version", "remove whichever")
-    bare.bring_back("chromedriver")
+    bare.as_root("rm /usr/local/bin/chromedriver")
     assert look(bare, BROWSER)["chromium"].ok
 
 
 # --- Android
 
 
+def set_up(bare: BareMachine, emulator: AndroidSettings, as_root: bool = False) -> None:
+    """What ``digirl-dist setup`` runs there before it installs the package."""
+    found = steps(emulator, member(bare), AndroidInstallSettings(accept_licenses=True), dry_run=False)
+    variables = {
+        **found.variables,
+        "HOME": f"/home/{USER}",
+        "PATH": f"/home/{USER}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+    }
+    words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    run = bare.as_root if as_root else bare.as_user
+    run(f"env {' '.join(words)} bash {bare.write('steps', found.script)}")
+
+
 @pytest.fixture
-def android(bare: BareMachine) -> Iterator[BareMachine]:
-    """All that an AVD needs: empty programs and files are enough for checks that only look."""
-    for program in ("platform-tools/adb", "emulator/emulator"):
-        bare.write(f"Android/Sdk/{program}", "#!/bin/sh")
-    bare.write(".android/avd/pixel.avd/config.ini", "AvdId=pixel")
-    bare.write(".android/avd/pixel.ini", f"path=/home/{USER}/.android/avd/pixel.avd")
+def tools(bare: BareMachine) -> Iterator[BareMachine]:
+    """What an AVD needs but for the SDK, the tools for which stand for Google's."""
+    for program in ("java", "unzip", "curl"):
+        bare.write(f"bin/{program}", "#!/bin/sh")
+    for tool in ("sdkmanager", "avdmanager"):
+        bare.write(f"Android/Sdk/cmdline-tools/latest/bin/{tool}", SDK_TOOL)
     bare.as_root(f"usermod -aG kvm {USER}")
     yield bare
     bare.as_root(f"gpasswd -d {USER} kvm")
-    bare.as_user("rm -rf Android .android")
+    bare.as_user("rm -rf Android .android bin")
+
+
+@pytest.fixture
+def android(tools: BareMachine) -> BareMachine:
+    """The SDK and the AVD as well, as the setup leaves them: empty files are enough for checks that only look."""
+    set_up(tools, AndroidSettings(avd="pixel"))
+    return tools
+
+
+@contextmanager
+def without_adb(bare: BareMachine) -> Iterator[None]:
+    """Other than what is in the SDK."""
+    hidden = bare.has("adb")
+    if hidden:
+        bare.hide("adb")
+    yield
+    if hidden:
+        bare.bring_back("adb")
+
+
+def test_an_sdk_and_an_avd_that_are_missing_are_brought_by_the_setup(tools: BareMachine) -> None:
+    with without_adb(tools):
+        before = look(tools, AVD)
+        failed = [name for name in before if not before[name].ok and "run `digirl-dist setup`" in before[name].remedy]
+        assert {"adb", "emulator", "avd"} <= set(failed)
+        set_up(tools, AndroidSettings(avd="pixel"))
+        after = look(tools, AVD)
+    assert all(after[name].ok for name in ("adb", "emulator", "avd", "kvm", "ports"))
 
 
 def test_a_user_outside_the_group_of_kvm_joins_it_by_the_command_in_the_remedy(android: BareMachine) -> None:
@@ -312,29 +356,27 @@ def test_android_programs_that_are_missing(android: BareMachine) -> None:
     assert look(android, elsewhere)["emulator"].ok
 
 
-def test_adb_that_is_missing(android: BareMachine) -> None:
-    android.as_user("rm -rf Android")
+def test_adb_that_is_missing(bare: BareMachine, market: None) -> None:
     by_serial = replace(AVD, android=AndroidNeeds())
-    if android.has("adb"):
-        android.hide("adb")
-    checks = look(android, by_serial)
-    refused(checks, "adb", "digirl-dist setup")
-    assert not {"kvm", "emulator", "avd", "ports"} & set(checks), "they do not matter to devices by serial"
-    android.write("Android/Sdk/platform-tools/adb", "#!/bin/sh")
-    assert look(android, by_serial)["adb"].ok
-    android.as_root("umount $(realpath /usr/bin/adb) || true")
+    with without_adb(bare):
+        checks = look(bare, by_serial)
+        refused(checks, "adb", "run `digirl-dist setup`")
+        assert not {"kvm", "emulator", "avd", "ports"} & set(checks), "they do not matter to devices by serial"
+        set_up(bare, AndroidSettings(serials=["10.0.0.7:5555"]), as_root=True)
+        assert look(bare, by_serial)["adb"].ok
 
 
 def test_an_avd_that_is_missing_or_broken(android: BareMachine) -> None:
     other = replace(AVD, android=AndroidNeeds(avd="tablet"))
     refused(look(android, other), "avd", "there is no AVD tablet", "(there are: pixel)", "set emulator.avd")
-    assert look(android, AVD)["avd"].ok
     with_snapshot = replace(AVD, android=AndroidNeeds(avd="pixel", snapshot="home"))
     refused(look(android, with_snapshot), "avd", "home/snapshot.pb is missing", "emulator.snapshot=null")
-    android.write(".android/avd/pixel.avd/snapshots/home/snapshot.pb", "")
-    assert look(android, with_snapshot)["avd"].ok
-    android.as_user("mv .android/avd/pixel.avd/config.ini hidden")
-    refused(look(android, AVD), "avd", "config.ini is missing", "avdmanager delete avd -n pixel")
+    assert look(android, AVD)["avd"].ok, "with another AVD, and without a snapshot"
+    android.as_user("rm .android/avd/pixel.avd/config.ini")
+    check = refused(look(android, AVD), "avd", "config.ini is missing", "then `digirl-dist setup`")
+    android.as_user(command_in(check))
+    set_up(android, AndroidSettings(avd="pixel"))
+    assert look(android, AVD)["avd"].ok
 
 
 def test_a_port_that_is_in_use(android: BareMachine) -> None:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 from network.bare import USER, BareMachine
+from network.market import close_market, open_market
 from network.wheels import collect_wheels
 
 from digirl_dist import table
+from digirl_dist.cli import main
+from digirl_dist.emulator.chromium import BROWSERS, DRIVERS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WORKER_PYTHON = "/usr/bin/python3"
@@ -35,6 +40,22 @@ def host(bare: BareMachine, tmp_path: Path) -> Path:
     (tmp_path / ".ssh" / "known_hosts").write_text(Path(str(bare.address.known_hosts)).read_text())
     configure(bare, tmp_path)
     return tmp_path
+
+
+Say = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def say(host: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
+    """The same command in this process, which has everything imported already."""
+    monkeypatch.setenv("HOME", str(host))
+    monkeypatch.chdir(host)
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        status = main(words)
+        return subprocess.CompletedProcess(words, status, *capsys.readouterr())
+
+    return run
 
 
 def configure(bare: BareMachine, folder: Path, **more: object) -> None:
@@ -73,19 +94,28 @@ def test_setup_then_doctor_then_a_miniwob_run_with_one_edited_file(bare: BareMac
     assert planned.returncode == 0 and "would  digirl_dist" in planned.stdout, planned.stderr
     assert "ok     Chromium and its driver" in planned.stdout
     assert bare.as_user("ls -A .cache 2>/dev/null || true") == "", "a dry run changes nothing"
+    looked = {check["check"]: check for check in json.loads(command(host, "doctor", "--try", "--json").stdout)}
+    assert "not installed in" in looked["package"]["detail"] and "`digirl-dist setup`" in looked["package"]["remedy"]
+    assert not looked["try"]["ok"] and "`digirl-dist setup`" in looked["try"]["remedy"]
     done = command(host, "setup", limit_s=300)
     assert done.returncode == 0 and "all workers are ready" in done.stdout, done.stdout + done.stderr
     before = changes(bare)
-    started = time.monotonic()
-    again = command(host, "setup")
-    assert "0 steps done, 3 were done before" in again.stdout
-    assert time.monotonic() - started < 10 and changes(bare) == before
+    times: list[float] = []
+    while not times or (min(times) >= 10 and len(times) < 3):  # a machine with other work has another try
+        started = time.monotonic()
+        again = command(host, "setup")
+        times.append(time.monotonic() - started)
+        assert "0 steps done, 3 were done before" in again.stdout
+    assert min(times) < 10 and changes(bare) == before
     examined = command(host, "doctor", "--try", "--json")
     checks = {(check["worker"], check["check"]): check for check in json.loads(examined.stdout)}
     assert examined.returncode == 0, examined.stdout
     assert all(check["ok"] for check in checks.values())
     assert "boot" in checks["w1", "try"]["detail"] and "PNG" in checks["w1", "try"]["detail"]
     assert {("w1", name) for name in ("package", "torch", "chromium")} <= set(checks)
+    other = command(host, "doctor", "--json", "install.pip_args=[--no-index,--no-cache-dir]")
+    [package] = [check for check in json.loads(other.stdout) if check["check"] == "package"]
+    assert other.returncode == 0 and "with other settings" in package["detail"], "a run would install it by itself"
     ran = command(host, "--config-path", "config/multimachine", "--config-name", "host")
     assert ran.returncode == 0, ran.stderr
     collected = table.read(host / "runs" / "host" / "trajectories" / "000000.parquet")
@@ -97,31 +127,42 @@ def changes(bare: BareMachine) -> str:
     return bare.as_user("find ~ -type f -not -name '*.pyc' -printf '%T@ %p\\n' | sort")
 
 
-def test_what_needs_root_is_said_with_the_command_and_the_worker(bare: BareMachine, host: Path) -> None:
-    bare.hide("chromedriver")
-    done = command(host, "setup", "--emulator", "miniwob")
-    bare.bring_back("chromedriver")
-    assert done.returncode == 1
-    assert "error: worker w1: Chromium and its driver: `apt-get" in done.stderr and "update -qq`" in done.stderr
+def test_what_needs_root_is_said_with_the_command_that_an_administrator_runs(
+    bare: BareMachine, say: Say, tmp_path: Path
+) -> None:
+    programs = [name for name in (*BROWSERS, *DRIVERS) if bare.has(name)]
+    for program in programs:
+        bare.hide(program)
+    packages = {"chromium": "chromium", "chromium-driver": "chromedriver"}
+    packages |= {"chromium-browser": "chromium", "chromium-chromedriver": "chromedriver"}  # Ubuntu's names
+    stand_ins = {name: {f"usr/local/bin/{program}": "#!/bin/sh\necho 7.0"} for name, program in packages.items()}
+    open_market(bare, tmp_path / "market", stand_ins)
+    done = say("setup", "--emulator", "miniwob")
+    assert done.returncode == 1 and "1 workers failed" in done.stdout
     assert f"root or passwordless sudo is needed for this, and user {USER} has neither" in done.stderr
-    assert "1 workers failed" in done.stdout
+    [printed] = re.findall("error: worker w1: Chromium and its driver: `(.+)`: root", done.stderr)
+    bare.as_root(printed)
+    assert "ok     Chromium and its driver" in say("setup", "--dry-run", "--emulator", "miniwob").stdout
+    close_market(bare)
+    for program in programs:
+        bare.bring_back(program)
 
 
-def test_the_failure_of_one_worker_does_not_hold_up_the_others(bare: BareMachine, host: Path) -> None:
+def test_the_failure_of_one_worker_does_not_hold_up_the_others(bare: BareMachine, host: Path, say: Say) -> None:
     worker = {"host": bare.address.host, "username": USER, "key": bare.address.key}
     configure(bare, host, worker_ips=[worker | {"name": "w1"}, worker | {"name": "w2", "port": 2222}])
-    done = command(host, "setup", "--dry-run")
+    done = say("setup", "--dry-run")
     assert done.returncode == 1
     assert "w1               would" in done.stdout
     assert f"error: worker w2: nothing listens at {bare.address.host}:2222" in done.stderr
 
 
-def test_the_doctor_takes_the_overrides_of_a_run(bare: BareMachine, host: Path) -> None:
-    done = command(host, "doctor", "--json", "worker_ips=[no-such-host.invalid]")
+def test_the_doctor_takes_the_overrides_of_a_run(say: Say) -> None:
+    done = say("doctor", "--json", "worker_ips=[no-such-host.invalid]")
     assert done.returncode == 1
     failed = [check for check in json.loads(done.stdout) if not check["ok"]]
     assert [(check["worker"], check["check"]) for check in failed] == [("no-such-host.invalid", "name")]
     assert set(failed[0]) == {"worker", "check", "ok", "detail", "remedy"}
-    shown = command(host, "doctor", "worker_ips=[]")
+    shown = say("doctor", "worker_ips=[]")
     assert shown.returncode == 1 and "worker_ips is empty" in shown.stdout
-    assert command(host, "doctor", "no_such_key=1").returncode == 2
+    assert say("doctor", "no_such_key=1").returncode == 2

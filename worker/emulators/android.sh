@@ -55,7 +55,7 @@ avd_is_there() { [ -f "$avds/$avd.ini" ]; }
 make_avd() { run "$bin/avdmanager" create avd --name "$avd" --package "$image" --device pixel_5; }
 
 if [ -z "$avd" ]; then # devices by serial: adb is all that is needed
-    adb_is_there() { command -v adb || [ -x "$sdk/platform-tools/adb" ]; }
+    adb_is_there() { adb version || [ -x "$sdk/platform-tools/adb" ]; }
     step "adb" adb_is_there debian_packages adb
 else
     step "Java, unzip and curl" programs_are_there debian_packages default-jre-headless unzip curl

@@ -3,9 +3,9 @@
 browsers=(chromium-headless-shell chrome-headless-shell chromium chromium-browser google-chrome)
 
 first_of() { # the first of these programs that there is
-    local name
+    local name path
     for name in "$@"; do
-        command -v "$name" && return
+        path="$(command -v "$name")" && [ -x "$path" ] && echo "$path" && return
     done
     echo "none of these is on PATH: $*" >&2
     return 1
@@ -24,15 +24,14 @@ chromium_is_good() {
     fi
 }
 
-in_apt() { apt-cache show "$1" 2>/dev/null | grep -q .; }
-
-install_chromium() {
-    if in_apt chromium-headless-shell; then
-        debian_packages chromium chromium-driver chromium-headless-shell
-    elif in_apt chromium-driver; then
-        debian_packages chromium chromium-driver
-    else
-        debian_packages chromium-browser chromium-chromedriver # Ubuntu's names
+install_chromium() { # not by what apt-cache shows: a new machine has no lists of packages yet
+    if grep -qE '^ID(_LIKE)?=.*ubuntu' /etc/os-release; then
+        debian_packages chromium-browser chromium-chromedriver
+        return
+    fi
+    debian_packages chromium chromium-driver || return
+    if apt-cache show chromium-headless-shell >/dev/null 2>&1; then
+        debian_packages chromium-headless-shell
     fi
 }
 

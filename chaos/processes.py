@@ -1,0 +1,38 @@
+"""Finding the processes of a worker from outside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+
+def processes_with(marker: str | Path) -> list[psutil.Process]:
+    """Processes whose command line or working directory names ``marker``; ourselves left out."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            words = [*process.cmdline(), process.cwd()]
+            if process.pid != os.getpid() and any(str(marker) in word for word in words):
+                found.append(process)
+    return found
+
+
+def running(module: str, among: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those of them that run this module of Python; zombies do not."""
+    found = []
+    for process in among:
+        with suppress(psutil.Error):
+            if module in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def emulators(among: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """The emulators themselves, without the guards above them."""
+    family = running("digirl_dist.emulator.process", among)
+    guards = {one.ppid() for one in family} & {one.pid for one in family}
+    return [one for one in family if one.pid not in guards]
