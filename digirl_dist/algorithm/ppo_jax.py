@@ -126,7 +126,7 @@ class JaxLearner:
     def _moved(self, weights: Weights, moments: Any, gradients: list[Weights], rate: float) -> tuple[Weights, Any, Any]:
         """Weights and moments after a step of Adam along the mean gradient, and the length of that."""
         mean = {name: sum(one[name] for one in gradients) / len(gradients) for name in weights}
-        length = optax.global_norm(mean)
+        length = jnp.sqrt(sum(jnp.sum(each**2) for each in mean.values()))
         scale = jnp.minimum(1.0, self._settings.clip_norm / (length + 1e-6))
         steps, moments = self._adam.update({name: scale * each for name, each in mean.items()}, moments)
         return {name: weights[name] - rate * steps[name] for name in weights}, moments, length

@@ -5,8 +5,10 @@ Gradients do not pass here: XLA exchanges them, by gloo between CPUs and by NCCL
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,10 +21,6 @@ from torch._C._distributed_c10d import HashStore
 from digirl_dist.errors import DeviceError, PeerError, RankError
 from digirl_dist.parallel.group import Group, GroupLimits, KeyValueStore, all_set
 from digirl_dist.parallel.rank import Rank, jax_coordinator
-
-_SHUTDOWN_S = 5
-"""How long a rank that failed still waits for the others when it ends; those that succeeded have met at a gate."""
-
 
 @contextmanager
 def joined(rank: Rank, device: str, limits: GroupLimits) -> Iterator[Group]:
@@ -40,15 +38,27 @@ def joined(rank: Rank, device: str, limits: GroupLimits) -> Iterator[Group]:
         store = _meet(rank, limits)
     _refuse_missing_device(device)
     group = Group(rank, store, StoreExchange(store, rank, limits.exchange_s), limits)
-    yield group
-    group.gate("the end of the run")
-    jax.distributed.shutdown()  # not after a failure: it would wait for the others before the failure can be told
+    try:
+        yield group
+        group.gate("the end of the run")
+    except BaseException:
+        if rank.world_size > 1:
+            atexit.register(_end_at_once)
+        raise
+    jax.distributed.shutdown()
 
 
 def device_in_use() -> str:
     """Where JAX computes, as ``cpu:0``."""
     (device, *_) = jax.local_devices()
     return f"{device.platform}:{device.local_hardware_id or 0}"
+
+
+def _end_at_once() -> None:
+    """After a failure has been told: JAX would wait for the other ranks when Python ends, and then abort."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _meet(rank: Rank, limits: GroupLimits) -> KeyValueStore:
@@ -67,7 +77,6 @@ def _meet(rank: Rank, limits: GroupLimits) -> KeyValueStore:
             local_device_ids=[rank.local_rank],
             initialization_timeout=math.ceil(limits.start_s),
             heartbeat_timeout_seconds=math.ceil(limits.exchange_s),
-            shutdown_timeout_seconds=_SHUTDOWN_S,
         )
     except RuntimeError as error:
         raise PeerError(
