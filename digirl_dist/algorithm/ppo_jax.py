@@ -6,6 +6,7 @@ loss for one process and for many. The policy that acts stays in PyTorch; its we
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,9 +18,10 @@ import optax
 import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from digirl_dist.agent import Agent
-from digirl_dist.agent.generic_jax import Arrays, JaxGenericPolicy, Weights, linear
+from digirl_dist.agent.generic_jax import Arrays, JaxGenericPolicy, linear
 from digirl_dist.algorithm.optimizer import batches, ramp, sane
 from digirl_dist.algorithm.ppo import LOSS, Rows
 from digirl_dist.parallel.peers import Peers
@@ -57,27 +59,26 @@ class JaxLearner:
             found = [self._gradient(weights, self._batch(arrays, batch)) for batch in group]
             losses += [sane(float(loss), self._settings.max_loss, LOSS) for loss, _ in found]
             weights = self._step(weights, [gradient for _, gradient in found], rate)
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                parameter.copy_(_tensor(weights[name]))
+        vector_to_parameters(_tensor(weights), self._parameters.values())
         return sum(losses) / len(losses) if losses else 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        count = int(self._moments.count)
+        count, mean, square = (_tensor(each) for each in self._moments)
         adam = self._torch_adam()
+        means, squares = self._parts(mean), self._parts(square)
         for name, parameter in self._parameters.items() if count else ():
-            moments = {"exp_avg": _tensor(self._moments.mu[name]), "exp_avg_sq": _tensor(self._moments.nu[name])}
-            adam.state[parameter] = {"step": torch.tensor(float(count)), **moments}
+            step = count.to(torch.float32)
+            adam.state[parameter] = {"step": step, "exp_avg": means[name], "exp_avg_sq": squares[name]}
         return {"optimizer": adam.state_dict(), "generator": self._generator.get_state(), "steps": self._steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         adam = self._torch_adam()
         adam.load_state_dict(state["optimizer"])
         moments = self._adam.init(self._weights())
-        for name, parameter in self._parameters.items():
-            if found := adam.state.get(parameter):
-                moments.mu[name], moments.nu[name] = (found[key].cpu().numpy() for key in ("exp_avg", "exp_avg_sq"))
-                moments = moments._replace(count=np.int32(found["step"]))
+        if adam.state:
+            known = [adam.state[parameter] for parameter in self._parameters.values()]
+            mean, square = (parameters_to_vector([each[key] for each in known]) for key in ("exp_avg", "exp_avg_sq"))
+            moments = type(moments)(np.int32(known[0]["step"]), mean.cpu().numpy(), square.cpu().numpy())
         self._moments = self._ranks.replicated(moments)
         self._generator.set_state(state["generator"])
         self._steps = state["steps"]
@@ -86,8 +87,16 @@ class JaxLearner:
         """Gives the state its form."""
         return torch.optim.Adam(self._parameters.values(), self._settings.learning_rate, eps=self._settings.adam_eps)
 
-    def _weights(self) -> dict[str, np.ndarray]:
-        return {name: parameter.detach().cpu().numpy() for name, parameter in self._parameters.items()}
+    def _weights(self) -> np.ndarray:
+        """All of them, one after the other: JAX compiles much less, and ranks exchange one vector."""
+        return parameters_to_vector(self._parameters.values()).detach().cpu().numpy()
+
+    def _parts(self, flat: Any) -> dict[str, Any]:
+        """The inverse, of an array or a tensor: what belongs to each parameter."""
+        parameters = self._parameters.values()
+        ends = itertools.accumulate(parameter.numel() for parameter in parameters)
+        parts = [flat[end - each.numel() : end].reshape(each.shape) for end, each in zip(ends, parameters, strict=True)]
+        return dict(zip(self._parameters, parts, strict=True))
 
     def _arrays(self, rows: Rows) -> Arrays:
         """This rank's rows."""
@@ -106,8 +115,9 @@ class JaxLearner:
         size = self._settings.batch_size
         return {name: self._ranks.spread(_filled(array[batch], size)) for name, array in arrays.items()}
 
-    def _loss(self, weights: Weights, rows: Arrays) -> jax.Array:
+    def _loss(self, flat: jax.Array, rows: Arrays) -> jax.Array:
         """The mean over the rows of all ranks, as in ``TorchLearner``."""
+        weights = self._parts(flat)
         ratios = jnp.exp(self._policy.log_prob(weights, rows) - rows["log_probs"])
         clip, advantages = self._settings.clip_ratio, rows["advantages"]
         gains = jnp.minimum(ratios * advantages, jnp.clip(ratios, 1 - clip, 1 + clip) * advantages)
@@ -116,20 +126,21 @@ class JaxLearner:
         losses = self._settings.value_weight * errors - gains
         return jnp.sum(rows["weights"] * losses) / jnp.sum(rows["weights"])
 
-    def _step(self, weights: Weights, gradients: list[Weights], rate: float) -> Weights:
+    def _step(self, weights: jax.Array, gradients: list[jax.Array], rate: float) -> jax.Array:
         rate *= self._settings.learning_rate * ramp(self._steps, self._settings.ramp_steps)
         weights, self._moments, length = self._move(weights, self._moments, gradients, rate)
         sane(float(length), math.inf, f"the gradient of {LOSS}")
         self._steps += 1
         return weights
 
-    def _moved(self, weights: Weights, moments: Any, gradients: list[Weights], rate: float) -> tuple[Weights, Any, Any]:
+    def _moved(
+        self, weights: jax.Array, moments: optax.OptState, gradients: list[jax.Array], rate: float
+    ) -> tuple[jax.Array, optax.OptState, jax.Array]:
         """Weights and moments after a step of Adam along the mean gradient, and the length of that."""
-        mean = {name: sum(one[name] for one in gradients) / len(gradients) for name in weights}
-        length = jnp.sqrt(sum(jnp.sum(each**2) for each in mean.values()))
-        scale = jnp.minimum(1.0, self._settings.clip_norm / (length + 1e-6))
-        steps, moments = self._adam.update({name: scale * each for name, each in mean.items()}, moments)
-        return {name: weights[name] - rate * steps[name] for name in weights}, moments, length
+        mean = sum(gradients, jnp.zeros_like(weights)) / len(gradients)
+        length = jnp.linalg.norm(mean)
+        step, moments = self._adam.update(mean * jnp.minimum(1.0, self._settings.clip_norm / (length + 1e-6)), moments)
+        return weights - rate * step, moments, length
 
 
 class _Ranks:

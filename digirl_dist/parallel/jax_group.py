@@ -22,6 +22,7 @@ from digirl_dist.errors import DeviceError, PeerError, RankError
 from digirl_dist.parallel.group import Group, GroupLimits, KeyValueStore, all_set
 from digirl_dist.parallel.rank import Rank, jax_coordinator
 
+
 @contextmanager
 def joined(rank: Rank, device: str, limits: GroupLimits) -> Iterator[Group]:
     """Meet the other ranks and leave them at the end; JAX computes on ``device``: auto, cpu or cuda.

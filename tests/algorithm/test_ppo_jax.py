@@ -87,7 +87,8 @@ def test_log_probabilities_are_those_of_the_policy_that_acts(agent: GenericPolic
     assert np.allclose(found, [step.log_prob for step in steps], atol=1e-4)
 
 
-def test_updates_are_those_of_torch_and_either_goes_on_where_the_other_stopped(agent: GenericPolicy) -> None:
+def test_updates_are_those_of_torch_and_either_goes_on_where_the_other_stopped() -> None:
+    agent = policy(SPECS["both to box"])
     fresh = [piece(agent)]
     torch_agent, jax_agent = copy.deepcopy(agent), agent
     by_torch, by_jax = algorithm(torch_agent, TorchLearner), algorithm(jax_agent, JaxLearner)

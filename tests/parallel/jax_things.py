@@ -12,7 +12,8 @@ import sys
 import time
 
 told = {name.removeprefix("JAX_"): value for name, value in os.environ.items() if name.startswith("JAX_")}
-print(json.dumps({**told, "arguments": sys.argv[1:], "pid": os.getpid()}), flush=True)
+sys.stdout.write(json.dumps({**told, "arguments": sys.argv[1:], "pid": os.getpid()}) + "\n")
+sys.stdout.flush()
 for argument in sys.argv[1:]:
     if argument == f"--exit={told['RANK']}:3":
         time.sleep(0.5)  # the others have said who they are
