@@ -14,9 +14,9 @@ ATARI = ["ale-py>=0.10"]
 JUDGE = ["openai>=1.40"]
 RAY = ["ray>=2.40"]
 PEERS = ["ray[rllib]>=2.40", "torchrl>=0.6"]  # what `script/bench ray` compares with
+JAX = ["jax>=0.8; python_version>='3.11'", "optax>=0.2.4; python_version>='3.11'"]  # JAX needs that Python itself
 RESERVED = {  # parts that come with later versions; named now so that their extras need not change
     "autoui": ["transformers>=5.0"],
-    "jax": ["jax>=0.5"],
 }
 
 setup(
@@ -56,6 +56,7 @@ setup(
     extras_require={
         **RESERVED,
         "atari": ATARI,
+        "jax": JAX,
         "judge": JUDGE,
         "miniwob": MINIWOB,
         "peers": PEERS,
@@ -65,6 +66,7 @@ setup(
         "dev": [
             *ANDROID,
             *ATARI,
+            *JAX,
             *JUDGE,
             *MINIWOB,
             *RAY,

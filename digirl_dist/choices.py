@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from digirl_dist.agent import AgentFactory
 from digirl_dist.capacity import TYPICAL, Needs
@@ -26,6 +26,7 @@ from digirl_dist.settings import (
     EmulatorSettings,
     GenericAgentSettings,
     GymnasiumSettings,
+    JaxSettings,
     MiniwobSettings,
     Parallel,
     PhoneSettings,
@@ -38,6 +39,9 @@ from digirl_dist.settings import (
 from digirl_dist.task_set import from_file, is_file
 from digirl_dist.tasks import Task
 from digirl_dist.train.inprocess import AlgorithmFactory
+
+if TYPE_CHECKING:
+    from digirl_dist.algorithm.ppo import LearnerFactory
 
 
 @dataclass(frozen=True)
@@ -159,6 +163,8 @@ def check_judge(settings: Settings) -> None:
 
 
 def choose_algorithm(settings: Settings) -> AlgorithmFactory:
+    if isinstance(settings.trainer, JaxSettings) and settings.train_algorithm is not TrainAlgorithm.ppo:
+        raise SettingsError(f"trainer=jax learns by train_algorithm=ppo, not {settings.train_algorithm.value}")
     match settings.train_algorithm:
         case TrainAlgorithm.filtered_bc:
             from digirl_dist.algorithm.filtered_bc import FilteredBC
@@ -177,7 +183,31 @@ def choose_algorithm(settings: Settings) -> AlgorithmFactory:
 
             ppo = settings.algorithm.ppo
             iterations = ppo.anneal_iterations or settings.train_iterations
-            return lambda agent, peers: PPO(agent, ppo, iterations, settings.seed, peers)
+            learner = choose_learner(settings)
+            return lambda agent, peers: PPO(agent, ppo, iterations, settings.seed, peers, learner)
+
+
+def choose_learner(settings: Settings) -> LearnerFactory:
+    """What makes the updates of PPO. Raises SettingsError without JAX where it is asked for."""
+    match settings.trainer:
+        case JaxSettings():
+            need_jax()
+            from digirl_dist.algorithm.ppo_jax import JaxLearner
+
+            return JaxLearner
+        case _:
+            from digirl_dist.algorithm.ppo import TorchLearner
+
+            return TorchLearner
+
+
+def need_jax() -> None:
+    """Raises SettingsError, naming the extra, where JAX is not installed."""
+    try:
+        import jax  # noqa: F401
+        import optax  # noqa: F401
+    except ImportError as error:
+        raise SettingsError(f"trainer=jax needs JAX: pip install 'digirl_dist[jax]' ({error})") from error
 
 
 def only_measures(settings: Settings) -> bool:

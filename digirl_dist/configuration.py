@@ -61,6 +61,7 @@ _OPTIONS: dict[str, dict[str, type]] = {
     },
     "trainer": {
         "inprocess": schema.InProcessSettings,
+        "jax": schema.JaxSettings,
         "torchrun": schema.TorchrunSettings,
     },
     "collector": {

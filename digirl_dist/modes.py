@@ -8,7 +8,7 @@ from dataclasses import replace
 from digirl_dist.choices import choose_device
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.rank import Rank
-from digirl_dist.settings import Settings, TaskMode, TaskSplit, TorchrunSettings, TrainAlgorithm, TrainMode
+from digirl_dist.settings import JaxSettings, Settings, TaskMode, TaskSplit, TorchrunSettings, TrainAlgorithm, TrainMode
 from digirl_dist.tasks import Plan, Task
 
 _ON_POLICY = (TrainAlgorithm.grpo, TrainAlgorithm.ppo)
@@ -18,6 +18,8 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None) -> None:
     """Raises SettingsError for settings that are fine one by one but not together, or not for a rank of a launch."""
     if rank is not None and rank.world_size > 1 and isinstance(settings.trainer, TorchrunSettings):
         raise SettingsError("torchrun has started several ranks already; leave trainer=torchrun out")
+    if isinstance(settings.trainer, JaxSettings):
+        raise SettingsError("trainer=jax is for ranks with emulators: python -m digirl_dist.train; leave it out here")
     if settings.train_mode is not TrainMode.online:
         if not settings.offline.data:
             raise SettingsError(f"train_mode={settings.train_mode.value} needs offline.data=[FOLDER]")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 
 import pytest
+
+collect_ignore_glob = ["*/test_*jax*.py"] if sys.version_info < (3, 11) else []
+"""JAX needs Python 3.11."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -13,6 +13,7 @@ import torch
 from things import Coin, Counter
 
 from digirl_dist.emulator import EmulatorSpec
+from digirl_dist.parallel.rank import own_rank
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation
 from examples.corridor import Corridor
@@ -54,7 +55,7 @@ class Recorded(Corridor):
     def __init__(self, log: str, evaluation_s: float = 0.0, breaks_on: int = -1) -> None:
         super().__init__(length=5)
         Recorded.made += 1
-        self._rank = os.environ.get("RANK", "0")
+        self._rank = str(own_rank(os.environ).rank)
         self._is_third = Recorded.made == 3  # after the one whose spaces are read and that of the only slot
         self._evaluation_s = evaluation_s
         self._breaks = self._rank == str(breaks_on)

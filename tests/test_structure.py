@@ -62,6 +62,7 @@ IMPLEMENTATIONS = {
     "collect.ahead",
     "algorithm.grpo",
     "algorithm.ppo",
+    "algorithm.ppo_jax",
     "collect.fleet",
     "collect.inline",
     "emulator.android",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +28,7 @@ class GenericPolicy(nn.Module):
     def __init__(self, settings: GenericAgentSettings, spec: EmulatorSpec) -> None:
         """Raises SettingsError for touch-screen actions."""
         super().__init__()
+        self.spec = spec
         self._encoder = _Encoder(settings, spec)
         self.feature_size = self._encoder.feature_size
         match spec.actions:
@@ -38,17 +40,34 @@ class GenericPolicy(nn.Module):
                 raise SettingsError("agent=generic has no touch-screen actions; use agent=device")
 
     def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
-        parameters = self._head(self._encoder(observations, training=False)).double().cpu().numpy()
+        parameters = self._head(self._encoder(self._inputs(observations, training=False))).double().cpu().numpy()
         return [self._head.sample(row, rng) for row, rng in zip(parameters, rngs, strict=True)]
 
     def log_prob(self, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
         """Of a Discrete action its log-probability; of a Box action the log-density before the emulator clips it."""
-        return self._head.log_prob(self._head(self._encoder(observations, training=True)), actions)
+        return self._head.log_prob(self._head(self._encoder(self.inputs(observations))), actions)
 
     def features(self, observations: Sequence[Observation]) -> torch.Tensor:
         with torch.no_grad():
-            features: torch.Tensor = self._encoder(observations, training=True)
+            features: torch.Tensor = self._encoder(self.inputs(observations))
             return features
+
+    def inputs(self, observations: Sequence[Observation]) -> Inputs:
+        """What it sees of B observations that it learns from."""
+        return self._inputs(observations, training=True)
+
+    def _inputs(self, observations: Sequence[Observation], training: bool) -> Inputs:
+        return self._encoder.inputs(observations, training)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """B observations as a network sees them, on the CPU; None for what the emulator does not show."""
+
+    vectors: torch.Tensor | None
+    """float32, shape [B, N]."""
+    pixels: torch.Tensor | None
+    """uint8, shape [B, 3, height, width]."""
 
 
 class _Head(Protocol):
@@ -89,10 +108,7 @@ class _Gaussian(nn.Module):
 
     def __init__(self, features: int, low: Sequence[float], high: Sequence[float], initial_std: float) -> None:
         super().__init__()
-        bounds = np.array([low, high], np.float64)
-        finite = np.isfinite(bounds).all(axis=0)
-        middle = np.where(finite, bounds.sum(axis=0, where=np.isfinite(bounds)) / 2, 0.0)
-        reach = np.where(finite, np.nan_to_num(bounds[1] - middle, posinf=1.0), 1.0)
+        middle, reach = middle_and_reach(low, high)
         self._middle: torch.Tensor
         self._reach: torch.Tensor
         self.register_buffer("_middle", torch.tensor(middle, dtype=torch.float32), persistent=False)
@@ -123,6 +139,7 @@ class _Encoder(nn.Module):
     def __init__(self, settings: GenericAgentSettings, spec: EmulatorSpec) -> None:
         super().__init__()
         width = settings.width
+        self._vector_size = spec.vector_size
         self._vector = None
         self._pictures = None
         if spec.vector_size:
@@ -137,16 +154,23 @@ class _Encoder(nn.Module):
             raise SettingsError("agent=generic needs observations with a vector or an image; this emulator has neither")
         self.feature_size = width * ((self._vector is not None) + (self._pictures is not None))
 
-    def forward(self, observations: Sequence[Observation], training: bool) -> torch.Tensor:
-        parts = []
-        device = next(self.parameters()).device
+    def inputs(self, observations: Sequence[Observation], training: bool) -> Inputs:
+        vectors = pixels = None
         if self._vector is not None:
-            rows = np.stack([seen.vector for seen in observations if seen.vector is not None])
-            parts.append(self._vector(torch.from_numpy(rows).to(device)))
+            rows = [seen.vector for seen in observations if seen.vector is not None]
+            vectors = torch.from_numpy(np.array(rows, np.float32).reshape(-1, self._vector_size))
         if self._pictures is not None:
             images = [observation.image for observation in observations]
             pixels = self._pictures.remembered(images) if training else self._pictures.decoded(images)
-            parts.append(self._vision(pixels.to(device).float() / 127.5 - 1))
+        return Inputs(vectors, pixels)
+
+    def forward(self, inputs: Inputs) -> torch.Tensor:
+        parts = []
+        device = next(self.parameters()).device
+        if self._vector is not None and inputs.vectors is not None:
+            parts.append(self._vector(inputs.vectors.to(device)))
+        if self._pictures is not None and inputs.pixels is not None:
+            parts.append(self._vision(inputs.pixels.to(device).float() / 127.5 - 1))
         return torch.cat(parts, dim=1)
 
 
@@ -156,6 +180,14 @@ def _vision(size: tuple[int, int], width: int) -> nn.Sequential:
     )
     flat = layers(torch.zeros(1, 3, *size)).shape[1]
     return nn.Sequential(*layers, nn.Linear(flat, width), nn.Tanh())
+
+
+def middle_and_reach(low: Sequence[float], high: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """The middle of each action's bounds and the way from there to either; 0 and 1 where a bound is infinite."""
+    bounds = np.array([low, high], np.float64)
+    finite = np.isfinite(bounds).all(axis=0)
+    middle = np.where(finite, bounds.sum(axis=0, where=np.isfinite(bounds)) / 2, 0.0)
+    return middle, np.where(finite, np.nan_to_num(bounds[1] - middle, posinf=1.0), 1.0)
 
 
 def _nearly_zero(layer: nn.Linear) -> nn.Linear:

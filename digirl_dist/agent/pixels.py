@@ -28,11 +28,14 @@ class Pictures:
 
     def decoded(self, images: Sequence[bytes | None]) -> torch.Tensor:
         """Raises TrajectoryError for what is missing or no picture."""
-        return torch.stack([decode(image, self.size) for image in images])
+        return self._stacked([decode(image, self.size) for image in images])
 
     def remembered(self, images: Sequence[bytes | None]) -> torch.Tensor:
         """The same, from memory where possible."""
-        return torch.stack([self._recall(image) for image in images])
+        return self._stacked([self._recall(image) for image in images])
+
+    def _stacked(self, pictures: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(pictures) if pictures else torch.empty(0, 3, *self.size, dtype=torch.uint8)
 
     def _recall(self, image: bytes | None) -> torch.Tensor:
         found = self._decoded.get(image) if image is not None else None

@@ -67,8 +67,7 @@ class MinibatchOptimizer:
         ``rate`` is the share of the learning rate to go on with. Raises TrainingError when a loss or a gradient is not
         finite, or a loss is beyond ``max_loss``.
         """
-        wanted = min(self._settings.epochs * rows, self._settings.max_examples)
-        drawn = batches(rows, wanted, self._settings.batch_size, self._generator)
+        drawn = batches(rows, self._settings, self._generator)
         parts = [Part(batch, loss_of, weight_of) for batch in self._peers.align(drawn)]
         losses: list[float] = []
         for first in range(0, len(parts), self._settings.accumulate):
@@ -113,12 +112,13 @@ class MinibatchOptimizer:
         return sane(value, self._settings.max_loss, self._what)
 
 
-def batches(rows: int, wanted: int, size: int, generator: torch.Generator) -> list[list[int]]:
-    """Minibatches of indices below ``rows``, ``wanted`` indices in all; each pass is shuffled anew."""
+def batches(rows: int, settings: OptimizerSettings, generator: torch.Generator) -> list[list[int]]:
+    """Minibatches of indices below ``rows``, as many as the settings want; each pass is shuffled anew."""
     if rows == 0:
         return []
+    wanted = min(settings.epochs * rows, settings.max_examples)
     passes = [torch.randperm(rows, generator=generator) for _ in range(math.ceil(wanted / rows))]
-    return [batch.tolist() for batch in torch.split(torch.cat(passes)[:wanted], size)]
+    return [batch.tolist() for batch in torch.split(torch.cat(passes)[:wanted], settings.batch_size)]
 
 
 def _plus(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:

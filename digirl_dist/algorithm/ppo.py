@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,9 +17,12 @@ from digirl_dist.settings import PpoSettings
 from digirl_dist.tasks import Json
 from digirl_dist.trajectory import Observation, Trajectory
 
+LOSS = "the PPO loss"
+"""Its name in errors."""
+
 
 @dataclass(frozen=True, eq=False)
-class _Rows:
+class Rows:
     """The N steps that an update learns from; tensors have shape [N] but for ``features`` [N, F]."""
 
     observations: Sequence[Observation]
@@ -30,6 +33,53 @@ class _Rows:
     returns: torch.Tensor
 
 
+class Learner(Protocol):
+    """Moves the weights of an agent and a value function along the gradient of PPO's loss."""
+
+    def fit(self, rows: Rows, rate: float) -> float:
+        """Some passes over the rows with this share of the learning rate; the minibatches' mean loss.
+
+        Raises TrainingError when a loss or a gradient is not finite, or a loss is beyond ``max_loss``.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """As that of ``MinibatchOptimizer`` over the agent's parameters and then the value function's."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+LearnerFactory = Callable[[Agent, nn.Module, PpoSettings, int, Peers], Learner]
+"""From agent, value function, settings, seed and peers."""
+
+
+class TorchLearner:
+    """Learner by PyTorch's gradients."""
+
+    def __init__(self, agent: Agent, value: nn.Module, settings: PpoSettings, seed: int, peers: Peers) -> None:
+        self._agent = agent
+        self._value = value
+        self._settings = settings
+        parameters = [*agent.parameters(), *value.parameters()]
+        self._optimizer = MinibatchOptimizer(parameters, settings, seed, LOSS, peers)
+
+    def fit(self, rows: Rows, rate: float) -> float:
+        return self._optimizer.fit(len(rows.observations), lambda batch: self._loss(rows, batch), rate=rate)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._optimizer.load_state_dict(state)
+
+    def _loss(self, rows: Rows, batch: list[int]) -> torch.Tensor:
+        log_probs = self._agent.log_prob([rows.observations[k] for k in batch], [rows.actions[k] for k in batch])
+        ratios = (log_probs - rows.log_probs[batch]).exp()
+        policy = clipped_objective(ratios, rows.advantages[batch], self._settings.clip_ratio).mean()
+        value = (self._value(rows.features[batch])[:, 0] - rows.returns[batch]).square().mean()
+        loss: torch.Tensor = self._settings.value_weight * value - policy
+        return loss
+
+
 class PPO:
     """Fulfils ``Algorithm``; learns from ``fresh`` alone.
 
@@ -37,7 +87,15 @@ class PPO:
     on, and what comes after it is estimated. The learning rate falls linearly to 0 over ``iterations`` updates.
     """
 
-    def __init__(self, agent: Agent, settings: PpoSettings, iterations: int, seed: int, peers: Peers = ALONE) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        settings: PpoSettings,
+        iterations: int,
+        seed: int,
+        peers: Peers = ALONE,
+        learner: LearnerFactory = TorchLearner,
+    ) -> None:
         self._agent = agent
         self._settings = settings
         self._iterations = iterations
@@ -47,31 +105,29 @@ class PPO:
             torch.manual_seed(seed)
             hidden = nn.Linear(agent.feature_size, settings.width)
             self._value = nn.Sequential(hidden, nn.Tanh(), nn.Linear(settings.width, 1)).to(self._device)
-        parameters = [*agent.parameters(), *self._value.parameters()]
-        self._optimizer = MinibatchOptimizer(parameters, settings, seed, "the PPO loss", peers)
+        self._learner = learner(agent, self._value, settings, seed, peers)
         self._updates = 0
 
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
         self._agent.train(False)  # ratios must be exact
         left = max(0.0, 1 - self._updates / self._iterations)
-        rows = self._rows(fresh)
-        loss = self._optimizer.fit(len(rows.observations), lambda batch: self._loss(rows, batch), rate=left)
+        loss = self._learner.fit(self._rows(fresh), left)
         self._updates += 1
         return {"ppo_loss": loss, "learning_rate": self._settings.learning_rate * left}
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "value": self._value.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": self._learner.state_dict(),
             "updates": self._updates,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._value.load_state_dict(state["value"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._learner.load_state_dict(state["optimizer"])
         self._updates = state["updates"]
 
-    def _rows(self, fresh: Sequence[Trajectory]) -> _Rows:
+    def _rows(self, fresh: Sequence[Trajectory]) -> Rows:
         steps = [step for piece in fresh for step in piece.steps]
         features, advantages, returns = [], [], []
         for piece in fresh:
@@ -84,7 +140,7 @@ class PPO:
             returns.append(torch.from_numpy(estimate + values[:-1]))
         device = self._device
         none = torch.zeros(0, dtype=torch.float64)
-        return _Rows(
+        return Rows(
             [step.observation for step in steps],
             [step.action for step in steps],
             torch.tensor([step.log_prob for step in steps], device=device),
@@ -98,14 +154,6 @@ class PPO:
             values = np.append(values[:-1], 0.0)  # nothing can come after the end
         rewards = np.array([step.reward for step in piece.steps])
         return generalized_advantages(rewards, values, self._settings.discount, self._settings.lam)
-
-    def _loss(self, rows: _Rows, batch: list[int]) -> torch.Tensor:
-        log_probs = self._agent.log_prob([rows.observations[k] for k in batch], [rows.actions[k] for k in batch])
-        ratios = (log_probs - rows.log_probs[batch]).exp()
-        policy = clipped_objective(ratios, rows.advantages[batch], self._settings.clip_ratio).mean()
-        value = (self._value(rows.features[batch])[:, 0] - rows.returns[batch]).square().mean()
-        loss: torch.Tensor = self._settings.value_weight * value - policy
-        return loss
 
 
 def clipped_objective(ratios: torch.Tensor, advantages: torch.Tensor, clip: float) -> torch.Tensor:

@@ -21,13 +21,13 @@ from digirl_dist.checkpoint import Checkpoints
 from digirl_dist.choices import Device, choose_agent, choose_algorithm, choose_device
 from digirl_dist.collect.streams import Stream, Streams
 from digirl_dist.distributed.loop import Chronicle, Episodes, Feed, Groups, Pieces, RankLoop, Silence
+from digirl_dist.distributed.meeting import Meeting, meet
 from digirl_dist.distributed.parcel import packed, unpacked
 from digirl_dist.errors import CheckpointError, SettingsError
 from digirl_dist.events import Events
-from digirl_dist.parallel.device import Wish, resolve_device, visible_devices
-from digirl_dist.parallel.group import Group, GroupLimits, joined
+from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.peers import OwnRows
-from digirl_dist.parallel.rank import Rank, launched_rank
+from digirl_dist.parallel.rank import Rank
 from digirl_dist.parallel.statistics import EpisodeWindow
 from digirl_dist.run_folder import RunFolder
 from digirl_dist.settings import Settings, TrainAlgorithm, TrainMode
@@ -72,18 +72,6 @@ class Beginning:
     replay: list[Trajectory]
 
 
-def check_launch(distributed: bool, rank: Rank | None) -> Rank:
-    """Raises SettingsError when ``--distributed`` and the launcher do not agree; the message says the fix."""
-    if distributed and rank is None:
-        raise SettingsError(
-            "--distributed was given, but torchrun's RANK, WORLD_SIZE and LOCAL_RANK are not set; "
-            "start with torchrun --nproc_per_node=N -m digirl_dist.train … --distributed"
-        )
-    if not distributed and rank is not None and rank.world_size > 1:
-        raise SettingsError(f"torchrun has started {rank.world_size} ranks; add --distributed, or start one")
-    return rank or Rank()
-
-
 def refuse_contradictions(settings: Settings) -> None:
     """Raises SettingsError for what only a host can do."""
     if settings.train_mode is not TrainMode.online:
@@ -95,22 +83,18 @@ def refuse_contradictions(settings: Settings) -> None:
 def train(settings: Settings, distributed: bool) -> None:
     """Train as one rank of a launch, or alone."""
     refuse_contradictions(settings)
-    launched = launched_rank(os.environ)
-    rank = check_launch(distributed, launched)
-    wish = Wish(settings.trainer.device)
-    device = resolve_device(wish, launched, visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES")))
-    limits = GroupLimits(settings.trainer.start_s, settings.trainer.exchange_s, settings.distributed.gate_s)
-    place = Place(settings, choose_device(settings, settings.emulator), rank)
     with ExitStack() as stack:
-        group = stack.enter_context(joined(rank, device, limits))
-        learner = _learner(place, device, group)
+        meeting = stack.enter_context(meet(settings, distributed))
+        group, rank = meeting.group, meeting.group.rank
+        place = Place(settings, choose_device(settings, settings.emulator), rank)
+        learner = _learner(place, meeting)
         streams = Streams([_stream(place, slot) for slot in range(place.bsize)], place.emulator.max_steps)
         stack.callback(streams.close)
         folder = _open_folder(settings, stack) if rank.is_first else None
         beginning = _beginning(folder, settings, group)
         window = EpisodeWindow()
         _take_up(beginning, rank, learner, streams, window)
-        _tell_ranks(folder, group, settings.seed, device)
+        _tell_ranks(folder, group, settings.seed, meeting.device)
         chronicle: Chronicle = Silence()
         if folder is not None:
             chronicle = _first_rank(place, folder, learner, beginning, stack)
@@ -120,14 +104,14 @@ def train(settings: Settings, distributed: bool) -> None:
         loop.train(beginning.iteration, settings.train_iterations)
 
 
-def _learner(place: Place, device: str, group: Group) -> Learner:
+def _learner(place: Place, meeting: Meeting) -> Learner:
     """The same first weights on every rank, since they follow from the seed."""
     settings = place.settings
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        agent = Placed(choose_agent(settings.agent, place.emulator.spec), device)()
+        agent = Placed(choose_agent(settings.agent, place.emulator.spec), meeting.acts_on)()
         agent.train(False)
-        return Learner(agent, choose_algorithm(settings)(agent, OwnRows(group)))
+        return Learner(agent, choose_algorithm(settings)(agent, OwnRows(meeting.group)))
 
 
 def _stream(place: Place, slot: int) -> Stream:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from digirl_dist.errors import DeviceError, PeerError
 from digirl_dist.parallel.rank import Rank
+
+T = TypeVar("T")
 
 _LOOK_S = 0.03
 _STUCK_S = 2.0
@@ -31,12 +34,54 @@ class GroupLimits:
     gate_s: float = 3600.0
 
 
+class KeyValueStore(Protocol):
+    """Where ranks leave words for each other; PyTorch's ``Store`` is one."""
+
+    def set(self, key: str, value: str) -> object: ...
+
+    def get(self, key: str) -> bytes: ...
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all are set. Raises RuntimeError when the store is gone."""
+
+    def delete_key(self, key: str) -> bool: ...
+
+
+class Exchange(Protocol):
+    """Numbers of all ranks at once; raises RuntimeError when a rank does not take part."""
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        """In place."""
+
+    def largest(self, tensor: torch.Tensor) -> None:
+        """In place, element by element."""
+
+    def gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """In the order of ranks."""
+
+
+class TorchExchange:
+    """By the process group of PyTorch."""
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        dist.all_reduce(tensor)
+
+    def largest(self, tensor: torch.Tensor) -> None:
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+
+    def gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, tensor)
+        return parts
+
+
 class Group:
     """All ranks of a launch. Every method must be called by every rank, in the same order."""
 
-    def __init__(self, rank: Rank, store: Store, limits: GroupLimits) -> None:
+    def __init__(self, rank: Rank, store: KeyValueStore, exchange: Exchange, limits: GroupLimits) -> None:
         self.rank = rank
         self._store = store
+        self._numbers = exchange
         self._limits = limits
         self._gates = 0
         self._orders = 0
@@ -64,27 +109,27 @@ class Group:
     def announced(self, limit_s: float) -> str:
         """What rank 0 announces next. Raises PeerError when it says nothing for ``limit_s``, or is gone."""
         self._orders += 1
-        if not _all_set(self._store, [f"order/{self._orders}"], limit_s):
+        if not all_set(self._store, [f"order/{self._orders}"], limit_s):
             raise PeerError(f"rank 0 gave rank {self.rank.rank} nothing to do for {limit_s:g} s")
         return self._store.get(f"order/{self._orders}").decode()
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` itself, now the sum over the ranks, with the same bits on each. Raises PeerError."""
-        self._exchange(lambda: dist.all_reduce(tensor))
+        self._exchange(lambda: self._numbers.sum(tensor))
         return tensor
 
     def largest(self, number: int) -> int:
         """The largest of the ranks' numbers. Raises PeerError."""
         found = torch.tensor([number])
-        self._exchange(lambda: dist.all_reduce(found, dist.ReduceOp.MAX))
+        self._exchange(lambda: self._numbers.largest(found))
         return int(found)
 
     def from_all(self, data: bytes) -> list[bytes]:
         """Every rank's bytes, in the order of ranks. Raises PeerError."""
         size = self.largest(len(data))
-        lengths = self._gathered(torch.tensor([len(data)]))
+        lengths = self._exchange(lambda: self._numbers.gathered(torch.tensor([len(data)])))
         padded = torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8) if size else torch.empty(0)
-        parts = self._gathered(padded) if size else [padded for _ in lengths]
+        parts = self._exchange(lambda: self._numbers.gathered(padded)) if size else [padded for _ in lengths]
         return [part.numpy().tobytes()[: int(length)] for part, length in zip(parts, lengths, strict=True)]
 
     def from_first(self, data: bytes) -> bytes:
@@ -114,14 +159,9 @@ class Group:
         if astray:
             raise PeerError(f"the weights of {_ranks(astray)} differ from rank 0's after an update")
 
-    def _gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        parts = [torch.empty_like(tensor) for _ in range(self.rank.world_size)]
-        self._exchange(lambda: dist.all_gather(parts, tensor))
-        return parts
-
-    def _exchange(self, collective: Callable[[], object]) -> None:
+    def _exchange(self, collective: Callable[[], T]) -> T:
         try:
-            collective()
+            return collective()
         except RuntimeError as error:  # gloo and NCCL raise nothing finer
             self._store.set(f"stuck/{self.rank.rank}", "waited")
             missing = _missing(self._store, "stuck", self.rank.world_size, _STUCK_S)
@@ -150,7 +190,7 @@ def joined(rank: Rank, device: str, limits: GroupLimits) -> Iterator[Group]:
         device_id=torch.device(device) if on_cuda else None,
     )
     try:
-        yield Group(rank, store, limits)
+        yield Group(rank, store, TorchExchange(), limits)
     finally:
         dist.destroy_process_group()
 
@@ -184,15 +224,15 @@ def _refuse_shared_devices(store: Store, rank: Rank, device: str) -> None:
         owners[name] = other
 
 
-def _missing(store: Store, name: str, world_size: int, limit_s: float) -> list[int]:
+def _missing(store: KeyValueStore, name: str, world_size: int, limit_s: float) -> list[int]:
     """The ranks that have not set their key below ``name`` when ``limit_s`` is over."""
     keys = [f"{name}/{rank}" for rank in range(world_size)]
-    if _all_set(store, keys, limit_s):
+    if all_set(store, keys, limit_s):
         return []
     return [rank for rank, key in enumerate(keys) if not store.check([key])]
 
 
-def _all_set(store: Store, keys: Sequence[str], limit_s: float) -> bool:
+def all_set(store: KeyValueStore, keys: Sequence[str], limit_s: float) -> bool:
     """Wait until all keys are set, at most ``limit_s``. Raises PeerError when the store itself is gone."""
     deadline = time.monotonic() + limit_s
     while True:

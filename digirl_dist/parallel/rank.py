@@ -1,4 +1,4 @@
-"""Which of several processes this one is: the only reader of a launcher's variables."""
+"""Which of several processes this one is: the only home of a launcher's variables."""
 
 from __future__ import annotations
 
@@ -43,6 +43,8 @@ _LAUNCHERS = (
 )
 """In the order of precedence."""
 
+_COORDINATOR_HOST, _COORDINATOR_PORT = "JAX_COORDINATOR_ADDR", "JAX_COORDINATOR_PORT"
+
 
 def launched_rank(environ: Mapping[str, str]) -> Rank | None:
     """What the launcher says; None if there was none.
@@ -57,6 +59,56 @@ def launched_rank(environ: Mapping[str, str]) -> Rank | None:
             f"unset the variables of the launcher that is not in use"
         )
     return told[0][1] if told else None
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """Where the ranks of a JAX program meet: at a port of rank 0's machine."""
+
+    host: str
+    port: int
+
+    @staticmethod
+    def parsed(address: str) -> Coordinator:
+        """From ``HOST:PORT`` or ``[IPv6]:PORT``. Raises RankError for anything else."""
+        host, _, port = address.rpartition(":")
+        bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        if not bare or (":" in bare and bare == host) or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise RankError(f"coordinator address {address!r} is not HOST:PORT, as in 10.0.0.1:5000 or [::1]:5000")
+        return Coordinator(bare, int(port))
+
+    @property
+    def address(self) -> str:
+        """The inverse of ``parsed``."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def jax_variables(rank: Rank, coordinator: Coordinator) -> dict[str, str]:
+    """What the JAX launcher tells one of its processes."""
+    names = _LAUNCHERS[-1]
+    return {
+        names.rank: str(rank.rank),
+        names.world_size: str(rank.world_size),
+        names.local_rank: str(rank.local_rank),
+        names.local_world_size: str(rank.local_world_size),
+        _COORDINATOR_HOST: coordinator.host,
+        _COORDINATOR_PORT: str(coordinator.port),
+    }
+
+
+def jax_coordinator(environ: Mapping[str, str]) -> Coordinator | None:
+    """What the JAX launcher says; None if it was not there. Raises RankError naming a variable."""
+    told = {name: environ.get(name) for name in (_COORDINATOR_HOST, _COORDINATOR_PORT)}
+    missing = [name for name, value in told.items() if value is None]
+    if len(missing) == 2:
+        return None
+    if missing:
+        raise RankError(f"{missing[0]} is not set although its companion is; start with {_LAUNCHERS[-1].name}")
+    host = told[_COORDINATOR_HOST]
+    number = _number(environ, _COORDINATOR_PORT, _LAUNCHERS[-1].name, least=1)
+    if not host or number >= 2**16:
+        raise RankError(f"{_COORDINATOR_HOST}={host!r} and {_COORDINATOR_PORT}={number} are no address")
+    return Coordinator(host, number)
 
 
 def own_rank(environ: Mapping[str, str]) -> Rank:

@@ -43,7 +43,7 @@ from digirl_dist.settings.run import (
     TrainMode,
     is_bsize,
 )
-from digirl_dist.settings.trainers import InProcessSettings, TorchrunSettings, TrainerSettings
+from digirl_dist.settings.trainers import InProcessSettings, JaxSettings, TorchrunSettings, TrainerSettings
 
 __all__ = [
     "ActorSettings",
@@ -68,6 +68,7 @@ __all__ = [
     "GymnasiumSettings",
     "InProcessSettings",
     "InstallSettings",
+    "JaxSettings",
     "JudgeSettings",
     "LimitSettings",
     "MiniwobSettings",

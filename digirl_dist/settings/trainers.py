@@ -30,6 +30,16 @@ class InProcessSettings(TrainerSettings):
 
 
 @dataclass
+class JaxSettings(TrainerSettings):
+    """This process, or the ranks that ``python -m digirl_dist.parallel.jax`` started; PPO's updates are made by JAX.
+
+    ``device`` is auto, cpu or cuda: where JAX computes. The policy acts on the CPU, in PyTorch.
+    """
+
+    name: str = "jax"
+
+
+@dataclass
 class TorchrunSettings(TrainerSettings):
     """A group of processes that the host starts, watches and ends; each on a device of its own."""
 

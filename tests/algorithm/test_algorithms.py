@@ -22,7 +22,14 @@ from digirl_dist.algorithm.optimizer import batches, sane
 from digirl_dist.algorithm.selection import best, changed_something, task_weights
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import TrainingError
-from digirl_dist.settings import Advantage, DigirlSettings, FilteredBcSettings, GenericAgentSettings, GrpoSettings
+from digirl_dist.settings import (
+    Advantage,
+    DigirlSettings,
+    FilteredBcSettings,
+    GenericAgentSettings,
+    GrpoSettings,
+    OptimizerSettings,
+)
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
@@ -196,7 +203,7 @@ def test_a_task_solved_four_times_as_often_weighs_twice_as_much_in_all() -> None
 
 
 def test_batches_go_through_all_rows_before_any_comes_again() -> None:
-    found = batches(10, 25, 4, torch.Generator().manual_seed(0))
+    found = batches(10, OptimizerSettings(batch_size=4, epochs=3, max_examples=25), torch.Generator().manual_seed(0))
     order = [index for batch in found for index in batch]
     assert [len(batch) for batch in found] == [4, 4, 4, 4, 4, 4, 1]
     assert sorted(order[:10]) == sorted(order[10:20]) == list(range(10))

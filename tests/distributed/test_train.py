@@ -18,7 +18,7 @@ from launching import descendants, example, launch, started, torchrun
 from digirl_dist import configuration, table
 from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.checkpoint import Checkpoints
-from digirl_dist.distributed.launch import check_launch
+from digirl_dist.distributed.meeting import check_launch
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.rank import Rank

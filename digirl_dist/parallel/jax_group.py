@@ -1,0 +1,151 @@
+"""The ranks of a JAX launch as a ``Group``: they meet at JAX's coordinator, and leave each other words there.
+
+Gradients do not pass here: XLA exchanges them, by gloo between CPUs and by NCCL between GPUs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import torch
+from jax._src import distributed  # the coordinator's store has no public name; Orbax uses this one as well
+from torch._C._distributed_c10d import HashStore
+
+from digirl_dist.errors import DeviceError, PeerError, RankError
+from digirl_dist.parallel.group import Group, GroupLimits, KeyValueStore, all_set
+from digirl_dist.parallel.rank import Rank, jax_coordinator
+
+
+@contextmanager
+def joined(rank: Rank, device: str, limits: GroupLimits) -> Iterator[Group]:
+    """Meet the other ranks and leave them at the end; JAX computes on ``device``: auto, cpu or cuda.
+
+    Raises RankError without the JAX launcher's variables, PeerError when ranks do not come, DeviceError for a device
+    that is not there. Must come before any other use of JAX.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise DeviceError(f"trainer=jax knows the devices auto, cpu and cuda, not {device!r}; ranks choose their own")
+    if device != "auto":
+        jax.config.update("jax_platforms", device)
+    store: KeyValueStore = HashStore()
+    if rank.world_size > 1:
+        store = _meet(rank, limits)
+    _refuse_missing_device(device)
+    group = Group(rank, store, StoreExchange(store, rank, limits.exchange_s), limits)
+    try:
+        yield group
+        group.gate("the end of the run")
+    except BaseException:
+        if rank.world_size > 1:
+            atexit.register(_end_at_once)
+        raise
+    jax.distributed.shutdown()
+
+
+def device_in_use() -> str:
+    """Where JAX computes, as ``cpu:0``."""
+    (device, *_) = jax.local_devices()
+    return f"{device.platform}:{device.local_hardware_id or 0}"
+
+
+def _end_at_once() -> None:
+    """After a failure has been told: JAX would wait for the other ranks when Python ends, and then abort."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _meet(rank: Rank, limits: GroupLimits) -> KeyValueStore:
+    coordinator = jax_coordinator(os.environ)
+    if coordinator is None:
+        raise RankError(
+            "JAX_COORDINATOR_ADDR is not set; trainer=jax needs the ranks of python -m digirl_dist.parallel.jax"
+        )
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)  # it would keep SIGTERM from ending the process
+    try:
+        jax.distributed.initialize(
+            coordinator.address,
+            rank.world_size,
+            rank.rank,
+            local_device_ids=[rank.local_rank],
+            initialization_timeout=math.ceil(limits.start_s),
+            heartbeat_timeout_seconds=math.ceil(limits.exchange_s),
+        )
+    except RuntimeError as error:
+        raise PeerError(
+            f"rank {rank.rank} met nobody at {coordinator.address} within {limits.start_s:g} s: {str(error)[:200]}"
+        ) from error
+    return CoordinatorStore(distributed.global_state.client)
+
+
+def _refuse_missing_device(device: str) -> None:
+    try:
+        jax.local_devices()
+    except RuntimeError as error:
+        raise DeviceError(
+            f"device {device} was asked for, but JAX has none; use cpu, or install JAX for it ({str(error)[:200]})"
+        ) from error
+
+
+class CoordinatorStore:
+    """Fulfils ``KeyValueStore`` with the client of JAX's coordinator."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._client.key_value_set_bytes(key, value.encode() if isinstance(value, str) else value)
+
+    def get(self, key: str) -> bytes:
+        found: bytes = self._client.key_value_try_get_bytes(key)
+        return found
+
+    def check(self, keys: list[str]) -> bool:
+        return all(self._has(key) for key in keys)
+
+    def delete_key(self, key: str) -> bool:
+        self._client.key_value_delete(key)
+        return True
+
+    def _has(self, key: str) -> bool:
+        try:
+            self._client.key_value_try_get_bytes(key)
+        except jax.errors.JaxRuntimeError as error:
+            if str(error).startswith("NOT_FOUND"):
+                return False
+            raise
+        return True
+
+
+class StoreExchange:
+    """Fulfils ``Exchange`` by words in a store: for a few numbers, the same to the bit on every rank."""
+
+    def __init__(self, store: KeyValueStore, rank: Rank, limit_s: float) -> None:
+        self._store = store
+        self._rank = rank
+        self._limit_s = limit_s
+        self._count = 0
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        tensor.copy_(torch.stack(self.gathered(tensor)).sum(dim=0))
+
+    def largest(self, tensor: torch.Tensor) -> None:
+        tensor.copy_(torch.stack(self.gathered(tensor)).amax(dim=0))
+
+    def gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        self._count += 1
+        own = f"numbers/{self._count}"
+        self._store.set(f"{own}/{self._rank.rank}", tensor.numpy().tobytes())  # type: ignore[arg-type]  # as in group.py
+        self._store.delete_key(f"numbers/{self._count - 2}/{self._rank.rank}")  # nobody is that far behind
+        keys = [f"{own}/{rank}" for rank in range(self._rank.world_size)]
+        if not all_set(self._store, keys, self._limit_s):
+            raise RuntimeError("its numbers did not come")
+        return [torch.frombuffer(bytearray(self._store.get(key)), dtype=tensor.dtype).view_as(tensor) for key in keys]
