@@ -11,13 +11,11 @@ MINIWOB = ["miniwob>=1.0", "selenium>=4.10"]
 WANDB = ["wandb>=0.19"]
 ANDROID = ["adbutils>=2.8"]
 ATARI = ["ale-py>=0.10"]
+AUTOUI = ["transformers>=5.0"]
 JUDGE = ["openai>=1.40"]
 RAY = ["ray>=2.40"]
 PEERS = ["ray[rllib]>=2.40", "torchrl>=0.6"]  # what `script/bench ray` compares with
-JAX = ["jax>=0.8; python_version>='3.11'", "optax>=0.2.4; python_version>='3.11'"]  # JAX needs that Python itself
-RESERVED = {  # parts that come with later versions; named now so that their extras need not change
-    "autoui": ["transformers>=5.0"],
-}
+JAX = ["jax>=0.10; python_version>='3.11'", "optax>=0.2.4; python_version>='3.11'"]  # JAX needs that Python itself
 
 setup(
     name="digirl_dist",
@@ -54,8 +52,8 @@ setup(
         "xxhash>=3.4",
     ],
     extras_require={
-        **RESERVED,
         "atari": ATARI,
+        "autoui": AUTOUI,
         "jax": JAX,
         "judge": JUDGE,
         "miniwob": MINIWOB,
@@ -66,6 +64,7 @@ setup(
         "dev": [
             *ANDROID,
             *ATARI,
+            *AUTOUI,
             *JAX,
             *JUDGE,
             *MINIWOB,

@@ -6,6 +6,9 @@
 {"type": "back"}  {"type": "home"}  {"type": "enter"}
 {"type": "wait"}                                                       look again without touching anything
 {"type": "done"}  {"type": "impossible"}                               end the episode, in one opinion or the other
+
+An action may carry remarks of the agent, which no device looks at: ``said``, what a language model wrote, and
+``tokens``, the tokens that it wrote it in.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from typing import ClassVar
 
 from digirl_dist.errors import ActionError
 from digirl_dist.tasks import Json
+
+SAID, TOKENS = "said", "tokens"
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,8 @@ class DeviceAction:
 
     @classmethod
     def from_json(cls, value: Json) -> DeviceAction:
-        """Raises ActionError naming what is wrong with ``value``."""
+        """Remarks are left out. Raises ActionError naming what is wrong with ``value``."""
+        value = without_remarks(value)
         if not isinstance(value, dict) or value.get("type") not in cls.FIELDS:
             raise ActionError(f"{value!r} is not a device action; the types are {', '.join(cls.FIELDS)}")
         fields = cls.FIELDS[value["type"]]
@@ -65,3 +71,10 @@ class DeviceAction:
             elif not 0 <= value[name] <= 1:
                 raise ActionError(f"{value!r}: {name} must lie in [0, 1]")
         return cls(**value)
+
+
+def without_remarks(action: Json) -> Json:
+    """The action as the device needs it; anything that is no JSON object stays as it is."""
+    if not isinstance(action, dict):
+        return action
+    return {name: value for name, value in action.items() if name not in (SAID, TOKENS)}
