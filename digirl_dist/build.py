@@ -112,7 +112,7 @@ def run(settings: Settings, source: configuration.Source | None = None) -> None:
     check_judge(settings)
     agent = choose_agent(settings.agent, device.spec)
     root = Path(settings.save_path).expanduser().resolve()
-    learning = _learning(settings, agent, root)
+    learning = _learning(settings, device, agent, root)
     if rank is None or rank.is_first:
         _lead(Chosen(settings, source, root, closing, ahead, device, agent), learning, rank)
     else:
@@ -170,12 +170,12 @@ def build_curves(settings: Settings, folder: RunFolder) -> list[Curves]:
     return drawn
 
 
-def _learning(settings: Settings, agent: AgentFactory, root: Path) -> Learning:
+def _learning(settings: Settings, device: Device, agent: AgentFactory, root: Path) -> Learning:
     """What every process that makes updates of the run folder ``root`` must know."""
     trainer = settings.trainer
     return Learning(
         agent=agent,
-        algorithm=choose_algorithm(settings),
+        algorithm=choose_algorithm(settings, device.max_steps),
         checkpoints=Checkpoints(
             root / "checkpoints", settings.save_freq, settings.keep_checkpoints, in_use=settings.collect_ahead
         ),

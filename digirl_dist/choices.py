@@ -183,7 +183,8 @@ def check_judge(settings: Settings) -> None:
             key_of(settings.judge)
 
 
-def choose_algorithm(settings: Settings) -> AlgorithmFactory:
+def choose_algorithm(settings: Settings, horizon: int | None) -> AlgorithmFactory:
+    """``horizon``: the most steps that an episode may have, if that is known."""
     if isinstance(settings.trainer, JaxSettings) and settings.train_algorithm is not TrainAlgorithm.ppo:
         raise SettingsError(f"trainer=jax learns by train_algorithm=ppo, not {settings.train_algorithm.value}")
     match settings.train_algorithm:
@@ -194,7 +195,7 @@ def choose_algorithm(settings: Settings) -> AlgorithmFactory:
         case TrainAlgorithm.digirl:
             from digirl_dist.algorithm.digirl import DigiRL
 
-            return lambda agent, peers: DigiRL(agent, settings.algorithm.digirl, settings.seed, peers)
+            return lambda agent, peers: DigiRL(agent, settings.algorithm.digirl, settings.seed, peers, horizon)
         case TrainAlgorithm.grpo:
             from digirl_dist.algorithm.grpo import Grpo
 

@@ -111,7 +111,8 @@ def _learner(place: Place, meeting: Meeting) -> Learner:
         torch.manual_seed(settings.seed)
         agent = Placed(choose_agent(settings.agent, place.emulator.spec), meeting.acts_on)()
         agent.train(False)
-        return Learner(agent, choose_algorithm(settings)(agent, OwnRows(meeting.group)))
+        algorithm = choose_algorithm(settings, place.emulator.max_steps)
+        return Learner(agent, algorithm(agent, OwnRows(meeting.group)))
 
 
 def _stream(place: Place, slot: int) -> Stream:
