@@ -13,6 +13,7 @@ ANDROID = ["adbutils>=2.8"]
 ATARI = ["ale-py>=0.10"]
 JUDGE = ["openai>=1.40"]
 RAY = ["ray>=2.40"]
+BRIDGES = ["rsl-rl-lib>=5.5,<6", "skrl>=2.1,<3"]
 PEERS = ["ray[rllib]>=2.40", "torchrl>=0.6"]  # what `script/bench ray` compares with
 RESERVED = {  # parts that come with later versions; named now so that their extras need not change
     "autoui": ["transformers>=5.0"],
@@ -56,6 +57,7 @@ setup(
     extras_require={
         **RESERVED,
         "atari": ATARI,
+        "bridges": BRIDGES,
         "judge": JUDGE,
         "miniwob": MINIWOB,
         "peers": PEERS,
@@ -65,6 +67,7 @@ setup(
         "dev": [
             *ANDROID,
             *ATARI,
+            *BRIDGES,
             *JUDGE,
             *MINIWOB,
             *RAY,

@@ -88,6 +88,8 @@ def refuse_contradictions(settings: Settings) -> None:
     """Raises SettingsError for what only a host can do."""
     if settings.train_mode is not TrainMode.online:
         raise SettingsError(f"ranks with emulators learn online alone; use run.py for {settings.train_mode.value}")
+    if settings.trainer.shard:
+        raise SettingsError("ranks with emulators act with a whole agent each; use run.py for trainer.shard")
     if settings.evaluation.every:
         raise SettingsError("ranks with emulators evaluate by distributed.eval_freq; leave evaluation.every out")
 
@@ -95,16 +97,12 @@ def refuse_contradictions(settings: Settings) -> None:
 def train(settings: Settings, distributed: bool) -> None:
     """Train as one rank of a launch, or alone."""
     refuse_contradictions(settings)
-    launched = launched_rank(os.environ)
-    rank = check_launch(distributed, launched)
-    wish = Wish(settings.trainer.device)
-    device = resolve_device(wish, launched, visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES")))
-    limits = GroupLimits(settings.trainer.start_s, settings.trainer.exchange_s, settings.distributed.gate_s)
-    place = Place(settings, choose_device(settings, settings.emulator), rank)
+    rank = check_launch(distributed, launched_rank(os.environ))
+    place, device, limits = place_of(settings)
     with ExitStack() as stack:
         group = stack.enter_context(joined(rank, device, limits))
         learner = _learner(place, device, group)
-        streams = Streams([_stream(place, slot) for slot in range(place.bsize)], place.emulator.max_steps)
+        streams = Streams([stream_of(place, slot) for slot in range(place.bsize)], place.emulator.max_steps)
         stack.callback(streams.close)
         folder = _open_folder(settings, stack) if rank.is_first else None
         beginning = _beginning(folder, settings, group)
@@ -120,6 +118,15 @@ def train(settings: Settings, distributed: bool) -> None:
         loop.train(beginning.iteration, settings.train_iterations)
 
 
+def place_of(settings: Settings) -> tuple[Place, str, GroupLimits]:
+    """What this process, launched or alone, is built from; its device; how long it waits for others."""
+    launched = launched_rank(os.environ)
+    wish = Wish(settings.trainer.device)
+    device = resolve_device(wish, launched, visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    limits = GroupLimits(settings.trainer.start_s, settings.trainer.exchange_s, settings.distributed.gate_s)
+    return Place(settings, choose_device(settings, settings.emulator), launched or Rank()), device, limits
+
+
 def _learner(place: Place, device: str, group: Group) -> Learner:
     """The same first weights on every rank, since they follow from the seed."""
     settings = place.settings
@@ -130,7 +137,7 @@ def _learner(place: Place, device: str, group: Group) -> Learner:
         return Learner(agent, choose_algorithm(settings)(agent, OwnRows(group)))
 
 
-def _stream(place: Place, slot: int) -> Stream:
+def stream_of(place: Place, slot: int) -> Stream:
     """Ranks differ by their seed: that of the configuration plus the rank."""
     rank, emulator, settings = place.rank.rank, place.emulator, place.settings
     seed, group_size = settings.seed + rank, modes.group_size(settings)
@@ -217,7 +224,7 @@ def _first_rank(place: Place, folder: RunFolder, learner: Learner, beginning: Be
     curves = build_curves(settings, folder)
     for drawn in curves:
         stack.callback(drawn.close)
-    stream = partial(_stream, place, _EVALUATION_SLOT)
+    stream = partial(stream_of, place, _EVALUATION_SLOT)
     measure = Measure(stream, place.emulator.max_steps, own.eval_freq, own.eval_episodes)
     return FirstRank(
         learner.agent,
