@@ -69,7 +69,7 @@ class ShardedAgent(nn.Module):
         super().__init__()
         self._agent: Any = agent
         self._group = group
-        self.feature_size = int(self._agent.feature_size)
+        self.feature_size = int(cast(Any, agent).feature_size)
 
     def forward(self, method: str, *arguments: Any) -> Any:
         """FSDP gathers around this call alone, so every other passes through it."""
@@ -84,10 +84,10 @@ class ShardedAgent(nn.Module):
     def features(self, observations: Sequence[Observation]) -> torch.Tensor:
         return cast(torch.Tensor, self("features", observations))
 
-    def state_dict(self, *_: Any, **__: Any) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> dict[str, torch.Tensor]:  # type: ignore[override]
         return cast(dict[str, torch.Tensor], _whole(self._agent.state_dict(), self._group.rank.is_first))
 
-    def load_state_dict(self, state: Mapping[str, torch.Tensor], *_: Any, **__: Any) -> Any:
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> Any:  # type: ignore[override]
         own = self._agent.state_dict()
         return self._agent.load_state_dict({name: _part(value, own.get(name)) for name, value in state.items()})
 

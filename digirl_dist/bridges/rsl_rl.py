@@ -16,7 +16,7 @@ from digirl_dist.errors import SettingsError
 _ENDLESS = 2**31 - 1
 
 
-class RslRlVecEnv(VecEnv):
+class RslRlVecEnv(VecEnv):  # type: ignore[misc]
     """The vector environment with tensors; observations are the group ``policy``."""
 
     def __init__(self, envs: EmulatorVector, device: str, cfg: dict[str, Any]) -> None:
@@ -47,7 +47,7 @@ class RslRlVecEnv(VecEnv):
         return TensorDict({"policy": torch.from_numpy(seen).to(self.device)}, batch_size=[self.num_envs])
 
 
-class RankedRunner(OnPolicyRunner):
+class RankedRunner(OnPolicyRunner):  # type: ignore[misc]
     """rsl_rl's runner, which by itself would make a group of NCCL and know no CPU."""
 
     def __init__(self, here: RankedVector, train_cfg: dict[str, Any]) -> None:
