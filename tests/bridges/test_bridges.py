@@ -53,6 +53,7 @@ def test_what_a_vector_cannot_say_is_refused() -> None:
         RslRlVecEnv(here.envs, "cpu", {})
 
 
+@pytest.mark.long
 def test_runners_of_other_libraries_learn_together_on_two_ranks(tmp_path: Path) -> None:
     """The examples as they are: the ranks' environments differ, their weights do not."""
     with ExitStack() as stack:
