@@ -16,7 +16,7 @@ from digirl_dist import table
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
-EPISODES, STEPS, UPDATES, ROUNDS = 64, 64, 3, 3
+EPISODES, STEPS, UPDATES, ROUNDS = 64, 64, 3, 2
 WAYS = {"one": (1, 1), "two": (2, 1), "both_cores": (1, 2)}
 """Name -> processes, and threads of each."""
 

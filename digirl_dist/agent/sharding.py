@@ -56,7 +56,8 @@ class Sharded:
             if block not in names:
                 there = ", ".join(names)
                 raise SettingsError(f"trainer.shard_blocks: no module of the agent is a {block!r}; there are {there}")
-        return [module for module in agent.modules() if type(module).__name__ in self.blocks]
+        inner_first = reversed(list(agent.modules()))
+        return [module for module in inner_first if type(module).__name__ in self.blocks]
 
 
 class ShardedAgent(nn.Module):
@@ -118,8 +119,8 @@ class ShardedRows:
 
     def clip(self, parameters: Iterable[nn.Parameter], limit: float) -> float:
         gradients = _gradients(parameters)
-        parts = [each.to_local().square().sum().cpu() for each in gradients if isinstance(each, DTensor)]
-        copies = [each.square().sum().cpu() for each in gradients if not isinstance(each, DTensor)]
+        parts = [_squares(each.to_local()) for each in gradients if isinstance(each, DTensor)]
+        copies = [_squares(each) for each in gradients if not isinstance(each, DTensor)]
         squares = self._group.sum(torch.stack([torch.zeros(()), *parts]).sum()) + sum(copies)
         length = float(squares.sqrt())
         for gradient in gradients:
@@ -148,6 +149,10 @@ def _spread(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str
         for number, moments in state["state"].items()
     }
     return {"state": spread, "param_groups": [{**options, "foreach": False} for options in state["param_groups"]]}
+
+
+def _squares(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.float().square().sum().cpu()
 
 
 def _gradients(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:

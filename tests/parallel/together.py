@@ -34,6 +34,7 @@ from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
 UPDATES = 50
+FEWER = 8
 ROWS = 16
 UNEVEN = (slice(0, 10), slice(10, 16))
 
@@ -62,12 +63,13 @@ def learn(
     objective: Objective = IMITATION,
     accumulate: int = 1,
     made: Callable[[], Agent] = agent,
+    updates: int = UPDATES,
 ) -> tuple[list[float], list[float]]:
-    """The weights after 50 updates and the losses on the way; the clipping limit is reached each time."""
+    """The weights after these updates and the losses on the way; the clipping limit is reached each time."""
     policy = made()
     settings = ActorSettings(1e-2, size, accumulate, epochs=1, max_examples=10**6, clip_norm=1e-2)
     imitation = Imitation(policy, settings, seed=1, peers=peers, objective=objective)
-    losses = [imitation.fit(examples) for _ in range(UPDATES)]
+    losses = [imitation.fit(examples) for _ in range(updates)]
     return flat(policy), losses
 
 
@@ -172,6 +174,7 @@ def main(folder: Path) -> None:
         own_episodes = every[:8] if rank.is_first else every[8:]
         shared, own, sharded = SharedRows(group), OwnRows(group), ShardedRows(group)
         spread = Sharded(agent, group, "cpu", ("Linear",))
+        part_spread = Sharded(partly_frozen, group, "cpu")
         found = {
             "alone": learn(examples, ALONE, ROWS),
             "shared": learn(examples, shared, ROWS),
@@ -188,10 +191,10 @@ def main(folder: Path) -> None:
             "alone, ppo": proximal(every, ALONE),
             "own, ppo": proximal(own_episodes, own),
             "sharded, ppo": proximal(every, sharded, spread),
-            "alone, 5 of 16": learn(examples, ALONE, 5),
-            "sharded": learn(examples, sharded, 5, made=spread),
-            "alone, frozen": learn(examples, ALONE, 5, accumulate=4, made=partly_frozen),
-            "sharded, frozen": learn(examples, sharded, 5, accumulate=4, made=Sharded(partly_frozen, group, "cpu")),
+            "alone, 5 of 16": learn(examples, ALONE, 5, updates=FEWER),
+            "sharded": learn(examples, sharded, 5, made=spread, updates=FEWER),
+            "alone, frozen": learn(examples, ALONE, 5, accumulate=4, made=partly_frozen, updates=FEWER),
+            "sharded, frozen": learn(examples, sharded, 5, accumulate=4, made=part_spread, updates=FEWER),
             "shares": shares(spread),
             "windows": windows(group),
             "gradients": gradients(group),
