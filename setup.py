@@ -14,6 +14,7 @@ ATARI = ["ale-py>=0.10"]
 AUTOUI = ["transformers>=5.0"]
 JUDGE = ["openai>=1.40"]
 RAY = ["ray>=2.40"]
+BRIDGES = ["rsl-rl-lib>=5.5,<6", "skrl>=2.1,<3"]
 PEERS = ["ray[rllib]>=2.40", "torchrl>=0.6"]  # what `script/bench ray` compares with
 JAX = ["jax>=0.10; python_version>='3.11'", "optax>=0.2.4; python_version>='3.11'"]  # JAX needs that Python itself
 
@@ -54,6 +55,7 @@ setup(
     extras_require={
         "atari": ATARI,
         "autoui": AUTOUI,
+        "bridges": BRIDGES,
         "jax": JAX,
         "judge": JUDGE,
         "miniwob": MINIWOB,
@@ -65,6 +67,7 @@ setup(
             *ANDROID,
             *ATARI,
             *AUTOUI,
+            *BRIDGES,
             *JAX,
             *JUDGE,
             *MINIWOB,

@@ -36,7 +36,6 @@ from digirl_dist.events import Events
 from digirl_dist.fleet.roster import members
 from digirl_dist.parallel.failure import telling
 from digirl_dist.parallel.group import GroupLimits
-from digirl_dist.parallel.peers import ALONE
 from digirl_dist.parallel.rank import Rank, launched_rank
 from digirl_dist.report.curves import Curves, TensorBoard, WeightsAndBiases
 from digirl_dist.report.media import Media
@@ -187,6 +186,7 @@ def _learning(settings: Settings, device: Device, agent: AgentFactory, root: Pat
         device=trainer.device,
         limits=GroupLimits(trainer.start_s, trainer.exchange_s, trainer.idle_s),
         idle_s=trainer.idle_s,
+        shard=tuple(trainer.shard_blocks) if trainer.shard else None,
     )
 
 
@@ -205,7 +205,7 @@ def _trainer(
 
             return JointTrainer(*stack.enter_context(patient.joined(rank)))
         case _:
-            return patient.trainer(patient.device_of(rank), ALONE)
+            return patient.alone(rank)
 
 
 def _follow(learning: Learning, rank: Rank) -> None:

@@ -143,18 +143,23 @@ def _compose(folder: Path, name: str, overrides: Sequence[str]) -> DictConfig:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(folder), version_base="1.3"):
-            return compose(name.removesuffix(".yaml"), overrides=[_free(override) for override in overrides])
+            composed = compose(name.removesuffix(".yaml"), overrides=[_free(override) for override in overrides])
     except OverrideParseException as error:
         raise SettingsError(f"{error.override!r} cannot be understood: {_explain(error)}") from error
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(_explain(error)) from error
     except yaml.YAMLError as error:
         raise SettingsError(f"not valid YAML: {' '.join(str(error).split())}") from error
+    if OmegaConf.is_missing(composed, "collector"):  # in a folder of files that name none
+        composed.collector = schema.SshCollectorSettings()
+    return composed
 
 
 def _register_schemas() -> None:
     store = ConfigStore.instance()
-    store.store("settings", Settings)
+    settings = OmegaConf.structured(Settings)
+    settings.collector = "???"  # a default of one type would refuse the others
+    store.store("settings", settings)
     for group, options in _OPTIONS.items():
         for option, kind in options.items():
             store.store(f"{option}_schema", kind, group=group)

@@ -20,6 +20,9 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None) -> None:
         raise SettingsError("torchrun has started several ranks already; leave trainer=torchrun out")
     if isinstance(settings.trainer, JaxSettings):
         raise SettingsError("trainer=jax is for ranks with emulators: python -m digirl_dist.train; leave it out here")
+    several = isinstance(settings.trainer, TorchrunSettings) or (rank is not None and rank.world_size > 1)
+    if settings.trainer.shard and not several:
+        raise SettingsError("trainer.shard spreads an agent over several ranks: add trainer=torchrun, or use torchrun")
     if settings.train_mode is not TrainMode.online:
         if not settings.offline.data:
             raise SettingsError(f"train_mode={settings.train_mode.value} needs offline.data=[FOLDER]")

@@ -16,7 +16,7 @@ import psutil
 from digirl_dist.same_python import environment
 
 ROOT = Path(__file__).resolve().parent.parent
-LIMIT_S = 120.0
+LIMIT_S = 160.0
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ LAYERS = [
     ["evaluator"],
     ["host"],
     ["configuration", "choices", "modes", "build", "upkeep"],
-    ["distributed", "evaluate"],
+    ["distributed", "evaluate", "bridges"],
     ["cli", "cli_workers", "__main__"],
 ]
 """A part may import parts of its own layer and of those above it in this list."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,23 +17,6 @@ LossOf = Callable[[list[int]], torch.Tensor]
 
 WeightOf = Callable[[list[int]], float]
 """What that mean divides by: the rows' number, or the sum of their weights."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """This rank's rows of a minibatch; there may be none."""
-
-    rows: list[int]
-    loss_of: LossOf
-    weight_of: WeightOf
-
-    def backward(self, scale: float) -> tuple[float, float]:
-        """Leaves the gradient of their loss times ``scale``; their weight and the loss. Nothing of no rows."""
-        if not self.rows:
-            return 0.0, 0.0
-        loss = self.loss_of(self.rows)
-        (loss * scale).backward()  # type: ignore[no-untyped-call]
-        return float(self.weight_of(self.rows)), float(loss.detach())
 
 
 class MinibatchOptimizer:
@@ -58,6 +40,7 @@ class MinibatchOptimizer:
         self._what = what
         self._peers = peers
         self._optimizer = torch.optim.Adam(self._parameters, lr=settings.learning_rate, eps=settings.adam_eps)
+        peers.adopt(self._optimizer)
         self._generator = torch.Generator().manual_seed(seed)
         self._steps = 0
 
@@ -67,11 +50,10 @@ class MinibatchOptimizer:
         ``rate`` is the share of the learning rate to go on with. Raises TrainingError when a loss or a gradient is not
         finite, or a loss is beyond ``max_loss``.
         """
-        drawn = batches(rows, self._settings, self._generator)
-        parts = [Part(batch, loss_of, weight_of) for batch in self._peers.align(drawn)]
+        parts = self._peers.align(batches(rows, self._settings, self._generator))
         losses: list[float] = []
         for first in range(0, len(parts), self._settings.accumulate):
-            losses += self._step(parts[first : first + self._settings.accumulate], rate)
+            losses += self._step(parts[first : first + self._settings.accumulate], loss_of, weight_of, rate)
         return sum(losses) / len(losses) if losses else 0.0
 
     def state_dict(self) -> dict[str, Any]:
@@ -86,17 +68,17 @@ class MinibatchOptimizer:
         self._generator.set_state(state["generator"])
         self._steps = state["steps"]
 
-    def _step(self, group: Sequence[Part], rate: float) -> list[float]:
-        """One step along the mean gradient of some minibatches; their losses."""
+    def _step(self, group: Sequence[list[int]], loss_of: LossOf, weight_of: WeightOf, rate: float) -> list[float]:
+        """One step along the mean gradient of some minibatches, of which these are this rank's rows; their losses."""
         losses = []
         gradients: list[torch.Tensor | None] = [None] * len(self._parameters)
         for part in group:
-            losses.append(self._backward(part, 1 / len(group)))
+            losses.append(self._backward(part, loss_of, weight_of, 1 / len(group)))
             gradients = [_plus(sum_of, one.grad) for sum_of, one in zip(gradients, self._parameters, strict=True)]
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
-        length = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)
-        sane(float(length), math.inf, f"the gradient of {self._what}")
+        length = self._peers.clip(self._parameters, self._settings.clip_norm)
+        sane(length, math.inf, f"the gradient of {self._what}")
         rate *= self._settings.learning_rate * ramp(self._steps, self._settings.ramp_steps)
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = rate
@@ -104,11 +86,11 @@ class MinibatchOptimizer:
         self._steps += 1
         return losses
 
-    def _backward(self, part: Part, scale: float) -> float:
+    def _backward(self, rows: list[int], loss_of: LossOf, weight_of: WeightOf, scale: float) -> float:
         """Leaves the gradient of a minibatch, all ranks' parts together, times ``scale``; its loss."""
         self._optimizer.zero_grad()
-        weight, value = part.backward(scale)
-        value = self._peers.average_gradients(self._parameters, weight, value)
+        loss, weight = (loss_of(rows), float(weight_of(rows))) if rows else (None, 0.0)
+        value = self._peers.backward(self._parameters, loss, weight, scale)
         return sane(value, self._settings.max_loss, self._what)
 
 

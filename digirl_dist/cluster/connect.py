@@ -102,6 +102,11 @@ def _probe(place: str) -> None:
         raise ClusterError(f"no Ray cluster answers at {place}: {error}; start one with `ray start --head`") from error
 
 
+def _token_hint() -> str:
+    """Ray does not say whether a cluster refused us for want of a token."""
+    return "" if "RAY_AUTH_MODE" in os.environ else "; if it was started with a token, set RAY_AUTH_MODE=token"
+
+
 def _within(limit_s: float, what: str, start: Callable[[], None]) -> None:
     """Call ``start`` in a thread, since Ray has no limits of its own. Raises ClusterError."""
     failed: list[BaseException] = []
@@ -117,8 +122,8 @@ def _within(limit_s: float, what: str, start: Callable[[], None]) -> None:
     thread.start()
     thread.join(limit_s)
     if failed and isinstance(failed[0], ConnectionError):
-        raise _NoneHere(f"{what} is not there: {failed[0]}") from failed[0]
+        raise _NoneHere(f"{what} is not there: {failed[0]}{_token_hint()}") from failed[0]
     if failed:
         raise ClusterError(f"{what} cannot be used: {failed[0]}") from failed[0]
     if thread.is_alive():
-        raise ClusterError(f"{what} did not let us in within {time.monotonic() - started:.0f} s")
+        raise ClusterError(f"{what} did not let us in within {time.monotonic() - started:.0f} s{_token_hint()}")

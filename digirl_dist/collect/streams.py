@@ -57,6 +57,11 @@ class Stream:
         self._success = transition.success
         return terminated or truncated
 
+    @property
+    def last(self) -> Step:
+        """What was done last in this episode."""
+        return self._steps[-1]
+
     def episode(self, iteration: int) -> Trajectory:
         """The whole episode so far."""
         return self._trajectory(iteration, self._steps)

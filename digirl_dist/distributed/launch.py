@@ -76,6 +76,8 @@ def refuse_contradictions(settings: Settings) -> None:
     """Raises SettingsError for what only a host can do."""
     if settings.train_mode is not TrainMode.online:
         raise SettingsError(f"ranks with emulators learn online alone; use run.py for {settings.train_mode.value}")
+    if settings.trainer.shard:
+        raise SettingsError("ranks with emulators act with a whole agent each; use run.py for trainer.shard")
     if settings.evaluation.every:
         raise SettingsError("ranks with emulators evaluate by distributed.eval_freq; leave evaluation.every out")
 
@@ -88,7 +90,7 @@ def train(settings: Settings, distributed: bool) -> None:
         group, rank = meeting.group, meeting.group.rank
         place = Place(settings, choose_device(settings, settings.emulator), rank)
         learner = _learner(place, meeting)
-        streams = Streams([_stream(place, slot) for slot in range(place.bsize)], place.emulator.max_steps)
+        streams = Streams([stream_of(place, slot) for slot in range(place.bsize)], place.emulator.max_steps)
         stack.callback(streams.close)
         folder = _open_folder(settings, stack) if rank.is_first else None
         beginning = _beginning(folder, settings, group)
@@ -115,7 +117,7 @@ def _learner(place: Place, meeting: Meeting) -> Learner:
         return Learner(agent, algorithm(agent, OwnRows(meeting.group)))
 
 
-def _stream(place: Place, slot: int) -> Stream:
+def stream_of(place: Place, slot: int) -> Stream:
     """Ranks differ by their seed: that of the configuration plus the rank."""
     rank, emulator, settings = place.rank.rank, place.emulator, place.settings
     seed, group_size = settings.seed + rank, modes.group_size(settings)
@@ -202,7 +204,7 @@ def _first_rank(place: Place, folder: RunFolder, learner: Learner, beginning: Be
     curves = build_curves(settings, folder)
     for drawn in curves:
         stack.callback(drawn.close)
-    stream = partial(_stream, place, _EVALUATION_SLOT)
+    stream = partial(stream_of, place, _EVALUATION_SLOT)
     measure = Measure(stream, place.emulator.max_steps, own.eval_freq, own.eval_episodes)
     return FirstRank(
         learner.agent,

@@ -43,13 +43,15 @@ def check_trainer(trainer: TrainerSettings, rank: Rank, environ: Mapping[str, st
 
 
 @contextmanager
-def meet(settings: Settings, distributed: bool) -> Iterator[Meeting]:
+def meet(settings: Settings, distributed: bool | None = None) -> Iterator[Meeting]:
     """Meet the other ranks of the launch, if there are any, and leave them at the end.
+
+    ``distributed``: whether a launch is meant, which then must agree; None takes what there is.
 
     Raises SettingsError for a launch or a device that does not fit, PeerError when ranks do not come.
     """
     launched, trainer = launched_rank(os.environ), settings.trainer
-    rank = check_launch(distributed, launched)
+    rank = (launched or Rank()) if distributed is None else check_launch(distributed, launched)
     check_trainer(trainer, rank, os.environ)
     limits = GroupLimits(trainer.start_s, trainer.exchange_s, settings.distributed.gate_s)
     match trainer:

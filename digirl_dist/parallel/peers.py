@@ -1,13 +1,13 @@
 """What an algorithm must know of other ranks: its part of a minibatch, and the gradient of all parts together.
 
-An algorithm that draws minibatches through ``align`` and calls ``average_gradients`` between ``backward`` and clipping
-makes the same updates on any number of ranks as one process makes on all their rows.
+An algorithm that draws minibatches through ``align`` and calls ``backward`` and ``clip`` here makes the same updates on
+any number of ranks as one process makes on all their rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -20,28 +20,55 @@ Batches = list[list[int]]
 class Peers(Protocol):
     """Ranks that learn together."""
 
+    replicas: ClassVar[bool]
+    """Whether every rank has all the weights; else each has a part (see ``agent.sharding``)."""
+
     def align(self, batches: Batches) -> Batches:
         """This rank's part of each minibatch; as many on each rank, and some may be empty."""
 
-    def average_gradients(self, parameters: Iterable[torch.nn.Parameter], weight: float, loss: float) -> float:
-        """Turn the gradients of this rank's mean loss into those of the mean over all ranks' rows.
+    def backward(
+        self, parameters: Iterable[torch.nn.Parameter], loss: torch.Tensor | None, weight: float, scale: float
+    ) -> float:
+        """Leave the gradient of the mean loss over all ranks' rows, times ``scale``; returns that mean.
 
-        ``weight`` is the sum of the weights of this rank's rows (their number, where rows weigh alike), 0 for an
-        empty part. Returns the mean loss over all rows. All ranks must call it.
+        ``loss`` is the mean over this rank's rows and ``weight`` the sum of their weights (their number, where rows
+        weigh alike); None and 0 for an empty part. The parameters' gradients are None before. All ranks must call it.
         """
+
+    def clip(self, parameters: Iterable[torch.nn.Parameter], limit: float) -> float:
+        """Shorten the gradient of all parameters together to the length ``limit``; returns how long it was."""
+
+    def adopt(self, optimizer: torch.optim.Optimizer) -> None:
+        """Called for an optimiser before it is used."""
 
     def total(self, sums: torch.Tensor) -> torch.Tensor:
         """Sums over this rank's rows, added up over all rows there are."""
 
 
-class Alone:
+class _Replica:
+    """A rank that has all the weights."""
+
+    replicas: ClassVar[bool] = True
+
+    def clip(self, parameters: Iterable[torch.nn.Parameter], limit: float) -> float:
+        from torch.nn.utils import clip_grad_norm_
+
+        return float(clip_grad_norm_(parameters, limit))
+
+    def adopt(self, optimizer: torch.optim.Optimizer) -> None:
+        """It is used as it is."""
+
+
+class Alone(_Replica):
     """Peers of the only process there is."""
 
     def align(self, batches: Batches) -> Batches:
         return batches
 
-    def average_gradients(self, parameters: Iterable[torch.nn.Parameter], weight: float, loss: float) -> float:
-        return loss
+    def backward(
+        self, parameters: Iterable[torch.nn.Parameter], loss: torch.Tensor | None, weight: float, scale: float
+    ) -> float:
+        return _backward(loss, scale)
 
     def total(self, sums: torch.Tensor) -> torch.Tensor:
         return sums
@@ -50,7 +77,7 @@ class Alone:
 ALONE = Alone()
 
 
-class SharedRows:
+class SharedRows(_Replica):
     """Peers that have the same rows and draw the same minibatches: each takes its share of every one."""
 
     def __init__(self, group: Group) -> None:
@@ -60,14 +87,16 @@ class SharedRows:
         rank = self._group.rank
         return [batch[rank.rank :: rank.world_size] for batch in batches]
 
-    def average_gradients(self, parameters: Iterable[torch.nn.Parameter], weight: float, loss: float) -> float:
-        return average(self._group, list(parameters), weight, loss)
+    def backward(
+        self, parameters: Iterable[torch.nn.Parameter], loss: torch.Tensor | None, weight: float, scale: float
+    ) -> float:
+        return average(self._group, list(parameters), weight, _backward(loss, scale))
 
     def total(self, sums: torch.Tensor) -> torch.Tensor:
         return sums
 
 
-class OwnRows:
+class OwnRows(_Replica):
     """Peers that have rows of their own: a minibatch is one of each rank's together."""
 
     def __init__(self, group: Group) -> None:
@@ -77,15 +106,17 @@ class OwnRows:
         most = self._group.largest(len(batches))
         return [*batches, *([] for _ in range(most - len(batches)))]
 
-    def average_gradients(self, parameters: Iterable[torch.nn.Parameter], weight: float, loss: float) -> float:
-        return average(self._group, list(parameters), weight, loss)
+    def backward(
+        self, parameters: Iterable[torch.nn.Parameter], loss: torch.Tensor | None, weight: float, scale: float
+    ) -> float:
+        return average(self._group, list(parameters), weight, _backward(loss, scale))
 
     def total(self, sums: torch.Tensor) -> torch.Tensor:
         return self._group.sum(sums.clone())
 
 
 def average(group: Group, parameters: Sequence[torch.nn.Parameter], weight: float, loss: float) -> float:
-    """The weighted mean of the ranks' gradients, in one exchange; see ``Peers.average_gradients``.
+    """The weighted mean of the ranks' gradients and losses, in one exchange; see ``Peers.backward``.
 
     A parameter that has no gradient on any rank has none afterwards.
     """
@@ -104,6 +135,14 @@ def average(group: Group, parameters: Sequence[torch.nn.Parameter], weight: floa
         parameter.grad = mean if holders else None
         offset += parameter.numel()
     return float(summed[1 - len(figures)]) / (everywhere or 1.0)
+
+
+def _backward(loss: torch.Tensor | None, scale: float) -> float:
+    """Leaves the gradient of ``loss`` times ``scale``; the loss itself."""
+    if loss is None:
+        return 0.0
+    (loss * scale).backward()  # type: ignore[no-untyped-call]
+    return float(loss.detach())
 
 
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:

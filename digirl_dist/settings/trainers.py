@@ -1,6 +1,6 @@
 """How updates are made: in this process, or by several."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from digirl_dist.settings.missing import MISSING
 
@@ -20,6 +20,12 @@ class TrainerSettings:
     """… for one exchange of gradients …"""
     idle_s: float = 86400.0
     """… and between two updates, while the host collects."""
+    shard: bool = False
+    """With several ranks: spread weights, gradients and optimiser state over them (FSDP2), for agents that are too
+    large for one device."""
+    shard_blocks: list[str] = field(default_factory=list)
+    """Classes of the agent's modules, such as T5Block: each module of them is gathered by itself while it computes;
+    without any, the whole agent is gathered for each pass."""
 
 
 @dataclass

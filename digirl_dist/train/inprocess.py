@@ -45,6 +45,8 @@ class InProcessTrainer:
             self._agent = agent()
             self._agent.train(False)
             self._algorithm = algorithm(self._agent, peers)
+        self.replicas = peers.replicas
+        """Whether the other ranks, if any, have the same weights, not other parts of them."""
         self._checkpoints = checkpoints
         self._replay_size = replay_size
         self._seed = seed
@@ -52,6 +54,7 @@ class InProcessTrainer:
         self._max_staleness = max_staleness
         self._iteration: int | None = None
         self._replayed = 0
+        self._whole = self._state()
 
     def resume(self) -> Checkpoint:
         newest = self._checkpoints.newest()
@@ -87,6 +90,7 @@ class InProcessTrainer:
         try:
             with seeded(self._seed, iteration):
                 figures = self._algorithm.update(fresh, [*self._offline, *collected])
+            self._whole = self._state()
             self._refuse_broken_weights()
         except TrainingError as error:
             raise TrainingError(f"{error}. A run with this save_path goes on from {checkpoint.folder}") from error
@@ -96,12 +100,11 @@ class InProcessTrainer:
     def save(self, iteration: int, figures: dict[str, float]) -> Checkpoint:
         """Save what was learned as the checkpoint of that iteration."""
         self._iteration = iteration
-        state: dict[str, Any] = {"algorithm": self._algorithm.state_dict(), "replayed": self._replayed}
-        return self._checkpoints.save(iteration, self.weights(), state, figures)
+        return self._checkpoints.save(iteration, *self._whole, figures)
 
     def weights(self) -> State:
-        """The policy's own tensors, not a copy."""
-        return self._agent.state_dict()
+        """The policy's own tensors, not a copy; of sharded ones a copy on rank 0, and nothing elsewhere."""
+        return self._whole[0]
 
     def close(self) -> None:
         """Nothing runs beside this process."""
@@ -118,6 +121,10 @@ class InProcessTrainer:
                 f"the run was started with ({' '.join(str(error).split())[:200]} …)"
             ) from error
         self._iteration = checkpoint.iteration
+
+    def _state(self) -> tuple[State, dict[str, Any]]:
+        """The policy, and the rest. All ranks must call it together, as weights may be spread over them."""
+        return self._agent.state_dict(), {"algorithm": self._algorithm.state_dict(), "replayed": self._replayed}
 
     def _replay(self, iteration: int, store: Store, fresh: int) -> list[Trajectory]:
         """The newest collected episodes, ``fresh`` of them new. Raises TrajectoryError if the store lost some since."""

@@ -12,21 +12,20 @@ from collections.abc import Callable
 from digirl_dist.checkpoint import Checkpoint, describe
 from digirl_dist.digest import digest
 from digirl_dist.parallel.group import Group
-from digirl_dist.parallel.peers import Peers, SharedRows
 from digirl_dist.store import Store
 from digirl_dist.train import Update
 from digirl_dist.train.inprocess import InProcessTrainer
 
 _STOP = "stop"
 
-TrainerFactory = Callable[[Peers], InProcessTrainer]
+TrainerFactory = Callable[[Group], InProcessTrainer]
 
 
 class JointTrainer:
     """Trainer on rank 0: each update is made by every rank, and saved by this one."""
 
     def __init__(self, trainer: TrainerFactory, group: Group) -> None:
-        self._trainer = trainer(SharedRows(group))
+        self._trainer = trainer(group)
         self._group = group
         self._stopped = False
 
@@ -54,14 +53,15 @@ def follow(trainer: TrainerFactory, group: Group, store: Store, idle_s: float) -
     Reads checkpoints and trajectories in the run folder, which the machines of several nodes must share. Raises
     PeerError when the leader says nothing for ``idle_s``.
     """
-    own = trainer(SharedRows(group))
+    own = trainer(group)
     while (order := group.announced(idle_s)) != _STOP:
         _learn(own, group, own.follow(int(order)), store)
 
 
 def _learn(trainer: InProcessTrainer, group: Group, checkpoint: Checkpoint, store: Store) -> dict[str, float]:
-    """One update by this rank, and a look whether all ranks hold the same weights after it."""
+    """One update by this rank, and a look whether all ranks that should hold the same weights after it do so."""
     figures = trainer.learn(checkpoint, store)
-    tensors = describe({name: tensor.cpu() for name, tensor in trainer.weights().items()})
-    group.check_in_step(digest(repr(sorted(tensors.items())).encode()))
+    if trainer.replicas:
+        tensors = describe({name: tensor.cpu() for name, tensor in trainer.weights().items()})
+        group.check_in_step(digest(repr(sorted(tensors.items())).encode()))
     return figures

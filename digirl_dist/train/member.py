@@ -21,7 +21,7 @@ from digirl_dist.errors import DigirlDistError
 from digirl_dist.parallel.device import Wish, resolve_device, visible_devices
 from digirl_dist.parallel.failure import telling
 from digirl_dist.parallel.group import Group, GroupLimits, joined
-from digirl_dist.parallel.peers import Peers
+from digirl_dist.parallel.peers import ALONE, Peers, SharedRows
 from digirl_dist.parallel.rank import Rank, own_rank
 from digirl_dist.store import Store
 from digirl_dist.tasks import Json
@@ -46,6 +46,8 @@ class Learning:
     device: str
     limits: GroupLimits
     idle_s: float
+    shard: tuple[str, ...] | None = None
+    """Spread the agent over the ranks, and which of its modules are gathered by themselves (see ``agent.sharding``)."""
 
     def device_of(self, rank: Rank | None) -> str:
         """Where a process learns. Raises DeviceError."""
@@ -56,10 +58,20 @@ class Learning:
         """Meet the other ranks; what makes this one's trainer, and their group."""
         device = self.device_of(rank)
         with joined(rank, device, self.limits) as group:
-            yield partial(self.trainer, device), group
+            yield partial(self._member, device), group
 
-    def trainer(self, device: str, peers: Peers) -> InProcessTrainer:
-        agent = Placed(self.agent, device)
+    def alone(self, rank: Rank | None) -> InProcessTrainer:
+        """The trainer of the only process there is."""
+        return self._trainer(Placed(self.agent, self.device_of(rank)), ALONE)
+
+    def _member(self, device: str, group: Group) -> InProcessTrainer:
+        if self.shard is None:
+            return self._trainer(Placed(self.agent, device), SharedRows(group))
+        from digirl_dist.agent.sharding import Sharded, ShardedRows
+
+        return self._trainer(Sharded(self.agent, group, device, self.shard), ShardedRows(group))
+
+    def _trainer(self, agent: AgentFactory, peers: Peers) -> InProcessTrainer:
         offline = read_datasets(self.offline) if self.offline else ()
         return InProcessTrainer(
             agent, self.algorithm, self.checkpoints, self.replay_size, self.seed, peers, offline, self.max_staleness

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from collecting import Kind, Site, keys, site, tickets
 from things import Counter
 from watching import eventually, processes_with
 
+from digirl_dist.cli import main
 from digirl_dist.cluster.connect import connect
 from digirl_dist.errors import ClusterError, HarvestError
 from digirl_dist.settings import RayCollectorSettings
@@ -86,6 +88,17 @@ def test_a_checkpoint_goes_to_each_node_once(tmp_path: Path) -> None:
         pushed = [content["bytes"] for kind, content in here.events if kind == "pushed"]
         assert sorted(pushed) == [0, 4 * Counter.spec.actions.n] and sum(o.push_bytes for o in harvest.outcomes) == 8
     cluster.remove_node(node)
+
+
+def test_the_command_line_chooses_ray_and_may_collect_ahead_there(tmp_path: Path) -> None:
+    shared_cluster()  # else the dry run would start one
+    words = ["emulator=gymnasium", "emulator.id=CartPole-v1", "agent=generic", "bsize=1", "rollout_size=6"]
+    words += ["collector=ray", "dry_run=true", "collect_ahead=1", "train_iterations=3", f"save_path={tmp_path / 'run'}"]
+    assert main([*words, f"worker_temp_path={tmp_path / 'jobs'}"]) == 0
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["episodes"] for line in metrics] == [6, 6, 6]
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert {event.get("worker") for event in events if event["event"] == "episode"} == {"ray-0", "ray-1"}
 
 
 def test_where_no_cluster_answers_the_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

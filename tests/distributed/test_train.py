@@ -203,7 +203,7 @@ def test_b11_two_nodes_of_two_ranks_train_together_with_four_seeds(four: Path) -
 
 
 @pytest.mark.long
-def test_grpo_compares_episodes_of_one_start_also_after_a_resume(tmp_path: Path) -> None:
+def test_b7_alone_two_and_two_iterations_are_four_to_the_bit_with_groups_of_one_start(tmp_path: Path) -> None:
     more = ["train_algorithm=grpo", "algorithm.grpo.group_size=3", "distributed.eval_freq=0"]
     for folder, stops in (("whole", [4]), ("halves", [2, 4])):
         for stop in stops:

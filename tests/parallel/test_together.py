@@ -29,8 +29,12 @@ WAYS = {
     "shared, grpo": "alone, grpo",
     "own, grpo": "alone, grpo",
     "nothing on rank 1, grpo": "half, grpo",
+    "own, ppo": "alone, ppo",
 }
 """What two ranks learn, and who learns the same alone."""
+
+SHARDED = {"sharded": "alone, 5 of 16", "sharded, frozen": "alone, frozen", "sharded, ppo": "alone, ppo"}
+"""The same for ranks with a part of the weights each; the last minibatch has fewer rows than there are ranks."""
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -38,12 +42,19 @@ def test_b1_the_ranks_hold_the_same_bits_after_every_update(found: list[dict[str
     assert found[0][way] == found[1][way]
 
 
-@pytest.mark.parametrize(("way", "reference"), WAYS.items())
+@pytest.mark.parametrize(("way", "reference"), {**WAYS, **SHARDED}.items())
 def test_b2_uneven_parts_learn_what_one_process_learns(found: list[dict[str, Any]], way: str, reference: str) -> None:
     (weights, losses), (alone, alone_losses) = found[0][way], found[0][reference]
     assert weights == pytest.approx(alone, abs=1e-5)
     assert losses == pytest.approx(alone_losses, abs=1e-5)
     assert alone_losses[-1] < alone_losses[0] - 0.01
+
+
+def test_each_rank_has_a_part_of_a_sharded_agent_and_rank_0_saves_all_of_it(found: list[dict[str, Any]]) -> None:
+    parts = [there["shares"]["part"] for there in found]
+    assert sum(parts) == found[0]["shares"]["of"] == len(found[0]["sharded"][0]) and min(parts) > 0
+    assert found[1]["sharded"][0] == [] and found[0]["sharded"][1] == found[1]["sharded"][1]
+    assert all("'T5Block'; there are" in there["shares"]["refused"] for there in found)
 
 
 def test_b2_an_empty_part_weighs_nothing_and_an_unused_parameter_stays_without_gradient(

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,20 +17,24 @@ from typing import Any
 import torch
 from torch import nn
 
+from digirl_dist.agent import Agent
 from digirl_dist.agent.generic import GenericPolicy
+from digirl_dist.agent.sharding import Sharded, ShardedRows
 from digirl_dist.algorithm.grpo import Grpo
 from digirl_dist.algorithm.imitation import ADVANTAGE, IMITATION, Example, Imitation, Objective
+from digirl_dist.algorithm.ppo import PPO
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
-from digirl_dist.errors import PeerError
+from digirl_dist.errors import PeerError, SettingsError
 from digirl_dist.parallel.group import Group, GroupLimits, joined
 from digirl_dist.parallel.peers import ALONE, OwnRows, Peers, SharedRows, average
 from digirl_dist.parallel.rank import own_rank
 from digirl_dist.parallel.statistics import EpisodeWindow
-from digirl_dist.settings import ActorSettings, GenericAgentSettings, GrpoActorSettings, GrpoSettings
+from digirl_dist.settings import ActorSettings, GenericAgentSettings, GrpoActorSettings, GrpoSettings, PpoSettings
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
 UPDATES = 50
+FEWER = 8
 ROWS = 16
 UNEVEN = (slice(0, 10), slice(10, 16))
 
@@ -39,6 +44,12 @@ def agent() -> GenericPolicy:
     return GenericPolicy(GenericAgentSettings(width=8), EmulatorSpec(DiscreteActions(3), vector_size=4))
 
 
+def partly_frozen() -> GenericPolicy:
+    policy = agent()
+    next(policy.parameters()).requires_grad_(False)
+    return policy
+
+
 def rows() -> list[Example]:
     generator = torch.Generator().manual_seed(3)
     seen = torch.randn(ROWS, 4, generator=generator).numpy()
@@ -46,19 +57,26 @@ def rows() -> list[Example]:
 
 
 def learn(
-    examples: list[Example], peers: Peers, size: int, objective: Objective = IMITATION, accumulate: int = 1
+    examples: list[Example],
+    peers: Peers,
+    size: int,
+    objective: Objective = IMITATION,
+    accumulate: int = 1,
+    made: Callable[[], Agent] = agent,
+    updates: int = UPDATES,
 ) -> tuple[list[float], list[float]]:
-    """The weights after 50 updates and the losses on the way; the clipping limit is reached each time."""
-    policy = agent()
+    """The weights after these updates and the losses on the way; the clipping limit is reached each time."""
+    policy = made()
     settings = ActorSettings(1e-2, size, accumulate, epochs=1, max_examples=10**6, clip_norm=1e-2)
     imitation = Imitation(policy, settings, seed=1, peers=peers, objective=objective)
-    losses = [imitation.fit(examples) for _ in range(UPDATES)]
+    losses = [imitation.fit(examples) for _ in range(updates)]
     return flat(policy), losses
 
 
-def flat(policy: GenericPolicy) -> list[float]:
-    weights: list[float] = torch.cat([tensor.reshape(-1) for tensor in policy.state_dict().values()]).tolist()
-    return weights
+def flat(policy: Agent) -> list[float]:
+    """Of a sharded one, nothing but on rank 0."""
+    parts = [tensor.reshape(-1) for tensor in policy.state_dict().values()]
+    return [] if not parts else torch.cat(parts).tolist()  # type: ignore[no-any-return]
 
 
 def episodes(starts: range, length: int) -> list[Trajectory]:
@@ -80,6 +98,16 @@ def compare(fresh: list[Trajectory], peers: Peers) -> tuple[list[float], list[fl
     policy = agent()
     grpo = Grpo(policy, GrpoSettings(actor=GrpoActorSettings(1e-2, batch_size=1000)), 1, peers)
     losses = [grpo.update(fresh, fresh)["actor_loss"] for _ in range(5)]
+    return flat(policy), losses
+
+
+def proximal(
+    fresh: list[Trajectory], peers: Peers, made: Callable[[], Agent] = agent
+) -> tuple[list[float], list[float]]:
+    """The same by PPO, whose value function learns with the policy."""
+    policy = made()
+    ppo = PPO(policy, PpoSettings(1e-2, batch_size=1000, clip_norm=0.1, width=8), 5, 1, peers)
+    losses = [ppo.update(fresh, fresh)["ppo_loss"] for _ in range(4)]
     return flat(policy), losses
 
 
@@ -108,6 +136,20 @@ def gradients(group: Group) -> list[Any]:
     return [used.grad.tolist(), unused.grad, loss]
 
 
+def shares(spread: Sharded) -> dict[str, Any]:
+    """How many numbers are on this rank, and of how many."""
+    parameters: list[Any] = list(spread().parameters())
+    found = {
+        "part": sum(each.to_local().numel() for each in parameters),
+        "of": sum(each.numel() for each in parameters),
+    }
+    try:
+        replace(spread, blocks=("T5Block",))()
+    except SettingsError as error:
+        return {**found, "refused": str(error)}
+    return found
+
+
 def what_fails(group: Group) -> dict[str, str]:
     found = {}
     try:
@@ -130,7 +172,9 @@ def main(folder: Path) -> None:
         examples, every = rows(), [*episodes(range(2), 2), *episodes(range(2, 3), 4)]
         mine = examples[UNEVEN[rank.rank]]
         own_episodes = every[:8] if rank.is_first else every[8:]
-        shared, own = SharedRows(group), OwnRows(group)
+        shared, own, sharded = SharedRows(group), OwnRows(group), ShardedRows(group)
+        spread = Sharded(agent, group, "cpu", ("Linear",))
+        part_spread = Sharded(partly_frozen, group, "cpu")
         found = {
             "alone": learn(examples, ALONE, ROWS),
             "shared": learn(examples, shared, ROWS),
@@ -144,6 +188,14 @@ def main(folder: Path) -> None:
             "own, grpo": compare(own_episodes, own),
             "half, grpo": compare(every[:8], ALONE),
             "nothing on rank 1, grpo": compare(every[:8] if rank.is_first else [], own),
+            "alone, ppo": proximal(every, ALONE),
+            "own, ppo": proximal(own_episodes, own),
+            "sharded, ppo": proximal(every, sharded, spread),
+            "alone, 5 of 16": learn(examples, ALONE, 5, updates=FEWER),
+            "sharded": learn(examples, sharded, 5, made=spread, updates=FEWER),
+            "alone, frozen": learn(examples, ALONE, 5, accumulate=4, made=partly_frozen, updates=FEWER),
+            "sharded, frozen": learn(examples, sharded, 5, accumulate=4, made=part_spread, updates=FEWER),
+            "shares": shares(spread),
             "windows": windows(group),
             "gradients": gradients(group),
             "total": own.total(torch.tensor([1.0 + rank.rank])).tolist(),

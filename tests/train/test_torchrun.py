@@ -13,10 +13,12 @@ from launching import descendants, example, launch, rank_process, started, torch
 from safetensors.torch import load_file
 
 from digirl_dist import configuration
+from digirl_dist.checkpoint import Checkpoints
 from digirl_dist.cli import main
 from digirl_dist.errors import SettingsError
 from digirl_dist.modes import refuse_contradictions
 from digirl_dist.parallel.rank import Rank
+from digirl_dist.train.__main__ import main as train_with_ranks
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RUN = str(ROOT / "run.py")
@@ -33,6 +35,12 @@ CUSTOM = ["parallel=single", "emulator=custom", "emulator.entry_point=things:Cou
 def weights(folder: Path, iteration: int) -> torch.Tensor:
     state = load_file(folder / "checkpoints" / f"{iteration:06d}" / "policy.safetensors")
     return torch.cat([state[name].double().reshape(-1) for name in sorted(state)])
+
+
+def moments(folder: Path, iteration: int) -> torch.Tensor:
+    """Of Adam, whole and by number, as a single process would load them."""
+    adam = Checkpoints(folder / "checkpoints").open(iteration).trainer_state()["algorithm"]["imitation"]["optimizer"]
+    return torch.cat([adam["state"][number]["exp_avg"].double().reshape(-1) for number in sorted(adam["state"])])
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +65,18 @@ def test_b2_torchrun_from_the_outside_does_the_same(in_one_process: Path, tmp_pa
     assert ended.status == 0, ended.out
     assert torch.allclose(weights(tmp_path, 2), weights(in_one_process, 2), atol=1e-5, rtol=0)
     assert [json.loads(line)["iteration"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [0, 1]
+
+
+def test_b2_sharded_over_the_ranks_a_run_goes_on_and_its_checkpoints_are_as_ever(
+    in_one_process: Path, tmp_path: Path
+) -> None:
+    words = [*SHORT, *MANY_UPDATES, f"save_path={tmp_path}"]
+    assert main([*words, "train_iterations=1"]) == 0
+    ended = launch(torchrun(2, RUN, *words, "trainer.shard=true", "trainer.shard_blocks=[Linear]"))
+    assert ended.status == 0, ended.out
+    assert torch.allclose(weights(tmp_path, 2), weights(in_one_process, 2), atol=1e-5, rtol=0)
+    ours, theirs = (moments(folder, 2) for folder in (tmp_path, in_one_process))
+    assert torch.allclose(ours, theirs, atol=1e-5, rtol=0) and ours.abs().max() > 1e-3
 
 
 @pytest.mark.long
@@ -110,3 +130,12 @@ def test_b10_torchrun_within_torchrun_is_refused() -> None:
     settings = configuration.load("config/multimachine", "host", [*SHORT, "trainer=torchrun"])
     with pytest.raises(SettingsError, match="leave trainer=torchrun out"):
         refuse_contradictions(settings, Rank(0, 2, 0, 2))
+
+
+def test_sharding_is_refused_where_there_is_nothing_to_spread_over(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = configuration.load("config/multimachine", "host", [*SHORT, "trainer.shard=true"])
+    refuse_contradictions(settings, Rank(0, 2, 0, 2))
+    with pytest.raises(SettingsError, match="add trainer=torchrun"):
+        refuse_contradictions(settings)
+    assert train_with_ranks(["trainer.shard=true"]) == 2
+    assert "act with a whole agent each" in capsys.readouterr().err

@@ -1,0 +1,124 @@
+"""The emulators of one rank as a Gymnasium vector environment, under torchrun or alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from digirl_dist import configuration
+from digirl_dist.choices import choose_device
+from digirl_dist.collect.streams import Stream
+from digirl_dist.distributed.launch import Place, stream_of
+from digirl_dist.distributed.meeting import meet
+from digirl_dist.emulator import BoxActions, DiscreteActions, EmulatorSpec
+from digirl_dist.errors import SettingsError
+from digirl_dist.parallel.group import Group
+from digirl_dist.parallel.rank import Rank
+from digirl_dist.trajectory import Decision
+
+
+class EmulatorVector(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
+    """Streams of episodes side by side: a slot whose episode is over shows the beginning of its next one at once.
+
+    The last observation of the one before is then in ``infos["final_obs"]``. Tasks and seeds are those that
+    ``digirl_dist.train`` would have; the seed of ``reset`` is not needed.
+    """
+
+    def __init__(self, streams: Sequence[Stream], spec: EmulatorSpec, max_steps: int | None) -> None:
+        """Raises SettingsError for an emulator whose observations are no vectors, or that is touched."""
+        if not spec.vector_size:
+            raise SettingsError("skrl and rsl_rl get observations as vectors, and this emulator has none")
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.num_envs = len(streams)
+        self.max_steps = max_steps
+        self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (spec.vector_size,), np.float32)
+        self.single_action_space = _action_space(spec)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._streams = streams
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Where the streams stand: their first episodes have begun."""
+        return self._seen(), {}
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """``actions`` has shape [n] of integers, or [n, A] of numbers, which the emulator clips to its bounds."""
+        final = np.full(self.num_envs, None, dtype=object)
+        steps = []
+        for number, (stream, action) in enumerate(zip(self._streams, actions.tolist(), strict=True)):
+            over = stream.advance(Decision(action, 0.0), self.max_steps)
+            steps.append(stream.last)
+            if over:
+                final[number] = stream.observation.vector
+                stream.next_episode()
+        rewards = np.array([step.reward for step in steps], np.float32)
+        terminated, truncated = (
+            np.array([getattr(step, how) for step in steps]) for how in ("terminated", "truncated")
+        )
+        ended = np.array([one is not None for one in final])
+        infos = {"final_obs": final, "_final_obs": ended} if ended.any() else {}
+        return self._seen(), rewards, terminated, truncated, infos
+
+    def close_extras(self, **_: Any) -> None:
+        for stream in self._streams:
+            stream.close()
+
+    def _seen(self) -> np.ndarray:
+        return np.stack([np.asarray(stream.observation.vector, np.float32) for stream in self._streams])
+
+
+@dataclass(frozen=True)
+class RankedVector:
+    """What a runner of another library needs on one rank."""
+
+    envs: EmulatorVector
+    rank: Rank
+    device: str
+    """``cpu`` or ``cuda:N``, this rank's own."""
+    group: Group
+    folder: Path
+    """The configured save_path; nothing is written there yet."""
+
+
+@contextmanager
+def ranked_vector(
+    overrides: Sequence[str], config_name: str = "ranks", config_path: str = "config/multimachine"
+) -> Iterator[RankedVector]:
+    """This rank's ``bsize`` emulators, as ``digirl_dist.train`` has them, with the process group already made.
+
+    Under torchrun or alone. The group is NCCL on CUDA, else gloo. Raises SettingsError, DeviceError or PeerError.
+    """
+    settings = configuration.load(config_path, config_name, overrides)
+    with meet(settings) as meeting:
+        rank = meeting.group.rank
+        envs = _vector(Place(settings, choose_device(settings, settings.emulator), rank))
+        try:
+            folder = Path(settings.save_path).expanduser().resolve()
+            yield RankedVector(envs, rank, meeting.device, meeting.group, folder)
+        finally:
+            envs.close()
+
+
+def _vector(place: Place) -> EmulatorVector:
+    streams = [stream_of(place, slot) for slot in range(place.bsize)]
+    return EmulatorVector(streams, place.emulator.spec, place.emulator.max_steps)
+
+
+def _action_space(spec: EmulatorSpec) -> gymnasium.Space[Any]:
+    match spec.actions:
+        case DiscreteActions(n):
+            return gymnasium.spaces.Discrete(n)
+        case BoxActions(low, high):
+            return gymnasium.spaces.Box(np.array(low, np.float32), np.array(high, np.float32))
+        case _:
+            raise SettingsError("skrl and rsl_rl know no touch-screen actions; use digirl_dist.train")

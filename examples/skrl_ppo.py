@@ -1,0 +1,39 @@
+"""PPO of skrl on the emulators of ``digirl_dist.train``, alone or one process per GPU. Arguments are settings.
+
+torchrun --nproc_per_node=2 examples/skrl_ppo.py emulator.id=CartPole-v1 bsize=8
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from digirl_dist.bridges.skrl import wrapped
+from digirl_dist.bridges.vector import ranked_vector
+
+STEPS, ITERATIONS = 32, 4
+
+
+def model(kind: str) -> dict[str, Any]:
+    network = [{"name": "net", "input": "OBSERVATIONS", "layers": [64, 64], "activations": "tanh"}]
+    return {"class": kind, "network": network, "output": "ACTIONS" if kind != "DeterministicMixin" else "ONE"}
+
+
+with ranked_vector(sys.argv[1:]) as here:
+    env = wrapped(here)  # before anything else of skrl
+    from skrl.utils.runner.torch import Runner
+
+    experiment = {"directory": str(here.folder), "experiment_name": "skrl", "write_interval": STEPS}
+    runner = Runner(
+        env,
+        {
+            "seed": 42,
+            "models": {"separate": True, "policy": model("CategoricalMixin"), "value": model("DeterministicMixin")},
+            "memory": {"class": "RandomMemory", "memory_size": STEPS},
+            "agent": {"class": "PPO", "rollouts": STEPS, "learning_rate": 3e-4, "experiment": experiment},
+            "trainer": {"class": "SequentialTrainer", "timesteps": STEPS * ITERATIONS, "headless": True},
+        },
+    )
+    runner.run("train")
+    weights = sum(float(parameter.detach().sum()) for parameter in runner.agent.models["policy"].parameters())
+    print(f"rank {here.rank.rank} of {here.rank.world_size}: the policy's weights add up to {weights:.6f}")

@@ -1,0 +1,69 @@
+"""The emulators of a rank as a vector environment, and other libraries' runners on it under torchrun."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from launching import example, started, torchrun
+
+from digirl_dist.bridges.vector import ranked_vector
+from digirl_dist.errors import SettingsError
+
+CORRIDOR = ["emulator.id=null", "emulator.entry_point=examples.corridor:Corridor", "bsize=3", "seed=7"]
+
+
+def walked(seed: str, steps: int) -> list[np.ndarray]:
+    with ranked_vector([*CORRIDOR, seed]) as here:
+        seen = [here.envs.reset()[0]]
+        return seen + [here.envs.step(np.array([0, 1, 1]))[0] for _ in range(steps)]
+
+
+def test_an_episode_that_is_over_is_followed_by_the_next_and_its_end_is_told() -> None:
+    with ranked_vector(CORRIDOR) as here:
+        assert isinstance(here.envs, gymnasium.vector.VectorEnv) and here.envs.num_envs == 3
+        first, _ = here.envs.reset(seed=3)
+        assert first.shape == (3, 2) and here.envs.observation_space.contains(first)
+        for _ in range(2):
+            *_, terminated, truncated, infos = here.envs.step(np.array([0, 1, 0]))
+            assert not (terminated | truncated).any() and not infos
+        seen, rewards, terminated, _, infos = here.envs.step(np.array([0, 1, 1]))
+        assert terminated.tolist() == infos["_final_obs"].tolist() == [True, True, False]
+        assert [last[1] for last in infos["final_obs"][:2]] == [-1, 1] and (seen[:2, 1] == 0).all()
+        assert rewards[:2].tolist() == [float(first[0, 0] == -1), float(first[1, 0] == 1)]
+
+
+def test_what_is_met_follows_from_the_seed() -> None:
+    one, again, other = (walked(seed, 30) for seed in ("seed=7", "seed=7", "seed=8"))
+    assert all((a == b).all() for a, b in zip(one, again, strict=True))
+    assert any((a != b).any() for a, b in zip(one, other, strict=True))
+
+
+def test_what_a_vector_cannot_say_is_refused() -> None:
+    with pytest.raises(SettingsError, match="as vectors"), ranked_vector(["emulator=phone"], config_name="host"):
+        pass
+    pytest.importorskip("rsl_rl")
+    from digirl_dist.bridges.rsl_rl import RslRlVecEnv
+
+    with ranked_vector(CORRIDOR) as here, pytest.raises(SettingsError, match="discrete"):
+        RslRlVecEnv(here.envs, "cpu", {})
+
+
+@pytest.mark.long
+def test_runners_of_other_libraries_learn_together_on_two_ranks(tmp_path: Path) -> None:
+    """The examples as they are: the ranks' environments differ, their weights do not."""
+    with ExitStack() as stack:
+        words = {
+            name: example(f"{name}_ppo.py", "bsize=2", f"save_path={tmp_path / name}") for name in ("skrl", "rsl_rl")
+        }
+        runs = {name: stack.enter_context(started(torchrun(2, *command))) for name, command in words.items()}
+        outs = {name: run.communicate(timeout=150)[0] for name, run in runs.items()}
+    for name, out in outs.items():
+        assert runs[name].returncode == 0, out
+        told = dict(re.findall(r"rank (\d) of 2: the policy's weights add up to (\S+)", out))
+        assert set(told) == {"0", "1"} and told["0"] == told["1"], out
+        assert list((tmp_path / name).rglob("events.out.tfevents*"))
