@@ -32,6 +32,7 @@ from digirl_dist.settings.judging import JudgeSettings, Success
 from digirl_dist.settings.run import (
     Close,
     EvaluationSettings,
+    Inference,
     OfflineSettings,
     Parallel,
     PushDtype,
@@ -67,6 +68,7 @@ __all__ = [
     "GrpoSettings",
     "GymnasiumSettings",
     "InProcessSettings",
+    "Inference",
     "InstallSettings",
     "JudgeSettings",
     "LimitSettings",
