@@ -22,6 +22,7 @@ from digirl_dist.choices import (
     choose_algorithm,
     choose_closing,
     choose_device,
+    choose_host_policy,
     choose_judge,
     only_measures,
 )
@@ -44,6 +45,7 @@ from digirl_dist.report.report import Report
 from digirl_dist.room import Room
 from digirl_dist.run_folder import RunFolder
 from digirl_dist.settings import (
+    Inference,
     Parallel,
     RayCollectorSettings,
     Settings,
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from digirl_dist.fleet.install import Package
     from digirl_dist.fleet.roster import Member
     from digirl_dist.fleet.spec import Job, WorkerSpec
+    from digirl_dist.inference.server import PolicyServer
 
 
 @dataclass(frozen=True)
@@ -287,7 +290,7 @@ def _ray_fleet(ground: Ground, cluster: RayCollectorSettings, stack: ExitStack) 
     slots = settings.bsize if isinstance(settings.bsize, int) else None
     workers = [(RayWorkerSpec(name, slots, f"{folder}-{name}"), job) for name in names]
     dial = RayDial(connection, cluster, settings.limits)
-    return Fleet(workers, dial, settings.limits, settings.push_dtype)
+    return Fleet(workers, dial, settings.limits, settings.push_dtype, _host_policy(ground))
 
 
 def _ssh_fleet(ground: Ground, stack: ExitStack) -> Fleet[Any]:
@@ -306,7 +309,8 @@ def _ssh_fleet(ground: Ground, stack: ExitStack) -> Fleet[Any]:
         return _worker_spec(member, ground, package), _job(_own_device(member, ground), ground)
 
     dial = SshDial(settings.ssh, settings.limits)
-    fleet = Fleet([prepare(member) for member in found], dial, settings.limits, settings.push_dtype)
+    prepared = [prepare(member) for member in found]
+    fleet = Fleet(prepared, dial, settings.limits, settings.push_dtype, _host_policy(ground))
     if ground.source and not settings.dry_run and not ground.source.overrides_key("worker_ips"):
         _watch_roster(ground.source, prepare, fleet, stack)
     return fleet
@@ -361,7 +365,7 @@ def _job(device: Device, ground: Ground) -> Job:
     settings = ground.settings
     return Job(
         run=ground.folder.run_id,
-        agent=pack(ground.agent),
+        agent=None if settings.inference is Inference.host else pack(ground.agent),
         emulator=pack(device.factory),
         max_steps=device.max_steps,
         limits=SlotLimits.of(settings.limits),
@@ -369,4 +373,10 @@ def _job(device: Device, ground: Ground) -> Job:
         orphan_s=settings.limits.orphan_s,
         needs=device.needs,
         sharers=settings.dry_run_workers if settings.dry_run else 1,
+        answer_s=settings.limits.stuck_s,
     )
+
+
+def _host_policy(ground: Ground) -> PolicyServer | None:
+    log = ground.folder.root / "policy.log"
+    return choose_host_policy(ground.settings, ground.agent, log, ground.events, ground.status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +28,7 @@ from digirl_dist.settings import (
     EmulatorSettings,
     GenericAgentSettings,
     GymnasiumSettings,
+    Inference,
     JaxSettings,
     MiniwobSettings,
     Parallel,
@@ -37,12 +39,14 @@ from digirl_dist.settings import (
     TaskMode,
     TrainAlgorithm,
 )
+from digirl_dist.status import Status
 from digirl_dist.task_set import from_file, is_file
 from digirl_dist.tasks import Task
 from digirl_dist.train.inprocess import AlgorithmFactory
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm.ppo import LearnerFactory
+    from digirl_dist.inference.server import PolicyServer
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,23 @@ def choose_agent(settings: AgentSettings, spec: EmulatorSpec) -> AgentFactory:
             return partial(kind, spec, **settings.kwargs)
         case _:
             raise SettingsError(f"agent: {type(settings).__name__} is not one that can be built")
+
+
+def choose_host_policy(
+    settings: Settings, agent: AgentFactory, log: Path, events: Events, status: Status
+) -> PolicyServer | None:
+    """Who acts for all workers; None where each acts itself. ``log`` gets what its process prints."""
+    if settings.inference is Inference.worker:
+        return None
+    from digirl_dist.agent.placement import Placed
+    from digirl_dist.inference.server import Batching, PolicyServer
+    from digirl_dist.parallel.device import Wish, resolve_device, visible_devices
+
+    device = resolve_device(
+        Wish(settings.trainer.device), None, visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    )
+    batching = Batching(settings.inference_batch, settings.inference_wait_ms / 1000)
+    return PolicyServer(Placed(agent, device), batching, settings.limits.stuck_s, log, events, status)
 
 
 def choose_judge(settings: Settings, verdicts: Path, events: Events) -> Judge | None:

@@ -11,6 +11,7 @@
     ├── TrajectoryError          an episode file is truncated, altered or foreign
     ├── TrainingError            an update cannot go on: a loss is not a number
     ├── JudgeError               episodes cannot be judged
+    ├── PolicyLostError          the process of the host's policy ended or does not answer
     ├── ClusterError             a Ray cluster does not answer, or has no room
     ├── ActionError              an action that the emulator does not know
     ├── EmulatorError            an emulator failed
@@ -77,6 +78,10 @@ class JudgeError(DigirlDistError):
 
 class ClusterError(DigirlDistError, RuntimeError):
     """A Ray cluster does not answer, or has not what is asked of it."""
+
+
+class PolicyLostError(DigirlDistError):
+    """The process of the host's policy ended or does not answer; it is started again, and asked again."""
 
 
 class ActionError(DigirlDistError):

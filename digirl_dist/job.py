@@ -16,7 +16,7 @@ from typing import Any
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.tasks import Json
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised when the lines below change their meaning."""
 
 _EPISODE_ID = re.compile(r"[A-Za-z0-9._-]{1,160}")
@@ -132,9 +132,10 @@ class Notice:
         return cls(**value)
 
 
-def encode(kind: str, **content: Json) -> bytes:
-    """One line of the control channel."""
-    return json.dumps({"type": kind, **content}, separators=(",", ":")).encode() + b"\n"
+def encode(kind: str, attached: bytes = b"", **content: Json) -> bytes:
+    """One message of the control channel: a line, and right behind it as many bytes as its ``attached`` says."""
+    size = {"attached": len(attached)} if attached else {}
+    return json.dumps({"type": kind, **content, **size}, separators=(",", ":")).encode() + b"\n" + attached
 
 
 def decode(line: bytes) -> dict[str, Any]:

@@ -1,27 +1,38 @@
-"""Runs episodes: an agent acts, in one batch, on all emulators that wait for an action."""
+"""Runs episodes: asks, in one batch, for the actions of all emulators that wait for one."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any, Protocol
 
-import numpy as np
-
 from digirl_dist.emulator.slot import Slot, State
 from digirl_dist.errors import ActionError, EmulatorError
+from digirl_dist.question import Answer, Decided, Question, Undecided
 from digirl_dist.slot_time import SlotTime
 from digirl_dist.tasks import Key, Ticket
 from digirl_dist.trajectory import Decision, Observation, Step, Trajectory, Transition
 
 
-class Actor(Protocol):
-    """The acting half of an Agent."""
+class Policies(Protocol):
+    """Who decides: the policies of this machine at once, or those of the host later."""
 
-    def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]: ...
+    waiting: str
+    """What a slot that was promised an action is said to wait for …"""
+    limit_s: float | None
+    """… for so many seconds at most; None: the answer comes at once."""
+
+    def __contains__(self, version: object) -> bool:
+        """Whether questions to this policy version can be answered by now."""
+
+    def ask(self, questions: Sequence[Question]) -> None:
+        """Only to versions that are there."""
+
+    def answers(self) -> Sequence[Answer]:
+        """Those that came since the last call; each question gets one."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +88,12 @@ Happening = Finished | Failed | Acting | SlotChanged
 @dataclass
 class _Episode:
     ticket: Ticket
-    rng: np.random.Generator
     started_at: float
     observation: Observation | None = None
+    asked: int | None = None
+    """The number of the question that is open …"""
+    asked_at: float = 0.0
+    """… since this monotonic time."""
     decision: Decision | None = None
     steps: list[Step] = field(default_factory=list)
     spent: dict[str, float] = field(default_factory=lambda: {"reset": 0.0, "step": 0.0, "policy": 0.0})
@@ -90,16 +104,16 @@ class _Episode:
 class Rollout:
     """Episodes on the slots of one machine.
 
-    Lease it tickets, then call ``turn`` again and again; it never waits longer than asked. ``policies`` maps a
-    policy version to who acts with it. ``max_steps`` ends an episode with ``truncated`` (None: the emulator decides).
-    With ``shrink``, a slot whose emulator never booted is given up for good once another slot's did.
+    Lease it tickets, then call ``turn`` again and again; it never waits longer than asked. ``max_steps`` ends an
+    episode with ``truncated`` (None: the emulator decides). With ``shrink``, a slot whose emulator never booted is
+    given up for good once another slot's did.
     """
 
     def __init__(
         self,
         name: str,
         slots: Sequence[Slot],
-        policies: Mapping[int, Actor],
+        policies: Policies,
         max_steps: int | None,
         shrink: bool = False,
     ) -> None:
@@ -113,6 +127,7 @@ class Rollout:
         self._times = {slot.index: SlotTime() for slot in slots}
         self._episodes: dict[int, _Episode] = {}
         self._happened: list[Happening] = []
+        self._questions = 0
 
     def lease(self, tickets: Sequence[Ticket]) -> None:
         self.tickets.extend(tickets)
@@ -140,8 +155,11 @@ class Rollout:
         found = []
         for slot in self.slots:
             episode = self._episodes.get(slot.index)
-            limit_s = slot.deadline - slot.since
             ticket = None if episode is None else episode.ticket.index
+            if episode is not None and episode.asked is not None:
+                found.append(SlotWait(self._policies.waiting, now - episode.asked_at, self._policies.limit_s, ticket))
+                continue
+            limit_s = slot.deadline - slot.since
             found.append(
                 SlotWait(self._activity(slot), now - slot.since, None if limit_s == float("inf") else limit_s, ticket)
             )
@@ -167,6 +185,7 @@ class Rollout:
         """Wait for a slot, one of ``others`` (anything with ``fileno``) or a deadline; attend to it and act."""
         self._begin()
         self._act()
+        self._book()
         until = min((slot.deadline for slot in self.slots), default=float("inf"))
         patience = min(timeout_s, max(0.0, until - time.monotonic()))
         wait([*(slot.connection for slot in self.slots if slot.connection is not None), *others], patience)
@@ -268,30 +287,43 @@ class Rollout:
         self._happened.append(Finished(trajectory, episode.started_at, time.monotonic(), episode.spent))
 
     def _act(self) -> None:
-        """One batch per policy version over every slot that waits for its action.
+        """Ask, in one batch, for every slot that waits for its action, and carry out what has been decided.
 
         Episodes whose policy is still to come have been reset meanwhile, and wait.
         """
-        waiting: dict[int, list[Slot]] = {}
-        for slot in self.slots:
-            if slot.state is State.idle and slot.index in self._episodes:
-                waiting.setdefault(self._episodes[slot.index].ticket.policy_version, []).append(slot)
-        for version, slots in waiting.items():
-            if version in self._policies:
-                self._act_together(version, slots)
+        asking = [episode for slot, episode in self._waiting() if episode.asked is None]
+        questions = [self._question(one) for one in asking if one.ticket.policy_version in self._policies]
+        if questions:
+            self._policies.ask(questions)
+        asked = {episode.asked: (slot, episode) for slot, episode in self._waiting()}
+        for answer in self._policies.answers():
+            if answer.number in asked:  # else its episode was dropped or lost meanwhile
+                self._heed(*asked[answer.number], answer)
 
-    def _act_together(self, version: int, slots: Sequence[Slot]) -> None:
-        episodes = [self._episodes[slot.index] for slot in slots]
-        started = time.monotonic()
-        observations = [episode.observation for episode in episodes if episode.observation is not None]
-        decisions = self._policies[version].act(observations, [episode.rng for episode in episodes])
-        seconds = time.monotonic() - started
-        for slot, episode, decision in zip(slots, episodes, decisions, strict=True):
-            if not episode.steps:
-                self._happened.append(Acting(slot.index, episode.ticket))
-            episode.spent["policy"] += seconds
-            episode.decision = decision
-            slot.step(decision.action)
+    def _waiting(self) -> list[tuple[Slot, _Episode]]:
+        """Slots whose emulator waits for an action."""
+        idle = [slot for slot in self.slots if slot.state is State.idle]
+        return [(slot, self._episodes[slot.index]) for slot in idle if slot.index in self._episodes]
+
+    def _question(self, episode: _Episode) -> Question:
+        assert episode.observation is not None
+        self._questions += 1
+        episode.asked, episode.asked_at = self._questions, time.monotonic()
+        ticket = episode.ticket
+        stream = (ticket.seed, ticket.index, len(episode.steps))
+        return Question(self._questions, ticket.policy_version, stream, episode.observation)
+
+    def _heed(self, slot: Slot, episode: _Episode, answer: Answer) -> None:
+        episode.asked = None
+        episode.spent["policy"] += time.monotonic() - episode.asked_at
+        match answer:
+            case Undecided(_, reason):
+                self._lose(slot, reason)
+            case Decided(_, decision):
+                if not episode.steps:
+                    self._happened.append(Acting(slot.index, episode.ticket))
+                episode.decision = decision
+                slot.step(decision.action)
 
     def _book(self) -> None:
         """Book every slot under what it does now."""
@@ -316,6 +348,5 @@ class Rollout:
                 return
             if slot.state is State.idle and slot.index not in self._episodes:
                 ticket = self.tickets.popleft()
-                rng = np.random.default_rng([ticket.seed, ticket.index])
-                self._episodes[slot.index] = _Episode(ticket, rng, time.monotonic())
+                self._episodes[slot.index] = _Episode(ticket, time.monotonic())
                 slot.reset(ticket.task, ticket.seed)

@@ -39,6 +39,8 @@ class Status:
     doing: str = "starting"
     since: float = field(default_factory=time.monotonic)
     workers: dict[str, WorkerStatus] = field(default_factory=dict)
+    policy: WorkerStatus | None = None
+    """Of the process of the host's policy, where there is one."""
     _written_at: float = 0.0
 
     def host(self, doing: str) -> None:
@@ -60,7 +62,8 @@ class Status:
         self._written_at = time.monotonic()
         workers = {name: self._in_unix_time(asdict(status)) for name, status in self.workers.items()}
         host = self._in_unix_time({"doing": self.doing, "since": self.since})
-        content = {"pid": os.getpid(), "time": time.time(), **host}
+        policy = None if self.policy is None else self._in_unix_time(asdict(self.policy))
+        content = {"pid": os.getpid(), "time": time.time(), **host, "policy": policy}
         part = self.path.with_name(self.path.name + ".part")
         try:
             part.write_text(json.dumps({**content, "workers": workers}))

@@ -36,9 +36,14 @@ def carries_user_code(packed: bytes) -> bool:
     return b"_make_skeleton_class" in packed or b"_make_function" in packed
 
 
+def unpack(packed: bytes) -> Any:
+    """The inverse of ``pack``. Only ever called on what came from the host."""
+    return pickle.loads(packed)
+
+
 def unpack_file(path: str | Path) -> Any:
     """Load what ``pack`` wrote. Only ever called on files that came from the host."""
-    return pickle.loads(Path(path).read_bytes())
+    return unpack(Path(path).read_bytes())
 
 
 def _modules_of_the_user() -> Iterator[ModuleType]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 from clustering import shared_cluster
 from things import Coin, Counter
+from watching import eventually, processes_with
 
 from digirl_dist.build import Device, Ground, build_collector
 from digirl_dist.checkpoint import Checkpoint, Checkpoints
@@ -19,7 +22,15 @@ from digirl_dist.collect.iteration import Closing
 from digirl_dist.events import Events
 from digirl_dist.harvest import Harvest
 from digirl_dist.run_folder import RunFolder
-from digirl_dist.settings import LimitSettings, Parallel, RayCollectorSettings, Settings, SshCollectorSettings
+from digirl_dist.settings import (
+    Inference,
+    InProcessSettings,
+    LimitSettings,
+    Parallel,
+    RayCollectorSettings,
+    Settings,
+    SshCollectorSettings,
+)
 from digirl_dist.status import Status
 from digirl_dist.store import Store
 from digirl_dist.tasks import Plan, Task, Ticket
@@ -34,6 +45,13 @@ class Kind(Enum):
     fleet_ahead = "fleet-ahead"
     ray = "ray"
     ray_ahead = "ray-ahead"
+    fleet_host = "fleet-host"
+    """The policy acts on the host."""
+    ray_host = "ray-host"
+
+    @property
+    def inference(self) -> Inference:
+        return Inference.host if self in (Kind.fleet_host, Kind.ray_host) else Inference.worker
 
     @property
     def parallel(self) -> Parallel:
@@ -45,7 +63,7 @@ class Kind(Enum):
 
     @property
     def on_ray(self) -> bool:
-        return self in (Kind.ray, Kind.ray_ahead)
+        return self in (Kind.ray, Kind.ray_ahead, Kind.ray_host)
 
     @property
     def no_worker_s(self) -> float:
@@ -74,6 +92,8 @@ class Site:
             parallel=kind.parallel,
             dry_run=not kind.on_ray,
             collector=collector or (RayCollectorSettings() if kind.on_ray else SshCollectorSettings()),
+            inference=kind.inference,
+            trainer=InProcessSettings(device="cpu"),
             worker_temp_path=str(folder / "jobs"),
             train_iterations=iterations,
             speculate=speculate,
@@ -126,3 +146,20 @@ def tickets(count: int, iteration: int = 0, **params: Any) -> list[Ticket]:
 
 def keys(harvest: Harvest) -> list[tuple[int, int]]:
     return [trajectory.ticket.key for trajectory in harvest.trajectories]
+
+
+def programs(folder: Path) -> list[psutil.Process]:
+    """The worker programs with jobs below ``folder``."""
+    return [process for process in processes_with(folder) if "digirl_dist.worker.program" in process.cmdline()]
+
+
+def in_the_middle(here: Site, action: Callable[[], object], after: int = 4) -> threading.Thread:
+    """Do ``action`` once some episodes have landed."""
+
+    def act() -> None:
+        eventually(lambda: here.count("episode") >= after, 60)
+        action()
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    return thread

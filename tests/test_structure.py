@@ -18,7 +18,7 @@ PACKAGE = Path(digirl_dist.__file__).parent
 
 LAYERS = [
     ["__init__", "errors", "exit_status", "digest", "tasks", "same_python", "capacity"],
-    ["parallel", "settings", "durable", "trajectory", "entry_point", "travel", "job", "task_set"],
+    ["parallel", "settings", "durable", "trajectory", "question", "entry_point", "travel", "job", "task_set"],
     [
         "events",
         "slot_time",
@@ -40,7 +40,7 @@ LAYERS = [
         "algorithm",
     ],
     ["rollout", "store"],
-    ["worker"],
+    ["worker", "inference"],
     ["fleet"],
     ["cluster", "vec_env"],
     ["collect", "train", "provision", "doctor"],

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     import torch
 
 
+class Actor(Protocol):
+    """The acting half of an Agent."""
+
+    def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]: ...
+
+
 class Agent(Protocol):
     """A policy. A ``torch.nn.Module`` with the methods below fulfils it; its state_dict is the checkpoint."""
 

@@ -41,14 +41,14 @@ class ActorLink(Inbox):
     def start(self, doing: Callable[[], dict[str, Json]]) -> None:
         threading.Thread(target=beat, args=(self, doing), name="link-heartbeat", daemon=True).start()
 
-    def send(self, kind: str, **content: Json) -> None:
-        self._said.put(encode(kind, **content))
+    def send(self, kind: str, attached: bytes = b"", **content: Json) -> None:
+        self._said.put(encode(kind, attached, **content))
 
     def close(self) -> None:
         self._said.put(None)
 
     def said(self, limit_s: float) -> list[bytes] | None:
-        """Lines since the last call, of which there may be none in that time; None when nothing more will come."""
+        """Messages since the last call, of which there may be none in that time; None when nothing more will come."""
         lines: list[bytes] = []
         try:
             line = self._said.get(timeout=limit_s)

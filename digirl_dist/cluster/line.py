@@ -131,7 +131,8 @@ class RayLine:
         self._worker = worker
         self._actor = actor
         self._limits = limits
-        self._lines: deque[bytes] = deque()
+        self._said: deque[bytes] = deque()
+        self._attached = b""
         self._hearing: Any = None
         self._closed = threading.Event()
 
@@ -140,7 +141,7 @@ class RayLine:
 
     def readline(self, timeout_s: float) -> bytes:
         deadline = time.monotonic() + timeout_s
-        while not self._lines:
+        while not self._said:
             if self._closed.is_set():
                 raise LinkLostError(self._worker, "the connection was closed")
             if time.monotonic() > deadline:
@@ -152,8 +153,13 @@ class RayLine:
                 self._hearing = None
                 if said is None:
                     return b""
-                self._lines.extend(said)
-        return self._lines.popleft()
+                self._said.extend(said)
+        line, end, self._attached = self._said.popleft().partition(b"\n")
+        return line + end
+
+    def read(self, size: int, timeout_s: float) -> bytes:
+        """It has come with its line."""
+        return self._attached[:size]
 
     def answers(self) -> bool:
         """An actor that is silent is replaced anyhow."""

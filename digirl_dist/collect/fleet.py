@@ -101,7 +101,7 @@ class _Harvesting:
         self._status.host(f"collect iteration {number}")
         self._workforce.begin()
         if not self._iteration.is_over:
-            self._fleet.publish(self._checkpoint)
+            self._fleet.publish(self._checkpoint, self._leases.versions())
         while not self._iteration.is_over:
             self._turn(_LOOK_S)
             self._status.collecting(number, self._iteration.missing)
@@ -126,7 +126,7 @@ class _Harvesting:
             checkpoint, tickets = self._offers.get()
             if checkpoint.iteration > self._checkpoint.iteration:
                 self._checkpoint = checkpoint
-                self._fleet.publish(checkpoint)
+                self._fleet.publish(checkpoint, self._leases.versions())
             self._iteration.begin_later(tickets)
 
     def _settle_accounts(self) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from digirl_dist.agent import Actor
 from digirl_dist.emulator import Emulator
-from digirl_dist.rollout import Actor
 from digirl_dist.tasks import Json, Task, Ticket
 from digirl_dist.trajectory import Decision, Observation, Step, Trajectory
 

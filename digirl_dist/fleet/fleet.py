@@ -5,23 +5,27 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from functools import partial
 from typing import Generic
 
 from digirl_dist.checkpoint import Checkpoint
 from digirl_dist.fleet.line import AnySpec, Dial
 from digirl_dist.fleet.news import Added, Leaving, News, RosterRefused
-from digirl_dist.fleet.outgoing import Outgoing, Weights
+from digirl_dist.fleet.outgoing import Named, Offer, Outgoing, Weights
 from digirl_dist.fleet.spec import Job
 from digirl_dist.fleet.worker import RemoteWorker
+from digirl_dist.inference.server import PolicyServer
 from digirl_dist.settings import LimitSettings, PushDtype
 
 _PING_S = 3.0
 
 
 class Fleet(Generic[AnySpec]):
-    """Workers by name. ``news`` is meant for one reader."""
+    """Workers by name. ``news`` is meant for one reader.
+
+    With a ``policy``, which is closed with the fleet, that acts for all workers; else each acts with what is pushed.
+    """
 
     def __init__(
         self,
@@ -29,10 +33,12 @@ class Fleet(Generic[AnySpec]):
         dial: Dial[AnySpec],
         limits: LimitSettings,
         push_dtype: PushDtype = PushDtype.float32,
+        policy: PolicyServer | None = None,
     ) -> None:
         self._limits = limits
         self._push_dtype = push_dtype
-        self._outgoing: Outgoing | None = None
+        self._policy = policy
+        self._offered: Offer | None = None
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._dial = dial
@@ -41,25 +47,36 @@ class Fleet(Generic[AnySpec]):
         """Replaced, never changed, when a worker comes or goes: other threads may be reading it."""
 
     def _worker(self, spec: AnySpec, job: Job) -> RemoteWorker:
-        return RemoteWorker(spec, job, partial(self._dial, spec, job), self._limits, self._news.put)
+        contact = partial(self._dial, spec, job)
+        return RemoteWorker(spec, job, contact, self._limits, self._news.put, self._policy)
 
     def start(self) -> None:
         for worker in self.workers.values():
             worker.start()
         threading.Thread(target=self._ping, name="fleet-ping", daemon=True).start()
 
-    def publish(self, checkpoint: Checkpoint) -> None:
-        """Push the checkpoint to all workers at once, and to each that joins later. Raises CheckpointError."""
-        before = None if self._outgoing is None else self._outgoing.weights
-        outgoing = self._outgoing
-        if before is None or before.checkpoint != checkpoint:
-            outgoing = Outgoing(Weights(checkpoint, self._push_dtype, before), before)
-        assert outgoing is not None
+    def publish(self, checkpoint: Checkpoint, in_use: Set[int] = frozenset()) -> None:
+        """Push the checkpoint to all workers at once, and to each that joins later. Raises CheckpointError.
+
+        ``in_use`` are versions of episodes under way.
+        """
+        offer: Offer
+        if self._policy is None:
+            offer = self._weights(checkpoint)
+        else:
+            self._policy.serve(checkpoint, in_use)
+            offer = Named(checkpoint.iteration)
         with self._roster:
-            self._outgoing = outgoing
+            self._offered = offer
             workers = self.workers
         for worker in workers.values():
-            worker.publish(outgoing)
+            worker.publish(offer)
+
+    def _weights(self, checkpoint: Checkpoint) -> Outgoing:
+        before = self._offered.weights if isinstance(self._offered, Outgoing) else None
+        if isinstance(self._offered, Outgoing) and self._offered.weights.checkpoint == checkpoint:
+            return self._offered
+        return Outgoing(Weights(checkpoint, self._push_dtype, before), before)
 
     def add(self, spec: AnySpec, job: Job) -> None:
         """A further worker joins while the fleet is at work."""
@@ -69,8 +86,8 @@ class Fleet(Generic[AnySpec]):
         self._news.put(Added(spec.name))
         with self._roster:
             self.workers = {**self.workers, spec.name: worker}
-            if self._outgoing is not None:
-                worker.publish(self._outgoing)
+            if self._offered is not None:
+                worker.publish(self._offered)
         worker.start()
 
     def release(self, name: str) -> None:
@@ -106,6 +123,8 @@ class Fleet(Generic[AnySpec]):
         deadline = time.monotonic() + self._limits.stop_s
         for worker in self.workers.values():
             worker.join(max(0.1, deadline - time.monotonic()))
+        if self._policy is not None:
+            self._policy.close()
 
     def _ping(self) -> None:
         while not self._closing.wait(_PING_S):

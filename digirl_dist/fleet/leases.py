@@ -44,6 +44,10 @@ class Leases:
         """Tickets that the worker holds and whose episode has not ended there."""
         return len(self._running.get(worker, ()))
 
+    def versions(self) -> set[int]:
+        """Policy versions of the tickets that somebody runs."""
+        return {self.tickets[key].policy_version for held in self._running.values() for key in held}
+
     def holds(self, worker: str) -> bool:
         """Whether any of its tickets runs there, or is on its way from there."""
         return bool(self._running.get(worker) or self._coming.get(worker))

@@ -33,6 +33,9 @@ class Line(Protocol):
     def readline(self, timeout_s: float) -> bytes:
         """What the program says next; empty at its end. Raises LinkLostError when nothing came in that time."""
 
+    def read(self, size: int, timeout_s: float) -> bytes:
+        """So many bytes that the program attached to the line before; fewer at its end. Raises as ``readline``."""
+
     def answers(self) -> bool:
         """Whether the way itself stands, whatever the program does."""
 
@@ -48,6 +51,9 @@ Trying = Callable[[str, float], None]
 
 Contact = Callable[[bool, Trying], Line]
 """Makes a line to one worker; if True, to a new program in the place of one that does not answer."""
+
+Opening = Callable[[Trying], Line]
+"""The same, once that is decided."""
 
 AnySpec = TypeVar("AnySpec", bound=Spec)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 from digirl_dist import delta
 from digirl_dist.checkpoint import Checkpoint, TensorInfo, raw_bytes
@@ -115,6 +116,32 @@ class Weights:
         if not self._is_cast(info):
             return info
         return replace(info, digest=digest(self.content(name)), dtype="bfloat16")
+
+
+class Offer(Protocol):
+    """A policy version that workers shall run episodes with."""
+
+    @property
+    def iteration(self) -> int: ...
+
+    def wire(self) -> dict[str, Json]:
+        """The manifest for workers, by the names of the tensors."""
+
+    def blobs(self, digests: set[str]) -> list[Blob]:
+        """The tensors with these digests, each once."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """The host itself acts with this version: workers need to know its number, and nothing else."""
+
+    iteration: int
+
+    def wire(self) -> dict[str, Json]:
+        return {}
+
+    def blobs(self, digests: set[str]) -> list[Blob]:
+        return []
 
 
 class Outgoing:

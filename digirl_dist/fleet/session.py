@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from digirl_dist.errors import JobError, LinkLostError, TrajectoryError, WorkerError
-from digirl_dist.fleet.line import Contact
+from digirl_dist.fleet.line import Opening
 from digirl_dist.fleet.news import (
     Acting,
     Alive,
@@ -22,14 +22,26 @@ from digirl_dist.fleet.news import (
     Trying,
 )
 from digirl_dist.fleet.outbox import Outbox
-from digirl_dist.fleet.outgoing import Blob, Outgoing
+from digirl_dist.fleet.outgoing import Blob, Offer
 from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.fleet.transfers import Transfers
 from digirl_dist.job import PROTOCOL, Notice, decode, encode
+from digirl_dist.question import Answer, Question
 from digirl_dist.settings import LimitSettings
 
 _MOST_SLOTS = 10_000
 """No machine carries more; a worker that claims it must not be leased a whole iteration."""
+
+
+_MOST_ATTACHED = 64 << 20
+"""Bytes that a worker may attach to a message: more than any screenshot has."""
+
+
+class Decider(Protocol):
+    """Who answers what the workers' episodes ask."""
+
+    def ask(self, question: Question, tell: Callable[[Answer], None]) -> None:
+        """Returns at once; ``tell`` gets the answer, and must not wait."""
 
 
 class ProgramSilent(LinkLostError):
@@ -43,16 +55,17 @@ class Session:
         self,
         spec: Spec,
         job: Job,
-        contact: Contact,
+        contact: Opening,
         limits: LimitSettings,
         post: Callable[[News], None],
-        replace: bool,
+        decider: Decider | None,
     ) -> None:
         self._spec = spec
         self._job = job
         self._limits = limits
         self._post = post
-        self._offered: Outgoing | None = None
+        self._decider = decider
+        self._offered: Offer | None = None
         self._offered_at = 0.0
         self._pushed_bytes = 0
         self._working = False
@@ -60,7 +73,7 @@ class Session:
         self._spool: list[Notice] = []
         self._removed: list[Removed] = []
         self._error: WorkerError | None = None
-        self._line = contact(replace, self._try)
+        self._line = contact(self._try)
         self._outbox = Outbox(self._line, spec.name, self._fail)
         self.transfers = Transfers(self._line.files, spec.name, post, self._fail)
 
@@ -83,13 +96,13 @@ class Session:
         """Hand the line in. That it cannot be sent ends the session later."""
         self._outbox.send(line)
 
-    def offer(self, checkpoint: Outgoing) -> None:
+    def offer(self, checkpoint: Offer) -> None:
         """Ask the worker to act with this checkpoint; it answers with what it lacks, or that it is loaded."""
         if self._working:
             self._offered, self._offered_at, self._pushed_bytes = checkpoint, time.monotonic(), 0
             self.send(encode("checkpoint", version=checkpoint.iteration, tensors=checkpoint.wire()))
 
-    def serve(self, newest: Callable[[], Outgoing | None]) -> None:
+    def serve(self, newest: Callable[[], Offer | None]) -> None:
         """Greet the program and act on what it says until it ends. Raises WorkerError when that is too early."""
         self.send(encode("hello", run=self._job.run))
         try:
@@ -120,22 +133,30 @@ class Session:
             if not line:
                 raise self._error or self._line.why_ended()
             try:
-                yield decode(line)
+                message = decode(line)
             except ValueError as error:
                 raise JobError(
                     self._spec.name,
                     f"something else than the worker program answers: {line[:200]!r}",
                     "let the shell's start-up files print nothing when it is not interactive",
                 ) from error
+            yield message | self._attachment(message)
 
-    def obey(self, message: dict[str, Any], checkpoint: Outgoing | None) -> None:
+    def _attachment(self, message: dict[str, Any]) -> dict[str, bytes]:
+        """The bytes in the place of their number."""
+        size = message.get("attached", 0)
+        if type(size) is not int or not 0 <= size <= _MOST_ATTACHED:
+            raise LinkLostError(self._spec.name, f"the program attached {size!r} bytes to a {message['type']}")
+        return {"attached": self._line.read(size, self._limits.silence_s)} if size else {}
+
+    def obey(self, message: dict[str, Any], checkpoint: Offer | None) -> None:
         """Act on one message of the program. Anything malformed in it is the worker's failure."""
         try:
             self._obey(message, checkpoint)
         except (KeyError, TypeError, ValueError, TrajectoryError) as error:
             raise LinkLostError(self._spec.name, f"the program sent a malformed {message['type']}: {error}") from error
 
-    def _obey(self, message: dict[str, Any], checkpoint: Outgoing | None) -> None:
+    def _obey(self, message: dict[str, Any], checkpoint: Offer | None) -> None:
         name = self._spec.name
         match message["type"]:
             case "ready":
@@ -146,6 +167,8 @@ class Session:
                 self._joined(checkpoint, int(message["slots"]), str(message["reason"]))
             case "loaded":
                 self._loaded(int(message["version"]))
+            case "ask":
+                self._ask(Question.from_wire(message, message.get("attached", b"")))
             case "acting":
                 self._post(Acting(name, int(message["slot"]), int(message["iteration"])))
             case "episode":
@@ -165,6 +188,11 @@ class Session:
             case "broken":
                 raise self._broken(str(message["during"]), str(message["reason"]))
 
+    def _ask(self, question: Question) -> None:
+        """Without a decider it is of a job before this one, which ends as soon as ours comes there."""
+        if self._decider is not None:
+            self._decider.ask(question, lambda answer: self.send(encode("decided", **answer.to_wire())))
+
     def _greeted(self, message: dict[str, Any]) -> None:
         if (message["protocol"], message["package"]) != (PROTOCOL, self._spec.package):
             raise ProgramSilent(self._spec.name, "a program of another version serves this run; it is replaced")
@@ -180,7 +208,7 @@ class Session:
             raise TrajectoryError(f"it is of run {notice.run}, not of {self._job.run}")
         return notice
 
-    def _joined(self, checkpoint: Outgoing | None, slots: int, chosen: str) -> None:
+    def _joined(self, checkpoint: Offer | None, slots: int, chosen: str) -> None:
         if self._working:
             return
         if not 1 <= slots <= _MOST_SLOTS:

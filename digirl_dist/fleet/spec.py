@@ -51,10 +51,13 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker does, the same in every iteration. ``agent`` and ``emulator`` are packed factories."""
+    """What a worker does, the same in every iteration. ``agent`` and ``emulator`` are packed factories.
+
+    Without an agent, the worker asks the host for each action, and waits ``answer_s`` for it.
+    """
 
     run: str
-    agent: bytes
+    agent: bytes | None
     emulator: bytes
     max_steps: int | None
     limits: SlotLimits
@@ -65,14 +68,17 @@ class Job:
     sharers: int = 1
     """… of a machine that so many workers share, for workers that choose how many slots they have."""
 
+    answer_s: float = 600.0
+
     def blobs(self) -> dict[str, bytes]:
-        return {digest(self.agent): self.agent, digest(self.emulator): self.emulator}
+        return {digest(packed): packed for packed in (self.agent, self.emulator) if packed is not None}
 
     def message(self, spec: Spec) -> bytes:
         return encode(
             "job",
             name=spec.name,
-            agent=digest(self.agent),
+            agent=None if self.agent is None else digest(self.agent),
+            answer_s=self.answer_s,
             emulator=digest(self.emulator),
             slots=spec.slots,
             needs=asdict(self.needs),

@@ -55,6 +55,12 @@ class SshLine:
     def readline(self, timeout_s: float) -> bytes:
         return self._control.readline(timeout_s=timeout_s)
 
+    def read(self, size: int, timeout_s: float) -> bytes:
+        data = bytearray()
+        while len(data) < size and (more := self._control.read(size - len(data), timeout_s)):
+            data += more
+        return bytes(data)
+
     def answers(self) -> bool:
         return self._connection.alive
 

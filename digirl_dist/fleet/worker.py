@@ -7,13 +7,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from digirl_dist.errors import JobError, LinkLostError, WorkerError
 from digirl_dist.fleet.line import Contact
 from digirl_dist.fleet.news import Lost, News
-from digirl_dist.fleet.outgoing import Outgoing
-from digirl_dist.fleet.session import ProgramSilent, Session
+from digirl_dist.fleet.outgoing import Offer
+from digirl_dist.fleet.session import Decider, ProgramSilent, Session
 from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.job import Notice, encode
 from digirl_dist.settings import LimitSettings
@@ -30,14 +31,21 @@ class RemoteWorker:
     """
 
     def __init__(
-        self, spec: Spec, job: Job, contact: Contact, limits: LimitSettings, post: Callable[[News], None]
+        self,
+        spec: Spec,
+        job: Job,
+        contact: Contact,
+        limits: LimitSettings,
+        post: Callable[[News], None],
+        decider: Decider | None = None,
     ) -> None:
         self.spec = spec
         self._job = job
         self._contact = contact
         self._limits = limits
         self._post = post
-        self._checkpoint: Outgoing | None = None
+        self._decider = decider
+        self._checkpoint: Offer | None = None
         self._session: Session | None = None
         self._has_been_there = False
         self._stopping = threading.Event()
@@ -46,7 +54,7 @@ class RemoteWorker:
     def start(self) -> None:
         self._thread.start()
 
-    def publish(self, checkpoint: Outgoing) -> None:
+    def publish(self, checkpoint: Offer) -> None:
         """From now on act with this checkpoint; Loaded tells when it does."""
         self._checkpoint = checkpoint
         self._tell(lambda session: session.offer(checkpoint))
@@ -116,7 +124,8 @@ class RemoteWorker:
     def _stay(self, replace: bool) -> WorkerError:
         """One connection from its beginning to its end, and why it ended."""
         try:
-            with Session(self.spec, self._job, self._contact, self._limits, self._post, replace) as session:
+            contact = partial(self._contact, replace)
+            with Session(self.spec, self._job, contact, self._limits, self._post, self._decider) as session:
                 self._session, self._has_been_there = session, True
                 if self._stopping.is_set():  # meanwhile: what was started must not wait for a host until it is orphaned
                     session.dismiss()

@@ -24,7 +24,7 @@ def explain(folder: Path) -> str:
         status = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{path} cannot be read: {error}; is {folder} the save_path of a run?") from error
-    return "\n".join([*_host(folder, status), *_workers(status), *_events(folder)])
+    return "\n".join([*_host(folder, status), *_policy(status), *_workers(status), *_events(folder)])
 
 
 def _host(folder: Path, status: dict[str, Any]) -> Iterator[str]:
@@ -46,6 +46,18 @@ def _state(pid: int) -> str:
     return "is stopped; kill -CONT lets it go on" if state in "Tt" else "is running"
 
 
+def _policy(status: dict[str, Any]) -> Iterator[str]:
+    policy = status.get("policy")
+    if policy is not None:
+        yield f"the host's policy: {policy['doing']}{_wait(status['time'] - policy['since'], policy['limit_s'])}"
+        yield from _trouble(policy, status["time"])
+
+
+def _trouble(of: dict[str, Any], at: float) -> Iterator[str]:
+    if of["last_trouble"]:
+        yield f"  last trouble: {at - of['troubled_at']:.1f} s before, {of['last_trouble']}"
+
+
 def _workers(status: dict[str, Any]) -> Iterator[str]:
     for name, worker in sorted(status["workers"].items()):
         at = status["time"]
@@ -57,8 +69,7 @@ def _workers(status: dict[str, Any]) -> Iterator[str]:
             ticket = "" if slot["ticket"] is None else f" of ticket {slot['ticket']}"
             late = at - (worker["heard_at"] or at)
             yield f"  slot {number}: {slot['activity']}{ticket}{_wait(slot['for_s'] + late, slot['limit_s'])}"
-        if worker["last_trouble"]:
-            yield f"  last trouble: {at - worker['troubled_at']:.1f} s before, {worker['last_trouble']}"
+        yield from _trouble(worker, at)
         if worker["last_event"]:
             yield f"  last event: {worker['last_event']}"
 

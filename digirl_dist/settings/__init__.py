@@ -38,6 +38,7 @@ from digirl_dist.settings.judging import JudgeSettings, Success
 from digirl_dist.settings.run import (
     Close,
     EvaluationSettings,
+    Inference,
     OfflineSettings,
     Parallel,
     PushDtype,
@@ -74,6 +75,7 @@ __all__ = [
     "GrpoSettings",
     "GymnasiumSettings",
     "InProcessSettings",
+    "Inference",
     "InstallSettings",
     "JaxSettings",
     "JudgeSettings",

@@ -76,6 +76,13 @@ class TaskSplit(Enum):
     test = "test"
 
 
+class Inference(Enum):
+    """Where the policy acts: on each worker, or on the host for all of them."""
+
+    worker = "worker"
+    host = "host"
+
+
 class PushDtype(Enum):
     """In which numbers a policy of float32 travels to the workers."""
 
@@ -133,6 +140,13 @@ class Settings:
     """The Python (3.10 or newer) on the workers from which that environment is made."""
     worker_torch_threads: int = 1
     """CPU threads of the policy on each worker."""
+    inference: Inference = Inference.worker
+    """host: workers run emulators only and ask the host for each action; no weights leave it. Acts on
+    ``trainer.device``. Without workers the policy is here anyway."""
+    inference_batch: int = 64
+    """inference=host: observations of all workers are decided together once there are so many …"""
+    inference_wait_ms: float = 2.0
+    """… or the first of them has waited for so many milliseconds."""
     push_dtype: PushDtype = PushDtype.float32
     """bfloat16 halves what is pushed, but the acting policy is then the trained one rounded to 8 bits of mantissa; the
     log-probabilities of trajectories are those of the acting policy."""
@@ -200,6 +214,8 @@ class Settings:
         """Refuse what the types let through. Raises SettingsError."""
         if not is_bsize(self.bsize):
             raise SettingsError(f"bsize must be a whole number above 0 or auto, not {self.bsize!r}")
+        if self.inference_batch < 1 or self.inference_wait_ms < 0:
+            raise SettingsError("inference_batch must be at least 1, and inference_wait_ms at least 0")
         if not re.fullmatch(r"none|failures|all|top-[1-9][0-9]*", self.media):
             raise SettingsError(f"media must be none, failures, all or top-3 (any number), not {self.media!r}")
 

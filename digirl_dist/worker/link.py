@@ -31,7 +31,7 @@ class Link(Protocol):
     def received(self) -> list[dict[str, Any]]:
         """Messages that arrived since the last call, in order."""
 
-    def send(self, kind: str, **content: Json) -> None:
+    def send(self, kind: str, attached: bytes = b"", **content: Json) -> None:
         """To the host if there is one; what matters is told again when it comes back."""
 
     def close(self) -> None: ...
@@ -92,12 +92,12 @@ class SocketLink(Inbox):
         threading.Thread(target=self._accept, name="link-accept", daemon=True).start()
         threading.Thread(target=beat, args=(self, doing), name="link-heartbeat", daemon=True).start()
 
-    def send(self, kind: str, **content: Json) -> None:
+    def send(self, kind: str, attached: bytes = b"", **content: Json) -> None:
         with self._writing:
             if self._host is None:
                 return
             try:
-                self._host.sendall(encode(kind, **content))
+                self._host.sendall(encode(kind, attached, **content))
             except OSError:
                 self._hang_up(self._host)
 

@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 
 from digirl_dist.agent import Agent, AgentFactory
 from digirl_dist.checkpoint import State
-from digirl_dist.rollout import Actor
+from digirl_dist.question import Answer, Decided, Question
 
 
-class _Frozen:
-    """An agent that acts without gradients."""
+class Policies:
+    """Agents by policy version, which act in one batch per version. Retired ones lend their memory to the next version.
 
-    def __init__(self, agent: Agent) -> None:
-        self.agent = agent
+    Fulfils ``rollout.Policies``.
+    """
 
-    def act(self, observations, rngs):  # type: ignore[no-untyped-def]
-        import torch
-
-        with torch.inference_mode():
-            return self.agent.act(observations, rngs)
-
-
-class Policies(Mapping[int, Actor]):
-    """Agents by policy version. Retired ones lend their memory to the next version."""
+    waiting = "policy"
+    limit_s: float | None = None
 
     def __init__(self, factory: AgentFactory) -> None:
         self._factory = factory
-        self._serving: dict[int, _Frozen] = {}
-        self._retired: list[_Frozen] = []
+        self._serving: dict[int, Agent] = {}
+        self._retired: list[Agent] = []
+        self._answers: list[Answer] = []
 
     def load(self, version: int, state: State) -> None:
         """Make ``version`` ready to act with the weights ``state``."""
-        policy = self._retired.pop() if self._retired else _Frozen(self._factory())
-        policy.agent.load_state_dict(state)
-        self._serving[version] = policy
+        agent = self._retired.pop() if self._retired else self._factory()
+        agent.load_state_dict(state)
+        self._serving[version] = agent
 
     def same(self, version: int, other: int) -> None:
         """``version`` has the very weights of ``other``, which is ready."""
@@ -43,15 +37,28 @@ class Policies(Mapping[int, Actor]):
     def retire(self, keep: set[int]) -> None:
         """Drop every version that is not in ``keep``."""
         for version in set(self._serving) - keep:
-            policy = self._serving.pop(version)
-            if not any(policy is other for other in self._serving.values()):
-                self._retired.append(policy)
+            agent = self._serving.pop(version)
+            if not any(agent is other for other in self._serving.values()):
+                self._retired.append(agent)
 
-    def __getitem__(self, version: int) -> Actor:
-        return self._serving[version]
+    def ask(self, questions: Sequence[Question]) -> None:
+        """Decide now, without gradients. What the agent raises goes to the caller."""
+        import torch
+
+        for version in sorted({question.version for question in questions}):
+            asked = [question for question in questions if question.version == version]
+            with torch.inference_mode():
+                decisions = self._serving[version].act(
+                    [question.observation for question in asked], [question.rng for question in asked]
+                )
+            self._answers += [Decided(one.number, decision) for one, decision in zip(asked, decisions, strict=True)]
+
+    def answers(self) -> list[Answer]:
+        answers, self._answers = self._answers, []
+        return answers
+
+    def __contains__(self, version: object) -> bool:
+        return version in self._serving
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._serving)
-
-    def __len__(self) -> int:
-        return len(self._serving)

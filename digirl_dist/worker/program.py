@@ -31,6 +31,7 @@ from digirl_dist.rollout import Acting, Failed, Finished, Happening, Rollout, Sl
 from digirl_dist.tasks import Json, Ticket
 from digirl_dist.travel import unpack_file
 from digirl_dist.worker.blobs import Blobs, FileBlobs
+from digirl_dist.worker.host_policies import HostPolicies
 from digirl_dist.worker.link import Link, SocketLink
 from digirl_dist.worker.policies import Policies
 
@@ -50,7 +51,7 @@ class Program:
         self._job: dict[str, Any] = {}
         self._pool = Choice(0, "")
         self._rollout: Rollout | None = None
-        self._policies: Policies | None = None
+        self._policies: Policies | HostPolicies | None = None
         self._manifests: dict[int, dict[str, list[Any]]] = {}
         """The tensors of each version that is ready."""
         self._doing: tuple[str, float] = ("waiting for a job", time.monotonic())
@@ -91,13 +92,16 @@ class Program:
                 self._report(happening)
 
     def _is_orphaned(self) -> bool:
-        """True when no host came back in time and nothing is running any more."""
+        """True when no host came back in time and nothing is running any more.
+
+        Without a host, an episode whose actions are decided there goes no further.
+        """
         if time.monotonic() - self._link.last_heard < self._orphan_s:
             return False
         if self._rollout is None:
             return True
-        queued = {ticket.key for ticket in self._rollout.tickets}
-        self._rollout.drop(queued)
+        hopeless = self._rollout.held() if isinstance(self._policies, HostPolicies) else self._rollout.tickets
+        self._rollout.drop({ticket.key for ticket in hopeless})
         return not self._rollout.held()
 
     def _state_of_work(self) -> dict[str, Json]:
@@ -118,6 +122,8 @@ class Program:
                     self._take_job(message)
                 case "checkpoint":
                     self._load(**message)
+                case "decided":
+                    self._host_policies.receive(message)
                 case "lease":
                     self._lease(message["tickets"])
                 case "drop":
@@ -148,6 +154,8 @@ class Program:
             held=held,
             **self._spooled(),
         )
+        if isinstance(self._policies, HostPolicies):
+            self._policies.ask_again()
 
     def _spooled(self) -> dict[str, Json]:
         """Episodes of this run that no host has acknowledged; and what is none, with the reason, which is removed."""
@@ -163,7 +171,7 @@ class Program:
 
     def _take_job(self, job: dict[str, Any]) -> None:
         """Build policy and slots as the host describes them; a job that is already running stays as it is."""
-        missing = self._blobs.missing([job["agent"], job["emulator"]])
+        missing = self._blobs.missing(_packed(job))
         if missing:
             self._link.send("need", what="job", digests=missing)
             return
@@ -172,14 +180,11 @@ class Program:
         self._link.send("working", slots=self._pool.slots, reason=self._pool.reason)
 
     def _start_job(self, job: dict[str, Any]) -> None:
-        import torch
-
-        torch.set_num_threads(job["torch_threads"])
         if self._rollout is not None:
             self._rollout.close()
         self._job = {}
         self._manifests = {}
-        self._policies = Policies(unpack_file(self._blobs.file(job["agent"])))
+        self._policies = self._deciders(job)
         limits = SlotLimits(**job["limits"])
         emulator = self._blobs.file(job["emulator"])
         auto = job["slots"] is None
@@ -189,6 +194,20 @@ class Program:
             slot.start()
         self._rollout = Rollout(job["name"], slots, self._policies, job["max_steps"], shrink=auto)
         self._job = job
+
+    def _deciders(self, job: dict[str, Any]) -> Policies | HostPolicies:
+        """Where the host decides it sends no agent, and nothing heavy is imported here."""
+        if job["agent"] is None:
+            return HostPolicies(self._link, job["answer_s"])
+        import torch
+
+        torch.set_num_threads(job["torch_threads"])
+        return Policies(unpack_file(self._blobs.file(job["agent"])))
+
+    @property
+    def _host_policies(self) -> HostPolicies:
+        assert isinstance(self._policies, HostPolicies), "an answer, but nothing was asked"
+        return self._policies
 
     def _load(self, version: int, tensors: dict[str, list[Any]]) -> None:
         """Make a checkpoint ready to act, or say which of its tensors are not here."""
@@ -206,11 +225,11 @@ class Program:
             return
         self._policies.retire({version, *(ticket.policy_version for ticket in self._rollout.held())})
         self._manifests = {number: self._manifests[number] for number in self._policies}
-        self._blobs.keep(digests, {self._job["agent"], self._job["emulator"]})
+        self._blobs.keep(digests, _packed(self._job))
         self._rollout.idle("barrier")
         self._link.send("loaded", version=version)
 
-    def _make_ready(self, policies: Policies, version: int, tensors: dict[str, list[Any]]) -> None:
+    def _make_ready(self, policies: Policies | HostPolicies, version: int, tensors: dict[str, list[Any]]) -> None:
         """Load the policy, unless it is there or one with the very same weights is."""
         if version in policies:
             return
@@ -300,12 +319,19 @@ def _read_notice(path: Path, run: str) -> Notice:
     return notice
 
 
+def _packed(job: dict[str, Any]) -> list[str]:
+    """Digests of the packed classes that the job needs."""
+    return [job[kind] for kind in ("agent", "emulator") if job[kind] is not None]
+
+
 def _cast_back(state: dict[str, Any], manifest: dict[str, list[Any]]) -> dict[str, Any]:
     """Tensors that were cast for the wire get the policy's own dtype, which their entry names fourth."""
+    cast = {name: entry[3] for name, entry in manifest.items() if len(entry) > 3}
+    if not cast:
+        return state
     import torch
 
-    own = {name: getattr(torch, entry[3]) for name, entry in manifest.items() if len(entry) > 3}
-    return {name: tensor.to(own.get(name, tensor.dtype)) for name, tensor in state.items()}
+    return {name: tensor.to(getattr(torch, cast[name])) if name in cast else tensor for name, tensor in state.items()}
 
 
 def main() -> int:

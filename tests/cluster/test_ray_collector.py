@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from clustering import add_node, shared_cluster
-from collecting import Kind, Site, keys, site, tickets
+from collecting import Kind, Site, in_the_middle, keys, site, tickets
 from things import Counter
 from watching import eventually, processes_with
 
@@ -20,18 +19,6 @@ from digirl_dist.errors import ClusterError, HarvestError
 from digirl_dist.settings import RayCollectorSettings
 
 pytestmark = pytest.mark.ray
-
-
-def in_the_middle(here: Site, action: Any, after: int = 4) -> threading.Thread:
-    """Do ``action`` once some episodes have landed."""
-
-    def act() -> None:
-        eventually(lambda: here.count("episode") >= after, 60)
-        action()
-
-    thread = threading.Thread(target=act)
-    thread.start()
-    return thread
 
 
 def actors_of(folder: Path) -> list[psutil.Process]:

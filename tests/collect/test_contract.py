@@ -10,15 +10,19 @@ from collections import Counter as Counts
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from collecting import Kind, Site, keys, site, tickets
+from collecting import Kind, in_the_middle, keys, programs, site, tickets
 from watching import eventually, nothing_is_left_of, processes_with
 
 from digirl_dist.errors import HarvestError
+from digirl_dist.settings import Inference
 from digirl_dist.slot_time import ACTIVITIES
 
 pytestmark = pytest.mark.long
-EVERY_KIND = [pytest.param(kind, marks=pytest.mark.ray) if kind.on_ray else kind for kind in Kind]
+# Where the policy acts is the business of test_inference.py, but for what both sides must have in common.
+BY_WORKERS = [kind for kind in Kind if kind.inference is Inference.worker]
+EVERY_KIND = [pytest.param(kind, marks=pytest.mark.ray) if kind.on_ray else kind for kind in BY_WORKERS]
 KINDS = EVERY_KIND[:-1]  # on Ray, too, whatever collects ahead is the same: once is enough
 
 
@@ -37,10 +41,12 @@ def test_every_ticket_comes_home_once_and_in_order(tmp_path: Path, kind: Kind) -
 @pytest.mark.ray
 def test_all_collectors_collect_the_same(tmp_path: Path) -> None:
     actions = []
-    for kind in list(Kind)[:-1]:
+    for kind in [kind for kind in Kind if kind is not Kind.ray_ahead]:
         with site(tmp_path / kind.value, kind) as here:
+            here.checkpoint = here.save(2)
             harvest = here.collect(tickets(8))
-            actions.append([[step.action for step in trajectory.steps] for trajectory in harvest.trajectories])
+            episodes = [trajectory.steps for trajectory in harvest.trajectories]
+            actions.append([[(step.action, np.float32(step.log_prob)) for step in steps] for steps in episodes])
     assert all(each == actions[0] for each in actions)
 
 
@@ -64,7 +70,7 @@ def test_the_next_iteration_acts_with_the_next_checkpoint(tmp_path: Path, kind: 
         assert [trajectory.ticket.policy_version for trajectory in harvest.trajectories] == [1, 1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, Kind.fleet_host])
 def test_every_second_of_every_slot_is_accounted_for(tmp_path: Path, kind: Kind) -> None:
     with site(tmp_path, kind, step_s=0.1) as here:
         before = here.collect(tickets(6))
@@ -117,22 +123,6 @@ def test_an_interrupted_collection_leaves_nothing_running(tmp_path: Path, kind: 
         timer.start()
         here.collect(tickets(200))
     nothing_is_left_of(tmp_path)
-
-
-def programs(folder: Path) -> list[Any]:
-    return [process for process in processes_with(folder) if "digirl_dist.worker.program" in process.cmdline()]
-
-
-def in_the_middle(here: Site, action: Any, after: int = 4) -> threading.Thread:
-    """Do ``action`` once some episodes have landed."""
-
-    def act() -> None:
-        eventually(lambda: here.count("episode") >= after, 30)
-        action()
-
-    thread = threading.Thread(target=act)
-    thread.start()
-    return thread
 
 
 def test_a_killed_worker_program_costs_retries_only(tmp_path: Path) -> None:

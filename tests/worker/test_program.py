@@ -43,7 +43,7 @@ class Host:
             stdout=subprocess.PIPE,
             env=environment(),
         )
-        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def say(self, kind: str, **content: Any) -> None:
@@ -54,14 +54,13 @@ class Host:
     def hear(self, kind: str, limit_s: float = 20.0) -> dict[str, Any]:
         """The next message of this kind; others are passed over."""
         while True:
-            line = self._lines.get(timeout=limit_s)
-            assert line, f"the program hung up before it said {kind}"
-            message: dict[str, Any] = json.loads(line)
+            message = self._said.get(timeout=limit_s)
+            assert message, f"the program hung up before it said {kind}"
             if message["type"] == kind:
                 return message
 
     def has_ended(self, limit_s: float = 20.0) -> bool:
-        while self._lines.get(timeout=limit_s):
+        while self._said.get(timeout=limit_s):
             pass
         return True
 
@@ -95,6 +94,17 @@ class Host:
         self.offer(0)
         self.hear("loaded")
 
+    def start_asking_job(self, answer_s: float) -> None:
+        """Up to the point where it asks for the actions of version 0."""
+        emulator = pack(Counter)
+        self.put(emulator)
+        limits = asdict(SlotLimits())
+        common = {"name": "w", "slots": 1, "max_steps": None, "limits": limits, "torch_threads": 1}
+        self.say("job", agent=None, emulator=digest(emulator), answer_s=answer_s, **common)
+        self.hear("working")
+        self.say("checkpoint", version=0, tensors={})
+        self.hear("loaded")
+
     def offer(self, version: int, logits: float = 0.0) -> None:
         described = describe(self.weights(logits))
         tensors = {name: [info.digest, info.dtype, list(info.shape)] for name, info in described.items()}
@@ -108,9 +118,12 @@ class Host:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._lines.put(line)
-        self._lines.put(b"")
+        while line := self.process.stdout.readline():
+            message = json.loads(line)
+            if "attached" in message:
+                message["attached"] = self.process.stdout.read(message["attached"])
+            self._said.put(message)
+        self._said.put(None)
 
 
 @contextmanager
@@ -285,3 +298,43 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     with attached(tmp_path / "file" / "job") as host:
         broken = host.hear("broken")
         assert broken["during"] == "attach" and str(tmp_path / "file" / "job") in broken["reason"]
+
+
+def test_what_a_host_did_not_answer_is_asked_of_the_next(folder: Path) -> None:
+    with attached(folder) as host:
+        host.say("hello", run="r1")
+        host.hear("ready")
+        host.start_asking_job(answer_s=60.0)
+        lease(host, 1)
+        first = host.hear("ask")
+    with attached(folder) as host:
+        host.say("hello", run="r1")
+        assert host.hear("ready")["held"] == [[0, 0]]
+        again = host.hear("ask")
+        assert again == first and again["stream"] == [0, 0, 0]
+        for step in range(3):
+            asked = again if step == 0 else host.hear("ask")
+            assert asked["stream"] == [0, 0, step] and len(asked["attached"]) == asked["vector"] == 8
+            host.say("decided", number=asked["number"], action=1, log_prob=-0.5)
+        assert host.hear("episode")["notice"]["policy_version"] == 0
+
+
+def test_an_answer_that_does_not_come_in_time_costs_the_episode(folder: Path) -> None:
+    with attached(folder) as host:
+        host.say("hello", run="r1")
+        host.hear("ready")
+        host.start_asking_job(answer_s=1.0)
+        lease(host, 1)
+        host.hear("ask")
+        assert "did not answer within 1 s" in host.hear("failed")["reason"]
+
+
+def test_without_a_host_that_answers_it_ends_though_episodes_are_under_way(folder: Path) -> None:
+    with attached(folder, 3.0) as host:
+        host.say("hello", run="r1")
+        host.hear("ready")
+        host.start_asking_job(answer_s=60.0)
+        lease(host, 1)
+        host.hear("ask")
+        os.kill(host.process.pid, 9)
+    eventually(lambda: not processes_with(folder), 20, "the end of the orphan")

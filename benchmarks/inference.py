@@ -1,0 +1,107 @@
+"""Throughput with the policy on the host, in relation to that of the same workers with a policy of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.stage import median, rounded, show
+from digirl_dist.build import Ground, build_collector
+from digirl_dist.checkpoint import Checkpoints
+from digirl_dist.choices import choose_agent, choose_device
+from digirl_dist.events import Events
+from digirl_dist.modes import training_plan
+from digirl_dist.run_folder import RunFolder
+from digirl_dist.settings import (
+    DeviceAgentSettings,
+    Inference,
+    InProcessSettings,
+    PhoneSettings,
+    Settings,
+)
+from digirl_dist.status import Status
+from digirl_dist.store import Store
+
+
+class Fleet:
+    """A dry run's workers with demo phones, and the policy that acts for them."""
+
+    def __init__(self, folder: Path, stack: ExitStack, inference: Inference, settings: dict[str, Any]) -> None:
+        chosen = Settings(
+            inference=inference,
+            dry_run=True,
+            worker_temp_path=str(folder / "jobs"),
+            emulator=PhoneSettings(),
+            agent=DeviceAgentSettings(),
+            trainer=InProcessSettings(device="cpu"),
+            **settings,
+        )
+        run = RunFolder(folder, "")
+        stack.callback(run.close)
+        events = Events(run.events)
+        stack.callback(events.close)
+        device = choose_device(chosen, chosen.emulator)
+        self._agent = choose_agent(chosen.agent, device.spec)
+        self._plan = training_plan(chosen, device.tasks)
+        self._checkpoints = Checkpoints(run.checkpoints, keep_every=10**9)
+        self._store = Store(run.trajectories)
+        status = Status(folder / "status.json")
+        ground = Ground(chosen, device, self._agent, self._plan, run, self._store, events, status)
+        self._collector = build_collector(ground, stack)
+        torch.manual_seed(0)
+        self._weights = self._agent().state_dict()
+
+    def steps_per_second(self, iteration: int) -> float:
+        """Collect one iteration with a policy that knows nothing."""
+        checkpoint = self._checkpoints.save(iteration, self._weights, {}, {})
+        tickets = self._plan.tickets(iteration, iteration)
+        started = time.monotonic()
+        harvest = self._collector.collect(checkpoint, tickets)
+        return sum(len(episode.steps) for episode in harvest.trajectories) / (time.monotonic() - started)
+
+
+def main() -> None:
+    workers, slots, episodes, rounds = (
+        int(os.environ.get(f"BENCH_{name}", default))
+        for name, default in (("WORKERS", 4), ("SLOTS", 4), ("EPISODES", 128), ("ROUNDS", 7))
+    )
+    torch.set_num_threads(1)
+    settings = {"dry_run_workers": workers, "bsize": slots, "rollout_size": episodes}
+    root = tempfile.mkdtemp(prefix="digirl-dist-bench-")
+    rates: dict[Inference, list[float]] = {Inference.worker: [], Inference.host: []}
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, root, ignore_errors=True)
+        fleets = {where: Fleet(Path(root) / where.value, stack, where, settings) for where in rates}
+        for iteration in range(rounds + 1):
+            for where in _in_turn(list(rates), iteration):
+                rates[where].append(fleets[where].steps_per_second(iteration))
+    warm = {where: each[1:] for where, each in rates.items()}
+    pairs = [there / here for here, there in zip(warm[Inference.worker], warm[Inference.host], strict=True)]
+    show(
+        "inference",
+        {"vs_worker": (median(pairs), ">=0.9")},
+        {
+            "workers": workers,
+            "slots": slots,
+            "episodes": episodes,
+            "pairs": rounded(pairs),
+            "steps_per_second": {where.value: rounded(each) for where, each in warm.items()},
+        },
+    )
+
+
+def _in_turn(both: Sequence[Inference], iteration: int) -> Sequence[Inference]:
+    """The one that begins has whatever the other left behind: each begins every other time."""
+    return both if iteration % 2 else both[::-1]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The policy on the host: acts for emulators on all workers, in batches, in a process of its own."""

@@ -1,0 +1,87 @@
+"""The owner's end of the process of the host's policy: starts it, asks it, and ends it when it does not answer."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from digirl_dist.checkpoint import Checkpoint
+from digirl_dist.emulator.slot import last_lines
+from digirl_dist.errors import PolicyLostError
+from digirl_dist.question import Answer, Question
+from digirl_dist.same_python import environment
+
+_END_S = 5.0
+
+
+class PolicyProcess:
+    """Belongs to one thread, but for ``close``. After PolicyLostError it is gone; the next question starts another."""
+
+    def __init__(self, packed_agent: bytes, log: Path, limit_s: float) -> None:
+        self._packed_agent = packed_agent
+        self._log = log
+        self._limit_s = limit_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._serving: Mapping[int, Checkpoint] = {}
+
+    def serve(self, checkpoints: Mapping[int, Checkpoint]) -> dict[int, str]:
+        """Act with these versions alone, if it does not already. Returns those that cannot be had, and why."""
+        if self._connection is None:
+            self._start()
+        if checkpoints == self._serving:
+            return {}
+        missing: dict[int, str] = self._ask("serve", dict(checkpoints), "load a policy")
+        self._serving = dict(checkpoints)
+        return missing
+
+    def decide(self, questions: Sequence[Question]) -> list[Answer]:
+        """One answer to each, in any order."""
+        answers: list[Answer] = self._ask("decide", list(questions), f"decide {len(questions)} actions")
+        return answers
+
+    def close(self) -> None:
+        """End it; from another thread, whatever it is asked for then ends with PolicyLostError."""
+        process = self._process
+        if process is not None:
+            process.kill()
+            process.wait(_END_S)
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "digirl_dist.inference.process", str(theirs.fileno())]
+        with theirs, self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=environment(),
+            )
+        self._connection, self._serving = Connection(ours.detach()), {}
+        try:
+            self._connection.send_bytes(self._packed_agent)
+        except OSError:
+            pass  # its end is read as such by the first question
+
+    def _ask(self, request: str, content: Any, doing: str) -> Any:
+        """Raises PolicyLostError if the process ended, or did not answer within the limit."""
+        assert self._connection is not None
+        try:
+            self._connection.send((request, content))
+            if self._connection.poll(self._limit_s):
+                return self._connection.recv()
+            reason = f"did not {doing} within {self._limit_s:.0f} s"
+        except (EOFError, OSError):
+            reason = f"ended, asked to {doing}{last_lines(self._log)}"
+        self._connection.close()
+        self._connection = None
+        self.close()
+        raise PolicyLostError(f"the process of the host's policy {reason}")

@@ -1,0 +1,45 @@
+"""The policy on the host: nothing is pushed, and what is lost on the way costs retries at most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+from collecting import Kind, in_the_middle, keys, programs, site, tickets
+from watching import nothing_is_left_of
+
+
+def policies() -> list[psutil.Process]:
+    """The processes of the host's policy that this process has."""
+    found = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
+    return [one for one in found if "digirl_dist.inference.process" in one.cmdline()]
+
+
+def loads_torch(process: psutil.Process) -> bool:
+    return "libtorch" in Path(f"/proc/{process.pid}/maps").read_text()
+
+
+def test_workers_get_no_weights_and_need_no_torch(tmp_path: Path) -> None:
+    with site(tmp_path, Kind.fleet_host) as here:
+        for version in (0, 1):
+            here.checkpoint = here.save(version)
+            harvest = here.collect(tickets(4, iteration=version))
+            assert {episode.ticket.policy_version for episode in harvest.trajectories} == {version}
+            assert sum(outcome.push_bytes for outcome in harvest.outcomes) == 0
+        assert len(programs(tmp_path)) == 2 and not any(map(loads_torch, programs(tmp_path)))
+        assert [loads_torch(policy) for policy in policies()] == [True]
+    assert not policies()
+    nothing_is_left_of(tmp_path)
+
+
+def test_a_killed_policy_and_a_killed_worker_cost_retries_only(tmp_path: Path) -> None:
+    with site(tmp_path, Kind.fleet_host, step_s=0.05) as here:
+        first = in_the_middle(here, lambda: policies()[0].kill())
+        second = in_the_middle(here, lambda: programs(tmp_path)[0].kill(), after=10)
+        harvest = here.collect(tickets(40))
+        first.join()
+        second.join()
+        assert keys(harvest) == [(0, index) for index in range(40)]
+        assert here.count("episode") == 40
+        assert here.count("policy_lost") == 1 and here.count("worker_lost") == 1
+    nothing_is_left_of(tmp_path)

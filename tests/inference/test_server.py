@@ -1,0 +1,106 @@
+"""The host's policy answers in batches, finds who is to blame, and is started again when it is lost."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from things import Coin, Counter
+
+from digirl_dist.checkpoint import Checkpoint, Checkpoints
+from digirl_dist.events import Events
+from digirl_dist.inference.process import Desk
+from digirl_dist.inference.server import Batching, PolicyServer
+from digirl_dist.question import Answer, Decided, Question, Undecided
+from digirl_dist.report.why import explain
+from digirl_dist.status import Status
+from digirl_dist.trajectory import Decision, Observation
+from digirl_dist.travel import pack
+
+
+class Moody(Coin):
+    """Says how many it was asked at once, unless one of the words upsets it."""
+
+    def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
+        words = [seen.text for seen in observations]
+        if "poison" in words:
+            raise RuntimeError("I cannot read this")
+        if "bomb" in words:
+            import os
+
+            os._exit(3)
+        return [Decision(len(words), float(self.logits.sum())) for _ in words]
+
+
+def ask(number: int, text: str = "", version: int = 1) -> Question:
+    return Question(number, version, (0, number, 0), Observation(text))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> dict[int, Checkpoint]:
+    found = {}
+    for version in (1, 2):
+        policy = Moody(Counter.spec)
+        policy.logits.data += version
+        found[version] = Checkpoints(tmp_path / "checkpoints", keep_every=1).save(version, policy.state_dict(), {}, {})
+    return found
+
+
+def test_one_unreadable_observation_leaves_the_others_their_answers(saved: dict[int, Checkpoint]) -> None:
+    desk = Desk(pack(partial(Moody, Counter.spec)))
+    assert desk.serve(saved) == {}
+    answers = {answer.number: answer for answer in desk.decide([ask(0), ask(1, "poison"), ask(2, version=2)])}
+    assert answers[0] == Decided(0, Decision(1, 2.0)) and answers[2] == Decided(2, Decision(1, 4.0))
+    poisoned = answers[1]
+    assert isinstance(poisoned, Undecided) and "I cannot read this" in poisoned.reason
+
+
+def test_a_version_that_is_gone_is_named(saved: dict[int, Checkpoint]) -> None:
+    desk = Desk(pack(partial(Moody, Counter.spec)))
+    (saved[1].folder / "policy.safetensors").unlink()
+    assert list(desk.serve(saved)) == [1]
+    lost, retired, answered = desk.decide([ask(0), ask(1, version=0), ask(2, version=2)])
+    assert isinstance(lost, Undecided) and "version 1" in lost.reason and "policy.safetensors" in lost.reason
+    assert isinstance(retired, Undecided) and "version 0" in retired.reason
+    assert isinstance(answered, Decided)
+
+
+@contextmanager
+def server(folder: Path, size: int, wait_s: float) -> Iterator[tuple[PolicyServer, list[str], Status]]:
+    told: list[str] = []
+    events = Events(folder / "events.jsonl", (lambda kind, content: told.append(kind),))
+    status = Status(folder / "status.json")
+    agent = partial(Moody, Counter.spec)
+    running = PolicyServer(agent, Batching(size, wait_s), 60.0, folder / "policy.log", events, status)
+    try:
+        yield running, told, status
+    finally:
+        running.close()
+        events.close()
+
+
+def test_batches_are_bounded_in_size_and_time_and_survive_the_process(
+    saved: dict[int, Checkpoint], tmp_path: Path
+) -> None:
+    answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+    with server(tmp_path, size=3, wait_s=0.5) as (running, told, status):
+        for number in range(7):
+            running.ask(ask(number), answers.put)
+        running.serve(saved[1], set())
+        decided: list[Any] = [answers.get(timeout=60) for _ in range(7)]
+        assert {one.number: one.decision.action for one in decided} == {0: 3, 1: 3, 2: 3, 3: 3, 4: 3, 5: 3, 6: 1}
+        running.ask(ask(7, "bomb"), answers.put)
+        blown = answers.get(timeout=60)
+        assert isinstance(blown, Undecided) and "ended, asked to decide 1 actions" in blown.reason
+        assert told == ["policy_lost", "policy_lost"]
+        running.ask(ask(8), answers.put)
+        assert answers.get(timeout=60) == Decided(8, Decision(1, 2.0))
+        status.write()
+        said = explain(tmp_path)
+        assert "the host's policy: wait for questions" in said and "last trouble" in said and "ended, asked to" in said
