@@ -6,6 +6,9 @@
 {"type": "back"}  {"type": "home"}  {"type": "enter"}
 {"type": "wait"}                                                       look again without touching anything
 {"type": "done"}  {"type": "impossible"}                               end the episode, in one opinion or the other
+
+An agent that answers in tokens leaves these beside, as {"type": "back", "tokens": [37, 2, 1]}, to learn from them later;
+devices do not look at them.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from typing import ClassVar
 
 from digirl_dist.errors import ActionError
 from digirl_dist.tasks import Json
+
+TOKENS = "tokens"
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class DeviceAction:
     @classmethod
     def from_json(cls, value: Json) -> DeviceAction:
         """Raises ActionError naming what is wrong with ``value``."""
+        value = without_tokens(value)
         if not isinstance(value, dict) or value.get("type") not in cls.FIELDS:
             raise ActionError(f"{value!r} is not a device action; the types are {', '.join(cls.FIELDS)}")
         fields = cls.FIELDS[value["type"]]
@@ -65,3 +71,8 @@ class DeviceAction:
             elif not 0 <= value[name] <= 1:
                 raise ActionError(f"{value!r}: {name} must lie in [0, 1]")
         return cls(**value)
+
+
+def without_tokens(action: Json) -> Json:
+    """What is done, without the tokens in which the agent said it."""
+    return {name: part for name, part in action.items() if name != TOKENS} if isinstance(action, dict) else action
