@@ -11,11 +11,11 @@ MINIWOB = ["miniwob>=1.0", "selenium>=4.10"]
 WANDB = ["wandb>=0.19"]
 ANDROID = ["adbutils>=2.8"]
 ATARI = ["ale-py>=0.10"]
+AUTOUI = ["transformers>=5.0"]
 JUDGE = ["openai>=1.40"]
 RAY = ["ray>=2.40"]
 PEERS = ["ray[rllib]>=2.40", "torchrl>=0.6"]  # what `script/bench ray` compares with
 RESERVED = {  # parts that come with later versions; named now so that their extras need not change
-    "autoui": ["transformers>=5.0"],
     "jax": ["jax>=0.5"],
 }
 
@@ -56,6 +56,7 @@ setup(
     extras_require={
         **RESERVED,
         "atari": ATARI,
+        "autoui": AUTOUI,
         "judge": JUDGE,
         "miniwob": MINIWOB,
         "peers": PEERS,
@@ -65,6 +66,7 @@ setup(
         "dev": [
             *ANDROID,
             *ATARI,
+            *AUTOUI,
             *JUDGE,
             *MINIWOB,
             *RAY,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from digirl_dist.judge import Judge
 from digirl_dist.settings import (
     AgentSettings,
     AndroidSettings,
+    AutoUiSettings,
     Close,
     CustomAgentSettings,
     CustomEmulatorSettings,
@@ -55,12 +56,26 @@ class Device:
     tasks: Sequence[Task]
     max_steps: int | None
     extras: tuple[str, ...] = ()
-    """Optional parts of the package that a worker needs for it."""
+    """Optional parts of the package that a worker needs for it and the agent."""
     needs: Needs = TYPICAL
     """What one of these emulators takes of a machine, for ``bsize: auto``."""
 
 
 def choose_device(settings: Settings, emulator: EmulatorSettings) -> Device:
+    """The emulator as the chosen agent uses it. Raises SettingsError as ``_device_alone`` does."""
+    device = _device_alone(settings, emulator)
+    match settings.agent:
+        case AutoUiSettings(previous_actions=remembered):
+            from digirl_dist.emulator.aitw import to_prompt
+            from digirl_dist.emulator.prompted import PromptedFactory
+
+            factory = PromptedFactory(device.factory, remembered, to_prompt)
+            return replace(device, factory=factory, extras=(*device.extras, "autoui"))
+        case _:
+            return device
+
+
+def _device_alone(settings: Settings, emulator: EmulatorSettings) -> Device:
     """Raises SettingsError for a task set or an emulator that does not exist."""
     task_set, split = settings.task_set, settings.task_split.value
     in_file = is_file(task_set)
@@ -125,6 +140,12 @@ def choose_agent(settings: AgentSettings, spec: EmulatorSpec) -> AgentFactory:
             from digirl_dist.agent.generic import GenericPolicy
 
             return partial(GenericPolicy, settings, spec)
+        case AutoUiSettings():
+            try:
+                from digirl_dist.agent.autoui import autoui_factory
+            except ImportError as error:
+                raise SettingsError("agent=autoui needs transformers: pip install 'digirl_dist[autoui]'") from error
+            return autoui_factory(settings, spec)
         case CustomAgentSettings():
             kind: Any = load_entry_point(settings.entry_point)
             return partial(kind, spec, **settings.kwargs)

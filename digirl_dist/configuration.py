@@ -57,6 +57,7 @@ _OPTIONS: dict[str, dict[str, type]] = {
     "agent": {
         "device": schema.DeviceAgentSettings,
         "generic": schema.GenericAgentSettings,
+        "autoui": schema.AutoUiSettings,
         "custom": schema.CustomAgentSettings,
     },
     "trainer": {

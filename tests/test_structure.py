@@ -54,6 +54,7 @@ LAYERS = [
 """A part may import parts of its own layer and of those above it in this list."""
 
 IMPLEMENTATIONS = {
+    "agent.autoui",
     "agent.device",
     "agent.generic",
     "algorithm.digirl",
@@ -68,6 +69,7 @@ IMPLEMENTATIONS = {
     "emulator.gymnasium",
     "emulator.miniwob",
     "emulator.phone",
+    "emulator.prompted",
     "emulator.rehearsal",
     "judge.model",
     "judge.predicate",

@@ -23,8 +23,9 @@ class Actor(Protocol):
 class Agent(Protocol):
     """A policy. A ``torch.nn.Module`` with the methods below fulfils it; its state_dict is the checkpoint."""
 
-    feature_size: int
-    """Width F of ``features``."""
+    @property
+    def feature_size(self) -> int:
+        """Width F of ``features``."""
 
     def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
         """Sample one action for each of B observations, row i with randomness from ``rngs[i]`` alone.

@@ -48,16 +48,25 @@ class Pictures:
 def decode(image: bytes | None, size: tuple[int, int]) -> torch.Tensor:
     """One picture averaged down to (height, width) = ``size``: uint8, shape [3, height, width].
 
+    Raises TrajectoryError.
+    """
+    small = opened(image).resize((size[1], size[0]), Image.Resampling.BOX)
+    return torch.from_numpy(np.asarray(small).transpose(2, 0, 1).copy())
+
+
+def opened(image: bytes | None) -> Image.Image:
+    """One picture in RGB.
+
     Screenshots come from workers: only PNG and JPEG are decoded. Raises TrajectoryError.
     """
     if image is None:
         raise TrajectoryError("an observation has no screenshot, which this agent needs")
     try:
-        with Image.open(io.BytesIO(image), formats=("PNG", "JPEG")) as opened:
-            small = opened.convert("RGB").resize((size[1], size[0]), Image.Resampling.BOX)
+        with Image.open(io.BytesIO(image), formats=("PNG", "JPEG")) as picture:
+            rgb: Image.Image = picture.convert("RGB")
+            return rgb
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise TrajectoryError(f"a screenshot of {len(image)} bytes cannot be decoded: {error}") from error
-    return torch.from_numpy(np.asarray(small).transpose(2, 0, 1).copy())
 
 
 def fitted_size(size: tuple[int, int], short_side: int, multiple: int) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -16,6 +17,10 @@ from digirl_dist.errors import ActionError
 
 Point = tuple[float, float]
 """(y, x) in shares of height and width, as the data set has it."""
+
+PROMPT_BEGINS = "Previous Actions:"
+DECISION = "Action Decision:"
+"""Stands before the action in an answer."""
 
 NOWHERE: Point = (-1.0, -1.0)
 """Stands in actions that touch nothing."""
@@ -98,6 +103,15 @@ def to_autoui(action: DeviceAction) -> str:
     return json.dumps(fields, ensure_ascii=False)[1:-1]
 
 
+def to_prompt(goal: str, history: Sequence[DeviceAction]) -> str:
+    """What AutoUI is asked: the actions before, oldest first, of which waiting is none, and the goal.
+
+    The form is DigiRL's (``autoui_prepare_prompt`` in github.com/DigiRL-agent/digirl), end mark included.
+    """
+    actions = "".join(f"{to_autoui(action)} " for action in history if action.type != "wait")
+    return f"{PROMPT_BEGINS} {actions}Goal: {goal}</s>"
+
+
 def from_autoui(text: str) -> DeviceAction:
     """Reads exactly what ``to_autoui`` writes. Raises ActionError for anything else; see ``AutoUiReader``."""
     try:
@@ -121,7 +135,7 @@ class AutoUiReader:
         """How many texts could not be understood."""
 
     def __call__(self, text: str) -> DeviceAction:
-        decision = text.rpartition("Action Decision:")[2].strip()
+        decision = text.rpartition(DECISION)[2].strip()
         for read, part in ((from_autoui, text), (from_autoui, decision), (_read_leniently, decision)):
             try:
                 return read(part)

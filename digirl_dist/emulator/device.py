@@ -7,8 +7,8 @@
 {"type": "wait"}                                                       look again without touching anything
 {"type": "done"}  {"type": "impossible"}                               end the episode, in one opinion or the other
 
-An agent that answers in tokens leaves these beside, as {"type": "back", "tokens": [37, 2, 1]}, to learn from them later;
-devices do not look at them.
+An action may carry remarks of the agent, which no device looks at: ``said``, what a language model wrote, and
+``tokens``, the tokens that it wrote it in.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import ClassVar
 from digirl_dist.errors import ActionError
 from digirl_dist.tasks import Json
 
-TOKENS = "tokens"
+SAID, TOKENS = "said", "tokens"
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class DeviceAction:
 
     @classmethod
     def from_json(cls, value: Json) -> DeviceAction:
-        """Raises ActionError naming what is wrong with ``value``."""
-        value = without_tokens(value)
+        """Remarks are left out. Raises ActionError naming what is wrong with ``value``."""
+        value = without_remarks(value)
         if not isinstance(value, dict) or value.get("type") not in cls.FIELDS:
             raise ActionError(f"{value!r} is not a device action; the types are {', '.join(cls.FIELDS)}")
         fields = cls.FIELDS[value["type"]]
@@ -73,6 +73,8 @@ class DeviceAction:
         return cls(**value)
 
 
-def without_tokens(action: Json) -> Json:
-    """What is done, without the tokens in which the agent said it."""
-    return {name: part for name, part in action.items() if name != TOKENS} if isinstance(action, dict) else action
+def without_remarks(action: Json) -> Json:
+    """The action as the device needs it; anything that is no JSON object stays as it is."""
+    if not isinstance(action, dict):
+        return action
+    return {name: value for name, value in action.items() if name not in (SAID, TOKENS)}

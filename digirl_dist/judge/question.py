@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from digirl_dist.emulator.device import without_tokens
+from digirl_dist.emulator.device import without_remarks
 from digirl_dist.tasks import Json
 from digirl_dist.trajectory import Observation, Trajectory
 
@@ -35,7 +35,9 @@ def messages(trajectory: Trajectory, prompt: str, screenshots: int) -> list[dict
     """
     last = trajectory.final_observation
     instruction = trajectory.ticket.task.instruction or last.text or trajectory.ticket.task.id
-    actions = "\n".join(f"{n}. {json.dumps(without_tokens(step.action))}" for n, step in enumerate(trajectory.steps, 1))
+    actions = "\n".join(
+        f"{n}. {json.dumps(without_remarks(step.action))}" for n, step in enumerate(trajectory.steps, 1)
+    )
     question = (prompt or _QUESTION).replace("{instruction}", instruction).replace("{actions}", actions)
     seen = [*(step.observation for step in trajectory.steps), last]
     content = [{"type": "text", "text": f"{question}\n\n{_ANSWER}"}, *_images(seen, screenshots)]

@@ -3,7 +3,13 @@
 Importing this package stays cheap: ``--help`` and the checks of the command line run on it.
 """
 
-from digirl_dist.settings.agents import AgentSettings, CustomAgentSettings, DeviceAgentSettings, GenericAgentSettings
+from digirl_dist.settings.agents import (
+    AgentSettings,
+    AutoUiSettings,
+    CustomAgentSettings,
+    DeviceAgentSettings,
+    GenericAgentSettings,
+)
 from digirl_dist.settings.algorithms import (
     ActorSettings,
     Advantage,
@@ -53,6 +59,7 @@ __all__ = [
     "AlgorithmSettings",
     "AndroidInstallSettings",
     "AndroidSettings",
+    "AutoUiSettings",
     "Close",
     "CollectorSettings",
     "CustomAgentSettings",

@@ -1,0 +1,130 @@
+"""AutoUI: from a prompt and a screenshot to an action in words (Zhang and Zhang 2023, arXiv 2309.11436)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from digirl_dist.agent.autoui.encoders import ScreenEncoder, TextEncoder, mean_over
+from digirl_dist.agent.autoui.model import Answering
+from digirl_dist.agent.autoui.pretrained import Pretrained
+from digirl_dist.agent.tokens import Speech, log_probs_of_answers, padded, sample
+from digirl_dist.emulator import DeviceActions, EmulatorSpec
+from digirl_dist.emulator.aitw import DECISION, PROMPT_BEGINS, AutoUiReader, to_autoui, to_prompt
+from digirl_dist.emulator.device import TOKENS, DeviceAction
+from digirl_dist.errors import SettingsError
+from digirl_dist.settings import AutoUiSettings
+from digirl_dist.tasks import Json
+from digirl_dist.trajectory import Decision, Observation
+
+_ROWS_AT_ONCE = 16
+"""Logits of a whole vocabulary for each token of an answer take 16 MB a row."""
+
+
+class AutoUiAgent(nn.Module):
+    """Fulfils ``Agent``.
+
+    The probability of an action is that of the tokens it was said in, which it carries along. An answer that is no
+    action is ``wait``. Screenshots may be in the observations, or their features (``vector``), as in DigiRL's data.
+    """
+
+    def __init__(
+        self,
+        settings: AutoUiSettings,
+        spec: EmulatorSpec,
+        pretrained: Pretrained,
+        screens: ScreenEncoder,
+        critic: TextEncoder | None = None,
+    ) -> None:
+        """Raises SettingsError for an emulator without touch actions, or weights that do not fit."""
+        super().__init__()
+        if not isinstance(spec.actions, DeviceActions):
+            raise SettingsError("agent=autoui touches screens; use agent=generic for other actions")
+        self._model = pretrained.model().eval()
+        self._tokenizer = pretrained.tokenizer
+        self._screens, self._critic = screens, critic
+        self._prompt_length = settings.prompt_length
+        ends = frozenset([self._tokenizer.eos_token_id])
+        self._speech = Speech(ends, settings.answer_length, settings.temperature)
+        self._reader = AutoUiReader()
+
+    @property
+    def feature_size(self) -> int:
+        text = self._model.config.d_model if self._critic is None else self._critic.width
+        return int(text + self._screens.width)
+
+    def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
+        read, mask = self._read(observations)
+        answers = sample(Answering(self._model, read, mask), rngs, self._speech)
+        return [Decision(self._action(answer.tokens), answer.log_prob) for answer in answers]
+
+    def log_prob(self, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
+        """Of what was said; of an action that came without tokens, AutoUI's way to say it; of a text, that text."""
+        answers = [self._tokens(action) for action in actions]
+        parts = [slice(first, first + _ROWS_AT_ONCE) for first in range(0, len(answers), _ROWS_AT_ONCE)]
+        return torch.cat([self._log_prob(observations[part], answers[part]) for part in parts])
+
+    def features(self, observations: Sequence[Observation]) -> torch.Tensor:
+        """What the critic's encoder (or the policy's own, without one) makes of the prompt, and the screenshot's."""
+        with torch.no_grad():
+            screens = self._screens.features(observations, self._device)
+            if self._critic is not None:
+                texts = self._critic.features([_prompt(seen) for seen in observations], self._device)
+            else:
+                prompts, mask = self._prompts(observations)
+                texts = mean_over(self._model.encoder(input_ids=prompts, attention_mask=mask).last_hidden_state, mask)
+            return torch.cat([texts, screens], dim=1)
+
+    def state_dict(self, *_: Any, **__: Any) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        """Under the names of ``Auto-UI-Base``, but for the two more that its embeddings have there."""
+        return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor], *_: Any, **__: Any) -> Any:  # type: ignore[override]
+        """Raises RuntimeError or KeyError for other names or shapes."""
+        shared = {f"{stack}.embed_tokens.weight": state["shared.weight"] for stack in ("encoder", "decoder")}
+        return self._model.load_state_dict({**state, **shared})
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def _log_prob(self, observations: Sequence[Observation], answers: Sequence[list[int]]) -> torch.Tensor:
+        read, mask = self._read(observations)
+        logits = self._model.logits(read, mask, padded(answers)[0].to(self._device))
+        return log_probs_of_answers(logits, answers, self._speech)
+
+    def _read(self, observations: Sequence[Observation]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the model makes of prompts and screenshots, [B, L, d_model], and the mask [B, L]."""
+        prompts, mask = self._prompts(observations)
+        return self._model.read(prompts, mask, self._screens.features(observations, self._device)), mask
+
+    def _prompts(self, observations: Sequence[Observation]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and mask [B, L]; of a long prompt the end."""
+        given = self._tokenizer(
+            [_prompt(seen) for seen in observations],
+            padding=True,
+            truncation=True,
+            max_length=self._prompt_length,
+            return_tensors="pt",
+        )
+        return given["input_ids"].to(self._device), given["attention_mask"].to(self._device)
+
+    def _action(self, tokens: list[int]) -> Json:
+        text = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return {**self._reader(text).to_json(), TOKENS: tokens}
+
+    def _tokens(self, action: Json) -> list[int]:
+        """Raises ActionError for what is neither a text nor a device action."""
+        if isinstance(action, dict) and TOKENS in action:
+            return [int(token) for token in action[TOKENS]]
+        text = action if isinstance(action, str) else f"{DECISION} {to_autoui(DeviceAction.from_json(action))}"
+        tokens: list[int] = self._tokenizer(text, truncation=True, max_length=self._speech.length)["input_ids"]
+        return tokens
+
+
+def _prompt(seen: Observation) -> str:
+    return seen.text if seen.text.startswith(PROMPT_BEGINS) else to_prompt(seen.text, ())

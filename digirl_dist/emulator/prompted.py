@@ -1,0 +1,64 @@
+"""A device for agents that read and write: its texts tell the latest actions, and it takes what they write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from digirl_dist.emulator import Emulator, EmulatorFactory
+from digirl_dist.emulator.device import DeviceAction
+from digirl_dist.errors import ActionError
+from digirl_dist.tasks import Json, Task
+from digirl_dist.trajectory import Observation, Transition
+
+_WAIT = DeviceAction("wait").to_json()
+
+Words = Callable[[str, Sequence[DeviceAction]], str]
+"""What an observation says, from what the device says and the latest actions, oldest first."""
+
+
+@dataclass(frozen=True)
+class PromptedFactory:
+    """Makes emulators whose texts tell the latest ``remembered`` actions."""
+
+    factory: EmulatorFactory
+    remembered: int
+    words: Words
+
+    def __call__(self) -> PromptedEmulator:
+        return PromptedEmulator(self.factory(), self.remembered, self.words)
+
+
+class PromptedEmulator:
+    """Fulfils ``Emulator``: another one in other words.
+
+    A sound action that this device cannot carry out, text that it cannot type say, counts as waiting: a language model
+    writes what it likes, and its episode goes on.
+    """
+
+    def __init__(self, emulator: Emulator, remembered: int, words: Words) -> None:
+        self._emulator = emulator
+        self._remembered = remembered
+        self._words = words
+        self._actions: list[DeviceAction] = []
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        self._actions = []
+        return self._told(self._emulator.reset(task, seed))
+
+    def step(self, action: Json) -> Transition:
+        """Raises ActionError for what is no device action."""
+        chosen = DeviceAction.from_json(action)
+        self._actions.append(chosen)
+        try:
+            answer = self._emulator.step(chosen.to_json())
+        except ActionError:
+            answer = self._emulator.step(_WAIT)
+        return replace(answer, observation=self._told(answer.observation))
+
+    def close(self) -> None:
+        self._emulator.close()
+
+    def _told(self, seen: Observation) -> Observation:
+        latest = self._actions[-self._remembered :] if self._remembered else []
+        return replace(seen, text=self._words(seen.text, latest))

@@ -1,0 +1,225 @@
+"""AutoUI: the released names and numbers, answers and their probabilities, and that it learns."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from agent import plain_autoui
+from agent.autoui_folders import (
+    FEATURES,
+    make_autoui,
+    make_blip,
+    make_text_encoder,
+    random_weights,
+    released_shapes,
+)
+from PIL import Image
+
+from digirl_dist import travel
+from digirl_dist.agent.autoui import AutoUiAgent, autoui_factory
+from digirl_dist.agent.autoui.encoders import ScreenEncoder
+from digirl_dist.algorithm.digirl import DigiRL
+from digirl_dist.algorithm.filtered_bc import FilteredBC
+from digirl_dist.emulator.phone import PHONE_SPEC
+from digirl_dist.errors import SettingsError, TrajectoryError
+from digirl_dist.import_digirl import read
+from digirl_dist.settings import ActorSettings, AutoUiSettings, DigirlSettings, FilteredBcSettings
+from digirl_dist.trajectory import Observation
+
+GOOD = 'Action Decision: "action_type": "DUAL_POINT", "touch_point": "[0.1, 0.2]", "lift_point": "[0.1, 0.2]"'
+BAD = 'Action Decision: "action_type": "PRESS_BACK"'
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    make_autoui(root / "autoui")
+    make_blip(root / "blip")
+    make_text_encoder(root / "text")
+    return root
+
+
+def settings(folders: Path, **values: object) -> AutoUiSettings:
+    chosen = {"model": str(folders / "autoui"), "image_features": FEATURES, "answer_length": 24, **values}
+    return AutoUiSettings(**chosen)  # type: ignore[arg-type]
+
+
+def agent(folders: Path, **values: object) -> AutoUiAgent:
+    made = autoui_factory(settings(folders, **values), PHONE_SPEC)()
+    assert isinstance(made, AutoUiAgent)
+    return made
+
+
+def seen(goal: str, seed: int) -> Observation:
+    features = np.random.default_rng(seed).standard_normal(FEATURES).astype(np.float32)
+    return Observation(f"Previous Actions: Goal: {goal}</s>", None, features)
+
+
+def png(shade: int) -> bytes:
+    pixels = np.random.default_rng(shade).integers(256, size=(40, 30, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "png")
+    return buffer.getvalue()
+
+
+THREE = [seen("open the app", 0), seen("go", 1), seen("open the very long and winding app of many letters", 2)]
+
+
+def rngs() -> list[np.random.Generator]:
+    return [np.random.default_rng([7, row]) for row in range(len(THREE))]
+
+
+@torch.no_grad()
+def test_logits_are_those_of_the_formulas(folders: Path) -> None:
+    """By way of log-probabilities, of rows of different lengths in one batch."""
+    weights, policy = random_weights(), agent(folders, temperature=0.7)
+    answers = [[5, 9, 40, 1], [17, 3, 3, 60, 22, 8, 1], [33, 1]]
+    told = policy.log_prob(THREE, [{"type": "wait", "tokens": answer} for answer in answers])
+    prompts = [policy._tokenizer(one.text)["input_ids"] for one in THREE]
+    padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True)
+    features = torch.stack([torch.tensor(one.vector) for one in THREE])
+    read = policy._model.read(padded, (padded != 0).long(), features)
+    texts = torch.nn.utils.rnn.pad_sequence([torch.tensor(answer) for answer in answers], batch_first=True)
+    found = policy._model.logits(read, (padded != 0).long(), texts)
+    for row, answer in enumerate(answers):
+        plain = plain_autoui.logits(weights, prompts[row], features[row], answer)
+        torch.testing.assert_close(found[row, : len(answer)], plain, atol=1e-5, rtol=1e-5)
+        chances = (plain / 0.7).softmax(dim=1)[range(len(answer)), answer]
+        torch.testing.assert_close(told[row], chances.log().sum(), atol=1e-4, rtol=1e-5)
+
+
+def test_the_released_names_load_and_are_those_of_the_checkpoint(folders: Path) -> None:
+    state, released = agent(folders).state_dict(), random_weights()
+    twice = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}  # the embeddings' other names
+    assert set(state) == set(released_shapes()) - twice
+    for name, tensor in state.items():
+        torch.testing.assert_close(tensor, released[name], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("wrong", ["missing", "unexpected", "size"])
+def test_weights_of_another_model_are_refused(wrong: str, tmp_path: Path) -> None:
+    weights = random_weights()
+    gate = weights.pop("gate_dense.weight")
+    if wrong != "missing":
+        weights |= (
+            {"gate_dense.weight": gate, "more.weight": gate}
+            if wrong == "unexpected"
+            else {"gate_dense.weight": gate[:, :4].clone()}
+        )
+    with pytest.raises(SettingsError, match="gate_dense|more"):
+        agent(make_autoui(tmp_path / "autoui", weights).parent)
+
+
+@torch.no_grad()
+def test_an_answer_has_the_probability_it_is_told_to_have_whatever_it_was_batched_with(folders: Path) -> None:
+    policy = agent(folders, temperature=0.8)
+    together = policy.act(THREE, rngs())
+    told = policy.log_prob(THREE, [decision.action for decision in together])
+    torch.testing.assert_close(told, torch.tensor([one.log_prob for one in together]), atol=1e-4, rtol=1e-5)
+    for row, rng in enumerate(rngs()):
+        [alone] = policy.act([THREE[row]], [rng])
+        assert alone.action == together[row].action
+        assert alone.log_prob == pytest.approx(together[row].log_prob, abs=1e-5)
+        assert len(alone.action["tokens"]) <= 24 and policy.log_prob([THREE[row]], [alone.action]).item() == (
+            pytest.approx(alone.log_prob, abs=1e-5)
+        )
+    assert len({tuple(one.action["tokens"]) for one in together}) == 3
+    assert {one.action["type"] for one in together} == {"wait"}, "random words are no action"
+
+
+@torch.no_grad()
+def test_a_worker_without_the_folder_becomes_the_same_agent_by_what_it_is_sent(folders: Path, tmp_path: Path) -> None:
+    make_autoui(tmp_path / "autoui")
+    factory = autoui_factory(settings(tmp_path), PHONE_SPEC)
+    (tmp_path / "packed").write_bytes(travel.pack(factory))
+    host = factory()
+    (tmp_path / "autoui").rename(tmp_path / "elsewhere")
+    there = travel.unpack_file(tmp_path / "packed")()
+    there.load_state_dict(host.state_dict())
+    assert [one.action for one in there.act(THREE, rngs())] == [one.action for one in host.act(THREE, rngs())]
+    with pytest.raises(RuntimeError, match="gate_dense"):
+        there.load_state_dict({name: part for name, part in host.state_dict().items() if "gate" not in name})
+
+
+@torch.no_grad()
+def test_screens_have_the_features_of_blip_2(folders: Path) -> None:
+    """Pooled as DigiRL does it, whole BLIP-2 and all; the later of two frames counts in given features."""
+    from transformers import Blip2Model
+
+    policy = agent(folders, vision_encoder=str(folders / "blip"), critic_encoder=str(folders / "text"))
+    pictures = [png(shade) for shade in range(18)]
+    watched = [Observation("Goal: go", picture) for picture in pictures]
+    features = policy.features(watched)
+    assert features.shape == (18, policy.feature_size) and policy.feature_size == 10 + FEATURES
+    resized = [Image.open(io.BytesIO(one)).resize((28, 28), Image.Resampling.BICUBIC) for one in pictures]
+    pixels = torch.tensor(np.stack([np.asarray(one) for one in resized])).permute(0, 3, 1, 2) / 255
+    mean, deviation = torch.tensor([[0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]])
+    pixels = (pixels - mean[:, None, None]) / deviation[:, None, None]
+    pooled = Blip2Model.from_pretrained(folders / "blip").vision_model(pixels).pooler_output
+    torch.testing.assert_close(features[:, -FEATURES:], pooled, atol=1e-5, rtol=1e-4)
+    given = Observation("Goal: go", None, np.concatenate([pooled[0].numpy(), pooled[1].numpy()]))
+    torch.testing.assert_close(policy.features([given])[0], features[1], atol=1e-5, rtol=1e-4)
+
+
+def test_what_is_missing_is_named(folders: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="Auto-UI-Base"):
+        autoui_factory(settings(tmp_path), PHONE_SPEC)
+    with pytest.raises(SettingsError, match="agent.vision_encoder"):
+        agent(folders).features([Observation("go", png(0))])
+    with pytest.raises(TrajectoryError, match="neither a screenshot nor its features"):
+        agent(folders).features([Observation("go")])
+    with pytest.raises(SettingsError, match="12 features; agent.image_features=1408"):
+        ScreenEncoder(str(folders / "blip"), 1408).features([Observation("go", png(0))], torch.device("cpu"))
+
+
+def digirls_file(path: Path) -> Path:
+    """Twelve of DigiRL's trajectories: who says GOOD wins."""
+    rng = np.random.default_rng(0)
+    trajectories = []
+    for index in range(12):
+        frames = [rng.standard_normal(FEATURES).astype(np.float32) for _ in range(3)]
+        said, won = (GOOD, 1.0) if index % 3 == 0 else (BAD, 0.0)
+        trajectories.append(
+            [
+                {
+                    "observation": f"Previous Actions: {'x ' * step}Goal: open the app</s>",
+                    "next_observation": f"Previous Actions: {'x ' * (step + 1)}Goal: open the app</s>",
+                    "image_features": torch.tensor(frames[step]),
+                    "next_image_features": torch.tensor(frames[step + 1]),
+                    "task": "open the app",
+                    "reward": won * (step == 1),
+                    "done": step == 1,
+                    "action": said,
+                    "trajectory_reward": won,
+                }
+                for step in range(2)
+            ]
+        )
+    torch.save(trajectories, path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["digirl", "filtered_bc"])
+def test_it_learns_offline_from_digirls_files(kind: str, folders: Path, tmp_path: Path) -> None:
+    episodes = read(digirls_file(tmp_path / "released.pt"))
+    policy = agent(folders, critic_encoder=str(folders / "text"), answer_length=80, dropout=0.1)
+    actor = ActorSettings(epochs=8, batch_size=2, learning_rate=1e-2)
+    if kind == "digirl":
+        learner = DigiRL(policy, DigirlSettings(actor=actor, top_share=0.5, validation_share=0.0), seed=0)
+    else:
+        learner = FilteredBC(policy, FilteredBcSettings(actor=actor, top_share=0.4), seed=0)
+    before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    spoken = [GOOD, BAD]
+    with torch.no_grad():
+        chances = policy.log_prob(THREE[:1] * 2, spoken)
+    figures = learner.update([], episodes)
+    assert figures["kept_steps"] > 0 and all(np.isfinite(value) for value in figures.values())
+    with torch.no_grad():
+        good, bad = (policy.log_prob(THREE[:1] * 2, spoken) - chances).tolist()
+    assert good > 10 and good > bad
+    moved = [name for name, tensor in policy.state_dict().items() if not torch.equal(tensor, before[name])]
+    assert {"image_dense.weight", "gate_dense.weight", "shared.weight", "lm_head.weight"} <= set(moved)
