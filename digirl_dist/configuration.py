@@ -23,7 +23,10 @@ from digirl_dist.errors import SettingsError
 from digirl_dist.settings import Settings
 
 _MOVED: dict[str, str] = {
-    "policy_lm": "agent.name",
+    "policy_lm": "agent.model",
+    "critic_lm": "agent.critic_encoder",
+    "max_new_tokens": "agent.answer_length",
+    "temperature": "agent.temperature",
     "agent_name": "agent.name",
     "capacity": "trainer.replay_size",
     "lm_lr": "algorithm.digirl.actor.learning_rate",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +20,9 @@ from agent.autoui_folders import (
     released_shapes,
 )
 from PIL import Image
+from safetensors.torch import load_file
 
-from digirl_dist import travel
+from digirl_dist import table, travel
 from digirl_dist.agent.autoui import AutoUiAgent, autoui_factory
 from digirl_dist.agent.autoui.encoders import ScreenEncoder
 from digirl_dist.algorithm.digirl import DigiRL
@@ -27,9 +30,13 @@ from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.emulator.phone import PHONE_SPEC
 from digirl_dist.errors import SettingsError, TrajectoryError
 from digirl_dist.import_digirl import read
+from digirl_dist.same_python import environment
 from digirl_dist.settings import ActorSettings, AutoUiSettings, DigirlSettings, FilteredBcSettings
 from digirl_dist.trajectory import Observation
 
+ROOT = Path(__file__).resolve().parents[2]
+RELEASED_TWICE = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
+"""The embeddings' other names."""
 GOOD = 'Action Decision: "action_type": "DUAL_POINT", "touch_point": "[0.1, 0.2]", "lift_point": "[0.1, 0.2]"'
 BAD = 'Action Decision: "action_type": "PRESS_BACK"'
 
@@ -94,8 +101,7 @@ def test_logits_are_those_of_the_formulas(folders: Path) -> None:
 
 def test_the_released_names_load_and_are_those_of_the_checkpoint(folders: Path) -> None:
     state, released = agent(folders).state_dict(), random_weights()
-    twice = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}  # the embeddings' other names
-    assert set(state) == set(released_shapes()) - twice
+    assert set(state) == set(released_shapes()) - RELEASED_TWICE
     for name, tensor in state.items():
         torch.testing.assert_close(tensor, released[name], atol=0, rtol=0)
 
@@ -223,3 +229,23 @@ def test_it_learns_offline_from_digirls_files(kind: str, folders: Path, tmp_path
     assert good > 10 and good > bad
     moved = [name for name, tensor in policy.state_dict().items() if not torch.equal(tensor, before[name])]
     assert {"image_dense.weight", "gate_dense.weight", "shared.weight", "lm_head.weight"} <= set(moved)
+
+
+def test_a_run_over_ssh_stores_what_was_asked_and_said(folders: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "run.py"), "--config-path", "config/multimachine", "--config-name", "host"]
+    model, vision = f"agent.model={folders / 'autoui'}", f"agent.vision_encoder={folders / 'blip'}"
+    words = ["agent=autoui", model, vision, f"agent.image_features={FEATURES}", "agent.answer_length=8"]
+    size = ["dry_run=true", "dry_run_workers=1", "bsize=1", "rollout_size=1", "train_iterations=1", "max_steps=2"]
+    run = [*command, *words, *size, "emulator=phone", f"save_path={tmp_path}"]
+    done = subprocess.run(run, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr
+    [episode] = table.read(tmp_path / "trajectories" / "000000.parquet")
+    for step in episode.steps:
+        assert step.observation.text == f"Previous Actions: Goal: {episode.ticket.task.instruction}</s>"
+        assert step.action["type"] == "wait" and 1 <= len(step.action["tokens"]) <= 8
+    policy = agent(folders, vision_encoder=str(folders / "blip"))
+    with torch.no_grad():
+        told = policy.log_prob([step.observation for step in episode.steps], [step.action for step in episode.steps])
+    assert told.tolist() == pytest.approx([step.log_prob for step in episode.steps], abs=1e-4)
+    state = load_file(tmp_path / "checkpoints" / "latest" / "policy.safetensors")
+    assert set(state) == set(released_shapes()) - RELEASED_TWICE

@@ -151,6 +151,13 @@ def test_steps_that_changed_nothing_are_told_from_those_that_did() -> None:
     assert changed_something(trajectory) == [False, True, False, True]
 
 
+def test_a_prompt_that_tells_of_the_action_before_is_no_change_of_the_screen() -> None:
+    seen = [Observation(f"Previous Actions: {at}", image) for at, image in enumerate([b"one", b"one", b"two"])]
+    steps = [Step(seen[at], 0, 0.0, 0.0, at == 1, False) for at in range(2)]
+    trajectory = Trajectory(Ticket(0, 0, Task("t"), 0, 0), "e", "w", 0, steps, seen[2], False)
+    assert changed_something(trajectory) == [False, True]
+
+
 def test_an_empty_replay_changes_nothing(build: Build) -> None:
     agent = policy()
     before = weights(agent)

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from digirl_dist.emulator.aitw import ActionType, AitwAction, AutoUiReader, from_aitw, from_autoui, to_aitw, to_autoui
+from digirl_dist.emulator.aitw import (
+    ActionType,
+    AitwAction,
+    AutoUiReader,
+    from_aitw,
+    from_autoui,
+    to_aitw,
+    to_autoui,
+    to_prompt,
+)
 from digirl_dist.emulator.device import DeviceAction
 from digirl_dist.errors import ActionError
 
@@ -125,3 +134,14 @@ def test_the_text_form_is_that_of_autoui() -> None:
 def test_a_gesture_outside_the_screen_is_refused(point: tuple[float, float]) -> None:
     with pytest.raises(ActionError, match="must lie in"):
         from_aitw(AitwAction(ActionType.DUAL_POINT, point, (0.5, 0.5)))
+
+
+def test_a_prompt_is_that_of_digirl() -> None:
+    """As its ``autoui_prepare_prompt`` writes it, which leaves idling out."""
+    nowhere = '"touch_point": "[-1.0, -1.0]", "lift_point": "[-1.0, -1.0]", "typed_text": ""'
+    history = [DeviceAction("home"), DeviceAction("wait"), DeviceAction("tap", 0.25, 0.5)]
+    assert to_prompt("open the clock", []) == "Previous Actions: Goal: open the clock</s>"
+    assert to_prompt("open the clock", history) == (
+        f'Previous Actions: "action_type": "PRESS_HOME", {nowhere} "action_type": "DUAL_POINT", '
+        '"touch_point": "[0.5000, 0.2500]", "lift_point": "[0.5000, 0.2500]", "typed_text": "" Goal: open the clock</s>'
+    )

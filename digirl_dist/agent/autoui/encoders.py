@@ -104,7 +104,7 @@ class TextEncoder:
         """[B, width], computed on ``device``. Raises SettingsError where the folder is not."""
         if self._model is None:
             self._tokenizer = AutoTokenizer.from_pretrained(self._folder, truncation_side="left")
-            self._model = AutoModel.from_pretrained(self._folder).eval()
+            self._model = _text_model(self._folder)
         given = self._tokenizer(list(texts), padding=True, truncation=True, max_length=512, return_tensors="pt")
         hidden = self._model.to(device)(**given.to(device)).last_hidden_state
         return mean_over(hidden, given["attention_mask"])
@@ -135,6 +135,15 @@ def _vision_model(folder: Path, width: int) -> Any:
         raise SettingsError(
             f"the image encoder in {folder} has {model.config.hidden_size} features; agent.image_features={width}"
         )
+    return model.eval()
+
+
+def _text_model(folder: Path) -> Any:
+    """Raises SettingsError if weights are missing, but for those of a pooled output, which is not used."""
+    model, told = AutoModel.from_pretrained(folder, output_loading_info=True)
+    missing = [name for name in told["missing_keys"] if "pooler" not in name]
+    if missing:
+        raise SettingsError(f"{folder} lacks {len(missing)} parameters of its text encoder, {missing[0]} for one")
     return model.eval()
 
 
