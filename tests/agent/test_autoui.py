@@ -171,6 +171,16 @@ def test_screens_have_the_features_of_blip_2(folders: Path) -> None:
     torch.testing.assert_close(policy.features([given])[0], features[1], atol=1e-5, rtol=1e-4)
 
 
+def test_what_was_seen_while_acting_is_learned_from_in_the_same_process(folders: Path) -> None:
+    factory = autoui_factory(settings(folders, vision_encoder=str(folders / "blip")), PHONE_SPEC)
+    actor, learner = factory(), factory()
+    watched = [Observation("go", png(0))]
+    with torch.inference_mode():
+        [decision] = actor.act(watched, rngs()[:1])
+    (-learner.log_prob(watched, [decision.action]).sum()).backward()
+    assert all(parameter.grad is not None for parameter in learner.parameters())
+
+
 def test_what_is_missing_is_named(folders: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="Auto-UI-Base"):
         autoui_factory(settings(tmp_path), PHONE_SPEC)
@@ -231,13 +241,14 @@ def test_it_learns_offline_from_digirls_files(kind: str, folders: Path, tmp_path
     assert {"image_dense.weight", "gate_dense.weight", "shared.weight", "lm_head.weight"} <= set(moved)
 
 
+@pytest.mark.timeout(300)  # host and worker each import transformers
 def test_a_run_over_ssh_stores_what_was_asked_and_said(folders: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "run.py"), "--config-path", "config/multimachine", "--config-name", "host"]
     model, vision = f"agent.model={folders / 'autoui'}", f"agent.vision_encoder={folders / 'blip'}"
     words = ["agent=autoui", model, vision, f"agent.image_features={FEATURES}", "agent.answer_length=8"]
     size = ["dry_run=true", "dry_run_workers=1", "bsize=1", "rollout_size=1", "train_iterations=1", "max_steps=2"]
     run = [*command, *words, *size, "emulator=phone", f"save_path={tmp_path}"]
-    done = subprocess.run(run, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=170)
+    done = subprocess.run(run, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=270)
     assert done.returncode == 0, done.stderr
     [episode] = table.read(tmp_path / "trajectories" / "000000.parquet")
     for step in episode.steps:

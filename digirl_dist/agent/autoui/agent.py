@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ class AutoUiAgent(nn.Module):
         if not isinstance(spec.actions, DeviceActions):
             raise SettingsError("agent=autoui touches screens; use agent=generic for other actions")
         self._model = pretrained.model().eval()
-        self._tokenizer = pretrained.tokenizer
+        self._tokenizer = copy.deepcopy(pretrained.tokenizer)  # one must not be used by two threads at once
         self._screens, self._critic = screens, critic
         self._prompt_length = settings.prompt_length
         ends = frozenset([self._tokenizer.eos_token_id])

@@ -1,13 +1,17 @@
 """Frozen models that only read. They are no part of a checkpoint: each machine that needs one loads it from a path.
 
-Both are loaded at their first use, once for all agents of a process. What travels to a worker is the path.
+Both are loaded at their first use, once for all agents of a process, and used by one thread at a time. What travels to
+a worker is the path.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -35,6 +39,7 @@ class ScreenEncoder:
         self._model: Any = None
         self._processor: Any = None
         self._known: OrderedDict[str, torch.Tensor] = OrderedDict()
+        self._lock = Lock()
 
     def __reduce__(self) -> Any:
         return ScreenEncoder, (self._path, self.width)
@@ -45,11 +50,12 @@ class ScreenEncoder:
         Raises TrajectoryError for an observation without either, SettingsError where the encoder cannot be had.
         """
         images = [seen.image for seen in observations if seen.vector is None]
-        self._look_at({digest(image): image for image in images if image is not None}, device)
-        found = torch.stack([self._of(seen) for seen in observations])
-        while len(self._known) > _SCREENS_REMEMBERED:
-            self._known.popitem(last=False)
-        return found.to(device)
+        with _reading(self._lock):
+            self._look_at({digest(image): image for image in images if image is not None}, device)
+            found = torch.stack([self._of(seen) for seen in observations])
+            while len(self._known) > _SCREENS_REMEMBERED:
+                self._known.popitem(last=False)
+            return found.to(device)
 
     def _of(self, seen: Observation) -> torch.Tensor:
         if seen.vector is not None:
@@ -58,7 +64,6 @@ class ScreenEncoder:
             raise TrajectoryError("an observation has neither a screenshot nor its features, which agent=autoui needs")
         return self._known[digest(seen.image)]
 
-    @torch.no_grad()
     def _look_at(self, images: dict[str, bytes], device: torch.device) -> None:
         """Have the features of these, which are named by their digests."""
         names = [name for name in images if name not in self._known]
@@ -72,9 +77,7 @@ class ScreenEncoder:
 
     def _loaded(self) -> tuple[Any, Any]:
         if self._model is None:
-            folder = _folder(
-                self._path, "agent.vision_encoder", "the image encoder of BLIP-2 (Salesforce/blip2-opt-2.7b)"
-            )
+            folder = _folder(self._path, "agent.vision_encoder", "BLIP-2 (Salesforce/blip2-opt-2.7b)")
             self._processor = BlipImageProcessorPil.from_pretrained(folder)
             self._model = _vision_model(folder, self.width)
         return self._model, self._processor
@@ -90,24 +93,25 @@ class TextEncoder:
         self._path = path
         self._model: Any = None
         self._tokenizer: Any = None
+        self._lock = Lock()
 
     def __reduce__(self) -> Any:
         return TextEncoder, (self._path,)
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Raises SettingsError where the folder is not."""
         return int(AutoConfig.from_pretrained(self._folder).hidden_size)
 
-    @torch.no_grad()
     def features(self, texts: Sequence[str], device: torch.device) -> torch.Tensor:
         """[B, width], computed on ``device``. Raises SettingsError where the folder is not."""
-        if self._model is None:
-            self._tokenizer = AutoTokenizer.from_pretrained(self._folder, truncation_side="left")
-            self._model = _text_model(self._folder)
-        given = self._tokenizer(list(texts), padding=True, truncation=True, max_length=512, return_tensors="pt")
-        hidden = self._model.to(device)(**given.to(device)).last_hidden_state
-        return mean_over(hidden, given["attention_mask"])
+        with _reading(self._lock):
+            if self._model is None:
+                self._tokenizer = AutoTokenizer.from_pretrained(self._folder, truncation_side="left")
+                self._model = _text_model(self._folder)
+            given = self._tokenizer(list(texts), padding=True, truncation=True, max_length=512, return_tensors="pt")
+            hidden = self._model.to(device)(**given.to(device)).last_hidden_state
+            return mean_over(hidden, given["attention_mask"])
 
     @property
     def _folder(self) -> Path:
@@ -118,6 +122,13 @@ def mean_over(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The mean of hidden states [B, L, D] where the mask [B, L] is 1: [B, D]."""
     weights = mask[:, :, None].to(hidden.dtype)
     return (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+
+
+@contextmanager
+def _reading(lock: Lock) -> Iterator[None]:
+    """One at a time, without gradients. What is loaded and remembered by who acts may be used by who learns."""
+    with lock, torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 class _Vision(Blip2VisionModel):  # type: ignore[misc]
