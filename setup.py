@@ -12,7 +12,8 @@ WANDB = ["wandb>=0.19"]
 ANDROID = ["adbutils>=2.8"]
 ATARI = ["ale-py>=0.10"]
 AUTOUI = ["transformers>=5.0"]
-JUDGE = ["openai>=1.40"]
+JUDGE = ENDPOINT = ["openai>=1.40"]
+VLM = ["transformers>=5.0", "peft>=0.18"]
 RAY = ["ray>=2.40"]
 PEERS = ["ray[rllib]>=2.40", "torchrl>=0.6"]  # what `script/bench ray` compares with
 RESERVED = {  # parts that come with later versions; named now so that their extras need not change
@@ -57,10 +58,12 @@ setup(
         **RESERVED,
         "atari": ATARI,
         "autoui": AUTOUI,
+        "endpoint": ENDPOINT,
         "judge": JUDGE,
         "miniwob": MINIWOB,
         "peers": PEERS,
         "ray": RAY,
+        "vlm": VLM,
         "wandb": WANDB,
         "android": ANDROID,
         "dev": [
@@ -70,6 +73,7 @@ setup(
             *JUDGE,
             *MINIWOB,
             *RAY,
+            *VLM,
             *WANDB,
             "build",
             "datasets",

@@ -26,6 +26,7 @@ from digirl_dist.settings import (
     CustomEmulatorSettings,
     DeviceAgentSettings,
     EmulatorSettings,
+    EndpointSettings,
     GenericAgentSettings,
     GymnasiumSettings,
     Inference,
@@ -37,6 +38,7 @@ from digirl_dist.settings import (
     Success,
     TaskMode,
     TrainAlgorithm,
+    VlmSettings,
 )
 from digirl_dist.status import Status
 from digirl_dist.task_set import from_file, is_file
@@ -66,13 +68,19 @@ def choose_device(settings: Settings, emulator: EmulatorSettings) -> Device:
     device = _device_alone(settings, emulator)
     match settings.agent:
         case AutoUiSettings(previous_actions=remembered):
-            from digirl_dist.emulator.aitw import to_prompt
-            from digirl_dist.emulator.prompted import PromptedFactory
-
-            factory = PromptedFactory(device.factory, remembered, to_prompt)
-            return replace(device, factory=factory, extras=(*device.extras, "autoui"))
+            from digirl_dist.emulator.aitw import to_prompt as words
+        case VlmSettings(previous_actions=remembered) | EndpointSettings(previous_actions=remembered):
+            from digirl_dist.agent.dialogue import task_text as words
         case _:
             return device
+    from digirl_dist.emulator.prompted import PromptedFactory
+
+    acts_there = settings.inference is Inference.worker
+    return replace(
+        device,
+        factory=PromptedFactory(device.factory, remembered, words),
+        extras=(*device.extras, *[settings.agent.name] * acts_there),
+    )
 
 
 def _device_alone(settings: Settings, emulator: EmulatorSettings) -> Device:
@@ -146,6 +154,18 @@ def choose_agent(settings: AgentSettings, spec: EmulatorSpec) -> AgentFactory:
             except ImportError as error:
                 raise SettingsError("agent=autoui needs transformers: pip install 'digirl_dist[autoui]'") from error
             return autoui_factory(settings, spec)
+        case VlmSettings():
+            try:
+                from digirl_dist.agent.vlm import VlmAgent
+            except ImportError as error:
+                raise SettingsError("agent=vlm needs transformers and peft: pip install 'digirl_dist[vlm]'") from error
+            return partial(VlmAgent, settings, spec)
+        case EndpointSettings():
+            try:
+                from digirl_dist.agent.endpoint import EndpointAgent
+            except ImportError as error:
+                raise SettingsError("agent=endpoint needs openai: pip install 'digirl_dist[endpoint]'") from error
+            return partial(EndpointAgent, settings, spec)
         case CustomAgentSettings():
             kind: Any = load_entry_point(settings.entry_point)
             return partial(kind, spec, **settings.kwargs)
@@ -181,10 +201,11 @@ def choose_judge(settings: Settings, verdicts: Path, events: Events) -> Judge | 
             name = str(settings.predicate)
             return PredicateJudge(load_entry_point(name), name)
         case Success.judge:
-            from digirl_dist.judge.model import ModelJudge, key_of
+            from digirl_dist.chat.server import key_of
+            from digirl_dist.judge.model import ModelJudge
             from digirl_dist.judge.verdicts import Verdicts
 
-            return ModelJudge(settings.judge, key_of(settings.judge), Verdicts(verdicts), events)
+            return ModelJudge(settings.judge, key_of(settings.judge, "judge"), Verdicts(verdicts), events)
 
 
 def check_judge(settings: Settings) -> None:
@@ -196,13 +217,19 @@ def check_judge(settings: Settings) -> None:
             load_entry_point(settings.predicate)
         case Success.judge:
             try:
-                from digirl_dist.judge.model import key_of
+                from digirl_dist.chat.server import key_of
             except ImportError as error:
                 raise SettingsError("success=judge needs openai: pip install 'digirl_dist[judge]'") from error
-            key_of(settings.judge)
+            key_of(settings.judge, "judge")
 
 
 def choose_algorithm(settings: Settings) -> AlgorithmFactory:
+    """Raises SettingsError for an agent that cannot learn, unless nothing is to be learned."""
+    if isinstance(settings.agent, EndpointSettings):
+        from digirl_dist.algorithm.untrained import Untrained
+
+        _refuse_training(settings)
+        return lambda agent, peers: Untrained()
     match settings.train_algorithm:
         case TrainAlgorithm.filtered_bc:
             from digirl_dist.algorithm.filtered_bc import FilteredBC
@@ -222,6 +249,14 @@ def choose_algorithm(settings: Settings) -> AlgorithmFactory:
             ppo = settings.algorithm.ppo
             iterations = ppo.anneal_iterations or settings.train_iterations
             return lambda agent, peers: PPO(agent, ppo, iterations, settings.seed, peers)
+
+
+def _refuse_training(settings: Settings) -> None:
+    if not only_measures(settings):
+        raise SettingsError(
+            "agent=endpoint acts and cannot be trained: measure it, or collect with it, with task_mode=evaluate "
+            "(--config-name eval), and train another agent on what it brought, with offline.data; or use agent=vlm"
+        )
 
 
 def only_measures(settings: Settings) -> bool:

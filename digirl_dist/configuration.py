@@ -61,6 +61,8 @@ _OPTIONS: dict[str, dict[str, type]] = {
         "device": schema.DeviceAgentSettings,
         "generic": schema.GenericAgentSettings,
         "autoui": schema.AutoUiSettings,
+        "vlm": schema.VlmSettings,
+        "endpoint": schema.EndpointSettings,
         "custom": schema.CustomAgentSettings,
     },
     "trainer": {
@@ -74,7 +76,7 @@ _OPTIONS: dict[str, dict[str, type]] = {
 }
 """What each option group chooses from: the type of an option is what ``build`` goes by."""
 
-_SECRET = re.compile(r"(password|passphrase|secret|token|api_key)", re.IGNORECASE)
+_SECRET = re.compile(r"(password|passphrase|secret|^(?!max_).*token|api_key)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,10 @@ def test_every_configuration_composes(name: str) -> None:
 @pytest.mark.parametrize("group", ["emulator", "agent"])
 def test_every_option_of_a_group_composes(group: str) -> None:
     for path in (ROOT / FOLDER / group).glob("*.yaml"):
-        needs = {"custom": [f"{group}.entry_point=a:b"], "autoui": ["agent.model=somewhere"]}.get(path.stem, [])
-        chosen = load(f"{group}={path.stem}", *needs)
+        needs = {"custom": ["entry_point=a:b"], "autoui": ["model=x"], "vlm": ["model=x"], "endpoint": ["model=x"]}.get(
+            path.stem, []
+        )
+        chosen = load(f"{group}={path.stem}", *(f"{group}.{need}" for need in needs))
         assert getattr(chosen, group).name == path.stem.removesuffix("_fine")
 
 
