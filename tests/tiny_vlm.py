@@ -19,8 +19,19 @@ from transformers import (
 )
 
 SPECIAL = ["<pad>", "<unk>", "<end>", "<image>"]
-WORDS = ["tap(0.2,0.2)", "tap(0.8,0.2)", "tap(0.2,0.8)", "tap(0.8,0.8)", "back", "home", "done", "hmm", "Task:", "open"]
-"""Most of what it can say is an action."""
+WORDS = [
+    "tap(0.12,0.35)",
+    "tap(0.5,0.35)",
+    "tap(0.5,0.55)",
+    "click(0.12,0.35)",
+    "back",
+    "home",
+    "done",
+    "hmm",
+    "Task:",
+    "open",
+]
+"""Most of what it can say is an action; the first and the fourth open the demo phone's clock."""
 
 _TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }} {% for part in message['content'] %}"

@@ -164,7 +164,7 @@ def test_it_learns_with_every_algorithm_what_brings_reward(folder: Path, algorit
     good = {"type": "home", SAID: "home", TOKENS: [len(SPECIAL) + WORDS.index("home"), SPECIAL.index("<end>")]}
     bad = {"type": "back", SAID: "back", TOKENS: [len(SPECIAL) + WORDS.index("back"), SPECIAL.index("<end>")]}
     before = agent.log_prob(SEEN[:1], [good]).item()
-    episodes = [_episode(agent, number, good if number % 4 == 0 else bad, number % 4 == 0) for number in range(16)]
+    episodes = [_episode(agent, number, good if number % 4 == 0 else bad, number % 4 == 0) for number in range(8)]
     for _ in range(2):
         figures = learner.update(episodes, episodes)
     assert agent.log_prob(SEEN[:1], [good]).item() > before and np.isfinite(list(figures.values())).all()
