@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_vlm import save_tiny_vlm
@@ -15,6 +15,7 @@ from tiny_vlm import save_tiny_vlm
 from digirl_dist import table
 from digirl_dist.agent.vlm import VlmAgent
 from digirl_dist.emulator.phone import PHONE_SPEC
+from digirl_dist.same_python import environment
 from digirl_dist.settings import LoraSettings, VlmSettings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -26,14 +27,14 @@ WORDS = [
 ]
 
 
+@pytest.mark.timeout(600)
 def test_it_trains_over_ssh_workers_and_only_low_rank_weights_are_saved(tmp_path: Path) -> None:
     model, out = save_tiny_vlm(tmp_path / "model"), tmp_path / "run"
     (tmp_path / "tasks.yaml").write_text("- open-clock-0\n")
     given = [f"agent.model={model}", f"save_path={out}", f"task_set={tmp_path / 'tasks.yaml'}"]
     command = [sys.executable, "run.py", "--config-path", "config/multimachine", "--config-name", "host"]
-    done = subprocess.run(
-        [*command, *" ".join(WORDS).split(), *given], cwd=ROOT, env={**os.environ}, capture_output=True, text=True
-    )
+    words = [*command, *" ".join(WORDS).split(), *given]
+    done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=560)
     assert done.returncode == 0, done.stderr[-3000:]
 
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
