@@ -65,16 +65,20 @@ class Device:
 
 def choose_device(settings: Settings, emulator: EmulatorSettings) -> Device:
     """The emulator as the chosen agent uses it. Raises SettingsError as ``_device_alone`` does."""
+    from digirl_dist.emulator.prompted import PromptedFactory, Words
+
     device = _device_alone(settings, emulator)
     match settings.agent:
         case AutoUiSettings(previous_actions=remembered):
-            from digirl_dist.emulator.aitw import to_prompt as words
+            from digirl_dist.emulator.aitw import to_prompt
+
+            words: Words = to_prompt
         case VlmSettings(previous_actions=remembered) | EndpointSettings(previous_actions=remembered):
-            from digirl_dist.agent.dialogue import task_text as words
+            from digirl_dist.agent.dialogue import task_text
+
+            words = task_text
         case _:
             return device
-    from digirl_dist.emulator.prompted import PromptedFactory
-
     acts_there = settings.inference is Inference.worker
     return replace(
         device,

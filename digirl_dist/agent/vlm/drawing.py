@@ -12,7 +12,7 @@ from digirl_dist.agent.sampling import draw
 from digirl_dist.agent.tokens import Answer, Speech
 
 
-class Drawing(LogitsProcessor):
+class Drawing(LogitsProcessor):  # type: ignore[misc]
     """Draws the next token of each of B answers, row i with one number of ``rngs[i]``, and bars all others.
 
     What is left to ``generate`` are caches, positions and masks, which differ from model to model.
