@@ -12,7 +12,8 @@ WANDB = ["wandb>=0.19"]
 ANDROID = ["adbutils>=2.8"]
 ATARI = ["ale-py>=0.10"]
 AUTOUI = ["transformers>=5.0"]
-JUDGE = ["openai>=1.40"]
+JUDGE = ENDPOINT = ["openai>=1.40"]
+VLM = ["transformers>=5.0", "peft>=0.18"]
 RAY = ["ray>=2.40"]
 BRIDGES = ["rsl-rl-lib>=5.5,<6", "skrl>=2.1,<3"]
 PEERS = ["ray[rllib]>=2.40", "torchrl>=0.6"]  # what `script/bench ray` compares with
@@ -56,11 +57,13 @@ setup(
         "atari": ATARI,
         "autoui": AUTOUI,
         "bridges": BRIDGES,
+        "endpoint": ENDPOINT,
         "jax": JAX,
         "judge": JUDGE,
         "miniwob": MINIWOB,
         "peers": PEERS,
         "ray": RAY,
+        "vlm": VLM,
         "wandb": WANDB,
         "android": ANDROID,
         "dev": [
@@ -72,6 +75,7 @@ setup(
             *JUDGE,
             *MINIWOB,
             *RAY,
+            *VLM,
             *WANDB,
             "build",
             "datasets",

@@ -26,6 +26,7 @@ from digirl_dist.settings import (
     CustomEmulatorSettings,
     DeviceAgentSettings,
     EmulatorSettings,
+    EndpointSettings,
     GenericAgentSettings,
     GymnasiumSettings,
     Inference,
@@ -38,6 +39,7 @@ from digirl_dist.settings import (
     Success,
     TaskMode,
     TrainAlgorithm,
+    VlmSettings,
 )
 from digirl_dist.status import Status
 from digirl_dist.task_set import from_file, is_file
@@ -65,16 +67,26 @@ class Device:
 
 def choose_device(settings: Settings, emulator: EmulatorSettings) -> Device:
     """The emulator as the chosen agent uses it. Raises SettingsError as ``_device_alone`` does."""
+    from digirl_dist.emulator.prompted import PromptedFactory, Words
+
     device = _device_alone(settings, emulator)
     match settings.agent:
         case AutoUiSettings(previous_actions=remembered):
             from digirl_dist.emulator.aitw import to_prompt
-            from digirl_dist.emulator.prompted import PromptedFactory
 
-            factory = PromptedFactory(device.factory, remembered, to_prompt)
-            return replace(device, factory=factory, extras=(*device.extras, "autoui"))
+            words: Words = to_prompt
+        case VlmSettings(previous_actions=remembered) | EndpointSettings(previous_actions=remembered):
+            from digirl_dist.agent.dialogue import task_text
+
+            words = task_text
         case _:
             return device
+    acts_there = settings.inference is Inference.worker
+    return replace(
+        device,
+        factory=PromptedFactory(device.factory, remembered, words),
+        extras=(*device.extras, *[settings.agent.name] * acts_there),
+    )
 
 
 def _device_alone(settings: Settings, emulator: EmulatorSettings) -> Device:
@@ -148,6 +160,18 @@ def choose_agent(settings: AgentSettings, spec: EmulatorSpec) -> AgentFactory:
             except ImportError as error:
                 raise SettingsError("agent=autoui needs transformers: pip install 'digirl_dist[autoui]'") from error
             return autoui_factory(settings, spec)
+        case VlmSettings():
+            try:
+                from digirl_dist.agent.vlm import VlmAgent
+            except ImportError as error:
+                raise SettingsError("agent=vlm needs transformers and peft: pip install 'digirl_dist[vlm]'") from error
+            return partial(VlmAgent, settings, spec)
+        case EndpointSettings():
+            try:
+                from digirl_dist.agent.endpoint import EndpointAgent
+            except ImportError as error:
+                raise SettingsError("agent=endpoint needs openai: pip install 'digirl_dist[endpoint]'") from error
+            return partial(EndpointAgent, settings, spec)
         case CustomAgentSettings():
             kind: Any = load_entry_point(settings.entry_point)
             return partial(kind, spec, **settings.kwargs)
@@ -183,10 +207,11 @@ def choose_judge(settings: Settings, verdicts: Path, events: Events) -> Judge | 
             name = str(settings.predicate)
             return PredicateJudge(load_entry_point(name), name)
         case Success.judge:
-            from digirl_dist.judge.model import ModelJudge, key_of
+            from digirl_dist.chat.server import key_of
+            from digirl_dist.judge.model import ModelJudge
             from digirl_dist.judge.verdicts import Verdicts
 
-            return ModelJudge(settings.judge, key_of(settings.judge), Verdicts(verdicts), events)
+            return ModelJudge(settings.judge, key_of(settings.judge, "judge"), Verdicts(verdicts), events)
 
 
 def check_judge(settings: Settings) -> None:
@@ -198,14 +223,22 @@ def check_judge(settings: Settings) -> None:
             load_entry_point(settings.predicate)
         case Success.judge:
             try:
-                from digirl_dist.judge.model import key_of
+                from digirl_dist.chat.server import key_of
             except ImportError as error:
                 raise SettingsError("success=judge needs openai: pip install 'digirl_dist[judge]'") from error
-            key_of(settings.judge)
+            key_of(settings.judge, "judge")
 
 
 def choose_algorithm(settings: Settings, horizon: int | None) -> AlgorithmFactory:
-    """``horizon``: the most steps that an episode may have, if that is known."""
+    """``horizon``: the most steps that an episode may have, if that is known.
+
+    Raises SettingsError for an agent that cannot learn, unless nothing is to be learned.
+    """
+    if isinstance(settings.agent, EndpointSettings):
+        from digirl_dist.algorithm.untrained import Untrained
+
+        _refuse_training(settings)
+        return lambda agent, peers: Untrained()
     if isinstance(settings.trainer, JaxSettings) and settings.train_algorithm is not TrainAlgorithm.ppo:
         raise SettingsError(f"trainer=jax learns by train_algorithm=ppo, not {settings.train_algorithm.value}")
     match settings.train_algorithm:
@@ -251,6 +284,14 @@ def need_jax() -> None:
         import optax  # noqa: F401
     except ImportError as error:
         raise SettingsError(f"trainer=jax needs JAX: pip install 'digirl_dist[jax]' ({error})") from error
+
+
+def _refuse_training(settings: Settings) -> None:
+    if not only_measures(settings):
+        raise SettingsError(
+            "agent=endpoint acts and cannot be trained: measure it, or collect with it, with task_mode=evaluate "
+            "(--config-name eval), and train another agent on what it brought, with offline.data; or use agent=vlm"
+        )
 
 
 def only_measures(settings: Settings) -> bool:

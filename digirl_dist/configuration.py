@@ -61,6 +61,8 @@ _OPTIONS: dict[str, dict[str, type]] = {
         "device": schema.DeviceAgentSettings,
         "generic": schema.GenericAgentSettings,
         "autoui": schema.AutoUiSettings,
+        "vlm": schema.VlmSettings,
+        "endpoint": schema.EndpointSettings,
         "custom": schema.CustomAgentSettings,
     },
     "trainer": {
@@ -75,7 +77,8 @@ _OPTIONS: dict[str, dict[str, type]] = {
 }
 """What each option group chooses from: the type of an option is what ``build`` goes by."""
 
-_SECRET = re.compile(r"(password|passphrase|secret|token|api_key)", re.IGNORECASE)
+_FREE = re.compile(r"((emulator|agent)\.kwargs|agent\.processor|(agent|judge)\.request)[.=]")
+_SECRET = re.compile(r"(password|passphrase|secret|^(?!max_).*token|api_key)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -179,8 +182,8 @@ def _refuse_unknown_keys(overrides: Sequence[str]) -> None:
 
 
 def _free(override: str) -> str:
-    """Keyword arguments of the user's own classes have no schema, so new names may be added to them."""
-    return f"++{override}" if re.match(r"(emulator|agent)\.kwargs[.=]", override) else override
+    """What goes on to the user's own classes, to processors and to servers has no schema, so names may be added."""
+    return f"++{override}" if _FREE.match(override) else override
 
 
 def _explain(error: Exception) -> str:

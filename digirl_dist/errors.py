@@ -12,6 +12,10 @@
     ├── TrainingError            an update cannot go on: a loss is not a number
     ├── JudgeError               episodes cannot be judged
     ├── PolicyLostError          the process of the host's policy ended or does not answer
+    ├── ChatError                a server that speaks OpenAI's chat completions gives no answer
+    │   ├── ChatRefused          … and trying again cannot help
+    │   └── ChatAway             … and was away for too long
+    ├── AgentError               an agent cannot decide, or cannot do what is asked of it
     ├── ClusterError             a Ray cluster does not answer, or has no room
     ├── ActionError              an action that the emulator does not know
     ├── EmulatorError            an emulator failed
@@ -74,6 +78,22 @@ class TrainingError(DigirlDistError):
 
 class JudgeError(DigirlDistError):
     """The judge of episodes refuses, fails, or has been away for too long. The episodes are safe."""
+
+
+class ChatError(DigirlDistError):
+    """A server that speaks OpenAI's chat completions gives no answer."""
+
+
+class ChatRefused(ChatError):
+    """It refuses the request; the message has the remedy."""
+
+
+class ChatAway(ChatError):
+    """It was down, busy or over its quota for too long, or is no longer asked."""
+
+
+class AgentError(DigirlDistError):
+    """An agent cannot decide what to do, or cannot do what is asked of it."""
 
 
 class ClusterError(DigirlDistError, RuntimeError):

@@ -46,6 +46,13 @@ class Decision:
     log_prob: float
 
 
+@dataclass(frozen=True)
+class NoDecision:
+    """An agent that could not decide, since a server that it asks was away, say. The episode must run again."""
+
+    reason: str
+
+
 @dataclass(frozen=True, eq=False)
 class Step:
     """One row of a trajectory: what was seen, what was done, what came of it."""

@@ -27,9 +27,18 @@ class Endpoint:
 
 
 def says(text: str | None) -> Answer:
+    return answers_with(text, [])
+
+
+def answers_with(text: str | None, log_probs: list[float]) -> Answer:
+    """The same, with the log-probabilities of its tokens."""
+
     def answer(handler: BaseHTTPRequestHandler) -> None:
         message = {"role": "assistant", "content": text}
-        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        choice: dict[str, Any] = {"index": 0, "finish_reason": "stop", "message": message}
+        if log_probs:
+            tokens = [{"token": "x", "logprob": each, "bytes": None, "top_logprobs": []} for each in log_probs]
+            choice["logprobs"] = {"content": tokens, "refusal": None}
         usage = {"prompt_tokens": 1000, "completion_tokens": 10, "total_tokens": 1010}
         _send(handler, 200, {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice],
                              "usage": usage})  # fmt: skip

@@ -35,9 +35,20 @@ def test_every_configuration_composes(name: str) -> None:
 @pytest.mark.parametrize("group", ["emulator", "agent"])
 def test_every_option_of_a_group_composes(group: str) -> None:
     for path in (ROOT / FOLDER / group).glob("*.yaml"):
-        needs = {"custom": [f"{group}.entry_point=a:b"], "autoui": ["agent.model=somewhere"]}.get(path.stem, [])
-        chosen = load(f"{group}={path.stem}", *needs)
+        needs = {"custom": ["entry_point=a:b"], "autoui": ["model=x"], "vlm": ["model=x"], "endpoint": ["model=x"]}.get(
+            path.stem, []
+        )
+        chosen = load(f"{group}={path.stem}", *(f"{group}.{need}" for need in needs))
         assert getattr(chosen, group).name == path.stem.removesuffix("_fine")
+
+
+def test_what_others_understand_may_be_added_and_only_secrets_are_hidden() -> None:
+    settings = load("agent=vlm", "agent.model=x", "agent.processor.max_pixels=9", "judge.request={max_tokens: 5}")
+    assert settings.agent.processor == {"max_pixels": 9}  # type: ignore[attr-defined]
+    assert settings.judge.request == {"temperature": 0.0, "max_tokens": 5}
+    assert settings.algorithm.grpo.actor.batch_size == 2, "agent=vlm chooses small minibatches"
+    shown = yaml.safe_load(configuration.to_yaml(settings))
+    assert (shown["agent"]["max_new_tokens"], shown["judge"]["request"]["max_tokens"]) == (64, 5)
 
 
 def test_the_configurations_say_what_they_are_for() -> None:

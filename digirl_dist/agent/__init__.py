@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from digirl_dist.tasks import Json
-from digirl_dist.trajectory import Decision, Observation
+from digirl_dist.trajectory import Decision, NoDecision, Observation
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 class Actor(Protocol):
     """The acting half of an Agent."""
 
-    def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]: ...
+    def act(
+        self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]
+    ) -> Sequence[Decision | NoDecision]: ...
 
 
 class Agent(Protocol):
@@ -27,7 +29,9 @@ class Agent(Protocol):
     def feature_size(self) -> int:
         """Width F of ``features``."""
 
-    def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
+    def act(
+        self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]
+    ) -> Sequence[Decision | NoDecision]:
         """Sample one action for each of B observations, row i with randomness from ``rngs[i]`` alone.
 
         So an episode depends on its ticket's seed and not on which others it was batched with. Called without

@@ -26,10 +26,15 @@ class Speech:
     ends: frozenset[int]
     length: int
     temperature: float = 1.0
+    barred: tuple[int, ...] = ()
+    """Tokens that are never said."""
 
     def log_probs(self, logits: torch.Tensor) -> torch.Tensor:
         """Of every token of the vocabulary, from logits [..., V]."""
-        return (logits.float() / self.temperature).log_softmax(dim=-1)
+        tempered = logits.float() / self.temperature
+        if self.barred:
+            tempered = tempered.index_fill(-1, torch.tensor(self.barred, device=logits.device), float("-inf"))
+        return tempered.log_softmax(dim=-1)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ import numpy as np
 
 from digirl_dist.agent import Actor
 from digirl_dist.emulator import Emulator
+from digirl_dist.errors import AgentError
 from digirl_dist.tasks import Json, Task, Ticket
-from digirl_dist.trajectory import Decision, Observation, Step, Trajectory
+from digirl_dist.trajectory import Decision, NoDecision, Observation, Step, Trajectory
 
 
 @dataclass
@@ -46,8 +47,10 @@ class Stream:
         self._cut = 0
         self.observation = self._begin(0)
 
-    def advance(self, decision: Decision, max_steps: int | None) -> bool:
-        """Carry out one action; True if the episode is over."""
+    def advance(self, decision: Decision | NoDecision, max_steps: int | None) -> bool:
+        """Carry out one action; True if the episode is over. Raises AgentError where there is none."""
+        if isinstance(decision, NoDecision):
+            raise AgentError(decision.reason)
         transition = self._emulator.step(decision.action)
         cut = max_steps is not None and len(self._steps) + 1 >= max_steps
         truncated = transition.truncated or (cut and not transition.terminated)

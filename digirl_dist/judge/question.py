@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import re
 from collections.abc import Sequence
 
+from digirl_dist.chat import Messages, image_part, text_part
 from digirl_dist.emulator.device import without_remarks
 from digirl_dist.tasks import Json
 from digirl_dist.trajectory import Observation, Trajectory
@@ -28,7 +28,7 @@ REMINDER = "Write only the line with the verdict: `Verdict: yes` or `Verdict: no
 _VERDICT = re.compile(r"verdict\W+(yes|no)\b", re.IGNORECASE)
 
 
-def messages(trajectory: Trajectory, prompt: str, screenshots: int) -> list[dict[str, Json]]:
+def messages(trajectory: Trajectory, prompt: str, screenshots: int) -> Messages:
     """The chat that asks about ``trajectory``, with its last ``screenshots`` images.
 
     ``prompt`` may use ``{instruction}`` and ``{actions}``; empty: the general question. How to answer is added.
@@ -40,7 +40,7 @@ def messages(trajectory: Trajectory, prompt: str, screenshots: int) -> list[dict
     )
     question = (prompt or _QUESTION).replace("{instruction}", instruction).replace("{actions}", actions)
     seen = [*(step.observation for step in trajectory.steps), last]
-    content = [{"type": "text", "text": f"{question}\n\n{_ANSWER}"}, *_images(seen, screenshots)]
+    content = [text_part(f"{question}\n\n{_ANSWER}"), *_images(seen, screenshots)]
     return [{"role": "user", "content": content}]
 
 
@@ -57,9 +57,4 @@ def read(answer: str) -> bool | None:
 
 def _images(seen: Sequence[Observation], most: int) -> list[Json]:
     images = [observation.image for observation in seen if observation.image is not None]
-    return [{"type": "image_url", "image_url": {"url": _uri(image)}} for image in images[max(0, len(images) - most) :]]
-
-
-def _uri(image: bytes) -> str:
-    kind = "jpeg" if image.startswith(b"\xff\xd8") else "png"
-    return f"data:image/{kind};base64,{base64.b64encode(image).decode('ascii')}"
+    return [image_part(image) for image in images[max(0, len(images) - most) :]]

@@ -8,7 +8,11 @@ from digirl_dist.settings.agents import (
     AutoUiSettings,
     CustomAgentSettings,
     DeviceAgentSettings,
+    EndpointSettings,
     GenericAgentSettings,
+    LoraSettings,
+    ModelDtype,
+    VlmSettings,
 )
 from digirl_dist.settings.algorithms import (
     ActorSettings,
@@ -22,6 +26,7 @@ from digirl_dist.settings.algorithms import (
     PpoSettings,
     ValueSettings,
 )
+from digirl_dist.settings.chat import ChatSettings
 from digirl_dist.settings.collectors import CollectorSettings, RayCollectorSettings, SshCollectorSettings
 from digirl_dist.settings.distributed import DistributedSettings
 from digirl_dist.settings.emulators import (
@@ -60,6 +65,7 @@ __all__ = [
     "AndroidInstallSettings",
     "AndroidSettings",
     "AutoUiSettings",
+    "ChatSettings",
     "Close",
     "CollectorSettings",
     "CustomAgentSettings",
@@ -68,6 +74,7 @@ __all__ = [
     "DigirlSettings",
     "DistributedSettings",
     "EmulatorSettings",
+    "EndpointSettings",
     "EvaluationSettings",
     "FilteredBcSettings",
     "GenericAgentSettings",
@@ -80,7 +87,9 @@ __all__ = [
     "JaxSettings",
     "JudgeSettings",
     "LimitSettings",
+    "LoraSettings",
     "MiniwobSettings",
+    "ModelDtype",
     "OfflineSettings",
     "OptimizerSettings",
     "Parallel",
@@ -101,5 +110,6 @@ __all__ = [
     "TrainMode",
     "TrainerSettings",
     "ValueSettings",
+    "VlmSettings",
     "is_bsize",
 ]

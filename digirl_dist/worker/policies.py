@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from digirl_dist.agent import Agent, AgentFactory
 from digirl_dist.checkpoint import State
-from digirl_dist.question import Answer, Decided, Question
+from digirl_dist.question import Answer, Decided, Question, Undecided
+from digirl_dist.trajectory import Decision, NoDecision
 
 
 class Policies:
@@ -51,7 +52,7 @@ class Policies:
                 decisions = self._serving[version].act(
                     [question.observation for question in asked], [question.rng for question in asked]
                 )
-            self._answers += [Decided(one.number, decision) for one, decision in zip(asked, decisions, strict=True)]
+            self._answers += [_answer(one, decision) for one, decision in zip(asked, decisions, strict=True)]
 
     def answers(self) -> list[Answer]:
         answers, self._answers = self._answers, []
@@ -62,3 +63,9 @@ class Policies:
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._serving)
+
+
+def _answer(question: Question, decision: Decision | NoDecision) -> Answer:
+    if isinstance(decision, NoDecision):
+        return Undecided(question.number, decision.reason)
+    return Decided(question.number, decision)

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from endpoint import Endpoint, endpoint, fails, hangs, hangs_up, says, web_page
 
+from digirl_dist.chat.server import key_of
 from digirl_dist.errors import JudgeError, SettingsError
 from digirl_dist.events import Events
 from digirl_dist.judge import Verdict
-from digirl_dist.judge.model import ModelJudge, key_of
+from digirl_dist.judge.model import ModelJudge
 from digirl_dist.judge.verdicts import Verdicts
 from digirl_dist.settings import JudgeSettings
 from digirl_dist.tasks import Task, Ticket
@@ -221,14 +222,14 @@ def test_closing_ends_the_wait_for_an_endpoint_that_is_away(tmp_path: Path, serv
 
 def test_the_key_comes_from_the_variable_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMINI_API_KEY", KEY)
-    assert key_of(JudgeSettings(key_variable="GEMINI_API_KEY")) == KEY
-    assert key_of(JudgeSettings(key_variable="")) == "none"
+    assert key_of(JudgeSettings(key_variable="GEMINI_API_KEY"), "judge") == KEY
+    assert key_of(JudgeSettings(key_variable=""), "judge") == "none"
     monkeypatch.delenv("GEMINI_API_KEY")
     with pytest.raises(SettingsError, match="export GEMINI_API_KEY="):
-        key_of(JudgeSettings(key_variable="GEMINI_API_KEY"))
+        key_of(JudgeSettings(key_variable="GEMINI_API_KEY"), "judge")
 
 
 def test_a_key_in_place_of_the_variables_name_is_refused_unseen() -> None:
     with pytest.raises(SettingsError, match="NAME of an environment variable") as refusal:
-        key_of(JudgeSettings(key_variable=KEY))
+        key_of(JudgeSettings(key_variable=KEY), "judge")
     assert KEY not in str(refusal.value)

@@ -1,0 +1,157 @@
+"""Reads the actions that chat models write, in the form they are asked for and in many others.
+
+Understood are JSON objects, also in prose or code, with other names and nesting than ours; calls such as
+``click(0.3, 0.7)``; lines such as ``Action: swipe up``; and AutoUI's form. Of several actions the last one counts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from digirl_dist.emulator.aitw import AutoUiReader
+from digirl_dist.emulator.device import DeviceAction
+from digirl_dist.errors import ActionError
+from digirl_dist.tasks import Json
+
+_LONGEST = 4000
+"""Characters at the end of an answer that are looked at."""
+
+_NAMES = {
+    "tap": "tap click touch press left_click single_tap long_press",
+    "swipe": "swipe drag scroll",
+    "type": "type input input_text type_text enter_text write",
+    "enter": "enter press_enter keyboard_enter submit",
+    "back": "back press_back go_back navigate_back",
+    "home": "home press_home go_home navigate_home",
+    "wait": "wait idle noop no_op sleep",
+    "done": "done finish finished complete completed task_complete status_task_complete terminate stop",
+    "impossible": "impossible infeasible task_impossible status_task_impossible fail",
+}
+_TYPES = {name: kind for kind, names in _NAMES.items() for name in names.split()}
+"""What models call the actions."""
+
+_SWIPES = {
+    "up": (0.5, 0.75, 0.5, 0.25),
+    "down": (0.5, 0.25, 0.5, 0.75),
+    "left": (0.8, 0.5, 0.2, 0.5),
+    "right": (0.2, 0.5, 0.8, 0.5),
+}
+"""Where the finger goes."""
+_OPPOSITE = {"up": "down", "down": "up", "left": "right", "right": "left"}
+_KIND_KEYS = ("type", "action", "action_type", "name", "function", "operation")
+_TEXT_KEYS = ("text", "value", "content", "typed_text", "input")
+_NUMBER = re.compile(r"-?\d{1,9}(?:\.\d{1,20})?|-?\.\d{1,20}")
+_LINE = re.compile(
+    r"^[^\w{]*(?:(?:next )?action\W+)?(?:\w+\.)?("
+    + "|".join(sorted(_TYPES, key=len, reverse=True))
+    + r")\b(?![\"']\s*:)(.*)$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"|\'([^\']*)\'')
+_DIRECTION = re.compile(r"\b(up|down|left|right)\b", re.IGNORECASE)
+
+
+def read(answer: str) -> DeviceAction:
+    """The action in an answer. Raises ActionError where there is none."""
+    text = answer[-_LONGEST:]
+    if "action_type" in text and "touch_point" in text:
+        return _read_autoui(text)
+    for said in reversed(list(_objects(text))):
+        try:
+            return _from_object(said)
+        except ActionError:
+            continue
+    lines = _LINE.findall(text)
+    if not lines:
+        raise ActionError(f"{text[:200]!r} names no action")
+    name, rest = lines[-1]
+    quoted = _QUOTED.search(rest)
+    typed = rest.strip(" ():`.") if quoted is None else (quoted[1] or quoted[2] or "")
+    return _action(name.lower(), [float(found) for found in _NUMBER.findall(rest)], typed, rest)
+
+
+def read_or_wait(answer: str) -> DeviceAction:
+    """The same; ``wait`` where there is none."""
+    try:
+        return read(answer)
+    except ActionError:
+        return DeviceAction("wait")
+
+
+def _read_autoui(text: str) -> DeviceAction:
+    reader = AutoUiReader()
+    action = reader(text)
+    if reader.malformed:
+        raise ActionError(f"{text[:200]!r} is no action in AutoUI's form")
+    return action
+
+
+def _objects(text: str) -> Iterator[dict[str, Json]]:
+    """The JSON objects in a text, whatever is around them."""
+    decoder = json.JSONDecoder()
+    place = text.find("{")
+    while place >= 0:
+        try:
+            found, end = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            end = place + 1
+        else:
+            yield found
+        place = text.find("{", end)
+
+
+def _from_object(said: dict[str, Json]) -> DeviceAction:
+    """Inner objects (``arguments``, ``action``) count as if they lay outside. Raises ActionError."""
+    parts = dict(_flat(said))
+    kinds = [value.lower() for key in _KIND_KEYS if isinstance(value := parts.get(key), str)]
+    name = next((kind for kind in kinds if kind in _TYPES), None)
+    if name is None:
+        raise ActionError(f"{said!r} names no action")
+    texts = [value for key in _TEXT_KEYS if isinstance(value := parts.get(key), str)]
+    numbers = [number for key, value in parts.items() if key not in _TEXT_KEYS for number in _numbers(value)]
+    return _action(name, numbers, texts[0] if texts else "", str(parts.get("direction", "")))
+
+
+def _flat(said: dict[str, Json]) -> Iterator[tuple[str, Json]]:
+    for key, value in said.items():
+        if isinstance(value, dict):
+            yield from _flat(value)
+        else:
+            yield key.lower(), value
+
+
+def _numbers(value: Json) -> list[float]:
+    """In a number, a list of these, or a text such as ``[0.3, 0.7]``."""
+    if isinstance(value, list):
+        return [number for part in value for number in _numbers(part)]
+    if isinstance(value, str):
+        return [float(found) for found in _NUMBER.findall(value)]
+    return [] if isinstance(value, bool) or not isinstance(value, int | float) else [float(value)]
+
+
+def _action(name: str, numbers: list[float], text: str, direction: str) -> DeviceAction:
+    """Raises ActionError for places that are missing or off the screen."""
+    kind = _TYPES[name]
+    if kind == "type":
+        return DeviceAction("type", text=text.encode("utf-8", "replace").decode("utf-8"))
+    if kind not in ("tap", "swipe"):
+        return DeviceAction(kind)
+    way = _DIRECTION.search(direction)
+    if kind == "swipe" and len(numbers) < 4 and way is not None:
+        finger = way[1].lower()
+        return DeviceAction("swipe", *_SWIPES[_OPPOSITE[finger] if name == "scroll" else finger])
+    places = _shares(numbers)
+    if kind == "tap" and len(places) == 4:  # the box around it
+        places = [(places[0] + places[2]) / 2, (places[1] + places[3]) / 2]
+    fields = DeviceAction.FIELDS[kind]
+    if len(places) < len(fields):
+        raise ActionError(f"{name} needs {len(fields)} numbers, and {len(places)} are there")
+    return DeviceAction.from_json({"type": kind, **dict(zip(fields, places, strict=False))})
+
+
+def _shares(numbers: list[float]) -> list[float]:
+    """Of the screen's width and height; many models count to 1000 instead."""
+    whole = 1000.0 if any(number > 1 for number in numbers) else 1.0
+    return [number / whole for number in numbers]

@@ -1,0 +1,116 @@
+"""A chat model behind a server, as an agent that acts and does not learn."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from digirl_dist.agent.answers import read_or_wait
+from digirl_dist.agent.dialogue import conversation
+from digirl_dist.chat import image_part
+from digirl_dist.chat.server import Answered, ChatServer, Outage, key_of
+from digirl_dist.emulator import DeviceActions, EmulatorSpec
+from digirl_dist.emulator.device import SAID
+from digirl_dist.errors import AgentError, ChatAway, SettingsError, TrajectoryError
+from digirl_dist.settings import EndpointSettings
+from digirl_dist.tasks import Json
+from digirl_dist.trajectory import Decision, NoDecision, Observation
+
+if TYPE_CHECKING:
+    import torch
+
+_GRACE_S = 1.0
+_CANNOT_LEARN = "the model of agent=endpoint is elsewhere: it acts, and cannot be trained"
+
+
+class EndpointAgent:
+    """Fulfils ``Agent`` as far as acting goes. Each observation is a request of its own; all go out together.
+
+    Writing that is no action is ``wait``. A log-probability is what the server tells, NaN if it does not. The same
+    ticket brings the same actions only from a server that heeds seeds.
+    """
+
+    feature_size = 0
+
+    def __init__(self, settings: EndpointSettings, spec: EmulatorSpec) -> None:
+        """Raises SettingsError for an emulator without screenshots and touch actions."""
+        if spec.image_size is None or not isinstance(spec.actions, DeviceActions):
+            raise SettingsError("agent=endpoint needs screenshots and touch actions")
+        self._settings = settings
+        self._server: ChatServer | None = None
+
+    def act(
+        self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]
+    ) -> list[Decision | NoDecision]:
+        """No decision where the server is away for ``outage_s``.
+
+        Raises ChatRefused where it refuses, and SettingsError where this machine has not the key.
+        """
+        until = time.monotonic() + self._settings.outage_s + self._settings.answer_s + _GRACE_S
+        asked = [self._ask(seen, rng) for seen, rng in zip(observations, rngs, strict=True)]
+        wait(asked, until - time.monotonic())
+        return [self._decision(answer) for answer in asked]
+
+    def log_prob(self, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
+        """Raises AgentError."""
+        raise AgentError(_CANNOT_LEARN)
+
+    def features(self, observations: Sequence[Observation]) -> torch.Tensor:
+        """Raises AgentError."""
+        raise AgentError(_CANNOT_LEARN)
+
+    def train(self, mode: bool = True) -> None:
+        """There is no other mode than acting."""
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        return iter(())
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Raises RuntimeError for weights: they are another agent's."""
+        if state:
+            raise RuntimeError("agent=endpoint has no weights")
+
+    def _ask(self, seen: Observation, rng: np.random.Generator) -> Future[Answered]:
+        """In a thread that ends with the process: a server may take its time over the limit."""
+        if seen.image is None:
+            raise TrajectoryError("an observation has no screenshot, which this agent needs")
+        chat = conversation(seen.text, image_part(seen.image), self._settings.system)
+        further = {"seed": int(rng.integers(2**31))} if self._settings.seed else {}
+        server, future = self._connected(), Future[Answered]()
+
+        def work() -> None:
+            try:
+                future.set_result(server.ask(chat, _quietly, further))
+            except BaseException as error:  # whoever waits is told
+                future.set_exception(error)
+
+        threading.Thread(target=work, name="endpoint", daemon=True).start()
+        return future
+
+    def _connected(self) -> ChatServer:
+        """The key is looked for where it is needed: on the machine that acts."""
+        if self._server is None:
+            self._server = ChatServer(self._settings, key_of(self._settings, "agent"), "agent")
+        return self._server
+
+    def _decision(self, answer: Future[Answered]) -> Decision | NoDecision:
+        if not answer.done():
+            return NoDecision(f"{self._server} did not answer within its limit")
+        try:
+            told = answer.result()
+        except ChatAway as error:
+            return NoDecision(str(error))
+        action: dict[str, Any] = {**read_or_wait(told.text).to_json(), SAID: told.text}
+        return Decision(action, told.log_prob)
+
+
+def _quietly(_: Outage) -> None:
+    """Events are the host's; what an outage costs is told with the episode that is given up."""

@@ -1,0 +1,178 @@
+"""A chat model that sees, as a policy: it is shown the screen and writes what to do."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from peft import get_peft_model_state_dict, set_peft_model_state_dict
+from torch import nn
+from transformers import LogitsProcessorList
+
+from digirl_dist.agent.answers import read_or_wait
+from digirl_dist.agent.dialogue import conversation
+from digirl_dist.agent.pixels import opened
+from digirl_dist.agent.tokens import Answer, Speech, log_probs_of_answers, padded
+from digirl_dist.agent.vlm.drawing import Drawing
+from digirl_dist.agent.vlm.pretrained import ends_of, load_model, load_processor, placeholders, with_lora
+from digirl_dist.emulator import DeviceActions, EmulatorSpec
+from digirl_dist.emulator.device import SAID, TOKENS, DeviceAction
+from digirl_dist.errors import SettingsError, TrajectoryError
+from digirl_dist.settings import VlmSettings
+from digirl_dist.tasks import Json
+from digirl_dist.trajectory import Decision, Observation
+
+Inputs = dict[str, torch.Tensor]
+"""What the model reads: ``input_ids`` and ``attention_mask`` [B, P], prompts filled up on the left, and pictures."""
+_T = TypeVar("_T")
+
+
+class VlmAgent(nn.Module):
+    """Fulfils ``Agent``.
+
+    The probability of an action is that of the tokens it was written in, which it carries along; writing that is no
+    action is ``wait``. Only the low-rank weights learn, and only they are the state: every machine that acts or learns
+    has the model itself from ``agent.model``.
+    """
+
+    def __init__(self, settings: VlmSettings, spec: EmulatorSpec) -> None:
+        """Raises SettingsError for a model that cannot be used, or an emulator without screenshots and touch."""
+        super().__init__()
+        if spec.image_size is None or not isinstance(spec.actions, DeviceActions):
+            raise SettingsError("agent=vlm needs screenshots and touch actions; use agent=generic for others")
+        self._settings = settings
+        self._processor = load_processor(settings)
+        self._tokenizer = self._processor.tokenizer
+        self._adapted = with_lora(load_model(settings, self._tokenizer), settings.lora)
+        self._reserved = sorted(self._tokenizer.all_special_tokens, key=len, reverse=True)
+        ends = frozenset(ends_of(self._model.generation_config.eos_token_id))
+        self._speech = Speech(ends, settings.max_new_tokens, settings.temperature, placeholders(self._model.config))
+        self.feature_size = int(self._model.config.get_text_config().hidden_size)
+        self.eval()
+
+    def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
+        rows = list(zip(observations, rngs, strict=True))
+        return [decision for part in self._parts(rows) for decision in self._decide(part)]
+
+    def log_prob(self, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
+        """Of what was written; of an action that was not, its JSON. Raises TrajectoryError for impossible tokens.
+
+        With gradients, the activations of all rows are kept: that is what the algorithm's ``batch_size`` bounds.
+        """
+        rows = list(zip(observations, [self._tokens(action) for action in actions], strict=True))
+        return torch.cat([self._log_prob(part) for part in self._parts(rows)])
+
+    def features(self, observations: Sequence[Observation]) -> torch.Tensor:
+        """The last hidden state at the end of the prompt."""
+        with torch.no_grad():
+            seen = [self._model.base_model(**self._read(part), use_cache=False) for part in self._parts(observations)]
+            return torch.cat([outcome.last_hidden_state[:, -1].float() for outcome in seen])
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """Those that learn."""
+        return (parameter for parameter in super().parameters(recurse) if parameter.requires_grad)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        """The low-rank weights, under the names that peft gives them in its own files."""
+        state: dict[str, torch.Tensor] = get_peft_model_state_dict(self._adapted, save_embedding_layers=False)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> Any:  # type: ignore[override]
+        """Raises RuntimeError for other names or shapes."""
+        own = {name: tuple(tensor.shape) for name, tensor in self.state_dict().items()}
+        if {name: tuple(tensor.shape) for name, tensor in state.items()} != own:
+            raise RuntimeError("these are not the low-rank weights of agent.model with agent.lora")
+        return set_peft_model_state_dict(self._adapted, dict(state))
+
+    @property
+    def _model(self) -> Any:
+        """The chat model, whose layers hold the low-rank weights."""
+        return self._adapted.get_base_model()
+
+    def _parts(self, rows: Sequence[_T]) -> Iterator[Sequence[_T]]:
+        """As many as go through the model together."""
+        size = self._settings.rows_at_once
+        return (rows[first : first + size] for first in range(0, len(rows), size))
+
+    def _decide(self, rows: Sequence[tuple[Observation, np.random.Generator]]) -> list[Decision]:
+        drawing = Drawing(self._speech, [rng for _, rng in rows])
+        given = self._read([seen for seen, _ in rows])
+        self._model.generate(**given, logits_processor=LogitsProcessorList([drawing]))
+        return [Decision(self._action(answer), answer.log_prob) for answer in drawing.answers()]
+
+    def _log_prob(self, rows: Sequence[tuple[Observation, list[int]]]) -> torch.Tensor:
+        """What is written is [B, T]; only the logits from which it was drawn are computed."""
+        answers = [tokens for _, tokens in rows]
+        given = _continued(self._read([seen for seen, _ in rows]), answers)
+        kept = max(map(len, answers)) + 1
+        known = inspect.signature(self._model.forward).parameters
+        only = {"logits_to_keep": kept} if "logits_to_keep" in known else {}
+        logits = self._model(**given, **only, use_cache=False).logits
+        return log_probs_of_answers(logits[:, -kept:-1], answers, self._speech)
+
+    def _read(self, observations: Sequence[Observation]) -> Inputs:
+        """Raises TrajectoryError for an observation without a screenshot."""
+        chats = [
+            conversation(
+                self._harmless(seen.text), {"type": "image", "image": opened(seen.image)}, self._settings.system
+            )
+            for seen in observations
+        ]
+        given = self._processor.apply_chat_template(
+            chats,
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+            processor_kwargs={"padding": True},
+        )
+        return dict(given.to(device=self._model.device, dtype=self._model.dtype))
+
+    def _harmless(self, text: str) -> str:
+        """Without what the model would take for the end of a turn, or for a picture."""
+        for token in self._reserved:
+            text = text.replace(token, "")
+        return text
+
+    def _action(self, answer: Answer) -> Json:
+        text = self._tokenizer.decode(answer.tokens, skip_special_tokens=True)
+        return {**read_or_wait(text).to_json(), SAID: text, TOKENS: answer.tokens}
+
+    def _tokens(self, action: Json) -> list[int]:
+        """In which an action was written, or would be: by another model, in data of AutoUI, or not at all."""
+        if isinstance(action, dict) and TOKENS in action:
+            tokens = list(action[TOKENS])
+            if not tokens or not all(map(self._can_say, tokens)):
+                raise TrajectoryError(f"an action's tokens are not those of {self._settings.model}")
+            return tokens
+        text = action if isinstance(action, str) else action.get(SAID) or json.dumps(_plain(action))
+        tokens = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return [*tokens[: self._speech.length - 1], self._tokenizer.eos_token_id]
+
+    def _can_say(self, token: Json) -> bool:
+        known = type(token) is int and 0 <= token < self._model.get_input_embeddings().num_embeddings
+        return known and token not in self._speech.barred
+
+
+def _plain(action: Json) -> Json:
+    return DeviceAction.from_json(action).to_json()
+
+
+def _continued(given: Inputs, answers: Sequence[Sequence[int]]) -> Inputs:
+    """Prompts with their answers after them, which are filled up on the right.
+
+    What else a model reads of every token (``token_type_ids`` and the like) is 0 for words that it writes.
+    """
+    prompts = given["input_ids"]
+    tokens, mask = (part.to(prompts.device) for part in padded(answers))
+    after = {"input_ids": tokens, "attention_mask": mask.to(given["attention_mask"].dtype)}
+    return {
+        name: torch.cat([value, after.get(name, torch.zeros_like(tokens)).to(value.dtype)], dim=1)
+        if value.shape == prompts.shape
+        else value
+        for name, value in given.items()
+    }

@@ -1,0 +1,90 @@
+"""A chat model and its processor as they were published, and the low-rank weights that are trained in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
+from transformers.utils import logging
+
+from digirl_dist.errors import SettingsError
+from digirl_dist.settings import LoraSettings, VlmSettings
+
+
+def load_processor(settings: VlmSettings) -> Any:
+    """Its tokenizer fills prompts up on the left. Raises SettingsError."""
+    try:
+        load: Any = AutoProcessor.from_pretrained
+        processor = load(_place(settings.model), **settings.processor)
+    except (OSError, ValueError, ImportError, TypeError) as error:
+        raise _unusable(settings, "its processor", error) from error
+    tokenizer = getattr(processor, "tokenizer", None)
+    if tokenizer is None or getattr(processor, "image_processor", None) is None or not processor.chat_template:
+        raise SettingsError(
+            f"agent.model={settings.model} is no chat model that sees: it lacks a tokenizer, an image processor or a "
+            "chat template"
+        )
+    tokenizer.padding_side = "left"
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return processor
+
+
+def load_model(settings: VlmSettings, tokenizer: Any) -> Any:
+    """The frozen model, which writes as it is told and not as its own defaults say. Raises SettingsError."""
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        model: Any = AutoModelForImageTextToText.from_pretrained(_place(settings.model), dtype=settings.dtype.value)
+    except (OSError, ValueError, ImportError) as error:
+        raise _unusable(settings, "it", error) from error
+    if model.config.is_encoder_decoder:
+        raise SettingsError(f"agent.model={settings.model} is an encoder with a decoder; agent=vlm needs a chat model")
+    ends = ends_of(model.generation_config.eos_token_id) | ends_of(tokenizer.eos_token_id)
+    if not ends:
+        raise SettingsError(f"agent.model={settings.model} has no token that ends an answer")
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        max_new_tokens=settings.max_new_tokens,
+        eos_token_id=sorted(ends),
+        pad_token_id=tokenizer.pad_token_id,
+        do_sample=False,
+    )
+    return model
+
+
+def with_lora(model: Any, lora: LoraSettings) -> Any:
+    """The model with fresh low-rank weights, which change nothing yet; all others are frozen. Raises SettingsError."""
+    targets: Any = lora.targets[0] if lora.targets == ["all-linear"] else list(lora.targets)
+    config = LoraConfig(r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets)
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise SettingsError(f"agent.lora does not fit {type(model).__name__}: {error}") from error
+
+
+def ends_of(eos_token_id: int | list[int] | None) -> set[int]:
+    """The tokens that end an answer, as configurations have them."""
+    if eos_token_id is None:
+        return set()
+    return set(eos_token_id) if isinstance(eos_token_id, list) else {eos_token_id}
+
+
+def placeholders(config: Any) -> tuple[int, ...]:
+    """The tokens in whose places a model reads pictures: it must not write them."""
+    names = ("image_token_id", "image_token_index", "video_token_id", "audio_token_id")
+    return tuple(sorted({token for name in names if isinstance(token := getattr(config, name, None), int)}))
+
+
+def _place(model: str) -> str:
+    """A folder if there is one, otherwise a name on the hub."""
+    folder = Path(model).expanduser()
+    return str(folder) if folder.is_dir() else model
+
+
+def _unusable(settings: VlmSettings, what: str, error: Exception) -> SettingsError:
+    reason = " ".join(str(error).split())[:300]
+    return SettingsError(
+        f"agent.model={settings.model}: {what} cannot be loaded on this machine; name a folder that is there, or a "
+        f"model of the hub that can be reached: {reason}"
+    )

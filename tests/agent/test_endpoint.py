@@ -1,0 +1,108 @@
+"""A chat model behind a real HTTP server, as an agent."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from endpoint import Endpoint, answers_with, endpoint, fails, hangs, says
+
+from digirl_dist import build, configuration, table
+from digirl_dist.agent.endpoint import EndpointAgent
+from digirl_dist.emulator import DeviceActions, EmulatorSpec
+from digirl_dist.emulator.device import SAID
+from digirl_dist.errors import AgentError, ChatRefused, SettingsError
+from digirl_dist.settings import EndpointSettings
+from digirl_dist.trajectory import Decision, NoDecision, Observation
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+KEY = "sk-very-secret-0123456789"
+SPEC = EmulatorSpec(DeviceActions(), image_size=(4, 4))
+SEEN = [Observation(f"Task: number {number}", b"\x89PNG image %d" % number) for number in range(4)]
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with endpoint() as found:
+        found.then = '{"type": "tap", "x": 0.12, "y": 0.35}'
+        yield found
+
+
+def act(served: Endpoint, seen: list[Observation], **settings: Any) -> list[Decision | NoDecision]:
+    agent = EndpointAgent(EndpointSettings(model="m", base_url=served.url, **settings), SPEC)
+    return agent.act(seen, [np.random.default_rng(row) for row in range(len(seen))])
+
+
+def test_each_screen_is_a_request_with_the_rules_the_task_and_a_seed_of_its_own(served: Endpoint) -> None:
+    decisions = act(served, SEEN[:2])
+    assert [decision.action for decision in decisions if isinstance(decision, Decision)] == [
+        {"type": "tap", "x": 0.12, "y": 0.35, SAID: served.then}
+    ] * 2
+    first, second = sorted(served.requests, key=lambda request: request["messages"][1]["content"][1]["text"])
+    rules, asked = first["messages"]
+    assert "one line of JSON" in rules["content"][0]["text"] and asked["content"][1]["text"] == "Task: number 0"
+    picture = asked["content"][0]["image_url"]["url"].split(",")[1]
+    assert base64.b64decode(picture) == SEEN[0].image and first["key"] == f"Bearer {KEY}"
+    assert first["seed"] == int(np.random.default_rng(0).integers(2**31)) != second["seed"]
+    assert (first["temperature"], first["max_tokens"], first["logprobs"]) == (1.0, 256, True)
+
+
+def test_log_probabilities_are_those_that_the_server_tells(served: Endpoint) -> None:
+    served.script = [answers_with("home", [-0.5, -0.25])]
+    (told,) = act(served, SEEN[:1])
+    (untold,) = act(served, SEEN[:1])
+    assert isinstance(told, Decision) and isinstance(untold, Decision)
+    assert told.action == {"type": "home", SAID: "home"} and told.log_prob == -0.75 and math.isnan(untold.log_prob)
+
+
+def test_requests_go_out_together_and_one_that_hangs_costs_its_own_episode(served: Endpoint) -> None:
+    served.script = [hangs(30)] + [lambda handler: (time.sleep(1.0), says("back")(handler))] * 3
+    started = time.monotonic()
+    decisions = act(served, SEEN, answer_s=2.0, outage_s=1.0)
+    assert time.monotonic() - started < 8
+    lost = [decision.reason for decision in decisions if isinstance(decision, NoDecision)]
+    assert len(lost) == 1 and "was away for 1 s" in lost[0] and KEY not in lost[0]
+
+
+def test_a_refusal_is_raised_with_its_remedy_and_without_the_key(served: Endpoint) -> None:
+    served.script = [fails(401, f"wrong key {KEY}")]
+    with pytest.raises(ChatRefused, match="check the key in OPENAI_API_KEY") as refusal:
+        act(served, SEEN[:1])
+    assert KEY not in str(refusal.value)
+
+
+def test_it_cannot_learn_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = EndpointAgent(EndpointSettings(model="m"), SPEC)
+    assert list(agent.parameters()) == [] and agent.state_dict() == {}
+    with pytest.raises(AgentError, match="cannot be trained"):
+        agent.log_prob(SEEN, [{}] * 4)
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SettingsError, match=r"cannot be trained.*task_mode=evaluate"):
+        build.run(
+            configuration.load("config/multimachine", "host", ["dry_run=true", "agent=endpoint", "agent.model=m"])
+        )
+
+
+def test_it_collects_and_an_outage_costs_a_retry(served: Endpoint, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(ROOT)
+    served.script = [fails(503, "overloaded")] * 2
+    (tmp_path / "tasks.yaml").write_text("- open-clock-0\n")
+    words = ["agent=endpoint", "agent.model=m", f"agent.base_url={served.url}", "agent.outage_s=0", "bsize=2"]
+    where = [f"save_path={tmp_path / 'run'}", f"task_set={tmp_path / 'tasks.yaml'}", "parallel=single"]
+    build.run(configuration.load("config/multimachine", "eval", [*words, *where, "rollout_size=4"]))
+    (rows,) = (tmp_path / "run").rglob("*.parquet")
+    episodes = table.read(rows)
+    assert len(episodes) == 4 and all(episode.success for episode in episodes)
+    assert all(step.action[SAID] == served.then for episode in episodes for step in episode.steps)
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    retried = [event for event in events if event["event"] == "episode_retried"]
+    assert len(retried) == 2 and all("was away" in event["reason"] for event in retried)
+    assert KEY not in "".join(path.read_text(errors="replace") for path in (tmp_path / "run").glob("*.*"))

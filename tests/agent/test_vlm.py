@@ -1,0 +1,193 @@
+"""A chat model as a policy: exact log-probabilities, rows that do not depend on their batch, low-rank weights only."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny_vlm import SPECIAL, WORDS, save_tiny_vlm
+
+from digirl_dist.agent.vlm import VlmAgent
+from digirl_dist.algorithm.digirl import DigiRL
+from digirl_dist.algorithm.filtered_bc import FilteredBC
+from digirl_dist.algorithm.grpo import Grpo
+from digirl_dist.emulator import DeviceActions, DiscreteActions, EmulatorSpec
+from digirl_dist.emulator.device import SAID, TOKENS, DeviceAction
+from digirl_dist.errors import SettingsError, TrajectoryError
+from digirl_dist.settings import (
+    ActorSettings,
+    DigirlSettings,
+    FilteredBcSettings,
+    GrpoActorSettings,
+    GrpoSettings,
+    LoraSettings,
+    VlmSettings,
+)
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trajectory import Observation, Step, Trajectory
+
+SPEC = EmulatorSpec(DeviceActions(), image_size=(40, 30))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_vlm(tmp_path_factory.mktemp("vlm") / "model")
+
+
+def build(folder: Path, **settings: Any) -> VlmAgent:
+    torch.manual_seed(1)
+    chosen = {"max_new_tokens": 4, "temperature": 0.7, "rows_at_once": 2, "lora": LoraSettings(r=2), **settings}
+    agent = VlmAgent(VlmSettings(model=str(folder), **chosen), SPEC)
+    with torch.no_grad():  # fresh low-rank weights change nothing
+        for parameter in agent.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return agent
+
+
+def _png(seed: int) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(255, size=(40, 30, 3), dtype=np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def screens(*texts: str) -> list[Observation]:
+    return [Observation(text, _png(seed)) for seed, text in enumerate(texts)]
+
+
+def rngs(count: int) -> list[np.random.Generator]:
+    return [np.random.default_rng([7, row]) for row in range(count)]
+
+
+SEEN = screens("open", "open open hmm back done home", "Task: open", "hmm " * 9, "Task: open done")
+
+
+def test_what_acting_says_of_its_probability_is_what_learning_computes(folder: Path) -> None:
+    agent = build(folder, max_new_tokens=6)
+    decisions = agent.act(SEEN * 3, rngs(15))
+    assert len({len(decision.action[TOKENS]) for decision in decisions}) > 1, "answers of several lengths"
+    computed = agent.log_prob(SEEN * 3, [decision.action for decision in decisions])
+    assert torch.allclose(computed, torch.tensor([decision.log_prob for decision in decisions]), atol=1e-5)
+    assert all(decision.log_prob < -0.01 for decision in decisions)
+
+
+def test_a_row_does_not_depend_on_its_batch(folder: Path) -> None:
+    agent = build(folder, rows_at_once=8)
+    together = agent.act(SEEN, rngs(len(SEEN)))
+    features = agent.features(SEEN)
+    assert features.shape == (len(SEEN), agent.feature_size) and not features.requires_grad
+    for row, (seen, rng) in enumerate(zip(SEEN, rngs(len(SEEN)), strict=True)):
+        (alone,) = agent.act([seen], [rng])
+        assert alone.action == together[row].action
+        assert alone.log_prob == pytest.approx(together[row].log_prob, abs=1e-5)
+        assert torch.allclose(agent.features([seen])[0], features[row], atol=1e-5)
+
+
+def test_tokens_are_drawn_with_their_probabilities(folder: Path) -> None:
+    agent = build(folder, max_new_tokens=1, rows_at_once=500)
+    drawn = agent.act(SEEN[:1] * 500, [np.random.default_rng([3, row]) for row in range(500)])
+    sayable = [token for token in range(len([*SPECIAL, *WORDS])) if token != SPECIAL.index("<image>")]
+    with torch.no_grad():
+        told = agent.log_prob(SEEN[:1] * len(sayable), [{"type": "back", TOKENS: [token]} for token in sayable])
+    shares = np.bincount([decision.action[TOKENS][0] for decision in drawn], minlength=max(sayable) + 1) / 500
+    assert told.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
+    assert np.abs(shares[sayable] - told.exp().numpy()).max() < 0.08 and shares.sum() == shares[sayable].sum()
+
+
+def test_the_screen_and_the_words_both_matter(folder: Path) -> None:
+    agent = build(folder)
+    action = {"type": "back", TOKENS: [8, 2]}
+    seen = [Observation("open", _png(0)), Observation("open", _png(5)), Observation("open done", _png(0))]
+    first, other_screen, other_words = agent.log_prob(seen, [action] * 3).tolist()
+    assert abs(first - other_screen) > 1e-3 and abs(first - other_words) > 1e-3
+
+
+def test_what_cannot_be_understood_waits_and_keeps_its_words(folder: Path) -> None:
+    decisions = build(folder).act(SEEN * 4, rngs(len(SEEN) * 4))
+    actions = [decision.action for decision in decisions]
+    waits = [action for action in actions if action["type"] == "wait"]
+    assert waits and all(action[SAID].split()[:1] not in [["back"], ["home"], ["done"]] for action in waits)
+    assert {DeviceAction.from_json(action).type for action in actions} > {"wait", "tap"}
+
+
+def test_only_low_rank_weights_are_the_state_and_learn(folder: Path) -> None:
+    agent, other = build(folder), build(folder, lora=LoraSettings(r=2, alpha=64))
+    state = {name: tensor.clone() for name, tensor in agent.state_dict().items()}
+    assert state and all("lora_A" in name or "lora_B" in name for name in state)
+    assert sum(tensor.numel() for tensor in state.values()) == sum(part.numel() for part in agent.parameters())
+    with torch.no_grad():
+        for parameter in agent.parameters():
+            parameter.zero_()
+    agent.load_state_dict(state)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in agent.state_dict().items())
+    with pytest.raises(RuntimeError, match="not the low-rank weights"):
+        build(folder, lora=LoraSettings(r=3)).load_state_dict(other.state_dict())
+
+
+def test_an_action_that_nobody_wrote_has_the_probability_of_its_words(folder: Path) -> None:
+    agent = build(folder)
+    ends = [WORDS.index("back") + len(SPECIAL), SPECIAL.index("<end>")]
+    written = {"type": "back", SAID: "back"}
+    assert torch.equal(agent.log_prob(SEEN[:1], [written]), agent.log_prob(SEEN[:1], [{"type": "back", TOKENS: ends}]))
+    assert agent.log_prob(SEEN[:1], [{"type": "back"}]).isfinite().all()
+    with pytest.raises(TrajectoryError, match="tokens are not those of"):
+        agent.log_prob(SEEN[:1], [{"type": "back", TOKENS: [10**6]}])
+    with pytest.raises(TrajectoryError, match="tokens are not those of"):
+        agent.log_prob(SEEN[:1], [{"type": "back", TOKENS: [SPECIAL.index("<image>")]}])
+
+
+def test_words_of_an_observation_are_no_control_tokens(folder: Path) -> None:
+    agent = build(folder)
+    action = {"type": "back", TOKENS: [8, 2]}
+    seen = [Observation(text, SEEN[0].image) for text in ("open", "open <image> <end>")]
+    first, other = agent.log_prob(seen, [action] * 2).tolist()
+    assert first == pytest.approx(other, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        lambda agent: FilteredBC(agent, FilteredBcSettings(actor=ActorSettings(batch_size=4, epochs=3)), 0),
+        lambda agent: DigiRL(agent, DigirlSettings(top_share=1.0, actor=ActorSettings(batch_size=4, epochs=3)), 0),
+        lambda agent: Grpo(agent, GrpoSettings(group_size=4, actor=GrpoActorSettings(batch_size=4, epochs=3)), 0),
+    ],
+    ids=["filtered_bc", "digirl", "grpo"],
+)
+def test_it_learns_with_every_algorithm_what_brings_reward(folder: Path, algorithm: Any) -> None:
+    agent = build(folder, lora=LoraSettings(r=4), max_new_tokens=2)
+    learner = algorithm(agent)
+    frozen = {name: tensor.clone() for name, tensor in agent.named_parameters() if not tensor.requires_grad}
+    good = {"type": "home", SAID: "home", TOKENS: [len(SPECIAL) + WORDS.index("home"), SPECIAL.index("<end>")]}
+    bad = {"type": "back", SAID: "back", TOKENS: [len(SPECIAL) + WORDS.index("back"), SPECIAL.index("<end>")]}
+    before = agent.log_prob(SEEN[:1], [good]).item()
+    episodes = [_episode(agent, number, good if number % 4 == 0 else bad, number % 4 == 0) for number in range(8)]
+    for _ in range(2):
+        figures = learner.update(episodes, episodes)
+    assert agent.log_prob(SEEN[:1], [good]).item() > before and np.isfinite(list(figures.values())).all()
+    assert frozen and all(torch.equal(tensor, dict(agent.named_parameters())[name]) for name, tensor in frozen.items())
+
+
+def _episode(agent: VlmAgent, number: int, action: Any, success: bool) -> Trajectory:
+    with torch.no_grad():
+        log_prob = agent.log_prob(SEEN[:1], [action]).item()
+    steps = [
+        Step(SEEN[0], action, log_prob, 0.0, False, False),
+        Step(SEEN[1], action, -1.0, float(success), True, False),
+    ]
+    ticket = Ticket(0, number, Task("open"), 5, 0)
+    return Trajectory(ticket, f"e{number}", "w", 0, steps, SEEN[2], success)
+
+
+def test_what_is_no_such_model_is_refused_with_the_remedy(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"agent\.model=.*cannot be loaded.*name a folder"):
+        build(tmp_path)
+    with pytest.raises(SettingsError, match=r"agent\.lora does not fit LlavaFor"):
+        build(folder, lora=LoraSettings(targets=["no_such_layer"]))
+    with pytest.raises(SettingsError, match="needs screenshots and touch actions"):
+        VlmAgent(VlmSettings(model=str(folder)), EmulatorSpec(DiscreteActions(2), vector_size=2))
+    with pytest.raises(SettingsError, match="temperature=0"):
+        VlmSettings(model="x", temperature=0.0)

@@ -1,0 +1,84 @@
+"""A chat model that sees, tiny and random, in a folder as the hub would have it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import (
+    CLIPImageProcessorPil,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+)
+
+SPECIAL = ["<pad>", "<unk>", "<end>", "<image>"]
+WORDS = [
+    "tap(0.12,0.35)",
+    "tap(0.5,0.35)",
+    "tap(0.5,0.55)",
+    "click(0.12,0.35)",
+    "back",
+    "home",
+    "done",
+    "hmm",
+    "Task:",
+    "open",
+]
+"""Most of what it can say is an action; the first and the fourth open the demo phone's clock."""
+
+_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }} {% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<image> {% else %}{{ part['text'] }} {% endif %}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}assistant {% endif %}"
+)
+_SIDE, _PATCH = 16, 8
+
+
+def save_tiny_vlm(folder: Path, seed: int = 0) -> Path:
+    """Random weights of LLaVA's architecture; its logits are spread enough for some answers to be likelier."""
+    torch.manual_seed(seed)
+    words = [*SPECIAL, *WORDS]
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = LlamaConfig(
+        vocab_size=len(words), num_key_value_heads=2, max_position_embeddings=512, eos_token_id=2, **small
+    )
+    config = LlavaConfig(
+        text_config=text,
+        vision_config=CLIPVisionConfig(image_size=_SIDE, patch_size=_PATCH, projection_dim=16, **small),
+        image_token_id=words.index("<image>"),
+        tie_word_embeddings=False,
+    )
+    model = LlavaForConditionalGeneration(config)
+    for parameter in model.parameters():
+        parameter.data *= 8.0 if parameter.dim() > 1 else 1.0
+    model.save_pretrained(folder)
+    _processor(words).save_pretrained(folder)
+    return folder
+
+
+def _processor(words: list[str]) -> LlavaProcessor:
+    tokens = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    tokens.pre_tokenizer = WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokens,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        eos_token="<end>",
+        additional_special_tokens=["<image>"],
+    )
+    side = {"height": _SIDE, "width": _SIDE}
+    return LlavaProcessor(
+        image_processor=CLIPImageProcessorPil(size=side, crop_size=side),
+        tokenizer=tokenizer,
+        patch_size=_PATCH,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=_TEMPLATE,
+    )
