@@ -149,32 +149,6 @@ class AutoUiSettings(AgentSettings):
 
 
 @dataclass
-class AutoUiSettings(AgentSettings):
-    """AutoUI, as DigiRL trains it: T5 with the features of a screenshot, which answers in words."""
-
-    name: str = "autoui"
-    model: str = MISSING
-    """Folder on the host with the checkpoint to begin with: Auto-UI-Base, or one of its form."""
-    vision_encoder: str | None = None
-    """Folder with BLIP-2, on each machine that acts or learns from screenshots; trajectories may hold their features
-    instead."""
-    critic_encoder: str | None = None
-    """Folder on the host with the text encoder of the value functions, roberta-base say; null: that of the policy."""
-    image_features: int = 1408
-    """Width of a screenshot's features."""
-    previous_actions: int = 1
-    """How many of the latest actions the prompt tells; AutoUI was trained with 8, DigiRL with 1."""
-    prompt_length: int = 512
-    """Tokens; of a longer prompt the end is read."""
-    answer_length: int = 128
-    """Tokens, at most."""
-    temperature: float = 1.0
-    """Of sampling; log-probabilities are those of the tempered distribution."""
-    dropout: float = 0.0
-    """While it is fitted."""
-
-
-@dataclass
 class CustomAgentSettings(AgentSettings):
     """An agent of yours: ``entry_point: my_file:MyAgent`` is called with the emulator's spec and ``kwargs``."""
 
