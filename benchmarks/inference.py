@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.stage import median, rounded, show
-from digirl_dist.build import Ground, build_collector
+from digirl_dist.build_collector import Ground, build_collector
 from digirl_dist.checkpoint import Checkpoints
 from digirl_dist.choices import choose_agent, choose_device
 from digirl_dist.events import Events

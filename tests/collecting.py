@@ -15,8 +15,9 @@ from clustering import shared_cluster
 from things import Coin, Counter
 from watching import eventually, processes_with
 
-from digirl_dist.build import Device, Ground, build_collector
+from digirl_dist.build_collector import Ground, build_collector
 from digirl_dist.checkpoint import Checkpoint, Checkpoints
+from digirl_dist.choices import Device
 from digirl_dist.collect import Collector
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.events import Events

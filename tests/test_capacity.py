@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from things import Coin, Counter
 
-from digirl_dist.build import Device, Ground, build_collector
+from digirl_dist.build_collector import Ground, build_collector
 from digirl_dist.capacity import Machine, Needs, choose, core_limits, memory_limits
 from digirl_dist.checkpoint import Checkpoints
+from digirl_dist.choices import Device
 from digirl_dist.errors import SettingsError
 from digirl_dist.events import Events
 from digirl_dist.fleet.roster import members

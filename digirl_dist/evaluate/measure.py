@@ -13,7 +13,7 @@ import torch
 from digirl_dist import configuration, table
 from digirl_dist.agent import AgentFactory
 from digirl_dist.agent.placement import Placed
-from digirl_dist.build import inline_collector
+from digirl_dist.build_collector import inline_collector
 from digirl_dist.checkpoint import Checkpoint, Checkpoints
 from digirl_dist.choices import choose_agent, choose_device
 from digirl_dist.collect import Collector

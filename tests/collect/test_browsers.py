@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from watching import eventually, nothing_is_left_of
 
-from digirl_dist.build import Ground, build_collector
+from digirl_dist.build_collector import Ground, build_collector
 from digirl_dist.checkpoint import Checkpoints
 from digirl_dist.choices import choose_device
 from digirl_dist.emulator import EmulatorSpec
