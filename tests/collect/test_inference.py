@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import psutil
+import pytest
 from collecting import Kind, in_the_middle, keys, programs, site, tickets
 from watching import nothing_is_left_of
+
+pytestmark = pytest.mark.long
 
 
 def policies() -> list[psutil.Process]:
