@@ -34,5 +34,5 @@ def running(module: str, among: Iterable[psutil.Process]) -> list[psutil.Process
 def emulators(among: Iterable[psutil.Process]) -> list[psutil.Process]:
     """The emulators themselves, without the guards above them."""
     family = running("digirl_dist.emulator.process", among)
-    guards = {one.ppid() for one in family} & {one.pid for one in family}
-    return [one for one in family if one.pid not in guards]
+    pids = {one.pid for one in family}
+    return [one for one in family if one.ppid() in pids]  # a guard that has not forked yet is none

@@ -15,6 +15,7 @@ from clustering import shared_cluster
 from things import Coin, Counter
 from watching import eventually, processes_with
 
+from chaos.processes import running
 from digirl_dist.build_collector import Ground, build_collector
 from digirl_dist.checkpoint import Checkpoint, Checkpoints
 from digirl_dist.choices import Device
@@ -151,7 +152,7 @@ def keys(harvest: Harvest) -> list[tuple[int, int]]:
 
 def programs(folder: Path) -> list[psutil.Process]:
     """The worker programs with jobs below ``folder``."""
-    return [process for process in processes_with(folder) if "digirl_dist.worker.program" in process.cmdline()]
+    return running("digirl_dist.worker.program", processes_with(folder))
 
 
 def in_the_middle(here: Site, action: Callable[[], object], after: int = 4) -> threading.Thread:

@@ -148,6 +148,9 @@ class Workforce:
     def _lost(self, worker: str, error: WorkerError) -> None:
         released = self._leases.release(worker)
         self.standing[worker] = Standing(error=error, leaving=self.standing[worker].leaving)
+        seen = self._status.worker(worker)
+        seen.doing = "out for good" if error.fatal else "lost, to be tried again"
+        seen.since, seen.limit_s, seen.slots = time.monotonic(), None, []
         self.tell("worker_lost", worker, reason=error.reason, remedy=error.remedy, fatal=error.fatal, released=released)
 
     def _slot_changed(self, worker: str, slot: int, state: str, reason: str, in_service: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from digirl_dist.errors import JobError, LinkLostError, TrajectoryError, WorkerError
@@ -28,6 +28,7 @@ from digirl_dist.fleet.transfers import Transfers
 from digirl_dist.job import PROTOCOL, Notice, decode, encode
 from digirl_dist.question import Answer, Question
 from digirl_dist.settings import LimitSettings
+from digirl_dist.tasks import Ticket
 
 _MOST_SLOTS = 10_000
 """No machine carries more; a worker that claims it must not be leased a whole iteration."""
@@ -101,6 +102,11 @@ class Session:
         if self._working:
             self._offered, self._offered_at, self._pushed_bytes = checkpoint, time.monotonic(), 0
             self.send(encode("checkpoint", version=checkpoint.iteration, tensors=checkpoint.wire()))
+
+    def lease(self, tickets: Sequence[Ticket]) -> None:
+        """Ask the program to run these. Before it has its job they were meant for one that is lost, as will be told."""
+        if self._working:
+            self.send(encode("lease", tickets=[ticket.to_json() for ticket in tickets]))
 
     def serve(self, newest: Callable[[], Offer | None]) -> None:
         """Greet the program and act on what it says until it ends. Raises WorkerError when that is too early."""

@@ -60,7 +60,7 @@ class RemoteWorker:
         self._tell(lambda session: session.offer(checkpoint))
 
     def lease(self, tickets: list[Ticket]) -> None:
-        self._tell(lambda session: session.send(encode("lease", tickets=[ticket.to_json() for ticket in tickets])))
+        self._tell(lambda session: session.lease(tickets))
 
     def drop(self, keys: list[Key], lost_to: str) -> None:
         """These tickets are no longer wanted of this worker; their seconds are booked there (see slot_time)."""

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections import Counter as Counts
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +180,31 @@ def test_what_a_worker_spooled_for_nobody_is_dropped_unread(tmp_path: Path) -> N
         harvest = here.collect(tickets(4, iteration=1))
         assert keys(harvest) == [(1, index) for index in range(4)]
         eventually(lambda: not list(tmp_path.rglob("jobs/*/episodes/*")), 5, "the deletion on the workers")
+
+
+def test_a_ticket_is_not_leased_to_a_program_that_has_no_job_yet(tmp_path: Path) -> None:
+    """While the host is held up, one worker program ends and the next one starts; what the host says then was meant
+    for the first."""
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold_up(_: object) -> None:
+        held.set()
+        go_on.wait(60)
+
+    with site(tmp_path, Kind.fleet, step_s=0.1, speculate=False) as here:
+        here.store.listen(hold_up)
+        with ThreadPoolExecutor(1) as pool:
+            harvest = pool.submit(here.collect, tickets(30))
+            try:
+                assert held.wait(60)
+                folders = list(tmp_path.rglob("episodes"))
+                eventually(lambda: all(len(list(each.glob("*.json"))) >= 3 for each in folders), 20, "idle slots")
+                before = programs(tmp_path)
+                before[0].kill()
+                old = {program.pid for program in before}
+                eventually(lambda: {program.pid for program in programs(tmp_path)} - old, 20, "the next program")
+            finally:
+                go_on.set()
+            assert keys(harvest.result(90)) == [(0, index) for index in range(30)]
+        lost = [content for kind, content in here.events if kind == "worker_lost"]
+        assert len(lost) == 1 and not lost[0]["fatal"], lost
