@@ -72,6 +72,7 @@ setup(
             "build",
             "datasets",
             "hypothesis",
+            "matplotlib>=3.8",
             "mypy",
             "pandas",
             "pytest",

@@ -98,7 +98,7 @@ def run(settings: Settings, source: configuration.Source | None = None) -> None:
     device = choose_device(settings, settings.emulator)
     check_judge(settings)
     agent = choose_agent(settings.agent, device.spec)
-    learning = _learning(settings, agent, Path(settings.save_path).expanduser().resolve())
+    learning = _learning(settings, device, agent, Path(settings.save_path).expanduser().resolve())
     if rank is None or rank.is_first:
         _lead(settings, source, device, agent, learning, rank)
     else:
@@ -163,12 +163,12 @@ def build_curves(settings: Settings, folder: RunFolder) -> list[Curves]:
     return drawn
 
 
-def _learning(settings: Settings, agent: AgentFactory, root: Path) -> Learning:
+def _learning(settings: Settings, device: Device, agent: AgentFactory, root: Path) -> Learning:
     """What every process that makes updates of the run folder ``root`` must know."""
     trainer = settings.trainer
     return Learning(
         agent=agent,
-        algorithm=choose_algorithm(settings),
+        algorithm=choose_algorithm(settings, device.max_steps),
         checkpoints=Checkpoints(
             root / "checkpoints", settings.save_freq, settings.keep_checkpoints, in_use=settings.collect_ahead
         ),

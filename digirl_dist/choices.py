@@ -158,7 +158,8 @@ def check_judge(settings: Settings) -> None:
             key_of(settings.judge)
 
 
-def choose_algorithm(settings: Settings) -> AlgorithmFactory:
+def choose_algorithm(settings: Settings, horizon: int | None) -> AlgorithmFactory:
+    """``horizon``: the most steps that an episode may have, if that is known."""
     match settings.train_algorithm:
         case TrainAlgorithm.filtered_bc:
             from digirl_dist.algorithm.filtered_bc import FilteredBC
@@ -167,7 +168,7 @@ def choose_algorithm(settings: Settings) -> AlgorithmFactory:
         case TrainAlgorithm.digirl:
             from digirl_dist.algorithm.digirl import DigiRL
 
-            return lambda agent, peers: DigiRL(agent, settings.algorithm.digirl, settings.seed, peers)
+            return lambda agent, peers: DigiRL(agent, settings.algorithm.digirl, settings.seed, peers, horizon)
         case TrainAlgorithm.grpo:
             from digirl_dist.algorithm.grpo import Grpo
 

@@ -57,9 +57,15 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class PaperRule:
-    """The doubly robust advantage must exceed 1/H (arXiv 2406.11896, section 4)."""
+    """The doubly robust advantage must exceed 1/H (arXiv 2406.11896, section 4).
+
+    H is the horizon of the task, the most steps that an episode may have, and not what this episode took: a success in
+    its first step has the advantage 1, which no threshold below it may refuse. Where there is no horizon, it is what
+    the episode took.
+    """
 
     lam: float
+    horizon: int | None = None
     objective: Objective = IMITATION
     critics: int = 1
     discount: float = 1.0
@@ -70,7 +76,7 @@ class PaperRule:
         return instruction_advantages(returns, values)
 
     def good(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
-        return doubly_robust_advantages(rewards, values, self.lam) > 1 / len(rewards)
+        return doubly_robust_advantages(rewards, values, self.lam) > 1 / (self.horizon or len(rewards))
 
 
 @dataclass(frozen=True)
@@ -92,11 +98,11 @@ class ReleasedRule:
         return released_advantages(rewards, values, returns, self.margin) > 0
 
 
-def rule_of(settings: DigirlSettings) -> Rule:
-    """The rule that the settings name."""
+def rule_of(settings: DigirlSettings, horizon: int | None) -> Rule:
+    """The rule that the settings name, for episodes of at most ``horizon`` steps (None: not known)."""
     match settings.advantage:
         case Advantage.paper:
-            return PaperRule(settings.lam)
+            return PaperRule(settings.lam, horizon)
         case Advantage.code:
             return ReleasedRule(settings.discount, settings.margin)
 
@@ -120,10 +126,12 @@ class DigiRL:
     and one of every observation. The first chooses episodes, the second steps; the chosen steps are imitated.
     """
 
-    def __init__(self, agent: Agent, settings: DigirlSettings, seed: int, peers: Peers = ALONE) -> None:
+    def __init__(
+        self, agent: Agent, settings: DigirlSettings, seed: int, peers: Peers = ALONE, horizon: int | None = None
+    ) -> None:
         self._agent = agent
         self._settings = settings
-        self._rule = rule_of(settings)
+        self._rule = rule_of(settings, horizon)
         self._peers = peers
         self._imitation = Imitation(agent, settings.actor, seed, peers, self._rule.objective)
         self._instruction_value = SuccessValue(agent.feature_size, settings.instruction_value, seed + 1, peers)

@@ -127,7 +127,7 @@ def _learner(place: Place, device: str, group: Group) -> Learner:
         torch.manual_seed(settings.seed)
         agent = Placed(choose_agent(settings.agent, place.emulator.spec), device)()
         agent.train(False)
-        return Learner(agent, choose_algorithm(settings)(agent, OwnRows(group)))
+        return Learner(agent, choose_algorithm(settings, place.emulator.max_steps)(agent, OwnRows(group)))
 
 
 def _stream(place: Place, slot: int) -> Stream:

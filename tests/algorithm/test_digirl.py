@@ -99,16 +99,26 @@ def test_the_released_rule_takes_steps_whose_clamped_advantage_is_positive(
     assert (ReleasedRule(gamma, 0.05).good(rewards, values) == (np.array(expected) > 0))[clear].all()
 
 
-@given(arrays.arrays(np.float64, 9, elements=UNIT), arrays.arrays(np.float64, 10, elements=UNIT), UNIT)
-def test_the_paper_s_rule_takes_steps_whose_advantage_exceeds_one_over_their_number(
-    rewards: np.ndarray, values: np.ndarray, lam: float
+@given(
+    arrays.arrays(np.float64, 9, elements=UNIT),
+    arrays.arrays(np.float64, 10, elements=UNIT),
+    UNIT,
+    st.none() | st.integers(9, 20),
+)
+def test_the_paper_s_rule_takes_steps_whose_advantage_exceeds_one_over_the_horizon(
+    rewards: np.ndarray, values: np.ndarray, lam: float, horizon: int | None
 ) -> None:
     trust = [lam ** (9 - h) for h in range(1, 10)]
     expected = [
         share * rewards[-1] + (1 - share) * (values[h + 1] + rewards[h] - values[h]) for h, share in enumerate(trust)
     ]
-    clear = np.abs(np.array(expected) - 1 / 9) > 1e-9
-    assert (PaperRule(lam).good(rewards, values) == (np.array(expected) > 1 / 9))[clear].all()
+    threshold = 1 / (9 if horizon is None else horizon)
+    clear = np.abs(np.array(expected) - threshold) > 1e-9
+    assert (PaperRule(lam, horizon).good(rewards, values) == (np.array(expected) > threshold))[clear].all()
+
+
+def test_a_success_in_the_first_step_is_imitated_by_the_paper_s_rule() -> None:
+    assert PaperRule(0.5, horizon=8).good(np.array([1.0]), np.array([0.9, 0.9])).tolist() == [True]
 
 
 @given(

@@ -1,0 +1,51 @@
+"""Makes the learning results of docs/results.md: real runs over several seeds, where they are not made yet."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.results import page
+from benchmarks.results.plan import groups, runs_of, shortened
+from benchmarks.results.reading import found
+from benchmarks.results.running import finish
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0, or 1 if a run failed."""
+    options = _options(argv)
+    root = (options.runs or _ROOT / "runs" / ("results-quick" if options.quick else "results")).resolve()
+    folder = root if options.quick else options.out
+    planned = [shortened(group) if options.quick else group for group in groups(root)]
+    failed = 0
+    if not options.page:
+        wanted = [group for group in planned if group.name in (options.only or [one.name for one in planned])]
+        failed = finish([run for group in wanted for run in runs_of(group, options.seeds, root)])
+    sections = [page.Section(group, found(group, runs_of(group, options.seeds, root))) for group in planned]
+    page.write(folder, sections, "script/results" + (" --quick" if options.quick else ""))
+    print(f"wrote {folder / 'results.md'}")
+    return 1 if failed else 0
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="script/results", description=__doc__)
+    names = [group.name for group in groups(Path())]
+    parser.add_argument("--only", action="append", choices=names, help="make the runs of this group; may be repeated")
+    parser.add_argument("--seeds", type=_numbers, default=[0, 1, 2], help="for example 0,1,2")
+    parser.add_argument("--quick", action="store_true", help="four small iterations of each: does everything run?")
+    parser.add_argument("--page", action="store_true", help="make no runs, write the page from those that there are")
+    parser.add_argument("--runs", type=Path, help="where the runs are kept (runs/results)")
+    parser.add_argument("--out", type=Path, default=_ROOT / "docs", help="where results.md goes")
+    return parser.parse_args(argv)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""``results.md`` and its pictures."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import psutil
+
+from benchmarks.results.plan import Group
+from benchmarks.results.reading import Curve, Found
+
+matplotlib.use("Agg")
+from matplotlib import pyplot  # noqa: E402 - the backend comes first
+from matplotlib.axes import Axes  # noqa: E402
+
+_INTRODUCTION = """\
+# Learning results
+
+Made by `{command}`; every number comes from the `metrics.jsonl` of runs of the ordinary entry, `python run.py`, which the
+same command makes where they are missing. Machine: {machine}.
+
+`start` is the success rate of the first episodes, before any of them was learned from; `end` that of the last two
+iterations; `mean` that of all. All are success rates of a policy that still explores, on training tasks. Figures are means
+over seeds ± standard deviation; in the pictures the band is one standard deviation. Minutes are wall-clock of one run.
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A group and what was found of each of its series."""
+
+    group: Group
+    found: Sequence[Found]
+
+
+def write(folder: Path, sections: Sequence[Section], command: str) -> None:
+    """``folder/results.md``, and a picture per section in ``folder/results``. Unfinished runs are named, not shown."""
+    (folder / "results").mkdir(parents=True, exist_ok=True)
+    parts = [_INTRODUCTION.format(command=command, machine=_machine())]
+    for section in sections:
+        name = f"{section.group.name}.png"
+        drawn = draw(section, folder / "results" / name)
+        picture = f"![{section.group.title}](results/{name})\n" if drawn else ""
+        parts += [f"## {section.group.title}\n", f"{section.group.text}\n", table(section), picture, _missing(section)]
+    (folder / "results.md").write_text("\n".join(part for part in parts if part))
+
+
+def table(section: Section) -> str:
+    """A line for each series of which a run is finished."""
+    head = "| run | seeds | episodes | start | end | mean | minutes | date |\n" + "| --- " * 8 + "|\n"
+    return head + "".join(_line(found) for found in section.found if found.curves)
+
+
+def draw(section: Section, path: Path) -> bool:
+    """Success rates over episodes, with their spread over seeds. False, and nothing is drawn, without finished runs."""
+    shown = [found for found in section.found if found.curves]
+    if not shown:
+        return False
+    columns = min(4, len(shown)) if section.group.panels else 1
+    rows = -(-len(shown) // columns) if section.group.panels else 1
+    size = (2.6 * columns, 2.3 * rows) if section.group.panels else (7.0, 4.0)
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, sharey=True, squeeze=False, layout="constrained")
+    for number, found in enumerate(shown):
+        axis: Axes = axes.flat[number] if section.group.panels else axes.flat[0]
+        _draw_curve(axis, found)
+        if section.group.panels:
+            axis.set_title(found.series.name, fontsize=9)
+    for axis in axes.flat[len(shown) if section.group.panels else 1 :]:
+        axis.set_axis_off()
+    if not section.group.panels:
+        axes.flat[0].legend(loc="lower right")
+    figure.supxlabel("episodes", fontsize=9)
+    figure.supylabel("success rate", fontsize=9)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return True
+
+
+def _draw_curve(axis: Axes, found: Found) -> None:
+    curves = list(found.curves.values())
+    rates = np.array([curve.success for curve in curves])
+    middle, spread = rates.mean(axis=0), rates.std(axis=0)
+    axis.plot(curves[0].episodes, middle, label=found.series.name)
+    axis.fill_between(curves[0].episodes, middle - spread, middle + spread, alpha=0.2)
+    axis.set_ylim(0, 1)
+    axis.grid(alpha=0.3)
+
+
+def _line(found: Found) -> str:
+    curves = list(found.curves.values())
+    seeds = ", ".join(str(seed) for seed in sorted(found.curves))
+    rates = " | ".join(
+        _spread([getattr(curve, what) for curve in curves]) for what in ("start", "end", "mean")
+    )
+    minutes = statistics.fmean(curve.seconds for curve in curves) / 60
+    return (
+        f"| {found.series.name} | {seeds} | {curves[0].episodes[-1]} | {rates} | {minutes:.1f} | {_days(curves)} |\n"
+    )
+
+
+def _spread(rates: Sequence[float]) -> str:
+    return f"{statistics.fmean(rates):.2f} ± {statistics.pstdev(rates):.2f}" if len(rates) > 1 else f"{rates[0]:.2f}"
+
+
+def _days(curves: Sequence[Curve]) -> str:
+    days = sorted({curve.day.isoformat() for curve in curves})
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+
+
+def _missing(section: Section) -> str:
+    """What is not there yet, so that nobody takes a mean of one seed for one of three."""
+    left = [
+        f"`{found.series.name}` (seed {', '.join(map(str, found.missing))})" for found in section.found if found.missing
+    ]
+    return f"Not finished: {'; '.join(left)}.\n" if left else ""
+
+
+def _machine() -> str:
+    return f"{psutil.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, {platform.system()} {platform.machine()}"

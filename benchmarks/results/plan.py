@@ -1,0 +1,144 @@
+"""Which runs the learning results are made of, and with which settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Series:
+    """Runs that differ by their seed alone: one curve, one line of a table.
+
+    Each has ``iterations`` with ``episodes`` in each. ``seeds``: instead of those that are asked for.
+    """
+
+    name: str
+    iterations: int
+    episodes: int
+    overrides: tuple[str, ...]
+    seeds: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Series that are looked at together: a table and a picture. ``panels``: each series has a picture of its own."""
+
+    name: str
+    title: str
+    text: str
+    series: tuple[Series, ...]
+    panels: bool = False
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run and where it is kept."""
+
+    series: Series
+    seed: int
+    folder: Path
+
+    def overrides(self) -> list[str]:
+        """What the ordinary entry is told."""
+        return [
+            "parallel=single",
+            "keep_checkpoints=1",
+            f"seed={self.seed}",
+            f"rollout_size={self.series.episodes}",
+            f"train_iterations={self.series.iterations}",
+            f"save_path={self.folder}",
+            *self.series.overrides,
+        ]
+
+
+def runs_of(group: Group, seeds: Sequence[int], root: Path) -> list[Run]:
+    """All runs of a group, seed after seed, so that whoever stops early has whole seeds."""
+    return [
+        Run(series, seed, root / group.name / series.name / f"seed-{seed}")
+        for seed in dict.fromkeys([*(seed for series in group.series for seed in series.seeds or ()), *seeds])
+        for series in group.series
+        if seed in (series.seeds or seeds)
+    ]
+
+
+def shortened(group: Group) -> Group:
+    """The same with four small iterations each: shows that everything runs, not that anything learns."""
+    return replace(group, series=tuple(replace(one, iterations=4, episodes=16) for one in group.series))
+
+
+def groups(root: Path) -> tuple[Group, ...]:
+    """All of them; ``root`` is where the runs are kept, for those that learn from others."""
+    return (_phone(), _algorithms(), _off2on(root), _miniwob())
+
+
+def _phone() -> Group:
+    return Group(
+        "phone",
+        "Demo phone",
+        "Filtered cloning, as it comes. `default` is what `script/demo` trains on; `easy` opens all twelve apps, in two "
+        "wordings each.",
+        (
+            Series("default", 14, 128, ("task_set=default",)),
+            Series("easy", 14, 128, ("task_set=easy",)),
+        ),
+    )
+
+
+def _algorithms() -> Group:
+    multistep = ("task_set=multistep",)
+    return Group(
+        "algorithms",
+        "Algorithms on the multi-step tasks of the demo phone",
+        "77 tasks of two to four steps, and the same number of episodes for each algorithm.",
+        (
+            Series("filtered_bc", 14, 96, multistep),
+            Series("digirl-paper", 14, 96, (*multistep, "train_algorithm=digirl")),
+            Series("digirl-code", 14, 96, (*multistep, "train_algorithm=digirl", "algorithm.digirl.advantage=code")),
+            Series("grpo", 14, 96, (*multistep, "train_algorithm=grpo")),
+        ),
+    )
+
+
+def _off2on(root: Path) -> Group:
+    data = root / "off2on" / "data" / "seed-100"
+    learned = ("train_mode=offline_to_online", f"offline.data=[{data / 'trajectories'}]", "offline.iterations=3")
+    return Group(
+        "off2on",
+        "Offline to online",
+        "Demo phone, set `default`, filtered cloning. `offline-to-online` makes three updates from 512 episodes that "
+        "`data`, a run of four iterations with another seed, left behind, and then goes on as `online` does, with as "
+        "many episodes of its own.",
+        (
+            Series("data", 4, 128, ("task_set=default",), seeds=(100,)),
+            Series("online", 8, 96, ("task_set=default",)),
+            Series("offline-to-online", 11, 96, ("task_set=default", *learned)),
+        ),
+    )
+
+
+_PAGES = {
+    "click-test": 6,
+    "focus-text": 8,
+    "click-dialog": 12,
+    "click-test-2": 18,
+    "focus-text-2": 18,
+    "click-button-sequence": 18,
+    "click-color": 18,
+    "enter-text": 18,
+}
+"""MiniWoB++ pages in the order of how hard they are for this agent, and the iterations that each is given."""
+
+
+def _miniwob() -> Group:
+    return Group(
+        "miniwob",
+        "MiniWoB++",
+        "Eight pages, each learned from nothing by filtered cloning with the settings that `emulator=miniwob` brings.",
+        tuple(
+            Series(page, iterations, 64, ("emulator=miniwob", f"emulator.task={page}"))
+            for page, iterations in _PAGES.items()
+        ),
+        panels=True,
+    )

@@ -1,0 +1,79 @@
+"""What finished and unfinished runs came to, from their ``metrics.jsonl``."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+
+from benchmarks.results.plan import Group, Run, Series
+
+_LAST = 2
+"""Iterations at the end of a run whose episodes together say how it ended."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run: success rates of its iterations, and how many episodes had been run after each.
+
+    Iterations that learned offline ran none and are left out.
+    """
+
+    episodes: list[int]
+    success: list[float]
+    seconds: float
+    day: date
+    finished: bool
+
+    @property
+    def start(self) -> float:
+        """Of the untrained policy, or of the one that learned offline."""
+        return self.success[0]
+
+    @property
+    def end(self) -> float:
+        return statistics.fmean(self.success[-_LAST:])
+
+    @property
+    def mean(self) -> float:
+        """Over the whole run: higher where learning was quicker."""
+        return statistics.fmean(self.success)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The finished runs of a series by seed, and the seeds that are missing."""
+
+    series: Series
+    curves: dict[int, Curve]
+    missing: list[int]
+
+
+def read(run: Run) -> Curve | None:
+    """None if the run has no episodes yet."""
+    path = run.folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    acted = [line for line in lines if line["episodes"]]
+    if not acted:
+        return None
+    totals = [sum(line["episodes"] for line in acted[: number + 1]) for number in range(len(acted))]
+    return Curve(
+        totals,
+        [line["success_rate"] for line in acted],
+        sum(line["iteration_s"] for line in lines),
+        date.fromtimestamp(lines[-1]["time"]),
+        finished=len(lines) >= run.series.iterations,
+    )
+
+
+def found(group: Group, runs: Sequence[Run]) -> list[Found]:
+    """Of each series of the group, what there is."""
+    return [_of(series, [run for run in runs if run.series == series]) for series in group.series]
+
+
+def _of(series: Series, runs: Sequence[Run]) -> Found:
+    curves = {run.seed: read(run) for run in runs}
+    done = {seed: curve for seed, curve in curves.items() if curve is not None and curve.finished}
+    return Found(series, done, [seed for seed in curves if seed not in done])

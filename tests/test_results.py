@@ -1,0 +1,72 @@
+"""The page of learning results says what the runs came to, and what is missing."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.results.page import Section, draw, table, write
+from benchmarks.results.plan import Group, Run, Series, groups, runs_of, shortened
+from benchmarks.results.reading import found, read
+from digirl_dist.configuration import Source
+
+FAST = Series("fast", 3, 10, ())
+SLOW = Series("slow", 3, 10, ())
+GROUP = Group("race", "A race", "Who is first?", (FAST, SLOW))
+
+
+def record(run: Run, rates: list[float | None]) -> None:
+    """Leaves the metrics of a run; None is an iteration that learned offline."""
+    run.folder.mkdir(parents=True)
+    lines = [
+        {"iteration": number, "episodes": 0 if rate is None else 10, "success_rate": rate, "iteration_s": 30.0,
+         "time": time.mktime((2026, 5, 4, 12, 0, 0, 0, 0, -1))}
+        for number, rate in enumerate(rates)
+    ]  # fmt: skip
+    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.fixture
+def section(tmp_path: Path) -> Section:
+    runs = runs_of(GROUP, [0, 1], tmp_path)
+    rates = {("fast", 0): [0.2, 0.6, 1.0], ("fast", 1): [0.0, 0.4, 0.8], ("slow", 0): [None, 0.1, 0.3]}
+    for run in runs:
+        if (run.series.name, run.seed) in rates:
+            record(run, rates[run.series.name, run.seed])
+    return Section(GROUP, found(GROUP, runs))
+
+
+def test_the_table_has_means_over_seeds_with_their_spread(section: Section) -> None:
+    fast, slow = table(section).splitlines()[2:]
+    assert fast == "| fast | 0, 1 | 30 | 0.10 ± 0.10 | 0.70 ± 0.10 | 0.50 ± 0.10 | 1.5 | 2026-05-04 |"
+    assert slow == "| slow | 0 | 20 | 0.10 | 0.20 | 0.20 | 1.5 | 2026-05-04 |"
+
+
+def test_the_page_shows_the_curves_and_names_what_is_not_finished(section: Section, tmp_path: Path) -> None:
+    write(tmp_path, [section, Section(GROUP, [])], "script/results")
+    page = (tmp_path / "results.md").read_text()
+    assert "Not finished: `slow` (seed 1)." in page and "![A race](results/race.png)" in page
+    assert (tmp_path / "results" / "race.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
+    assert not draw(Section(GROUP, found(GROUP, runs_of(GROUP, [0], tmp_path))), tmp_path / "x.png")
+
+
+def test_a_run_that_stopped_early_does_not_count_as_finished(tmp_path: Path) -> None:
+    [run, _] = runs_of(GROUP, [0], tmp_path)
+    record(run, [0.5, 0.5])
+    curve = read(run)
+    assert curve is not None and not curve.finished
+
+
+def test_every_planned_run_composes_and_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    planned = [run for group in groups(tmp_path) for run in runs_of(group, [0, 1, 2], tmp_path)]
+    assert len({run.folder for run in planned}) == len(planned)
+    for run in (run for group in groups(tmp_path) for run in runs_of(shortened(group), [0], tmp_path)):
+        settings = Source("config/multimachine", "host", tuple(run.overrides())).load()
+        assert (settings.train_iterations, settings.rollout_size) == (4, 16)
+        assert settings.save_path == str(run.folder)
