@@ -46,9 +46,10 @@ def test_the_table_has_means_over_seeds_with_their_spread(section: Section) -> N
 
 
 def test_the_page_shows_the_curves_and_names_what_is_not_finished(section: Section, tmp_path: Path) -> None:
-    write(tmp_path, [section, Section(GROUP, [])], "script/results")
+    write(tmp_path, [section, Section(GROUP, [])], "script/results", "Quietly.")
     page = (tmp_path / "results.md").read_text()
-    assert "Not finished: `slow` (seed 1)." in page and "![A race](results/race.png)" in page
+    assert "Not finished: `slow` (seed 1)." in page and "Quietly." in page
+    assert "![A race](results/race.png)" in page
     assert (tmp_path / "results" / "race.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -61,6 +62,7 @@ def test_a_run_that_stopped_early_does_not_count_as_finished(tmp_path: Path) -> 
     record(run, [0.5, 0.5])
     curve = read(run)
     assert curve is not None and not curve.finished
+    assert (curve.learned, curve.episodes) == ([0, 10], 20)
 
 
 def test_every_planned_run_composes_and_has_a_folder_of_its_own(tmp_path: Path) -> None:

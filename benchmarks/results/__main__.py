@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         wanted = [group for group in planned if group.name in (options.only or [one.name for one in planned])]
         failed = finish([run for group in wanted for run in runs_of(group, options.seeds, root)])
     sections = [page.Section(group, found(group, runs_of(group, options.seeds, root))) for group in planned]
-    page.write(folder, sections, "script/results" + (" --quick" if options.quick else ""))
+    page.write(folder, sections, "script/results" + (" --quick" if options.quick else ""), options.note)
     print(f"wrote {folder / 'results.md'}")
     return 1 if failed else 0
 
@@ -39,6 +39,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="four small iterations of each: does everything run?")
     parser.add_argument("--page", action="store_true", help="make no runs, write the page from those that there are")
     parser.add_argument("--runs", type=Path, help="where the runs are kept (runs/results)")
+    parser.add_argument("--note", default="", help="a sentence for the page: what else ran on the machine, say")
     parser.add_argument("--out", type=Path, default=_ROOT / "docs", help="where results.md goes")
     return parser.parse_args(argv)
 

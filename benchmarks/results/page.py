@@ -28,6 +28,7 @@ same command makes where they are missing. Machine: {machine}.
 `start` is the success rate of the first episodes, before any of them was learned from; `end` that of the last two
 iterations; `mean` that of all. All are success rates of a policy that still explores, on training tasks. Figures are means
 over seeds ± standard deviation; in the pictures the band is one standard deviation. Minutes are wall-clock of one run.
+{note}
 """
 
 
@@ -39,10 +40,13 @@ class Section:
     found: Sequence[Found]
 
 
-def write(folder: Path, sections: Sequence[Section], command: str) -> None:
-    """``folder/results.md``, and a picture per section in ``folder/results``. Unfinished runs are named, not shown."""
+def write(folder: Path, sections: Sequence[Section], command: str, note: str = "") -> None:
+    """``folder/results.md``, and a picture per section in ``folder/results``. Unfinished runs are named, not shown.
+
+    ``note`` says what a reader must know beside the numbers.
+    """
     (folder / "results").mkdir(parents=True, exist_ok=True)
-    parts = [_INTRODUCTION.format(command=command, machine=_machine())]
+    parts = [_INTRODUCTION.format(command=command, machine=_machine(), note=note)]
     for section in sections:
         name = f"{section.group.name}.png"
         drawn = draw(section, folder / "results" / name)
@@ -52,7 +56,9 @@ def write(folder: Path, sections: Sequence[Section], command: str) -> None:
 
 
 def table(section: Section) -> str:
-    """A line for each series of which a run is finished."""
+    """A line for each series of which a run is finished; nothing if there is none."""
+    if not any(found.curves for found in section.found):
+        return ""
     head = "| run | seeds | episodes | start | end | mean | minutes | date |\n" + "| --- " * 8 + "|\n"
     return head + "".join(_line(found) for found in section.found if found.curves)
 
@@ -75,7 +81,7 @@ def draw(section: Section, path: Path) -> bool:
         axis.set_axis_off()
     if not section.group.panels:
         axes.flat[0].legend(loc="lower right")
-    figure.supxlabel("episodes", fontsize=9)
+    figure.supxlabel("episodes learned from", fontsize=9)
     figure.supylabel("success rate", fontsize=9)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
@@ -86,9 +92,9 @@ def _draw_curve(axis: Axes, found: Found) -> None:
     curves = list(found.curves.values())
     rates = np.array([curve.success for curve in curves])
     middle, spread = rates.mean(axis=0), rates.std(axis=0)
-    axis.plot(curves[0].episodes, middle, label=found.series.name)
-    axis.fill_between(curves[0].episodes, middle - spread, middle + spread, alpha=0.2)
-    axis.set_ylim(0, 1)
+    axis.plot(curves[0].learned, middle, label=found.series.name)
+    axis.fill_between(curves[0].learned, middle - spread, middle + spread, alpha=0.2)
+    axis.set_ylim(0, 1.03)
     axis.grid(alpha=0.3)
 
 
@@ -100,7 +106,7 @@ def _line(found: Found) -> str:
     )
     minutes = statistics.fmean(curve.seconds for curve in curves) / 60
     return (
-        f"| {found.series.name} | {seeds} | {curves[0].episodes[-1]} | {rates} | {minutes:.1f} | {_days(curves)} |\n"
+        f"| {found.series.name} | {seeds} | {curves[0].episodes} | {rates} | {minutes:.1f} | {_days(curves)} |\n"
     )
 
 

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
+from itertools import accumulate
 
 from benchmarks.results.plan import Group, Run, Series
 
@@ -16,13 +17,14 @@ _LAST = 2
 
 @dataclass(frozen=True)
 class Curve:
-    """One run: success rates of its iterations, and how many episodes had been run after each.
+    """One run: success rates of its iterations, and how many of its own episodes had been learned from before each.
 
     Iterations that learned offline ran none and are left out.
     """
 
-    episodes: list[int]
+    learned: list[int]
     success: list[float]
+    episodes: int
     seconds: float
     day: date
     finished: bool
@@ -58,10 +60,11 @@ def read(run: Run) -> Curve | None:
     acted = [line for line in lines if line["episodes"]]
     if not acted:
         return None
-    totals = [sum(line["episodes"] for line in acted[: number + 1]) for number in range(len(acted))]
+    totals = list(accumulate((line["episodes"] for line in acted), initial=0))
     return Curve(
-        totals,
+        totals[:-1],
         [line["success_rate"] for line in acted],
+        totals[-1],
         sum(line["iteration_s"] for line in lines),
         date.fromtimestamp(lines[-1]["time"]),
         finished=len(lines) >= run.series.iterations,
