@@ -8,26 +8,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import psutil
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from benchmarks.results.plan import Group
 from benchmarks.results.reading import Curve, Found
 
-matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402 - the backend comes first
-from matplotlib.axes import Axes  # noqa: E402
-
 _INTRODUCTION = """\
 # Learning results
 
-Made by `{command}`; every number comes from the `metrics.jsonl` of runs of the ordinary entry, `python run.py`, which the
-same command makes where they are missing. Machine: {machine}.
+Made by `{command}`; every number comes from the `metrics.jsonl` of runs of the ordinary entry, `python run.py`, which
+the same command makes where they are missing. Machine: {machine}.
 
 `start` is the success rate of the first episodes, before any of them was learned from; `end` that of the last two
-iterations; `mean` that of all. All are success rates of a policy that still explores, on training tasks. Figures are means
-over seeds ± standard deviation; in the pictures the band is one standard deviation. Minutes are wall-clock of one run.
+iterations; `mean` that of all. All are success rates of a policy that still explores, on training tasks. Figures are
+means over seeds ± standard deviation; in the pictures the band is one standard deviation. Minutes are wall-clock of one
+run.
 {note}
 """
 
@@ -71,7 +69,8 @@ def draw(section: Section, path: Path) -> bool:
     columns = min(4, len(shown)) if section.group.panels else 1
     rows = -(-len(shown) // columns) if section.group.panels else 1
     size = (2.6 * columns, 2.3 * rows) if section.group.panels else (7.0, 4.0)
-    figure, axes = pyplot.subplots(rows, columns, figsize=size, sharey=True, squeeze=False, layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, columns, sharey=True, squeeze=False)
     for number, found in enumerate(shown):
         axis: Axes = axes.flat[number] if section.group.panels else axes.flat[0]
         _draw_curve(axis, found)
@@ -84,7 +83,6 @@ def draw(section: Section, path: Path) -> bool:
     figure.supxlabel("episodes learned from", fontsize=9)
     figure.supylabel("success rate", fontsize=9)
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
     return True
 
 
@@ -101,13 +99,9 @@ def _draw_curve(axis: Axes, found: Found) -> None:
 def _line(found: Found) -> str:
     curves = list(found.curves.values())
     seeds = ", ".join(str(seed) for seed in sorted(found.curves))
-    rates = " | ".join(
-        _spread([getattr(curve, what) for curve in curves]) for what in ("start", "end", "mean")
-    )
+    rates = " | ".join(_spread([getattr(curve, what) for curve in curves]) for what in ("start", "end", "mean"))
     minutes = statistics.fmean(curve.seconds for curve in curves) / 60
-    return (
-        f"| {found.series.name} | {seeds} | {curves[0].episodes} | {rates} | {minutes:.1f} | {_days(curves)} |\n"
-    )
+    return f"| {found.series.name} | {seeds} | {curves[0].episodes} | {rates} | {minutes:.1f} | {_days(curves)} |\n"
 
 
 def _spread(rates: Sequence[float]) -> str:
@@ -128,4 +122,5 @@ def _missing(section: Section) -> str:
 
 
 def _machine() -> str:
-    return f"{psutil.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, {platform.system()} {platform.machine()}"
+    memory = psutil.virtual_memory().total / 2**30
+    return f"{psutil.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.machine()}"

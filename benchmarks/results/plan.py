@@ -77,8 +77,8 @@ def _phone() -> Group:
     return Group(
         "phone",
         "Demo phone",
-        "Filtered cloning, as it comes. `default` is what `script/demo` trains on; `easy` opens all twelve apps, in two "
-        "wordings each.",
+        "Filtered cloning, as it comes. `default` is what `script/demo` trains on; `easy` opens all twelve apps, in "
+        "two wordings each.",
         (
             Series("default", 14, 128, ("task_set=default",)),
             Series("easy", 14, 128, ("task_set=easy",)),
@@ -97,10 +97,10 @@ def _algorithms() -> Group:
     return Group(
         "algorithms",
         "Algorithms on the multi-step tasks of the demo phone",
-        "77 tasks of two to four steps; the same agent, and the same number of episodes for each algorithm. Set for so few "
-        "episodes: as many passes over the chosen rows for `filtered_bc` as `digirl` has (20 in place of 5), and for "
-        "`digirl` the share of episodes that are looked at (0.3 in place of 0.1) and of those that only measure (0.1 in "
-        "place of 0.2). `grpo` is as it comes.",
+        "77 tasks of two to four steps; the same agent, and the same number of episodes for each algorithm. Set for so "
+        "few episodes: as many passes over the chosen rows for `filtered_bc` as `digirl` has (20 in place of 5), and "
+        "for `digirl` the share of episodes that are looked at (0.3 in place of 0.1) and of those that only measure "
+        "(0.1 in place of 0.2). `grpo` is as it comes.",
         (
             Series("filtered_bc", 14, 96, (*multistep, cloning)),
             Series("digirl-paper", 14, 96, (*multistep, *digirl)),
