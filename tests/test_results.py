@@ -14,7 +14,7 @@ from benchmarks.results.reading import found, read
 from digirl_dist.configuration import Source
 
 FAST = Series("fast", 3, 10, ())
-SLOW = Series("slow", 3, 10, ())
+SLOW = Series("slow", 2, 10, (), offline=1)
 GROUP = Group("race", "A race", "Who is first?", (FAST, SLOW))
 
 
@@ -70,5 +70,6 @@ def test_every_planned_run_composes_and_has_a_folder_of_its_own(tmp_path: Path) 
     assert len({run.folder for run in planned}) == len(planned)
     for run in (run for group in groups(tmp_path) for run in runs_of(shortened(group), [0], tmp_path)):
         settings = Source("config/multimachine", "host", tuple(run.overrides())).load()
-        assert (settings.train_iterations, settings.rollout_size) == (4, 16)
+        offline = settings.offline.iterations if settings.offline.data else 0
+        assert (settings.train_iterations - offline, settings.rollout_size) == (4, 16)
         assert settings.save_path == str(run.folder)

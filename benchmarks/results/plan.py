@@ -11,7 +11,8 @@ from pathlib import Path
 class Series:
     """Runs that differ by their seed alone: one curve, one line of a table.
 
-    Each has ``iterations`` with ``episodes`` in each. ``seeds``: instead of those that are asked for.
+    Each has ``iterations`` with ``episodes`` in each, after ``offline`` updates without any. ``seeds``: instead of
+    those that are asked for.
     """
 
     name: str
@@ -19,6 +20,12 @@ class Series:
     episodes: int
     overrides: tuple[str, ...]
     seeds: tuple[int, ...] | None = None
+    offline: int = 0
+
+    @property
+    def updates(self) -> int:
+        """All iterations, with and without episodes."""
+        return self.offline + self.iterations
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,8 @@ class Run:
             "keep_checkpoints=1",
             f"seed={self.seed}",
             f"rollout_size={self.series.episodes}",
-            f"train_iterations={self.series.iterations}",
+            f"train_iterations={self.series.updates}",
+            f"offline.iterations={self.series.offline}",
             f"save_path={self.folder}",
             *self.series.overrides,
         ]
@@ -65,7 +73,8 @@ def runs_of(group: Group, seeds: Sequence[int], root: Path) -> list[Run]:
 
 def shortened(group: Group) -> Group:
     """The same with four small iterations each: shows that everything runs, not that anything learns."""
-    return replace(group, series=tuple(replace(one, iterations=4, episodes=16) for one in group.series))
+    small = tuple(replace(one, iterations=4, episodes=16, offline=min(1, one.offline)) for one in group.series)
+    return replace(group, series=small)
 
 
 def groups(root: Path) -> tuple[Group, ...]:
@@ -112,17 +121,17 @@ def _algorithms() -> Group:
 
 def _off2on(root: Path) -> Group:
     data = root / "off2on" / "data" / "seed-100"
-    learned = ("train_mode=offline_to_online", f"offline.data=[{data / 'trajectories'}]", "offline.iterations=3")
+    learned = ("train_mode=offline_to_online", f"offline.data=[{data / 'trajectories'}]")
     return Group(
         "off2on",
         "Offline to online",
-        "Demo phone, set `default`, filtered cloning. `offline-to-online` makes three updates from 512 episodes that "
+        "Demo phone, set `default`, filtered cloning. `offline-to-online` makes ten updates from 512 episodes that "
         "`data`, a run of four iterations with another seed, left behind, and then goes on as `online` does, with as "
         "many episodes of its own.",
         (
             Series("data", 4, 128, ("task_set=default",), seeds=(100,)),
-            Series("online", 8, 96, ("task_set=default",)),
-            Series("offline-to-online", 11, 96, ("task_set=default", *learned)),
+            Series("online", 6, 96, ("task_set=default",)),
+            Series("offline-to-online", 6, 96, ("task_set=default", *learned), offline=10),
         ),
     )
 

@@ -67,7 +67,7 @@ def read(run: Run) -> Curve | None:
         totals[-1],
         sum(line["iteration_s"] for line in lines),
         date.fromtimestamp(lines[-1]["time"]),
-        finished=len(lines) >= run.series.iterations,
+        finished=len(lines) >= run.series.updates,
     )
 
 
