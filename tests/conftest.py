@@ -12,6 +12,7 @@ collect_ignore_glob = ["*/test_*jax*.py"] if sys.version_info < (3, 11) else []
 """JAX needs Python 3.11."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """For ``--dist loadgroup``: a file's tests run in one process unless they are long, and so do all that need Ray.
 
@@ -23,7 +24,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if item.get_closest_marker("ray"):
                 item.add_marker(pytest.mark.xdist_group("ray"))
             elif not item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.xdist_group(str(item.path)))
+                item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(config.rootpath))))
 
 
 def _seconds(item: pytest.Item) -> float:

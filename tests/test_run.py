@@ -169,6 +169,8 @@ def test_an_interrupted_run_leaves_nothing_running_and_goes_on_later(tmp_path: P
     assert not processes_with(tmp_path) and not (tmp_path / "dry_run").exists()
     landed = len(list(tmp_path.glob("trajectories/.landing/000000/[0-9]*.parquet")))
     assert landed >= 3
+    if how == "SIGTERM":
+        return  # what went on after one of them goes on after the other
     done = run(*MINE, *words)
     assert done.returncode == 0, done.stderr
     assert set(keys(tmp_path).values()) == {1} and len(keys(tmp_path)) == 40

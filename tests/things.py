@@ -65,7 +65,7 @@ class Counter:
             case "hang":
                 time.sleep(3600)
             case "dawdle":
-                time.sleep(0.7)
+                time.sleep(1.2)
             case "pause":
                 time.sleep(0.1)
             case "stop":

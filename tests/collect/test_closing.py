@@ -62,8 +62,8 @@ def test_a_deadline_cancels_what_nobody_has_begun(tmp_path: Path, kind: Kind) ->
     with site(tmp_path, kind, closing=Closing(after_s=4.0), step_s=0.3) as here:
         started = time.monotonic()
         harvest = here.collect(tickets(200))
-        assert time.monotonic() - started < 30
-        assert harvest.cancelled > 100 and harvest.carried <= 8
+        assert time.monotonic() - started < 60
+        assert harvest.cancelled > 100 and harvest.carried <= 20  # what runs, and what lies ready
         assert len(harvest.trajectories) + harvest.carried + harvest.cancelled == 200
 
 

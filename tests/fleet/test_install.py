@@ -161,7 +161,7 @@ def test_a_failed_installation_is_not_taken_for_a_finished_one(
 
 
 def test_a_missing_python_is_named_with_the_remedy(link: Connection, package: Package, tmp_path: Path) -> None:
-    with pytest.raises(InstallError, match="there is no `python3.99` that can be run: .*-> apt-get install python3"):
+    with pytest.raises(InstallError, match="there is no `python3.99` that can be run: .*-> `apt-get install python3"):
         ensure_installed(link, package, str(tmp_path / "w"), "python3.99")
 
 
