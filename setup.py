@@ -85,7 +85,7 @@ setup(
             "pandas",
             "pytest",
             "pytest-timeout",
-            "pytest-xdist",
+            "pytest-xdist>=3.7",
             "ruff",
             "types-paramiko",
             "types-psutil",

@@ -72,7 +72,7 @@ def test_the_next_iteration_acts_with_the_next_checkpoint(tmp_path: Path, kind: 
         assert [trajectory.ticket.policy_version for trajectory in harvest.trajectories] == [1, 1]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, Kind.inline_ahead, Kind.fleet_ahead, Kind.fleet_host])
+@pytest.mark.parametrize("kind", [*KINDS, Kind.fleet_host])
 def test_every_second_of_every_slot_is_accounted_for(tmp_path: Path, kind: Kind) -> None:
     with site(tmp_path, kind, iterations=4, step_s=0.1) as here:
         harvest = here.collect(tickets(6))
