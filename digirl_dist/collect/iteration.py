@@ -45,8 +45,10 @@ class Iteration:
         left_over, _ = store.left_out(self.number - 1)
         wanted = [*left_over, *tickets]
         self._wanted = {ticket.key for ticket in wanted}
-        if not store.is_closed(self.number):
-            leases.add(ticket for ticket in wanted if ticket.key not in self._landed)
+        self._missing = self._wanted - set(self._landed)
+        self._was_closed = store.is_closed(self.number)
+        if not self._was_closed:
+            leases.add(ticket for ticket in wanted if ticket.key in self._missing)
 
     def begin_later(self, tickets: Sequence[Ticket]) -> None:
         """Queue tickets of later iterations, apart from what has landed of them."""
@@ -58,11 +60,11 @@ class Iteration:
     @property
     def missing(self) -> int:
         """Episodes that have not landed."""
-        return len(self._wanted - set(self._landed))
+        return len(self._missing)
 
     @property
     def is_over(self) -> bool:
-        if self._store.is_closed(self.number):
+        if self._was_closed:
             return True
         landed = len(self._wanted) - self.missing
         return self._closing.is_due(landed, len(self._wanted), time.monotonic() - self._started_at)
@@ -80,12 +82,13 @@ class Iteration:
         self._store.land(number, trajectory, checked)
         if number == self.number:
             self._landed[key] = trajectory
+            self._missing.discard(key)
         return True
 
     def close(self, account: Account) -> Harvest:
         """From now on nothing counts here any more; what is missing is carried over or cancelled."""
-        if not self._store.is_closed(self.number) and self.missing:
-            self._store.close(self.number, *self._leases.withdraw(self._wanted - set(self._landed)))
+        if not self._was_closed and self._missing:
+            self._store.close(self.number, *self._leases.withdraw(self._missing))
         carried, cancelled = self._store.left_out(self.number)
         trajectories = [self._landed[key] for key in sorted(self._landed)]
         return account.harvest(trajectories, len(carried), len(cancelled))
