@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
+
+from digirl_dist.cluster.connect import RAY_NICENESS
 
 NODE_CPUS, NODE_GPUS = 4, 1
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
@@ -12,6 +15,7 @@ _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 @functools.cache
 def shared_cluster() -> Any:
     """The program is in it from now on; Ray ends it when the program ends."""
+    os.environ[RAY_NICENESS] = "0"  # else the other test processes starve the actors
     import ray
     from ray.cluster_utils import Cluster
 

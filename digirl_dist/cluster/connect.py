@@ -15,6 +15,8 @@ from digirl_dist.errors import ClusterError, SettingsError
 
 LOCAL = "local"
 """As an address: start a cluster on this machine, for as long as this process needs it."""
+RAY_NICENESS = "RAY_worker_niceness"
+"""The environment variable that tells Ray how nice its workers are. Where it says nothing they are at 15."""
 _PORT = 6379
 _CLIENT_PORT = 10001
 _PROBE_S = 5.0
@@ -62,6 +64,8 @@ def connect(address: str | None, limit_s: float, working_dir: str | None = None,
         except _NoneHere:
             if not or_start:
                 raise
+    # the 15 starves the emulators wherever anything else computes, such as the policy's update on this machine
+    os.environ.setdefault(RAY_NICENESS, "0")
     # in this very thread, as Ray wants to handle signals; it limits its own waits where it starts the processes itself
     _init(address=LOCAL, include_dashboard=False, object_store_memory=_LOCAL_STORE_BYTES, runtime_env=environment)
     return Cluster(owned=True)
