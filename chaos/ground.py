@@ -24,6 +24,7 @@ LIMITS = {
     "ssh.ping_s": 1.0,
     "ssh.silence_s": 5.0,
     "limits.silence_s": 7.0,
+    "limits.start_s": 20.0,
     "limits.boot_s": 30.0,
     "limits.reset_s": 4.0,
     "limits.step_s": 4.0,

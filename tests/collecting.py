@@ -86,6 +86,8 @@ class Site:
         speculate: bool = True,
         collector: RayCollectorSettings | None = None,
         no_worker_s: float | None = None,
+        silence_s: float = LimitSettings.silence_s,
+        agent: type[Coin] = Coin,
         **options: Any,
     ) -> None:
         if kind.on_ray:
@@ -100,7 +102,12 @@ class Site:
             train_iterations=iterations,
             speculate=speculate,
             limits=LimitSettings(
-                step_s=3, reset_s=3, slot_failures=2, no_worker_s=no_worker_s or kind.no_worker_s, orphan_s=3
+                step_s=3,
+                reset_s=3,
+                slot_failures=2,
+                silence_s=silence_s,
+                no_worker_s=no_worker_s or kind.no_worker_s,
+                orphan_s=3,
             ),
         )
         self.folder = RunFolder(folder, "")
@@ -110,13 +117,13 @@ class Site:
         events = Events(self.folder.events, (lambda kind, content: self.events.append((kind, content)),))
         stack.callback(events.close)
         device = Device(partial(Counter, **options), Counter.spec, Counter.tasks("", ""), None)
-        agent = partial(Coin, Counter.spec)
         self.checkpoints = Checkpoints(self.folder.checkpoints)
         self.checkpoint = self.save(0)
         plan = Plan([Task("count")], 6, seed=0)
         status = Status(folder / "status.json")
+        make = partial(agent, Counter.spec)
         ground = Ground(
-            settings, device, agent, plan, self.folder, self.store, events, status, closing, ahead=kind.ahead
+            settings, device, make, plan, self.folder, self.store, events, status, closing, ahead=kind.ahead
         )
         self.collector: Collector = build_collector(ground, stack)
 

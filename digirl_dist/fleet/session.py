@@ -70,6 +70,7 @@ class Session:
         self._offered_at = 0.0
         self._pushed_bytes = 0
         self._working = False
+        self._has_loaded = False
         self._held: list[tuple[int, int]] = []
         self._spool: list[Notice] = []
         self._removed: list[Removed] = []
@@ -133,7 +134,7 @@ class Session:
         """What the program says. Raises WorkerError when it falls silent or goes away."""
         while True:
             try:
-                line = self._line.readline(timeout_s=self._limits.silence_s)
+                line = self._line.readline(timeout_s=self._patience_s)
             except WorkerError as error:
                 raise self._error or self._why_silent(error) from error
             if not line:
@@ -147,6 +148,11 @@ class Session:
                     "let the shell's start-up files print nothing when it is not interactive",
                 ) from error
             yield message | self._attachment(message)
+
+    @property
+    def _patience_s(self) -> float:
+        """How long the program may be silent: while it imports a large library none of its threads runs."""
+        return self._limits.silence_s if self._has_loaded else max(self._limits.silence_s, self._limits.start_s)
 
     def _attachment(self, message: dict[str, Any]) -> dict[str, bytes]:
         """The bytes in the place of their number."""
@@ -229,6 +235,7 @@ class Session:
             self.offer(checkpoint)
 
     def _loaded(self, version: int) -> None:
+        self._has_loaded = True
         if self._offered is not None and self._offered.iteration == version:
             self._post(Loaded(self._spec.name, version, time.monotonic() - self._offered_at, self._pushed_bytes))
 
@@ -273,5 +280,5 @@ class Session:
     def _why_silent(self, error: WorkerError) -> WorkerError:
         """Is it the program that is silent, or the connection?"""
         if isinstance(error, LinkLostError) and self._line.answers():
-            return ProgramSilent(self._spec.name, f"the worker program is silent for {self._limits.silence_s:.0f} s")
+            return ProgramSilent(self._spec.name, f"the worker program is silent for {self._patience_s:.0f} s")
         return error

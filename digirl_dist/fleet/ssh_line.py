@@ -30,7 +30,7 @@ class SshDial:
         try:
             trying("install or check the package", spec.install_limit_s)
             python = spec.install(connection)
-            trying("start the worker program and its emulators", self._limits.silence_s)
+            trying("start the worker program and its emulators", self._limits.start_s)
             command = [*python, "-m", "digirl_dist.worker.attach", "--folder", spec.folder]
             options = ["--orphan-s", str(job.orphan_s), "--package", spec.package]
             control = connection.open([*command, *options, *(["--replace"] if replace else [])])

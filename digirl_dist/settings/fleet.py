@@ -39,7 +39,9 @@ class LimitSettings:
     episode_attempts: int = 5
     """A ticket whose episode fails this often ends the run."""
     silence_s: float = 14.0
-    """A worker that says nothing for this long counts as lost. It says something every 2 s."""
+    """A worker that says nothing for this long counts as lost. It says something every 2 s …"""
+    start_s: float = 60.0
+    """… once it has a policy. Until then, since libraries may come from a slow disk, it may be silent for this long."""
     stuck_s: float = 600.0
     """Longest single piece of work of a worker program, such as one batch of the policy."""
     back_off_s: float = 0.5

@@ -145,7 +145,10 @@ class SocketLink(Inbox):
 def beat(link: Link, doing: Callable[[], dict[str, Json]]) -> None:
     """Tell the host now and then that we are here, for as long as this process lives."""
     while True:
+        slept_at = time.monotonic()
         time.sleep(HEARTBEAT_S)
+        if time.monotonic() - slept_at > 2 * HEARTBEAT_S:
+            link.last_heard = time.monotonic()  # this process was held up: what came meanwhile is still to be read
         link.send("alive", **doing())
 
 
