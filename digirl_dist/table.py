@@ -104,7 +104,8 @@ def write(path: Path, trajectories: Iterable[Trajectory]) -> None:
 def read(path: Path) -> list[Trajectory]:
     """Raises TrajectoryError naming the file if it is truncated, altered or foreign."""
     try:
-        return from_table(pq.read_table(path, partitioning=None))
+        with pq.ParquetFile(path) as file:  # pq.read_table would import much more
+            return from_table(file.read())
     except (pa.ArrowException, OSError, TrajectoryError) as error:
         raise TrajectoryError(f"{path} is not a trajectory file: {error}") from error
 

@@ -6,6 +6,8 @@ source code to machines by hand. The host never unpickles anything but its own f
 
 from __future__ import annotations
 
+import functools
+import os
 import pickle
 import sys
 import sysconfig
@@ -48,12 +50,16 @@ def unpack_file(path: str | Path) -> Any:
 
 def _modules_of_the_user() -> Iterator[ModuleType]:
     """Loaded modules whose source is neither installed nor part of Python or of this package."""
-    installed = [Path(path).resolve() for path in set(sysconfig.get_paths().values()) | {sys.base_prefix, sys.prefix}]
-    ours = Path(digirl_dist.__file__).resolve().parent
+    paths = {*sysconfig.get_paths().values(), sys.base_prefix, sys.prefix, os.path.dirname(digirl_dist.__file__)}
+    roots = tuple(os.path.join(os.path.realpath(path), "") for path in paths)
+
+    @functools.cache  # thousands of modules lie in hundreds of folders
+    def is_users(folder: str) -> bool:
+        return not os.path.join(os.path.realpath(folder), "").startswith(roots)
+
     for name, module in list(sys.modules.items()):
         source = getattr(module, "__file__", None)
         if name == "__main__" or source is None or not isinstance(module, ModuleType):
             continue
-        path = Path(source).resolve()
-        if not any(path.is_relative_to(root) for root in (*installed, ours)):
+        if is_users(os.path.dirname(source)):
             yield module
