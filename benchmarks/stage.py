@@ -38,6 +38,7 @@ from digirl_dist.fleet.news import Acting, Ended, Loaded, News
 from digirl_dist.fleet.roster import this_python
 from digirl_dist.fleet.spec import Job, WorkerSpec
 from digirl_dist.fleet.ssh_line import SshDial
+from digirl_dist.free_port import free_port
 from digirl_dist.harvest import Harvest
 from digirl_dist.job import Notice
 from digirl_dist.settings import LimitSettings, PushDtype, RehearsalSettings, SshSettings
@@ -232,7 +233,7 @@ def sshd(name: str, folder: Path, host: str = "127.0.0.1", prefix: Sequence[str]
     folder.mkdir(parents=True)
     for key in ("host_key", "user_key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
-    port = _free_port() if host == "127.0.0.1" else 22
+    port = free_port() if host == "127.0.0.1" else 22
     (folder / "sshd_config").write_text(
         f"ListenAddress {host}\nPort {port}\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\nStrictModes no\n"
         f"AuthorizedKeysFile {folder}/user_key.pub\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
@@ -281,12 +282,6 @@ def show(figure: str, values: Values, detail: dict[str, Any]) -> None:
 
 def rounded(numbers: Sequence[float]) -> list[float]:
     return [round(number, 3) for number in numbers]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait_for(host: str, port: int, limit_s: float = 10.0) -> None:

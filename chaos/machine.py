@@ -18,6 +18,7 @@ import psutil
 
 from chaos.processes import emulators, processes_with, running
 from chaos.relay import Relay
+from digirl_dist.free_port import free_port
 
 _SBIN = "/usr/sbin:/usr/local/sbin:/sbin:" + os.environ.get("PATH", "")
 CLOCK = Path(__file__).parent / "clock"
@@ -42,7 +43,7 @@ class Machine:
         self.disk: Disk | None = None
         self._folder = folder
         self._clock = clock
-        self._port = _free_port()
+        self._port = free_port()
         self._sshd: subprocess.Popen[bytes] | None = None
         self.jobs.mkdir(parents=True)
         self._make_keys()
@@ -163,9 +164,3 @@ def _name(process: psutil.Process) -> str:
         return process.name()
     except psutil.NoSuchProcess:
         return ""
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reading import lines, metrics
 from things import Coin, Counter
 from watching import eventually, processes_with
 
@@ -41,10 +42,6 @@ def settings(folder: Path, **others: Any) -> Settings:
     )
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was evaluated on the way."""
@@ -68,7 +65,7 @@ def test_evaluations_train_nothing(collected: Path) -> None:
     """Of four iterations of eight episodes each, all and nothing else were learned from."""
     episodes = [each for number in range(4) for each in table.read(collected / f"trajectories/{number:06d}.parquet")]
     assert {each.ticket.task.instruction for each in episodes} == {"count for train"} and len(episodes) == 32
-    assert [line["episodes"] for line in lines(collected / "metrics.jsonl")] == [8] * 4
+    assert [line["episodes"] for line in metrics(collected)] == [8] * 4
 
 
 def test_the_best_and_the_newest_checkpoint_are_kept(collected: Path) -> None:
@@ -82,9 +79,9 @@ def test_the_best_and_the_newest_checkpoint_are_kept(collected: Path) -> None:
 def test_offline_nothing_is_collected_and_no_worker_is_needed(collected: Path, tmp_path: Path) -> None:
     offline = OfflineSettings([str(collected / "trajectories")])
     run(settings(tmp_path, train_mode=TrainMode.offline, offline=offline, parallel=Parallel.host))
-    assert [line["episodes"] for line in lines(tmp_path / "metrics.jsonl")] == [0] * 4
+    assert [line["episodes"] for line in metrics(tmp_path)] == [0] * 4
     assert not list((tmp_path / "trajectories").glob("*.parquet"))
-    assert all(line["kept_trajectories"] > 0 for line in lines(tmp_path / "metrics.jsonl"))
+    assert all(line["kept_trajectories"] > 0 for line in metrics(tmp_path))
 
 
 @pytest.mark.parametrize("algorithm", [TrainAlgorithm.filtered_bc, TrainAlgorithm.digirl])
@@ -95,7 +92,7 @@ def test_offline_to_online_collects_from_then_on_and_can_be_continued(
     both = {"train_mode": TrainMode.offline_to_online, "offline": offline, "train_algorithm": algorithm}
     run(settings(tmp_path, train_iterations=1, **both))
     run(settings(tmp_path, **both))
-    assert [line["episodes"] for line in lines(tmp_path / "metrics.jsonl")] == [0, 0, 8, 8]
+    assert [line["episodes"] for line in metrics(tmp_path)] == [0, 0, 8, 8]
     assert sorted(path.name for path in (tmp_path / "trajectories").glob("[0-9]*")) == [
         "000002.parquet",
         "000003.parquet",
@@ -123,7 +120,7 @@ def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
     assert [len(set(starts[first : first + 8])) for first in (0, 8)] == [1, 1] and len(set(starts)) == 2
     actions = {tuple(step.action for step in each.steps) for each in episodes[:8]}
     assert len(actions) > 1  # alike at the start, and then each on its own
-    assert "kl_from_old" in lines(tmp_path / "metrics.jsonl")[0]
+    assert "kl_from_old" in metrics(tmp_path)[0]
     eventually(lambda: not processes_with(tmp_path), 20, "the end of every process")
 
 

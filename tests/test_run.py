@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from reading import events, metrics
 from watching import eventually, processes_with
 
 from digirl_dist import table
@@ -46,16 +46,6 @@ def start(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*RUN, *MINE, *words], cwd=ROOT / "tests", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    path = folder / "events.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
 def keys(folder: Path) -> Counter[tuple[int, int]]:

@@ -17,7 +17,7 @@ from digirl_dist.same_python import environment
 PACKAGE = Path(digirl_dist.__file__).parent
 
 LAYERS = [
-    ["__init__", "errors", "exit_status", "digest", "tasks", "same_python", "capacity"],
+    ["__init__", "errors", "exit_status", "digest", "tasks", "same_python", "capacity", "free_port"],
     ["parallel", "settings", "durable", "trajectory", "question", "entry_point", "travel", "job", "task_set"],
     [
         "events",

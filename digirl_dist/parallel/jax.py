@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from digirl_dist.errors import RankError
+from digirl_dist.free_port import free_port
 from digirl_dist.parallel.rank import Coordinator, Rank, jax_variables
 from digirl_dist.same_python import environment
 
@@ -81,9 +81,7 @@ def _coordinator(options: argparse.Namespace) -> Coordinator:
         return Coordinator.parsed(options.coordinator_address)
     if options.nnodes > 1:
         raise RankError("several machines need --coordinator_address=HOST:PORT, the address of the first")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return Coordinator("127.0.0.1", probe.getsockname()[1])
+    return Coordinator("127.0.0.1", free_port())
 
 
 def _note_in(asked: list[int]) -> Callable[[int, FrameType | None], None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import math
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from endpoint import Endpoint, answers_with, endpoint, fails, hangs, says
+from reading import events
 
 from digirl_dist import build, configuration, table
 from digirl_dist.agent.endpoint import EndpointAgent
@@ -102,7 +102,6 @@ def test_it_collects_and_an_outage_costs_a_retry(served: Endpoint, tmp_path: Pat
     episodes = table.read(rows)
     assert len(episodes) == 4 and all(episode.success for episode in episodes)
     assert all(step.action[SAID] == served.then for episode in episodes for step in episode.steps)
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    retried = [event for event in events if event["event"] == "episode_retried"]
+    retried = events(tmp_path / "run", "episode_retried")
     assert len(retried) == 2 and all("was away" in event["reason"] for event in retried)
     assert KEY not in "".join(path.read_text(errors="replace") for path in (tmp_path / "run").glob("*.*"))

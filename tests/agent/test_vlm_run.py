@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from reading import metrics
 from safetensors.torch import load_file
 from tiny_vlm import save_tiny_vlm
 
@@ -37,7 +37,7 @@ def test_it_trains_over_ssh_workers_and_only_low_rank_weights_are_saved(tmp_path
     done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=560)
     assert done.returncode == 0, done.stderr[-3000:]
 
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics(out)
     assert [line["episodes"] for line in lines] == [8, 8, 8] and {line["push_bytes"] for line in lines} == {0}
     first, last = (load_file(out / "checkpoints" / name / "policy.safetensors") for name in ("000000", "000003"))
     assert first and first.keys() == last.keys() and all("lora_" in name for name in first)

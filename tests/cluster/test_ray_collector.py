@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import psutil
 import pytest
 from clustering import add_node, shared_cluster
 from collecting import Kind, Site, in_the_middle, keys, site, tickets
+from reading import events, metrics
 from things import Counter
 from watching import eventually, processes_with
 
@@ -82,10 +82,8 @@ def test_the_command_line_chooses_ray_and_may_collect_ahead_there(tmp_path: Path
     words = ["emulator=gymnasium", "emulator.id=CartPole-v1", "agent=generic", "bsize=1", "rollout_size=6"]
     words += ["collector=ray", "dry_run=true", "collect_ahead=1", "train_iterations=3", f"save_path={tmp_path / 'run'}"]
     assert main([*words, f"worker_temp_path={tmp_path / 'jobs'}"]) == 0
-    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["episodes"] for line in metrics] == [6, 6, 6]
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    assert {event.get("worker") for event in events if event["event"] == "episode"} == {"ray-0", "ray-1"}
+    assert [line["episodes"] for line in metrics(tmp_path / "run")] == [6, 6, 6]
+    assert {event["worker"] for event in events(tmp_path / "run", "worker_joined")} == {"ray-0", "ray-1"}
 
 
 def test_where_no_cluster_answers_the_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

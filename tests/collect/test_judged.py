@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from endpoint import Endpoint, endpoint, fails
+from reading import events, metrics
 
 from digirl_dist import table
 from digirl_dist.collect.judged import with_verdict
@@ -46,16 +45,6 @@ def judged_by(served: Endpoint) -> list[str]:
     return ["success=judge", "judge.key_variable=JUDGE_KEY", f"judge.base_url={served.url}", "judge.model=m"]
 
 
-def events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    lines = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
-    return [event for event in lines if event["event"] == kind]
-
-
-def metrics(folder: Path) -> dict[str, Any]:
-    (line,) = (folder / "metrics.jsonl").read_text().splitlines()
-    return dict(json.loads(line))
-
-
 def test_a_verdict_replaces_reward_and_success() -> None:
     seen = Observation("x")
     steps = [Step(seen, 0, 0.0, 5.0, False, False), Step(seen, 1, 0.0, 7.0, True, False)]
@@ -72,7 +61,7 @@ def test_a_function_of_the_users_judges_every_episode(tmp_path: Path, place: str
     trajectories = table.read(tmp_path / "trajectories" / "000000.parquet")
     wanted = [trajectory.steps[1].action == 1 for trajectory in trajectories]
     assert [trajectory.success for trajectory in trajectories] == wanted and len(set(wanted)) == 2
-    assert metrics(tmp_path)["success_rate"] == pytest.approx(sum(wanted) / 6)
+    assert metrics(tmp_path)[0]["success_rate"] == pytest.approx(sum(wanted) / 6)
     assert len(events(tmp_path, "judged")) == 6
 
 
@@ -103,7 +92,7 @@ def test_a_model_judges_and_its_key_is_nowhere_in_the_run(tmp_path: Path) -> Non
         done = run(tmp_path, "dry_run=true", *judged_by(served))
         assert done.returncode == 0, done.stderr
         assert {request["key"] for request in served.requests} == {f"Bearer {KEY}"}
-    figures = metrics(tmp_path)
+    (figures,) = metrics(tmp_path)
     assert figures["success_rate"] == 1.0 and figures["judge_tokens_in"] == 6 * 1000 - 1000 * figures["judge_cached"]
     assert figures["judge_requests"] + figures["judge_cached"] == 6 + 2 and figures["judge_wait_s"] >= 0
     assert len(events(tmp_path, "judge_away")) == 2

@@ -8,13 +8,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from distributed.test_train import episodes, free_port, metrics, ranks, state
+from distributed.test_train import episodes, ranks, state
 from launching import example, started
+from reading import metrics
 
 from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.distributed.meeting import check_trainer
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import SettingsError
+from digirl_dist.free_port import free_port
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.settings import GenericAgentSettings, InProcessSettings, JaxSettings
 from digirl_dist.train.__main__ import main

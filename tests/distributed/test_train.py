@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import socket
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from launching import descendants, example, launch, started, torchrun
+from reading import events, metrics
 
 from digirl_dist import configuration, table
 from digirl_dist.agent.generic import GenericPolicy
@@ -21,6 +20,7 @@ from digirl_dist.checkpoint import Checkpoints
 from digirl_dist.distributed.meeting import check_launch
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import SettingsError
+from digirl_dist.free_port import free_port
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.settings import GenericAgentSettings
 from digirl_dist.train.__main__ import main
@@ -47,14 +47,9 @@ def words(folder: Path, *more: str) -> list[str]:
     ]
 
 
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def ranks(folder: Path) -> list[dict[str, Any]]:
     """Who took part in the last launch."""
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    found: list[dict[str, Any]] = [event for event in events if event["event"] == "ranks"][-1]["ranks"]
+    found: list[dict[str, Any]] = events(folder, "ranks")[-1]["ranks"]
     return found
 
 
@@ -165,12 +160,6 @@ def test_b10_launches_that_cannot_work_are_refused_with_the_fix(capsys: pytest.C
     if not torch.cuda.is_available():
         assert main(["trainer.device=cuda"]) == 2
         assert "no CUDA device is visible; use cpu" in capsys.readouterr().err
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

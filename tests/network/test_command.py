@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from network.machines import Machine
 from network.sites import assert_nothing_left
+from reading import events
 
 from digirl_dist import table
 
@@ -47,8 +47,7 @@ def test_a_run_on_two_machines_installs_itself_there_and_leaves_nothing(
     found = [trajectory for path in paths for trajectory in table.read(path)]
     assert Counter(one.ticket.key for one in found) == Counter((i, k) for i in range(2) for k in range(12))
     assert {one.worker for one in found} == {"w1", "w2"}
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    assert [event["worker"] for event in events if event["event"] == "worker_joined"] in (["w1", "w2"], ["w2", "w1"])
-    assert not any(event["event"] == "worker_lost" for event in events)
+    assert sorted(event["worker"] for event in events(tmp_path / "run", "worker_joined")) == ["w1", "w2"]
+    assert not events(tmp_path / "run", "worker_lost")
     assert_nothing_left(machines)
     assert not any(list(machine.jobs.iterdir()) for machine in machines)

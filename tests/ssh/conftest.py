@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from digirl_dist.free_port import free_port as unused_port
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connection import Address, Connection, connect
 from digirl_dist.ssh.server import LocalhostServer
@@ -93,7 +94,7 @@ def make_key(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def free_port() -> int:
     """A port on which nothing listens."""
-    return _free_port()
+    return unused_port()
 
 
 @contextmanager
@@ -109,7 +110,7 @@ def _run_openssh(folder: Path) -> Iterator[Server]:
     folder.mkdir(parents=True)
     for name in ("host_key", "user_key"):
         _make_key(folder / name)
-    port = _free_port()
+    port = unused_port()
     (folder / "sshd_config").write_text(
         f"ListenAddress 127.0.0.1\nPort {port}\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\nStrictModes no\n"
         f"AuthorizedKeysFile {folder}/user_key.pub\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
@@ -128,12 +129,6 @@ def _run_openssh(folder: Path) -> Iterator[Server]:
 def _make_key(path: Path, passphrase: str = "") -> Path:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", "test", "-f", path], check=True)
     return path
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _listens(port: int) -> bool:

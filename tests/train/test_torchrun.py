@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from launching import descendants, example, launch, rank_process, started, torchrun
+from reading import metrics
 from safetensors.torch import load_file
 
 from digirl_dist import configuration
@@ -64,7 +64,7 @@ def test_b2_torchrun_from_the_outside_does_the_same(in_one_process: Path, tmp_pa
     ended = launch(torchrun(2, RUN, *SHORT, *MANY_UPDATES, f"save_path={tmp_path}"))
     assert ended.status == 0, ended.out
     assert torch.allclose(weights(tmp_path, 2), weights(in_one_process, 2), atol=1e-5, rtol=0)
-    assert [json.loads(line)["iteration"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [0, 1]
+    assert [line["iteration"] for line in metrics(tmp_path)] == [0, 1]
 
 
 def test_b2_sharded_over_the_ranks_a_run_goes_on_and_its_checkpoints_are_as_ever(

@@ -59,6 +59,11 @@ class Host:
             if message["type"] == kind:
                 return message
 
+    def greet(self) -> dict[str, Any]:
+        """Say hello for run r1; what the program answers."""
+        self.say("hello", run="r1")
+        return self.hear("ready")
+
     def has_ended(self, limit_s: float = 20.0) -> bool:
         while self._said.get(timeout=limit_s):
             pass
@@ -155,16 +160,14 @@ def program(folder: Path) -> Any:
 
 def test_a_host_that_comes_back_finds_what_was_finished_meanwhile(folder: Path) -> None:
     with attached(folder) as host:
-        host.say("hello", run="r1")
-        host.hear("ready")
+        host.greet()
         host.start_job()
         lease(host, 4)
         host.hear("acting")
     first = program(folder).pid
     eventually(lambda: len(list(folder.glob("episodes/*.json"))) == 4)
     with attached(folder) as host:
-        host.say("hello", run="r1")
-        ready = host.hear("ready")
+        ready = host.greet()
         assert ready["pid"] == first and ready["held"] == []
         notices = sorted(ready["spool"], key=lambda notice: notice["index"])
         assert [notice["index"] for notice in notices] == [0, 1, 2, 3]
@@ -174,8 +177,7 @@ def test_a_host_that_comes_back_finds_what_was_finished_meanwhile(folder: Path) 
 
 def test_a_killed_program_leaves_its_finished_episodes_to_the_next(folder: Path) -> None:
     with attached(folder) as host:
-        host.say("hello", run="r1")
-        host.hear("ready")
+        host.greet()
         host.start_job(step_s=0.1)
         lease(host, 5)
         host.hear("episode")
@@ -183,33 +185,28 @@ def test_a_killed_program_leaves_its_finished_episodes_to_the_next(folder: Path)
         program(folder).kill()
         assert host.has_ended()
     with attached(folder) as host:
-        host.say("hello", run="r1")
-        assert len(host.hear("ready")["spool"]) >= 2
+        assert len(host.greet()["spool"]) >= 2
     assert not [one for one in processes_with(folder) if "digirl_dist.emulator.process" in one.cmdline()]
 
 
 def test_the_newest_host_wins(folder: Path) -> None:
     with attached(folder) as first:
-        first.say("hello", run="r1")
-        first.hear("ready")
+        first.greet()
         with attached(folder) as second:
-            second.say("hello", run="r1")
-            second.hear("ready")
+            second.greet()
             assert first.has_ended()
 
 
 def test_a_folder_serves_one_run(folder: Path) -> None:
     with attached(folder) as host:
-        host.say("hello", run="r1")
-        host.hear("ready")
+        host.greet()
         host.say("hello", run="r2")
         assert "serves run r1, not r2" in host.hear("broken")["reason"]
 
 
 def test_stop_ends_the_program_and_removes_its_folder(folder: Path) -> None:
     with attached(folder) as host:
-        host.say("hello", run="r1")
-        host.hear("ready")
+        host.greet()
         host.start_job()
         host.say("stop")
         assert host.has_ended()
@@ -218,8 +215,7 @@ def test_stop_ends_the_program_and_removes_its_folder(folder: Path) -> None:
 
 def test_without_a_host_it_finishes_what_runs_and_ends(folder: Path) -> None:
     with attached(folder, 6.0) as host:
-        host.say("hello", run="r1")
-        host.hear("ready")
+        host.greet()
         host.start_job(step_s=0.5)
         lease(host, 60)
         host.hear("acting")
@@ -231,12 +227,10 @@ def test_without_a_host_it_finishes_what_runs_and_ends(folder: Path) -> None:
 
 def test_a_frozen_program_is_replaced_when_asked_to(folder: Path) -> None:
     with attached(folder) as host:
-        host.say("hello", run="r1")
-        first = host.hear("ready")["pid"]
+        first = host.greet()["pid"]
         program(folder).suspend()
         with attached(folder, 30.0, "--replace") as again:
-            again.say("hello", run="r1")
-            assert again.hear("ready")["pid"] != first
+            assert again.greet()["pid"] != first
     assert program(folder).pid != first
 
 
@@ -246,8 +240,7 @@ def test_only_a_worker_program_is_ever_replaced(folder: Path) -> None:
         folder.mkdir()
         JobFolder(folder).lock.write_text(f"{bystander.pid}\n")
         with attached(folder, 30.0, "--replace") as host:
-            host.say("hello", run="r1")
-            host.hear("ready")
+            host.greet()
         assert bystander.poll() is None
     finally:
         bystander.kill()
@@ -256,8 +249,7 @@ def test_only_a_worker_program_is_ever_replaced(folder: Path) -> None:
 
 def test_an_altered_tensor_is_asked_for_again(folder: Path) -> None:
     with attached(folder) as host:
-        host.say("hello", run="r1")
-        host.hear("ready")
+        host.greet()
         host.start_job()
         (tensor,) = host.weights(1.0).values()
         name = digest(bytes(raw_bytes(tensor)))
@@ -268,8 +260,7 @@ def test_an_altered_tensor_is_asked_for_again(folder: Path) -> None:
 
 def test_a_version_with_the_weights_of_another_is_ready_at_once_and_outlives_it(folder: Path) -> None:
     with attached(folder) as host:
-        host.say("hello", run="r1")
-        host.hear("ready")
+        host.greet()
         host.start_job()
         (tensor,) = host.weights(0.0).values()
         host.folder.blob(digest(bytes(raw_bytes(tensor)))).write_bytes(b"it is not read again")
@@ -283,8 +274,7 @@ def test_a_version_with_the_weights_of_another_is_ready_at_once_and_outlives_it(
 
 def test_a_job_that_cannot_be_built_is_said_to_be_broken(folder: Path) -> None:
     with attached(folder) as host:
-        host.say("hello", run="r1")
-        host.hear("ready")
+        host.greet()
         host.put(b"no pickle")
         name = digest(b"no pickle")
         limits = asdict(SlotLimits())
@@ -302,14 +292,12 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def test_what_a_host_did_not_answer_is_asked_of_the_next(folder: Path) -> None:
     with attached(folder) as host:
-        host.say("hello", run="r1")
-        host.hear("ready")
+        host.greet()
         host.start_asking_job(answer_s=60.0)
         lease(host, 1)
         first = host.hear("ask")
     with attached(folder) as host:
-        host.say("hello", run="r1")
-        assert host.hear("ready")["held"] == [[0, 0]]
+        assert host.greet()["held"] == [[0, 0]]
         again = host.hear("ask")
         assert again == first and again["stream"] == [0, 0, 0]
         for step in range(3):
@@ -321,8 +309,7 @@ def test_what_a_host_did_not_answer_is_asked_of_the_next(folder: Path) -> None:
 
 def test_an_answer_that_does_not_come_in_time_costs_the_episode(folder: Path) -> None:
     with attached(folder) as host:
-        host.say("hello", run="r1")
-        host.hear("ready")
+        host.greet()
         host.start_asking_job(answer_s=1.0)
         lease(host, 1)
         host.hear("ask")
@@ -331,8 +318,7 @@ def test_an_answer_that_does_not_come_in_time_costs_the_episode(folder: Path) ->
 
 def test_without_a_host_that_answers_it_ends_though_episodes_are_under_way(folder: Path) -> None:
     with attached(folder, 3.0) as host:
-        host.say("hello", run="r1")
-        host.hear("ready")
+        host.greet()
         host.start_asking_job(answer_s=60.0)
         lease(host, 1)
         host.hear("ask")
