@@ -69,8 +69,8 @@ class Kind(Enum):
 
     @property
     def no_worker_s(self) -> float:
-        """Ray starts two Python processes for an actor: seconds of processor time, which two busy cores make long."""
-        return 90 if self.on_ray else 20
+        """Python and torch take seconds of processor time to start, which two busy cores make long."""
+        return 90 if self.on_ray else 60
 
 
 class Site:
@@ -83,6 +83,7 @@ class Site:
         kind: Kind,
         closing: Closing = Closing(),  # noqa: B008 - it is frozen
         iterations: int = 1,
+        workers: int = 2,
         speculate: bool = True,
         collector: RayCollectorSettings | None = None,
         no_worker_s: float | None = None,
@@ -95,7 +96,8 @@ class Site:
         settings = Settings(
             parallel=kind.parallel,
             dry_run=not kind.on_ray,
-            collector=collector or (RayCollectorSettings() if kind.on_ray else SshCollectorSettings()),
+            dry_run_workers=workers,
+            collector=collector or (RayCollectorSettings(workers=workers) if kind.on_ray else SshCollectorSettings()),
             inference=kind.inference,
             trainer=InProcessSettings(device="cpu"),
             worker_temp_path=str(folder / "jobs"),

@@ -87,7 +87,7 @@ class OnlyTwo(Counter):
 @pytest.mark.parametrize("kind", [Parallel.single, Parallel.host])
 def test_slots_that_do_not_boot_are_given_up_and_the_episodes_come_home(tmp_path: Path, kind: Parallel) -> None:
     heard: list[tuple[str, dict[str, Any]]] = []
-    limits = LimitSettings(slot_failures=1, no_worker_s=20, orphan_s=3)
+    limits = LimitSettings(slot_failures=1, no_worker_s=60, orphan_s=3)
     settings = Settings(parallel=kind, dry_run=True, dry_run_workers=1, bsize="auto", limits=limits)
     needs = Needs(memory_mib=10, cores=Machine.here().cores / 4.5)  # four by the cores
     device = Device(partial(OnlyTwo, str(tmp_path)), OnlyTwo.spec, [], None, needs=needs)

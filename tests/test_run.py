@@ -32,6 +32,7 @@ MINE = [
     "train_iterations=2",
 ]
 """The tests' own emulator and agent, found in the working directory ``tests``."""
+ONE_WORKER = ["dry_run=true", "dry_run_workers=1"]
 
 
 def run(
@@ -68,7 +69,7 @@ WAYS = {
 def test_the_command_works(way: str, tmp_path: Path) -> None:
     cwd, command = WAYS[way]
     path = {"PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}"}
-    done = run(*MINE, "dry_run=true", f"save_path={tmp_path}", cwd=cwd, command=command, **path)
+    done = run(*MINE, *ONE_WORKER, f"save_path={tmp_path}", cwd=cwd, command=command, **path)
     assert done.returncode == 0, done.stderr
     assert [line["iteration"] for line in metrics(tmp_path)] == [0, 1]
     assert set(keys(tmp_path).values()) == {1} and len(keys(tmp_path)) == 16
@@ -88,13 +89,13 @@ def test_the_console_script_works_from_a_wheel_in_an_empty_folder(tmp_path: Path
     empty.mkdir()
     shutil.copy(ROOT / "tests" / "things.py", empty)
     script = [str(site / "bin" / "digirl-dist"), *RUN[2:]]
-    done = run(*MINE, "dry_run=true", "save_path=out", cwd=empty, command=script, PYTHONPATH=str(site))
+    done = run(*MINE, *ONE_WORKER, "save_path=out", cwd=empty, command=script, PYTHONPATH=str(site))
     assert done.returncode == 0, done.stderr
     assert len(metrics(empty / "out")) == 2
 
 
 def test_the_run_folder_has_everything_it_promises(tmp_path: Path) -> None:
-    done = run(*MINE, "dry_run=true", f"save_path={tmp_path}")
+    done = run(*MINE, *ONE_WORKER, f"save_path={tmp_path}")
     assert done.returncode == 0, done.stderr
     present = {path.name for path in tmp_path.iterdir()}
     promised = {"config.yaml", "checkpoints", "trajectories", "metrics.jsonl", "events.jsonl", "tensorboard"}

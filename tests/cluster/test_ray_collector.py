@@ -48,7 +48,7 @@ def test_a_killed_actor_costs_retries_only(tmp_path: Path) -> None:
 def test_a_killed_node_costs_retries_only(tmp_path: Path) -> None:
     cluster = shared_cluster()
     nodes = [add_node(cluster, num_cpus=1, resources={"apart": 1.0}) for _ in range(2)]
-    settings = RayCollectorSettings(workers=2, resources={"apart": 0.6}, start_s=20)
+    settings = RayCollectorSettings(workers=2, resources={"apart": 0.6}, start_s=40)
     with site(tmp_path, Kind.ray, step_s=0.1, collector=settings) as here:
         killer = in_the_middle(here, lambda: cluster.remove_node(nodes[0], allow_graceful=False), after=12)
         harvest = here.collect(tickets(100))

@@ -45,7 +45,7 @@ def rounds(here: Site, count: int, first: int = 0, last: int = 3) -> list[list[t
 
 @pytest.mark.parametrize("kind", EARLY)
 def test_what_is_under_way_at_the_quorum_counts_in_the_next_iteration(tmp_path: Path, kind: Kind) -> None:
-    with site(tmp_path, kind, closing=Closing(share=0.8), speculate=False) as here:
+    with site(tmp_path, kind, workers=1, closing=Closing(share=0.8), speculate=False) as here:
         harvests = rounds(here, 10)
         left_out = [here.store.left_out(number) for number in range(4)]
     landed = [key for harvest in harvests for key in harvest]
@@ -59,7 +59,7 @@ def test_what_is_under_way_at_the_quorum_counts_in_the_next_iteration(tmp_path: 
 
 @pytest.mark.parametrize("kind", EARLY)
 def test_a_deadline_cancels_what_nobody_has_begun(tmp_path: Path, kind: Kind) -> None:
-    with site(tmp_path, kind, closing=Closing(after_s=4.0), step_s=0.3) as here:
+    with site(tmp_path, kind, workers=1, closing=Closing(after_s=4.0), step_s=0.3) as here:
         started = time.monotonic()
         harvest = here.collect(tickets(200))
         assert time.monotonic() - started < 60
@@ -69,11 +69,11 @@ def test_a_deadline_cancels_what_nobody_has_begun(tmp_path: Path, kind: Kind) ->
 
 @pytest.mark.parametrize("kind", EARLY)
 def test_what_was_carried_over_is_run_again_when_the_host_is_gone(tmp_path: Path, kind: Kind) -> None:
-    with site(tmp_path, kind, closing=Closing(share=0.5), speculate=False) as here:
+    with site(tmp_path, kind, workers=1, closing=Closing(share=0.5), speculate=False) as here:
         first = here.collect(uneven(6))
         carried, _ = here.store.left_out(0)
         assert carried and not (set(keys(first)) & {ticket.key for ticket in carried})
-    with site(tmp_path, kind) as here:  # killed before it was stored
+    with site(tmp_path, kind, workers=1) as here:  # killed before it was stored
         again = here.collect(uneven(6))
         assert keys(again) == keys(first) and here.count("episode") == 0
         here.store.append(again)
@@ -116,7 +116,7 @@ def test_a_ticket_that_hangs_is_run_a_second_time_elsewhere(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", [Kind.inline_ahead, Kind.fleet_ahead])
 def test_the_next_iteration_begins_while_the_host_learns(tmp_path: Path, kind: Kind) -> None:
-    with site(tmp_path, kind, iterations=3) as here:
+    with site(tmp_path, kind, iterations=3, workers=1) as here:
         harvests = []
         for number in range(3):
             here.checkpoint = here.save(number)
@@ -142,7 +142,7 @@ def test_an_error_of_the_background_surfaces_in_the_loop_with_its_traceback(tmp_
 
 
 def test_a_run_that_collects_ahead_can_be_closed_in_the_middle(tmp_path: Path) -> None:
-    with site(tmp_path, Kind.fleet_ahead, iterations=5, step_s=0.5) as here:
+    with site(tmp_path, Kind.fleet_ahead, iterations=5, workers=1, step_s=0.5) as here:
         here.collect(tickets(4))
         started = time.monotonic()
     assert time.monotonic() - started < 20

@@ -26,6 +26,7 @@ MINE = [
     "agent.entry_point=things:Coin",
     "rollout_size=6",
     "train_iterations=1",
+    "dry_run_workers=1",
 ]
 
 

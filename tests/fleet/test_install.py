@@ -150,7 +150,7 @@ def test_an_environment_left_half_finished_is_made_anew(link: Connection, packag
 def test_a_failed_installation_is_not_taken_for_a_finished_one(
     link: Connection, package: Package, tmp_path: Path
 ) -> None:
-    bad = Package(package.wheel, ("no-such-package",), pip_args=("--no-index",), limit_s=120.0)
+    bad = Package(package.wheel, ("no-such-package",), pip_args=("--no-index",), uv=False, limit_s=120.0)
     with pytest.raises(
         InstallError, match="(?s)cannot install the package: .* No matching distribution.*index it can reach"
     ):
@@ -216,7 +216,7 @@ def test_a_full_disk_is_named(link: Connection, package: Package, tmp_path: Path
         pytest.skip("only root can mount a small disk")
     try:
         with pytest.raises(InstallError, match="(?s)No space left.*free some space"):
-            ensure_installed(link, package, f"{disk}/w", sys.executable)
+            ensure_installed(link, replace(package, uv=False), f"{disk}/w", sys.executable)
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 

@@ -114,7 +114,7 @@ class Site:
             self._iteration += 1
             iteration = self._iteration
             count = 4 * len(self.machines)  # enough for each
-            harvest = self.collecting(tickets(count, iteration)).result(40)
+            harvest = self.collecting(tickets(count, iteration)).result(70)
             assert_once_each(self, harvest, count, iteration)
             if len(self.seen("worker_joined", worker)) >= joins and len(self.seen("episode", worker)) > before:
                 return

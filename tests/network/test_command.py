@@ -30,7 +30,8 @@ def test_a_run_on_two_machines_installs_itself_there_and_leaves_nothing(
     ]
     words = [
         *("emulator=custom", "emulator.entry_point=things:Counter", "agent=custom", "agent.entry_point=things:Coin"),
-        *("rollout_size=12", "train_iterations=2", "install.reuse_packages=true", f"worker_python={sys.executable}"),
+        *("rollout_size=12", "train_iterations=2", "emulator.kwargs={step_s: 0.7}"),  # both machines come to take part
+        *("install.reuse_packages=true", f"worker_python={sys.executable}"),
         *(f"worker_ips=[{','.join(workers)}]", f"worker_run_path={tmp_path / 'env'}", f"save_path={tmp_path / 'run'}"),
     ]
     command = [sys.executable, str(ROOT / "run.py"), "--config-path", "config/multimachine", "--config-name", "host"]

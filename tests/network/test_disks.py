@@ -17,7 +17,7 @@ def test_a_workers_full_disk_leaves_the_work_to_the_others(machines: list[Machin
         collecting = here.collecting(tickets(40))
         here.wait_until_all_work()
         keep_full(disk, 2.0)
-        assert_once_each(here, collecting.result(40), 40)
+        assert_once_each(here, collecting.result(70), 40)
         said = [*here.seen("worker_lost", "w1"), *here.seen("episode_retried", "w1")]
         assert any(FULL in content["reason"] for content in said)
 
@@ -31,7 +31,7 @@ def test_the_only_workers_full_disk_pauses_the_run_until_there_is_room(
         collecting = here.collecting(tickets(8))
         here.wait_for("episode", 2)
         keep_full(disk, 7.0)
-        assert_once_each(here, collecting.result(40), 8)
+        assert_once_each(here, collecting.result(70), 8)
         said = [*here.seen("worker_lost"), *here.seen("episode_retried")]
         assert any(FULL in content["reason"] for content in said)
 
@@ -46,7 +46,7 @@ def test_a_worker_whose_disk_is_full_from_the_start_joins_when_there_is_room(
         here.wait_for("worker_lost", 1, "w1")
         assert FULL in here.seen("worker_lost", "w1")[0]["reason"]
         make_room(disk)
-        assert_once_each(here, collecting.result(40), 20)
+        assert_once_each(here, collecting.result(70), 20)
         here.come_back("w1", joins=1)
 
 
@@ -58,6 +58,6 @@ def test_the_hosts_full_disk_pauses_the_run_until_there_is_room(machines: list[M
         fill(disk)
         here.log.emit("test", text="more than fits into what is left of the last page" * 200)
         keep_full(disk, 3.0)
-        assert_once_each(here, collecting.result(40), 40)
+        assert_once_each(here, collecting.result(70), 40)
         assert any(FULL in content["reason"] for content in here.seen("disk_full"))
         assert len(here.seen("worker_lost")) <= len(machines)  # by the transfer under way, not again and again

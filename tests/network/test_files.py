@@ -58,7 +58,7 @@ def test_episodes_that_were_changed_before_they_were_pulled_run_again(machines: 
         collecting = here.collecting(tickets(40))
         here.wait_until_all_work()
         changed = change(here, machines[0], CHANGES)
-        assert_once_each(here, collecting.result(30), 40)
+        assert_once_each(here, collecting.result(50), 40)
         retried = {content["ticket"]: content["reason"] for content in here.seen("episode_retried")}
         assert {changed.get(index) for index in retried} == {one.__name__ for one in CHANGES}
         assert all("is not the file that was announced" in reason for reason in retried.values())
@@ -70,7 +70,7 @@ def test_an_episode_that_was_deleted_before_it_was_pulled_runs_again(machines: l
         collecting = here.collecting(tickets(30))
         here.wait_until_all_work()
         (deleted,) = change(here, machines[0], [remove])
-        assert_once_each(here, collecting.result(30), 30)
+        assert_once_each(here, collecting.result(50), 30)
         (retried,) = here.seen("episode_retried")
         assert retried["ticket"] == deleted and "No such file" in retried["reason"]
         assert not here.seen("worker_lost")
@@ -148,7 +148,7 @@ def test_what_an_earlier_host_did_not_fetch_is_not_run_again(
     for ticket in tickets(3):
         spool.episode(ticket)
     with site(tmp_path / "run", machines[:1]) as here:
-        harvest = here.collecting(tickets(6)).result(30)
+        harvest = here.collecting(tickets(6)).result(50)
         assert_once_each(here, harvest, 6)
         assert [is_spooled(trajectory) for trajectory in harvest.trajectories] == [True] * 3 + [False] * 3
         assert not here.seen("episode_retried")
@@ -169,7 +169,7 @@ def test_a_whole_file_that_is_not_the_tickets_episode_is_refused(
     spool.episode(ours[6], size=11, digest=file_digest(garbage))
     garbage.write_bytes(b"not a table")
     with site(tmp_path / "run", machines[:1]) as here:
-        harvest = here.collecting(ours).result(30)
+        harvest = here.collecting(ours).result(50)
         assert_once_each(here, harvest, 8)
         assert not any(map(is_spooled, harvest.trajectories))
         retried = {content["ticket"]: content["reason"] for content in here.seen("episode_retried")}
@@ -187,7 +187,7 @@ def test_episodes_of_another_run_or_iteration_are_not_taken(
     stale = replace(ours[1], iteration=7)
     spool.episode(stale)
     with site(tmp_path / "run", machines[:1]) as here:
-        harvest = here.collecting(ours).result(30)
+        harvest = here.collecting(ours).result(50)
         assert_once_each(here, harvest, 4)
         assert not any(map(is_spooled, harvest.trajectories))
         assert [content["episode"] for content in here.seen("episode_dropped")] == ["000007-00001-w1-0"]
@@ -197,7 +197,7 @@ def test_episodes_of_another_run_or_iteration_are_not_taken(
 def test_an_episode_whose_file_is_gone_runs_again(machines: list[Machine], tmp_path: Path, spool: Spool) -> None:
     spool.episode(tickets(1)[0]).unlink()
     with site(tmp_path / "run", machines[:1]) as here:
-        assert_once_each(here, here.collecting(tickets(4)).result(12), 4)
+        assert_once_each(here, here.collecting(tickets(4)).result(40), 4)
         assert "No such file" in here.seen("episode_retried")[0]["reason"]
 
 
@@ -218,7 +218,7 @@ def test_a_notice_that_cannot_be_read_costs_that_episode_only(
         notice.write_text(spoil(notice.read_text()))
     spool.episode(ours[-1])
     with site(tmp_path / "run", machines[:1]) as here:
-        harvest = here.collecting(ours).result(30)
+        harvest = here.collecting(ours).result(50)
         assert_once_each(here, harvest, len(ours))
         assert [is_spooled(trajectory) for trajectory in harvest.trajectories] == [False] * (len(ours) - 1) + [True]
 
@@ -228,7 +228,7 @@ def test_odd_times_of_a_worker_reach_no_figure(machines: list[Machine], tmp_path
     for ticket, odd in zip(tickets(3), ages, strict=True):
         spool.episode(ticket, **odd)
     with site(tmp_path / "run", machines[:1]) as here:
-        harvest = here.collecting(tickets(6)).result(30)
+        harvest = here.collecting(tickets(6)).result(50)
         assert_once_each(here, harvest, 6)
         assert harvest.last_ended_at is not None
         assert harvest.last_ended_at <= harvest.ended_at

@@ -85,7 +85,7 @@ def test_a_dead_link_costs_retries_only_and_leaves_nothing_behind(
         here.wait_until_all_work()
         machines[0].unplug()
         drop_both_ways(machines[1])
-        assert_once_each(here, collecting.result(40), 36)
+        assert_once_each(here, collecting.result(70), 36)
         for worker in ("w1", "w2"):
             lost = here.seen("worker_lost", worker)[0]
             assert not lost["fatal"] and lost["released"] > 0
@@ -99,7 +99,7 @@ def test_a_link_that_comes_back_brings_the_worker_back(machines: list[Machine], 
         machines[0].unplug()
         here.wait_for("worker_lost", 1, "w1")
         machines[0].plug_in()
-        assert_once_each(here, collecting.result(40), 30)
+        assert_once_each(here, collecting.result(70), 30)
         here.come_back("w1")
         for session in machines[0].sessions()[:-1]:
             session.kill()

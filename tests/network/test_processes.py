@@ -135,7 +135,7 @@ def test_a_program_of_another_version_is_replaced(machines: list[Machine], tmp_p
     folder.close()
     old = start_program(machines[0], job_folder(machines[0], folder.run_id), "old")
     with site(tmp_path / "run", machines[:1], package="new") as here:
-        assert_once_each(here, here.collecting(tickets(8)).result(40), 8)
+        assert_once_each(here, here.collecting(tickets(8)).result(70), 8)
         assert "another version" in here.first_loss("w1")[1]
         assert not old.is_running()
 
