@@ -29,9 +29,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _seconds(item: pytest.Item) -> float:
     """About what it, or its group, takes: what its mark says, or else next to nothing."""
-    mark = item.get_closest_marker("long")
-    own = (mark.args or (5.0,))[0] if mark else 0.0
-    return 150.0 if item.get_closest_marker("ray") else own
+    if item.get_closest_marker("ray"):
+        return 200.0
+    mark = item.get_closest_marker("long") or item.get_closest_marker("long_file")
+    return float((mark.args or (5,))[0]) if mark else 0.0
 
 
 @pytest.fixture(scope="session", autouse=True)

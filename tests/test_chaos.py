@@ -13,7 +13,7 @@ from chaos.faults import FAULTS, Fault
 from chaos.invariants import Invariant
 from chaos.trial import Trial, plan
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.long_file(110)]
 
 
 @pytest.fixture(scope="module")

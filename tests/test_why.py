@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from test_run import MINE, ROOT, RUN, events
+from reading import events
+from test_run import MINE, ROOT, RUN
 from watching import eventually, processes_with
 
 

@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from network.machines import Machine, freeze
 from network.sites import USUAL, assert_once_each, site, tickets
 
+pytestmark = pytest.mark.long_file(110)
 NOTICED_S = 15.0
 
 

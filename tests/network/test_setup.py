@@ -22,6 +22,7 @@ from digirl_dist import table
 from digirl_dist.cli import main
 from digirl_dist.emulator.chromium import BROWSERS, DRIVERS
 
+pytestmark = pytest.mark.long_file(150)
 ROOT = Path(__file__).resolve().parent.parent.parent
 WORKER_PYTHON = "/usr/bin/python3"
 
