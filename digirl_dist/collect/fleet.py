@@ -27,8 +27,8 @@ from digirl_dist.fleet.news import (
     News,
     Pulled,
     Refused,
-    Removed,
     Spent,
+    Stray,
 )
 from digirl_dist.harvest import Harvest
 from digirl_dist.job import Notice
@@ -158,8 +158,9 @@ class _Harvesting:
                 self._land(news)
             case Refused(worker, notice, reason):
                 self._refused(worker, notice, reason)
-            case Removed(worker, episode, reason):
+            case Stray(worker, episode, reason):
                 self._workforce.tell("episode_refused", worker, episode=episode, reason=reason)
+                self._fleet.workers[worker].forget(episode)
             case EpisodeFailed(worker, slot, iteration, index, reason):
                 self._retry(worker, slot, (iteration, index), reason)
             case Spent(worker, seconds):

@@ -70,8 +70,8 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Removed:
-    """A worker found a file among its episodes that is none of this run, and removed it."""
+class Stray:
+    """A worker found a file among its episodes that is none of this run. It says so until it is told to forget it."""
 
     worker: str
     episode: str
@@ -157,5 +157,5 @@ class Spent:
 
 
 Roster = Added | Leaving | RosterRefused
-Episodes = Acting | Ended | Pulled | Refused | Removed | EpisodeFailed
+Episodes = Acting | Ended | Pulled | Refused | Stray | EpisodeFailed
 News = Joined | Loaded | Episodes | SlotChanged | Trying | Alive | Spent | Lost | Roster

@@ -16,9 +16,9 @@ from digirl_dist.fleet.news import (
     Joined,
     Loaded,
     News,
-    Removed,
     SlotChanged,
     Spent,
+    Stray,
     Trying,
 )
 from digirl_dist.fleet.outbox import Outbox
@@ -73,7 +73,7 @@ class Session:
         self._has_loaded = False
         self._held: list[tuple[int, int]] = []
         self._spool: list[Notice] = []
-        self._removed: list[Removed] = []
+        self._strays: list[Stray] = []
         self._error: WorkerError | None = None
         self._line = contact(self._try)
         self._outbox = Outbox(self._line, spec.name, self._fail)
@@ -211,7 +211,7 @@ class Session:
         self._held = [(int(iteration), int(index)) for iteration, index in message["held"]]
         self._spool = [self._own(Notice.from_json(notice)) for notice in message["spool"]]
         refused = [(str(entry["episode"]), str(entry["reason"])) for entry in message["refused"]]
-        self._removed = [Removed(self._spec.name, episode, reason) for episode, reason in refused]
+        self._strays = [Stray(self._spec.name, episode, reason) for episode, reason in refused]
         self.send(self._job.message(self._spec))
 
     def _own(self, notice: Notice) -> Notice:
@@ -227,8 +227,8 @@ class Session:
             raise ValueError(f"{slots} slots")
         self._working = True
         self._post(Joined(self._spec.name, slots, self._held, chosen))
-        for removed in self._removed:
-            self._post(removed)
+        for stray in self._strays:
+            self._post(stray)
         for notice in self._spool:
             self._post(Ended(self._spec.name, notice))
         if checkpoint is not None:

@@ -158,15 +158,13 @@ class Program:
             self._policies.ask_again()
 
     def _spooled(self) -> dict[str, Json]:
-        """Episodes of this run that no host has acknowledged; and what is none, with the reason, which is removed."""
+        """Episodes of this run that no host has acknowledged; and what is none, with the reason."""
         spool, refused = [], []
         for path in sorted(self._folder.episodes.glob("*.json")):
             try:
                 spool.append(_read_notice(path, self._run).to_json())
             except TrajectoryError as error:
                 refused.append({"episode": path.stem, "reason": str(error)})
-                path.unlink(missing_ok=True)
-                path.with_suffix(".parquet").unlink(missing_ok=True)
         return {"spool": spool, "refused": refused}
 
     def _take_job(self, job: dict[str, Any]) -> None:

@@ -324,3 +324,15 @@ def test_without_a_host_that_answers_it_ends_though_episodes_are_under_way(folde
         host.hear("ask")
         os.kill(host.process.pid, 9)
     eventually(lambda: not processes_with(folder), 20, "the end of the orphan")
+
+
+def test_a_stray_file_is_announced_until_the_host_says_to_forget_it(folder: Path) -> None:
+    with attached(folder) as host:
+        host.greet()
+        (folder / "episodes" / "stray.json").write_text('{"run": "r')
+        assert [stray["episode"] for stray in host.greet()["refused"]] == ["stray"]
+    with attached(folder) as host:  # the one before may have been gone before it heard of it
+        (stray,) = host.greet()["refused"]
+        assert "not a notice" in stray["reason"]
+        host.say("landed", episodes=["stray"])
+        eventually(lambda: not list((folder / "episodes").iterdir()))
