@@ -11,23 +11,26 @@ from collections.abc import Sequence
 
 import psutil
 
+from chaos.faults import Fault, faults
 from chaos.ground import LIMITS, Ground, ground
 from chaos.invariants import Invariant, judge
 from chaos.machine import eventually
 from chaos.processes import processes_with
 from chaos.trial import Chaos, Trial, plan
 from chaos.watch import Watch
+from digirl_dist.settings import Inference
 
 _FINISH_S = 150.0
+_MACHINES = 3
 
 
-def strike(faults: int, seed: int, machines: int = 3) -> tuple[list[Trial], list[Invariant]]:
+def strike(kinds: Sequence[Fault], count: int, seed: int, inference: Inference) -> tuple[list[Trial], list[Invariant]]:
     """Run the plan; what became of every fault, and of the invariants."""
-    with ground(machines) as here:
+    with ground(_MACHINES, inference) as here:
         watch = Watch(here.run)
         try:
             chaos = Chaos(here, watch, seed)
-            chaos.run(plan(faults, seed, root=os.geteuid() == 0))
+            chaos.run(plan(kinds, count, seed))
             iterations = _finish(here)
         finally:
             watch.close()
@@ -102,9 +105,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="script/chaos", description=__doc__)
     parser.add_argument("--faults", type=int, default=25, help="how many (default: 25)")
     parser.add_argument("--seed", type=int, default=0, help="decides which fault comes when and where (default: 0)")
+    parser.add_argument("--inference", type=Inference, default=Inference.worker, help="worker (default) or host")
     options = parser.parse_args()
     started = time.monotonic()
-    trials, invariants = strike(options.faults, options.seed)
+    kinds = faults(options.inference, root=os.geteuid() == 0)
+    trials, invariants = strike(kinds, options.faults, options.seed, options.inference)
     _show(trials, invariants)
     print(f"\n{len(trials)} faults in {time.monotonic() - started:.0f} s")
     if os.geteuid() != 0:

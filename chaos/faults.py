@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from chaos import forgery
-from chaos.ground import LIMITS, Ground
+from chaos.ground import LIMITS, POLICY_STUCK_S, Ground
 from chaos.machine import Machine, eventually, send
 from chaos.watch import Event, Watch
+from digirl_dist.settings import Inference
 
 _LOADED_S = 6.0
 """What two busy cores may add to any limit."""
@@ -39,7 +40,8 @@ class Fault:
 
     ``events`` and ``reason`` (a regular expression) tell the event by which it must be noticed within ``limit_s``;
     without ``events`` nothing needs to be noticed. ``why`` is what ``digirl-dist why`` must say then, with the worker's
-    name. ``alone``: it concerns the host, so no other fault is under way.
+    name. ``alone``: it concerns the host, so no other fault is under way. ``root``: only root can do it. ``host_acts``:
+    only where the policy acts on the host.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Fault:
     mend: Callable[[Scene], object] = lambda scene: None
     alone: bool = False
     root: bool = False
+    host_acts: bool = False
 
     def is_told_by(self, event: Event, worker: str | None) -> bool:
         said = str(event.content.get("reason", ""))
@@ -113,6 +116,14 @@ def _resume_host(scene: Scene) -> None:
     scene.ground.host.send_signal(signal.SIGCONT)
     time.sleep(2.0)
     scene.watch.host_is_held = False
+
+
+def _kill_policy(scene: Scene) -> bool:
+    return send(scene.ground.policy(), signal.SIGKILL)
+
+
+def _stop_policy(scene: Scene) -> bool:
+    return send(scene.ground.policy(), signal.SIGSTOP)
 
 
 def _cut(scene: Scene) -> bool:
@@ -235,6 +246,7 @@ _LOST = ("worker_lost",)
 _REFUSED = ("episode_refused",)
 _NOT_ANNOUNCED = "is not the file that was announced"
 _NO_SPACE = "No space left"
+_POLICY_ENDED, _POLICY_STUCK = "process of the host's policy ended", "process of the host's policy did not"
 
 FAULTS = [
     Fault("kill -9 of an emulator", _kill_emulator, ("slot",), "ended during its", why="ended during its"),
@@ -286,6 +298,25 @@ FAULTS = [
     Fault("kill -9 of the host", _kill_host, why="no process is running", mend=_start_host, alone=True),
     Fault("SIGSTOP of the host", _stop_host, why="is stopped", mend=_resume_host, alone=True),
     Fault(
+        "kill -9 of the host's policy",
+        _kill_policy,
+        ("policy_lost",),
+        _POLICY_ENDED,
+        why=_POLICY_ENDED,
+        alone=True,
+        host_acts=True,
+    ),
+    Fault(
+        "SIGSTOP of the host's policy",
+        _stop_policy,
+        ("policy_lost",),
+        _POLICY_STUCK,
+        POLICY_STUCK_S + _LOADED_S,
+        _POLICY_STUCK,
+        alone=True,
+        host_acts=True,
+    ),
+    Fault(
         "disk full on the host",
         _fill_hosts_disk,
         ("worker_lost", "disk_full"),
@@ -297,3 +328,9 @@ FAULTS = [
         root=True,
     ),
 ]
+
+
+def faults(inference: Inference, root: bool) -> list[Fault]:
+    """The kinds of faults that can strike such a run."""
+    host_acts = inference is Inference.host
+    return [fault for fault in FAULTS if (root or not fault.root) and (host_acts or not fault.host_acts)]

@@ -13,8 +13,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
+
 from chaos.machine import CLOCK, Disk, Machine
+from chaos.processes import running
 from digirl_dist.same_python import SOURCE
+from digirl_dist.settings import Inference
 
 SLOTS = 2
 ROLLOUT = 24
@@ -39,6 +43,8 @@ LIMITS = {
     "limits.stop_s": 8.0,
 }
 """Short, so that a fault costs seconds; long enough for two busy cores."""
+POLICY_STUCK_S = 20.0
+"""Where the policy acts on the host, for one batch of it."""
 _RUN = [
     *("emulator=rehearsal", "emulator.reset_s=0.2", "emulator.step_s=0.12", "emulator.steps=6"),
     *("agent=generic", "train_algorithm=filtered_bc", "install.reuse_packages=true"),
@@ -48,8 +54,9 @@ _RUN = [
 class Ground:
     """The machines and the host of one chaos run; ``run`` is its save_path, ``clock`` says how far clocks are off."""
 
-    def __init__(self, folder: Path, machines: int, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, machines: int, inference: Inference, stack: ExitStack) -> None:
         self.folder = folder
+        self.inference = inference
         self.clock = folder / "clock"
         self.clock.write_text("0")
         self.disk = _disk(folder / "host", "256m", stack)
@@ -66,6 +73,11 @@ class Ground:
         stack.callback(self.kill_host)
         self._trust()
 
+    def policy(self) -> psutil.Process | None:
+        """The process on the host that acts for all workers."""
+        children = psutil.Process(self.host.pid).children()
+        return next(iter(running("digirl_dist.inference.process", children)), None)
+
     @property
     def host(self) -> subprocess.Popen[bytes]:
         assert self._host is not None
@@ -76,6 +88,8 @@ class Ground:
         workers = json.dumps([machine.entry(SLOTS) for machine in self.machines])
         words = [
             *_RUN,
+            f"inference={self.inference.value}",
+            *([f"limits.stuck_s={POLICY_STUCK_S}"] if self.inference is Inference.host else []),
             *(f"{name}={value}" for name, value in LIMITS.items()),
             *(f"save_path={self.run}", f"rollout_size={ROLLOUT}", f"train_iterations={iterations}"),
             *(f"worker_ips={_hydra(workers)}", f"worker_run_path={self.folder}/env", f"worker_python={sys.executable}"),
@@ -145,9 +159,9 @@ def _hydra(workers: str) -> str:
 
 
 @contextmanager
-def ground(machines: int) -> Iterator[Ground]:
+def ground(machines: int, inference: Inference) -> Iterator[Ground]:
     with ExitStack() as stack:
         folder = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="digirl-dist-chaos-", ignore_cleanup_errors=True))
         )
-        yield Ground(folder, machines, stack)
+        yield Ground(folder, machines, inference, stack)

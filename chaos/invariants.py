@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def judge(
             [f"{t.fault} ({t.machine}): {t.problem}" for t in trials if t.problem],
         ),
         Invariant("the host ends only when it is ended", "every end", host),
-        Invariant("slot_seconds add up", f"{len(spans)} undisturbed spans", [said for said in spans if said]),
+        Invariant("slot_seconds add up", f"{len(spans)} rows of iterations", [said for said in spans if said]),
         Invariant("no process left", "after the orphan time", left),
     ]
 
@@ -94,18 +94,36 @@ def _is_as_shown(trajectory: Trajectory, emulator: RehearsalEmulator) -> bool:
 
 
 def _spans(run: Path, watch: Watch) -> Iterator[str]:
-    """For each worker and pair of iterations between which nothing befell it: empty, or by how much it is off."""
+    """For each row of iterations in which nothing befell a worker: empty, or by how much it is off.
+
+    Rows, since worker and watcher draw the line between two iterations not quite at the same moment.
+    """
     lines = {line["iteration"]: line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())}
     ends = {event.content["iteration"]: event.at for event in watch.events if event.kind == "episode"}
-    for iteration, line in sorted(lines.items()):
-        if iteration - 1 not in lines or not {iteration, iteration - 1} <= set(ends):
-            continue
-        start, end = ends[iteration - 1], ends[iteration]
-        for worker, seconds in line.get("slot_seconds_by_worker", {}).items():
-            before = lines[iteration - 1].get("slot_seconds_by_worker", {}).get(worker)
-            if seconds and before and not any(_disturbs(event, worker, start, end) for event in watch.events):
-                if not any(start - 2 < at < end + 2 for at in watch.held_at):
-                    yield _compare(worker, iteration, sum(seconds.values()), SLOTS * (end - start))
+    for worker in sorted({name for line in lines.values() for name in line.get("slot_seconds_by_worker", {})}):
+        counted = {number: _counted(line, worker) for number, line in lines.items()}
+        row: list[int] = []
+        for number in range(max(lines) + 2):
+            if counted.get(number) and counted.get(number - 1) and _undisturbed(watch, worker, ends, number):
+                row.append(number)
+            elif row:
+                whole = SLOTS * (ends[row[-1]] - ends[row[0] - 1])
+                yield _compare(worker, row, sum(counted[one] for one in row), whole)
+                row = []
+
+
+def _counted(line: dict[str, Any], worker: str) -> float:
+    return sum(line.get("slot_seconds_by_worker", {}).get(worker, {}).values())
+
+
+def _undisturbed(watch: Watch, worker: str, ends: Mapping[int, float], number: int) -> bool:
+    """Whether nothing befell the worker from the end of the iteration before to the end of this one."""
+    if not {number - 1, number} <= set(ends):
+        return False
+    start, end = ends[number - 1], ends[number]
+    if any(_disturbs(event, worker, start, end) for event in watch.events):
+        return False
+    return not any(start - 2 < at < end + 2 for at in watch.held_at)
 
 
 def _disturbs(event: Event, worker: str, start: float, end: float) -> bool:
@@ -114,7 +132,7 @@ def _disturbs(event: Event, worker: str, start: float, end: float) -> bool:
     return start - 2.0 < event.at < end + 2.0 and (mine or event.kind == "run_started")
 
 
-def _compare(worker: str, iteration: int, counted: float, whole: float) -> str:
+def _compare(worker: str, row: Sequence[int], counted: float, whole: float) -> str:
     if abs(counted - whole) <= _SHARE * whole + SLOTS * _SEEN_S:
         return ""
-    return f"{worker} in iteration {iteration}: {counted:.2f} s of {whole:.2f} slot-seconds"
+    return f"{worker} in iterations {row[0]} to {row[-1]}: {counted:.2f} s of {whole:.2f} slot-seconds"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chaos.faults import FAULTS, Fault, Scene
+from chaos.faults import Fault, Scene
 from chaos.ground import Ground
 from chaos.machine import Machine
 from chaos.watch import Event, Watch
@@ -30,10 +30,9 @@ class Trial:
     problem: str = ""
 
 
-def plan(count: int, seed: int, root: bool) -> list[Fault]:
-    """The kinds in shuffled rounds, so that each comes as often as any other, in an order that the seed decides."""
+def plan(kinds: Sequence[Fault], count: int, seed: int) -> list[Fault]:
+    """The ``kinds`` in shuffled rounds, so that each comes as often as any other, in an order that the seed decides."""
     rng = random.Random(seed)
-    kinds = [fault for fault in FAULTS if root or not fault.root]
     found: list[Fault] = []
     while len(found) < count:
         found += rng.sample(kinds, len(kinds))

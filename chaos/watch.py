@@ -57,11 +57,13 @@ class Watch:
         return next((event for event in self.events[:] if event.at >= since and wanted(event)), None)
 
     def is_joined(self, worker: str, for_s: float = 1.0) -> bool:
-        """Whether the worker is with the host, and has been for a moment."""
-        told = [
-            event for event in self.events[:] if event.kind in ("worker_joined", "worker_lost") and event.of(worker)
-        ]
-        return bool(told) and told[-1].kind == "worker_joined" and time.monotonic() - told[-1].at > for_s
+        """Whether the worker is with the host that runs now, and has been for a moment."""
+        for event in reversed(self.events[:]):
+            if event.kind == "run_started":
+                return False
+            if event.kind in ("worker_joined", "worker_lost") and event.of(worker):
+                return event.kind == "worker_joined" and time.monotonic() - event.at > for_s
+        return False
 
     def wait(self, since: float, wanted: Callable[[Event], bool], limit_s: float) -> Event | None:
         """The first such event since then, for which ``limit_s`` from now is waited."""

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import pytest
 
 from chaos.__main__ import strike
-from chaos.faults import FAULTS, Fault
+from chaos.faults import FAULTS, Fault, faults
 from chaos.invariants import Invariant
 from chaos.trial import Trial, plan
+from digirl_dist.settings import Inference
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.long_file(110)]
 
@@ -20,11 +21,11 @@ pytestmark = [pytest.mark.timeout(400), pytest.mark.long_file(110)]
 def struck() -> tuple[Sequence[Trial], Sequence[Invariant]]:
     if shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin:" + os.environ.get("PATH", "")) is None:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("apt-get install openssh-server")
-    kinds = [fault for fault in FAULTS if os.geteuid() == 0 or not fault.root]
-    return strike(len(kinds), seed=0)
+    kinds = faults(Inference.worker, root=os.geteuid() == 0)
+    return strike(kinds, len(kinds), seed=0, inference=Inference.worker)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", faults(Inference.worker, root=True), ids=lambda fault: fault.name)
 def test_a_fault_is_noticed_and_explained_and_got_over(
     fault: Fault, struck: tuple[Sequence[Trial], Sequence[Invariant]]
 ) -> None:
@@ -43,6 +44,6 @@ def test_all_invariants_hold_after_all_kinds_of_faults(
 
 
 def test_a_seed_decides_the_plan_and_each_kind_comes_equally_often() -> None:
-    assert plan(60, 1, root=True) == plan(60, 1, root=True) != plan(60, 2, root=True)
-    counts = [sum(fault.name == kind.name for fault in plan(60, 1, root=True)) for kind in FAULTS]
+    assert plan(FAULTS, 60, 1) == plan(FAULTS, 60, 1) != plan(FAULTS, 60, 2)
+    counts = [sum(fault.name == kind.name for fault in plan(FAULTS, 60, 1)) for kind in FAULTS]
     assert max(counts) - min(counts) <= 1
