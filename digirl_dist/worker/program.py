@@ -257,7 +257,7 @@ class Program:
             self._rollout.drop({(iteration, index) for iteration, index in keys}, lost_to)
 
     def _forget(self, episodes: list[str]) -> None:
-        """The host has these safely: delete them, the notice first."""
+        """The host has these safely, or knows that they are none: delete them, the notice first."""
         for episode_id in episodes:
             self._folder.notice(episode_id).unlink(missing_ok=True)
             self._folder.episode(episode_id).unlink(missing_ok=True)
