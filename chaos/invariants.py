@@ -14,7 +14,7 @@ import numpy as np
 from chaos.forgery import MARK
 from chaos.ground import ROLLOUT, SLOTS
 from chaos.trial import Trial
-from chaos.watch import Event, Watch
+from chaos.watch import Watch
 from digirl_dist import table
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_tasks
 from digirl_dist.settings import RehearsalSettings
@@ -94,9 +94,10 @@ def _is_as_shown(trajectory: Trajectory, emulator: RehearsalEmulator) -> bool:
 
 
 def _spans(run: Path, watch: Watch) -> Iterator[str]:
-    """For each row of iterations in which nothing befell a worker: empty, or by how much it is off.
+    """For each row of iterations of one host and a worker: empty, or by how much it is off.
 
-    Rows, since worker and watcher draw the line between two iterations not quite at the same moment.
+    Rows, since worker and watcher draw the line between two iterations not quite at the same moment. What befell the
+    worker is booked as well.
     """
     lines = {line["iteration"]: line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())}
     ends = {event.content["iteration"]: event.at for event in watch.events if event.kind == "episode"}
@@ -104,7 +105,7 @@ def _spans(run: Path, watch: Watch) -> Iterator[str]:
         counted = {number: _counted(line, worker) for number, line in lines.items()}
         row: list[int] = []
         for number in range(max(lines) + 2):
-            if counted.get(number) and counted.get(number - 1) and _undisturbed(watch, worker, ends, number):
+            if counted.get(number) and counted.get(number - 1) and _is_of_one_host(watch, ends, number):
                 row.append(number)
             elif row:
                 whole = SLOTS * (ends[row[-1]] - ends[row[0] - 1])
@@ -116,20 +117,12 @@ def _counted(line: dict[str, Any], worker: str) -> float:
     return sum(line.get("slot_seconds_by_worker", {}).get(worker, {}).values())
 
 
-def _undisturbed(watch: Watch, worker: str, ends: Mapping[int, float], number: int) -> bool:
-    """Whether nothing befell the worker from the end of the iteration before to the end of this one."""
+def _is_of_one_host(watch: Watch, ends: Mapping[int, float], number: int) -> bool:
+    """Whether the host neither began anew nor was stopped from the end of the iteration before to the end of this."""
     if not {number - 1, number} <= set(ends):
         return False
-    start, end = ends[number - 1], ends[number]
-    if any(_disturbs(event, worker, start, end) for event in watch.events):
-        return False
-    return not any(start - 2 < at < end + 2 for at in watch.held_at)
-
-
-def _disturbs(event: Event, worker: str, start: float, end: float) -> bool:
-    """It began anew in that span, so that what it counted before is gone."""
-    mine = event.kind in ("worker_lost", "worker_joined") and event.of(worker)
-    return start - 2.0 < event.at < end + 2.0 and (mine or event.kind == "run_started")
+    begun = [event.at for event in watch.events if event.kind == "run_started"]
+    return not any(ends[number - 1] - 2.0 < at < ends[number] + 2.0 for at in [*begun, *watch.held_at])
 
 
 def _compare(worker: str, row: Sequence[int], counted: float, whole: float) -> str:

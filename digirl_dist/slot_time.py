@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 
-ACTIVITIES = ("boot", "reset", "step", "policy", "push", "barrier", "update", "faults", "speculation", "closed")
+ACTIVITIES = ("boot", "reset", "step", "policy", "push", "barrier", "update", "faults", "speculation", "closed", "away")
 """In words: starting an emulator; its reset; its steps; waiting for the policy's action; having no ticket while the
 checkpoint comes, while other slots finish, or while the host learns; work that was lost with an emulator; work that
-another worker finished first; being out of service."""
+another worker finished first; being out of service; what nobody can tell, since the worker was lost."""
 
 
 class SlotTime:

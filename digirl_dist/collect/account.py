@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from digirl_dist.harvest import Harvest, Outcome
 from digirl_dist.tasks import Key
@@ -24,6 +24,12 @@ class Account:
     def outcome(self, worker: str) -> Outcome:
         """The worker's outcome, to be added to."""
         return self._outcomes.setdefault(worker, Outcome(worker))
+
+    def spent(self, worker: str, seconds: Mapping[str, float]) -> None:
+        """So many seconds of its slots went into each activity."""
+        booked = self.outcome(worker).slot_seconds
+        for activity, more in seconds.items():
+            booked[activity] = booked.get(activity, 0.0) + more
 
     def acting(self, worker: str, slot: int) -> None:
         """A slot sent the first action of an episode."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from digirl_dist.checkpoint import Checkpoint
 from digirl_dist.collect.account import Account
+from digirl_dist.collect.attendance import Attendance
 from digirl_dist.collect.dispatch import Dispatch, DispatchRules
 from digirl_dist.collect.iteration import Closing, Iteration
 from digirl_dist.collect.workforce import Workforce
@@ -22,6 +23,7 @@ from digirl_dist.fleet.news import (
     Added,
     Ended,
     EpisodeFailed,
+    Joined,
     Loaded,
     Lost,
     News,
@@ -62,6 +64,7 @@ class FleetCollector:
         self.workforce = Workforce(fleet, self.leases, limits, events, status)
         self.dispatch = Dispatch(fleet, self.workforce.standing, self.leases, rules, events)
         self.accounts: dict[int, Account] = {}
+        self.attendance = Attendance()
         self.offers: queue.SimpleQueue[tuple[Checkpoint, Sequence[Ticket]]] = queue.SimpleQueue()
         self.closed = threading.Event()
         self.fleet.start()
@@ -92,6 +95,7 @@ class _Harvesting:
         self._checkpoint = checkpoint
         self._iteration = Iteration(tickets, self._leases, self._store, collector.closing)
         self._accounts = collector.accounts
+        self._attendance = collector.attendance
         self._account = self._account_of(self._iteration.number)
         self._account.started_at = time.monotonic()
         self._asked: set[str] = set()
@@ -116,7 +120,8 @@ class _Harvesting:
             raise HarvestError(f"iteration {self._iteration.number}: the collection was ended before it was complete")
         self._take_offers()
         self._dispatch.hand_out(self._checkpoint.iteration)
-        self._workforce.let_go()
+        for name in self._workforce.let_go():
+            self._attendance.left(name)
         news = self._fleet.news(timeout_s)
         if news is not None:
             self._take_in(news)
@@ -130,7 +135,7 @@ class _Harvesting:
             self._iteration.begin_later(tickets)
 
     def _settle_accounts(self) -> None:
-        """Ask every worker where its slots' time went; one that does not answer at once stays without an account."""
+        """Ask every worker where its slots' time went; what one does not answer at once, it tells the next time."""
         standing = self._workforce.standing
         self._asked = {name for name, each in standing.items() if each.slots}
         for name in self._asked:
@@ -139,6 +144,8 @@ class _Harvesting:
         deadline = time.monotonic() + _ACCOUNTS_S
         while self._asked and time.monotonic() < deadline:
             self._turn(_ACCOUNTS_S)
+        for name in [name for name, each in standing.items() if not each.slots]:
+            self._account.spent(name, self._attendance.book(name))
 
     def _account_of(self, number: int) -> Account:
         return self._accounts.setdefault(number, Account(number))
@@ -164,10 +171,15 @@ class _Harvesting:
             case EpisodeFailed(worker, slot, iteration, index, reason):
                 self._retry(worker, slot, (iteration, index), reason)
             case Spent(worker, seconds):
-                self._account.outcome(worker).slot_seconds = seconds
+                self._account.spent(worker, self._attendance.book(worker, seconds))
                 self._asked.discard(worker)
+            case Joined(worker, slots):
+                self._attendance.joined(worker, slots)
+                self._workforce.take_in(news)
             case Lost(worker, error):
                 self._account.outcome(worker).losses.append(error.reason)
+                self._attendance.lost(worker)
+                self._asked.discard(worker)
                 self._workforce.take_in(news)
             case _:
                 self._workforce.take_in(news)

@@ -97,7 +97,7 @@ class InlineCollector:
             if not self._rollout.in_service():
                 reasons = "; ".join(f"slot {slot.index}: {slot.reason}" for slot in self._rollout.slots)
                 raise HarvestError(f"no emulator can be run on this machine: {reasons}")
-        account.outcome(NAME).slot_seconds = self._rollout.spent()
+        account.spent(NAME, self._rollout.spent())
         self._rollout.idle("update")
         self._status.host(f"store iteration {iteration.number} and learn from it")
         return iteration.close(self._accounts.pop(iteration.number))

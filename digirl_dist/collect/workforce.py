@@ -97,14 +97,16 @@ class Workforce:
             seen.last_trouble, seen.troubled_at = seen.last_event, time.monotonic()
         self._events.emit(kind, worker=worker, **content)
 
-    def let_go(self) -> None:
-        """Part from workers that were to leave and hold nothing any more."""
-        for name in [name for name, standing in self.standing.items() if standing.leaving]:
-            if not self._leases.holds(name):
-                self._fleet.remove(name)
-                del self.standing[name]
-                self._status.workers.pop(name, None)
-                self._events.emit("worker_left", worker=name)
+    def let_go(self) -> list[str]:
+        """Part from workers that were to leave and hold nothing any more; their names."""
+        leaving = [name for name, standing in self.standing.items() if standing.leaving]
+        gone = [name for name in leaving if not self._leases.holds(name)]
+        for name in gone:
+            self._fleet.remove(name)
+            del self.standing[name]
+            self._status.workers.pop(name, None)
+            self._events.emit("worker_left", worker=name)
+        return gone
 
     def begin(self) -> None:
         """An iteration begins: how long nobody could run anything is counted from now."""

@@ -130,14 +130,20 @@ def test_an_interrupted_collection_leaves_nothing_running(tmp_path: Path, kind: 
     nothing_is_left_of(tmp_path)
 
 
-def test_a_killed_worker_program_costs_retries_only(tmp_path: Path) -> None:
-    with site(tmp_path, Kind.fleet, step_s=0.1) as here:
+def test_a_killed_worker_program_costs_retries_and_time_that_is_booked(tmp_path: Path) -> None:
+    with site(tmp_path, Kind.fleet, iterations=2, step_s=0.1) as here:
+        before = here.collect(tickets(4))
+        here.checkpoint = here.save(1)
         killer = in_the_middle(here, lambda: programs(tmp_path)[0].kill())
-        harvest = here.collect(tickets(120))
+        harvest = here.collect(tickets(120, iteration=1))
         killer.join()
-        assert keys(harvest) == [(0, index) for index in range(120)]
+        assert keys(harvest) == [(1, index) for index in range(120)]
         assert sum(len(outcome.losses) for outcome in harvest.outcomes) == 1
         assert here.count("worker_joined") == 3
+        whole_s = max(outcome.slots for outcome in harvest.outcomes) * (harvest.ended_at - before.ended_at)
+        for outcome in harvest.outcomes:
+            assert sum(outcome.slot_seconds.values()) == pytest.approx(whole_s, rel=0.02, abs=1.5)
+            assert (outcome.slot_seconds.get("away", 0.0) > 1.0) == bool(outcome.losses)
     nothing_is_left_of(tmp_path)
 
 

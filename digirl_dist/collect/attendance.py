@@ -1,0 +1,61 @@
+"""From its first joining on, every second of a worker is accounted for: by itself, or else as time it was away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass
+class _Sheet:
+    slots: int
+    booked_until: float
+    was_away: bool = False
+
+
+class Attendance:
+    """What the worker programs tell of their slots' time, and what died with a program or passed without one.
+
+    ``now`` is a monotonic clock in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._sheets: dict[str, _Sheet] = {}
+
+    def joined(self, worker: str, slots: int) -> None:
+        """It is there, perhaps again."""
+        self._sheets.setdefault(worker, _Sheet(slots, self._now())).slots = slots
+
+    def lost(self, worker: str) -> None:
+        """From now until it tells its seconds again, some may be missing."""
+        if worker in self._sheets:
+            self._sheets[worker].was_away = True
+
+    def left(self, worker: str) -> None:
+        """It was let go."""
+        self._sheets.pop(worker, None)
+
+    def book(self, worker: str, told: Mapping[str, float] | None = None) -> dict[str, float]:
+        """Its slot-seconds by activity since they were booked before; ``told`` is None as long as it is away.
+
+        If it was lost in between, they are made to add up to slots × wall-clock: what is missing was ``away``, and what
+        is too much was booked as that before, when only the link to it was down.
+        """
+        sheet = self._sheets.get(worker)
+        if sheet is None:
+            return dict(told or {})
+        whole = sheet.slots * (self._now() - sheet.booked_until)
+        sheet.booked_until = self._now()
+        if not sheet.was_away:
+            return dict(told or {})
+        sheet.was_away = told is None
+        return _completed(told or {}, whole)
+
+
+def _completed(told: Mapping[str, float], whole: float) -> dict[str, float]:
+    known = sum(told.values())
+    if known > whole:
+        return {activity: seconds * whole / known for activity, seconds in told.items()}
+    return {**told, "away": whole - known}
