@@ -91,13 +91,16 @@ def test_it_cannot_learn_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-def test_it_collects_and_an_outage_costs_a_retry(served: Endpoint, tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("where", [["parallel=single"], ["dry_run=true", "dry_run_workers=1", "inference=host"]])
+def test_it_collects_and_an_outage_costs_a_retry(
+    served: Endpoint, tmp_path: Path, monkeypatch: Any, where: list[str]
+) -> None:
     monkeypatch.chdir(ROOT)
     served.script = [fails(503, "overloaded")] * 2
     (tmp_path / "tasks.yaml").write_text("- open-clock-0\n")
     words = ["agent=endpoint", "agent.model=m", f"agent.base_url={served.url}", "agent.outage_s=0", "bsize=2"]
-    where = [f"save_path={tmp_path / 'run'}", f"task_set={tmp_path / 'tasks.yaml'}", "parallel=single"]
-    build.run(configuration.load("config/multimachine", "eval", [*words, *where, "rollout_size=4"]))
+    folders = [f"save_path={tmp_path / 'run'}", f"worker_temp_path={tmp_path}", f"task_set={tmp_path / 'tasks.yaml'}"]
+    build.run(configuration.load("config/multimachine", "eval", [*words, *where, *folders, "rollout_size=4"]))
     (rows,) = (tmp_path / "run").rglob("*.parquet")
     episodes = table.read(rows)
     assert len(episodes) == 4 and all(episode.success for episode in episodes)
