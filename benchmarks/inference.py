@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.stage import median, rounded, show
+from benchmarks.stage import median, rounded, show, stage
 from digirl_dist.build_collector import Ground, build_collector
 from digirl_dist.checkpoint import Checkpoints
 from digirl_dist.choices import choose_agent, choose_device
@@ -24,21 +23,25 @@ from digirl_dist.settings import (
     DeviceAgentSettings,
     Inference,
     InProcessSettings,
+    InstallSettings,
     PhoneSettings,
     Settings,
 )
+from digirl_dist.ssh.connection import Address
 from digirl_dist.status import Status
 from digirl_dist.store import Store
 
 
 class Fleet:
-    """A dry run's workers with demo phones, and the policy that acts for them."""
+    """Workers with demo phones, and the policy that acts for them."""
 
     def __init__(self, folder: Path, stack: ExitStack, inference: Inference, settings: dict[str, Any]) -> None:
         chosen = Settings(
             inference=inference,
-            dry_run=True,
             worker_temp_path=str(folder / "jobs"),
+            worker_run_path=str(folder.parent / "env"),
+            worker_python=sys.executable,
+            install=InstallSettings(reuse_packages=True),
             emulator=PhoneSettings(),
             agent=DeviceAgentSettings(),
             trainer=InProcessSettings(device="cpu"),
@@ -73,13 +76,13 @@ def main() -> None:
         int(os.environ.get(f"BENCH_{name}", default))
         for name, default in (("WORKERS", 4), ("SLOTS", 4), ("EPISODES", 128), ("ROUNDS", 7))
     )
-    torch.set_num_threads(1)
-    settings = {"dry_run_workers": workers, "bsize": slots, "rollout_size": episodes}
-    root = tempfile.mkdtemp(prefix="digirl-dist-bench-")
     rates: dict[Inference, list[float]] = {Inference.worker: [], Inference.host: []}
-    with ExitStack() as stack:
-        stack.callback(shutil.rmtree, root, ignore_errors=True)
-        fleets = {where: Fleet(Path(root) / where.value, stack, where, settings) for where in rates}
+    with stage() as here:
+        addresses = here.serve(workers)
+        os.environ["HOME"] = str(_home(here.folder, addresses))
+        entries = [_entry(address) for address in addresses]
+        settings = {"worker_ips": entries, "bsize": slots, "rollout_size": episodes}
+        fleets = {where: Fleet(here.folder / where.value, here.stack, where, settings) for where in rates}
         for iteration in range(rounds + 1):
             for where in _in_turn(list(rates), iteration):
                 rates[where].append(fleets[where].steps_per_second(iteration))
@@ -96,6 +99,20 @@ def main() -> None:
             "steps_per_second": {where.value: rounded(each) for where, each in warm.items()},
         },
     )
+
+
+def _home(folder: Path, addresses: Sequence[Address]) -> Path:
+    """A home folder in which the servers are known."""
+    known = folder / "home" / ".ssh" / "known_hosts"
+    known.parent.mkdir(parents=True)
+    known.write_text("".join(Path(address.known_hosts or "").read_text() for address in addresses))
+    return folder / "home"
+
+
+def _entry(address: Address) -> dict[str, Any]:
+    """As in ``worker_ips``."""
+    return {"name": address.name, "host": address.host, "port": address.port, "username": address.user,
+            "key": address.key}  # fmt: skip
 
 
 def _in_turn(both: Sequence[Inference], iteration: int) -> Sequence[Inference]:

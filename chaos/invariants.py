@@ -22,8 +22,9 @@ from digirl_dist.tasks import Plan
 from digirl_dist.trajectory import Trajectory
 
 _EMULATOR = RehearsalSettings(reset_s=0.2, step_s=0.12, steps=6)
-_SHARE, _SEEN_S = 0.02, 0.6
-"""Slot-seconds: what may be missing of the whole, and how late a watcher sees the ends of a span."""
+_SHARE, _SEEN_S = 0.02, 1.6
+"""Slot-seconds: what may be missing of the whole; and how far from the last episode of an iteration the accounts are
+settled: the host waits up to a second for a worker that does not answer."""
 
 
 @dataclass(frozen=True)
