@@ -36,7 +36,7 @@ def main() -> None:
             here.stack.enter_context(_programs(folders))
         fleet = here.ours("fleet", machines, LIMITS)
         started = time.monotonic()
-        while any(standing.slots == 0 for standing in fleet.collector.standing.values()):
+        while any(standing.slots == 0 for standing in fleet.fleet_collector.workforce.standing.values()):
             fleet.iteration(1000 + len(fleet.fleet.notices), 8)
         ready_s = time.monotonic() - started
         fleet.fleet.notices.clear()

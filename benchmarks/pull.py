@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,7 +72,8 @@ def _episode(folder: Path, ticket: Ticket) -> Notice:
     name = str(ticket.index)
     path = folder / episode_name(name)
     table.write(path, [Trajectory(ticket, name, "w0", 0, steps, seen, False)])
-    return Notice("bench", 1, ticket.index, name, path.stat().st_size, file_digest(path), 0, 0.0, 0.0)
+    size, digest = path.stat().st_size, file_digest(path)
+    return Notice("bench", 1, ticket.index, ticket.attempt, ticket.policy_version, name, size, digest, 0, 0.0, 0.0)
 
 
 def _scp(address: Address, source: Path, target: Path) -> float:
@@ -113,4 +113,4 @@ def _arrivals(here: Stage) -> list[float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

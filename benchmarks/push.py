@@ -160,7 +160,7 @@ def _changed(ours: Ours, version: int) -> tuple[float, float]:
 
 def _bytes_on_wire(ours: Ours) -> int:
     """Sent and received on this process's connections to the workers, as the kernel counts them (tcp_info)."""
-    ports = {worker.spec.address.port for worker in ours.fleet.workers.values()}
+    ports = {machine.address.port for machine in ours.machines}
     total = 0
     for connection in psutil.Process().net_connections("tcp"):
         if connection.raddr and connection.raddr.port in ports:

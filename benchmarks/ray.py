@@ -39,7 +39,7 @@ class Device(gymnasium.Env[np.ndarray, int]):
         self._resets = 0
         actions: Any = rehearsal_spec(DEVICE).actions
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32)
-        self.action_space = gymnasium.spaces.Discrete(actions.n)
+        self.action_space = gymnasium.spaces.Discrete(actions.n)  # type: ignore[assignment] # its integers are NumPy's
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self._resets += 1
@@ -116,7 +116,7 @@ def _rllib() -> Iterator[Round]:
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-    config = PPOConfig().environment(Device)
+    config: Any = PPOConfig().environment(Device)  # type: ignore[no-untyped-call]
     config = config.env_runners(
         num_env_runners=PROCESSES, num_cpus_per_env_runner=0.1, batch_mode="complete_episodes"
     ).rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[4]))
@@ -172,7 +172,8 @@ class _Sampler(nn.Module):
         self.logits = nn.Linear(4, actions.n)
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        return torch.distributions.OneHotCategorical(logits=self.logits(observation)).sample().long()
+        drawn: torch.Tensor = torch.distributions.OneHotCategorical(logits=self.logits(observation)).sample()  # type: ignore[no-untyped-call]
+        return drawn.long()
 
 
 if __name__ == "__main__":

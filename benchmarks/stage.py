@@ -72,7 +72,8 @@ class Tiny(nn.Module):
         return [Decision(action, float(row[action])) for action, row in zip(drawn, log_probs, strict=True)]
 
     def log_prob(self, observations: Sequence[Observation], actions: Sequence[Any]) -> torch.Tensor:
-        return self.logits(self.features(observations)).log_softmax(-1)[range(len(actions)), list(actions)]
+        log_probs: torch.Tensor = self.logits(self.features(observations)).log_softmax(-1)
+        return log_probs[range(len(actions)), list(actions)]
 
     def features(self, observations: Sequence[Observation]) -> torch.Tensor:
         return torch.tensor(np.stack([seen.vector for seen in observations if seen.vector is not None]))
@@ -115,6 +116,7 @@ class Ours:
         weight: tuple[int, int] = (0, 0),
         dtype: PushDtype = PushDtype.float32,
     ) -> None:
+        self.machines = machines
         self.slots = sum(machine.slots for machine in machines)
         self.store = Store(folder / "trajectories")
         self.landed: dict[tuple[int, int], float] = {}
@@ -124,9 +126,9 @@ class Ours:
         self._limits = limits
         self.fleet = self._fleet(folder, machines, weight, dtype)
         status = Status(folder / "status.json")
-        self.collector: Collector = FleetCollector(
-            self.fleet, limits, DispatchRules(), Closing(), self.store, self._events, status
-        )
+        collector = FleetCollector(self.fleet, limits, DispatchRules(), Closing(), self.store, self._events, status)
+        self.collector: Collector = collector
+        self.fleet_collector = collector
 
     def _fleet(
         self, folder: Path, machines: Sequence[Machine], weight: tuple[int, int], dtype: PushDtype
@@ -149,13 +151,17 @@ class Ours:
     def checkpoint(self, iteration: int, change: Callable[[Tiny], None] = lambda policy: None) -> Checkpoint:
         """A new version: the policy itself always changes a little."""
         with torch.no_grad():
-            self._policy.logits.bias += 0.001
+            self._policy.logits.bias.add_(0.001)
             change(self._policy)
         return self._checkpoints.save(iteration, self._policy.state_dict(), {}, {})
 
     def go_ahead(self, count: int) -> None:
         """From now on collect one iteration of ``count`` tickets ahead."""
         self.collector = AheadCollector(self.collector, lambda number, _: tickets(number, count), 1, 10**9)
+
+    def close_early(self, share: float) -> None:
+        """From now on an iteration closes with this share of its episodes; the others count in the next one."""
+        self.fleet_collector.closing = Closing(share)
 
     def warm_up(self, rounds: int = 100) -> None:
         """Until every slot of every worker has acted, so that nothing is started while we measure."""
@@ -172,7 +178,7 @@ class Ours:
         started = time.monotonic()
         harvest = self.collector.collect(checkpoint, wanted)
         self.store.append(harvest)
-        assert len(harvest.trajectories) == count
+        assert len(harvest.trajectories) == count or self.fleet_collector.closing.share < 1
         return harvest, time.monotonic() - started
 
     def push(self, checkpoint: Checkpoint) -> tuple[float, int]:

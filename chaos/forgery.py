@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +72,5 @@ def plant(jobs: Path, run: str | None = None, iteration: int = 0, cut: bool = Fa
 
 
 def _notice(run: str, ticket: Ticket, episode_id: str, path: Path) -> Notice:
-    about = {"size": path.stat().st_size, "digest": file_digest(path), "slot": 0, "seconds": 0.1, "age_s": 0.0}
-    empty = Notice(run, ticket.iteration, ticket.index, 0, ticket.policy_version, episode_id, 0, "", 0, 0.0, 0.0)
-    return replace(empty, **about)
+    size, digest = path.stat().st_size, file_digest(path)
+    return Notice(run, ticket.iteration, ticket.index, 0, ticket.policy_version, episode_id, size, digest, 0, 0.1, 0.0)

@@ -19,7 +19,7 @@ from digirl_dist import table
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_tasks
 from digirl_dist.settings import RehearsalSettings
 from digirl_dist.tasks import Plan
-from digirl_dist.trajectory import Trajectory
+from digirl_dist.trajectory import Observation, Trajectory
 
 _EMULATOR = RehearsalSettings(reset_s=0.2, step_s=0.12, steps=6)
 _SHARE, _SEEN_S = 0.02, 1.6
@@ -85,13 +85,18 @@ def _foreign(trajectories: list[Trajectory]) -> Iterator[str]:
 def _is_as_shown(trajectory: Trajectory, emulator: RehearsalEmulator) -> bool:
     seen = emulator.reset(rehearsal_tasks()[0], trajectory.ticket.seed)
     for step in trajectory.steps:
-        if not np.array_equal(seen.vector, step.observation.vector):
+        if step.observation.vector is None or not np.array_equal(_vector(seen), step.observation.vector):
             return False
         shown = emulator.step(step.action)
         if abs(shown.reward - step.reward) > 1e-6 or shown.terminated != step.terminated:
             return False
         seen = shown.observation
     return True
+
+
+def _vector(seen: Observation) -> np.ndarray:
+    assert seen.vector is not None, "the rehearsal emulator shows numbers"
+    return seen.vector
 
 
 def _spans(run: Path, watch: Watch) -> Iterator[str]:
@@ -115,7 +120,7 @@ def _spans(run: Path, watch: Watch) -> Iterator[str]:
 
 
 def _counted(line: dict[str, Any], worker: str) -> float:
-    return sum(line.get("slot_seconds_by_worker", {}).get(worker, {}).values())
+    return float(sum(line.get("slot_seconds_by_worker", {}).get(worker, {}).values()))
 
 
 def _is_of_one_host(watch: Watch, ends: Mapping[int, float], number: int) -> bool:

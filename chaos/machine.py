@@ -114,7 +114,7 @@ class Machine:
     def _make_keys(self) -> None:
         folder = self._folder
         for name in ("host_key", "user_key"):
-            command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "chaos", "-f", folder / name]
+            command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "chaos", "-f", str(folder / name)]
             subprocess.run(command, check=True)
         if os.getuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)

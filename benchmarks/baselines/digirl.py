@@ -69,7 +69,7 @@ class DigiRL:
         results = [self._fetch(machine) for machine in self.machines]
         seconds = time.monotonic() - started
         assert sum(len(result["episodes"]) for result in results) == len(tickets), "a batch failed three times"
-        cold = max(result["cold_start_s"] for result in results)
+        cold = float(max(result["cold_start_s"] for result in results))
         self.cold_starts_s.append(cold)
         return seconds - cold * (1 - self.scale)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _WEIGHT = 0.1
-_OVERDUE = 2.0
-_LONGER = 1.5
 
 
 class Pace:
@@ -42,13 +40,10 @@ class Pace:
     def gain(self, there: str, age_s: float, here: str) -> float:
         """Seconds by which a duplicate that begins now on ``here`` is expected to beat its original on ``there``.
 
-        An episode that has taken longer than usual is expected to take half as long again in all. Of one that is long
-        overdue nothing can be expected (it may hang), so a duplicate is worth its age.
+        The original is expected to take as long as usual, a duplicate of it what that is on its own worker. Of an
+        episode that is overdue nothing can be expected (it may hang), so a duplicate is worth its age.
         """
         usual, usual_here = self.of(there), self.of(here)
         if not usual or usual_here is None:
             return 0.0
-        if age_s > _OVERDUE * usual:
-            return age_s
-        expected = max(usual, _LONGER * age_s)
-        return expected - age_s - expected * usual_here / usual
+        return age_s if age_s > usual else usual - age_s - usual_here

@@ -39,8 +39,8 @@ def test_somebody_may_always_take_a_ticket(seconds: dict[str, float], queued: in
 
 def test_a_duplicate_pays_on_a_faster_worker_or_when_the_original_is_overdue() -> None:
     known = pace(fast=1.0, slow=4.0)
-    assert known.gain("slow", 1.0, "fast") == 2.0
-    assert known.gain("slow", 6.0, "fast") == 9.0 - 6.0 - 9.0 / 4, "it is a long one, on both of them"
-    assert known.gain("fast", 0.5, "slow") < 0 and known.gain("fast", 1.5, "fast") < 0
-    assert known.gain("fast", 2.5, "fast") > 0 and known.gain("slow", 9.0, "slow") > 0
+    assert known.gain("slow", 1.0, "fast") == 4.0 - 1.0 - 1.0
+    assert known.gain("slow", 3.5, "fast") < 0, "nearly there"
+    assert known.gain("fast", 0.5, "slow") < 0 and known.gain("fast", 0.5, "fast") < 0
+    assert known.gain("fast", 1.5, "fast") == 1.5 and known.gain("slow", 5.0, "slow") == 5.0, "it may hang"
     assert Pace().gain("slow", 100.0, "fast") == 0
