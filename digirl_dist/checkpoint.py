@@ -224,7 +224,7 @@ def raw_bytes(tensor: torch.Tensor) -> memoryview:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def tensor_from(data: bytearray, info: TensorInfo) -> torch.Tensor:
+def tensor_from(data: bytearray | memoryview, info: TensorInfo) -> torch.Tensor:
     """The inverse of ``raw_bytes``; keeps ``data`` as its memory. Raises CheckpointError if that has another digest."""
     import torch
 

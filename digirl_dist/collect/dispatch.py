@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,9 @@ from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.leases import Leases
 from digirl_dist.fleet.pace import Pace
 from digirl_dist.tasks import Key
+
+_DOUBLE_EVERY_S = 0.5
+"""To look for tickets that are worth a duplicate takes a while in a large fleet."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Dispatch:
         self._leases = leases
         self._rules = rules
         self._events = events
+        self._doubled_at = 0.0
 
     def hand_out(self, version: int) -> None:
         """Lease what every able worker has room for, to be run with that policy version."""
@@ -54,9 +59,12 @@ class Dispatch:
             room = slots[name] + (self._rules.prefetch if plenty else 0) - self._leases.running(name)
             if room > 0 and self._leases.queued and (start or self._may_take(name, slots)):
                 self._fleet.workers[name].lease(self._leases.take(name, room, version))
-        if self._rules.speculate and not self._leases.queued:
+        if self._rules.speculate and not self._leases.queued and time.monotonic() - self._doubled_at >= _DOUBLE_EVERY_S:
+            self._doubled_at = time.monotonic()
+            undoubled = self._leases.undoubled(version)
             for name in able:
-                self._double(name, slots[name] - self._leases.running(name), version)
+                doubled = self._double(name, slots[name] - self._leases.running(name), undoubled)
+                undoubled = [held for held in undoubled if held[0] not in doubled]
 
     def landed(self, winner: str, key: Key) -> None:
         """An episode is home: whoever else runs it may stop."""
@@ -68,13 +76,13 @@ class Dispatch:
         """What is refused here is soon taken by a faster worker."""
         return not self._rules.speculate or self.pace.is_in_time(name, self._leases.queued, slots)
 
-    def _double(self, name: str, room: int, version: int) -> None:
-        """Lease up to ``room`` duplicates to ``name``, those first from which most is expected."""
-        if room <= 0:
-            return
-        others = [found for found in self._leases.undoubled(version) if found[1] != name]
-        gains = sorted(((self.pace.gain(there, age_s, name), key, there) for key, there, age_s in others), reverse=True)
-        for gain, key, there in gains[:room]:
-            if gain > 0:
-                self._fleet.workers[name].lease([self._leases.double(name, key)])
-                self._events.emit("episode_doubled", worker=name, iteration=key[0], ticket=key[1], held_by=there)
+    def _double(self, name: str, room: int, undoubled: Sequence[tuple[Key, str, float]]) -> set[Key]:
+        """Lease up to ``room`` duplicates to ``name``, those first from which most is expected; returns which."""
+        if room <= 0 or not undoubled:
+            return set()
+        others = [(self.pace.gain(there, age_s, name), key, there) for key, there, age_s in undoubled if there != name]
+        best = sorted((each for each in others if each[0] > 0), reverse=True)[:room]
+        for _, key, there in best:
+            self._fleet.workers[name].lease([self._leases.double(name, key)])
+            self._events.emit("episode_doubled", worker=name, iteration=key[0], ticket=key[1], held_by=there)
+        return {key for _, key, _ in best}

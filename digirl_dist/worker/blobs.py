@@ -47,11 +47,8 @@ class FileBlobs:
 
     def tensor(self, info: TensorInfo) -> torch.Tensor:
         path = self.file(info.digest)
-        data = bytearray(path.stat().st_size)
-        with path.open("rb") as file:
-            file.readinto(data)
         try:
-            return tensor_from(data, info)
+            return tensor_from(_mapped(path), info)
         except CheckpointError:
             path.unlink(missing_ok=True)
             raise
@@ -71,3 +68,12 @@ class FileBlobs:
     def _is_fresh(self, part: Path) -> bool:
         """Whether a transfer may still be at work on it, or come back for it."""
         return time.monotonic() - self._parts_seen.setdefault(part.name, time.monotonic()) < _PART_KEPT_S
+
+
+def _mapped(path: Path) -> memoryview:
+    """The bytes of a file, which are only read when they are looked at; what is written to them stays in memory."""
+    import torch
+
+    if not (size := path.stat().st_size):
+        return memoryview(b"")
+    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy().data
