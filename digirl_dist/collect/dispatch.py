@@ -14,8 +14,8 @@ from digirl_dist.fleet.leases import Leases
 from digirl_dist.fleet.pace import Pace
 from digirl_dist.tasks import Key
 
-_DOUBLE_EVERY_S = 0.5
-"""To look for tickets that are worth a duplicate takes a while in a large fleet."""
+_PAUSE = 9.0
+"""Looking for tickets that are worth a duplicate takes a while in a large fleet: pauses are so many times as long."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Dispatch:
         self._leases = leases
         self._rules = rules
         self._events = events
-        self._doubled_at = 0.0
+        self._double_at = 0.0
 
     def hand_out(self, version: int) -> None:
         """Lease what every able worker has room for, to be run with that policy version."""
@@ -59,12 +59,10 @@ class Dispatch:
             room = slots[name] + (self._rules.prefetch if plenty else 0) - self._leases.running(name)
             if room > 0 and self._leases.queued and (start or self._may_take(name, slots)):
                 self._fleet.workers[name].lease(self._leases.take(name, room, version))
-        if self._rules.speculate and not self._leases.queued and time.monotonic() - self._doubled_at >= _DOUBLE_EVERY_S:
-            self._doubled_at = time.monotonic()
-            undoubled = self._leases.undoubled(version)
-            for name in able:
-                doubled = self._double(name, slots[name] - self._leases.running(name), undoubled)
-                undoubled = [held for held in undoubled if held[0] not in doubled]
+        if self._rules.speculate and not self._leases.queued and (now := time.monotonic()) >= self._double_at:
+            rooms = {name: slots[name] - self._leases.running(name) for name in able}
+            self._double_all({name: room for name, room in rooms.items() if room > 0}, version)
+            self._double_at = time.monotonic() + _PAUSE * (time.monotonic() - now)
 
     def landed(self, winner: str, key: Key) -> None:
         """An episode is home: whoever else runs it may stop."""
@@ -76,10 +74,15 @@ class Dispatch:
         """What is refused here is soon taken by a faster worker."""
         return not self._rules.speculate or self.pace.is_in_time(name, self._leases.queued, slots)
 
+    def _double_all(self, rooms: Mapping[str, int], version: int) -> None:
+        """Duplicates for every slot without a ticket, as far as any pay."""
+        undoubled = self._leases.undoubled(version) if rooms else []
+        for name, room in rooms.items():
+            doubled = self._double(name, room, undoubled)
+            undoubled = [held for held in undoubled if held[0] not in doubled]
+
     def _double(self, name: str, room: int, undoubled: Sequence[tuple[Key, str, float]]) -> set[Key]:
         """Lease up to ``room`` duplicates to ``name``, those first from which most is expected; returns which."""
-        if room <= 0 or not undoubled:
-            return set()
         others = [(self.pace.gain(there, age_s, name), key, there) for key, there, age_s in undoubled if there != name]
         best = sorted((each for each in others if each[0] > 0), reverse=True)[:room]
         for _, key, there in best:
