@@ -130,6 +130,8 @@ class Channel:
                 data = self._raw.recv(_READ_BYTES)
             except TimeoutError:
                 data = None
+            except (OSError, EOFError, paramiko.SSHException) as error:  # it had to tell the other side of room
+                raise self._link_lost() from error
             if (held_s := time.monotonic() - asked_at) > HELD_S:
                 deadline += held_s
             self._drain_stderr()

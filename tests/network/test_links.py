@@ -69,6 +69,8 @@ def test_every_way_to_fall_silent_is_noticed_in_15_s(
         for machine in machines:  # the host can do nothing about these: let them end
             for session in machine.sessions():
                 session.kill()
+            for program in machine.programs():
+                program.resume()
         noticed = {}
         for fault, machine in by_name.items():
             at, reason = here.first_loss(machine.name)

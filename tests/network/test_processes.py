@@ -25,7 +25,7 @@ def suffer(here: Site, faults: Faults, count: int) -> dict[str, Machine]:
     here.wait_until_all_work()
     for fault, machine in struck.items():
         faults[fault][0](machine)
-    assert_once_each(here, collecting.result(60), count)
+    assert_once_each(here, collecting.result(110), count)
     healthy = here.machines[-1].name
     assert not here.seen("worker_lost", healthy) and not here.seen("episode_retried", healthy)
     return struck
