@@ -46,8 +46,9 @@ class Attendance:
         sheet = self._sheets.get(worker)
         if sheet is None:
             return dict(told or {})
-        whole = sheet.slots * (self._now() - sheet.booked_until)
-        sheet.booked_until = self._now()
+        now = self._now()
+        whole = sheet.slots * (now - sheet.booked_until)
+        sheet.booked_until = now
         if not sheet.was_away:
             return dict(told or {})
         sheet.was_away = told is None

@@ -60,8 +60,8 @@ class Dispatch:
             if room > 0 and self._leases.queued and (start or self._may_take(name, slots)):
                 self._fleet.workers[name].lease(self._leases.take(name, room, version))
         if self._rules.speculate and not self._leases.queued and (now := time.monotonic()) >= self._double_at:
-            rooms = {name: slots[name] - self._leases.running(name) for name in able}
-            self._double_all({name: room for name, room in rooms.items() if room > 0}, version)
+            rooms = {name: room for name in able if (room := slots[name] - self._leases.running(name)) > 0}
+            self._double_all(rooms, version)
             self._double_at = time.monotonic() + _PAUSE * (time.monotonic() - now)
 
     def landed(self, winner: str, key: Key) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from digirl_dist.checkpoint import Checkpoint
 from digirl_dist.collect.account import Account
-from digirl_dist.collect.attendance import Attendance
 from digirl_dist.collect.dispatch import Dispatch, DispatchRules
 from digirl_dist.collect.iteration import Closing, Iteration
 from digirl_dist.collect.workforce import Workforce
@@ -23,7 +22,6 @@ from digirl_dist.fleet.news import (
     Added,
     Ended,
     EpisodeFailed,
-    Joined,
     Loaded,
     Lost,
     News,
@@ -64,7 +62,6 @@ class FleetCollector:
         self.workforce = Workforce(fleet, self.leases, limits, events, status)
         self.dispatch = Dispatch(fleet, self.workforce.standing, self.leases, rules, events)
         self.accounts: dict[int, Account] = {}
-        self.attendance = Attendance()
         self.offers: queue.SimpleQueue[tuple[Checkpoint, Sequence[Ticket]]] = queue.SimpleQueue()
         self.closed = threading.Event()
         self.fleet.start()
@@ -95,7 +92,6 @@ class _Harvesting:
         self._checkpoint = checkpoint
         self._iteration = Iteration(tickets, self._leases, self._store, collector.closing)
         self._accounts = collector.accounts
-        self._attendance = collector.attendance
         self._account = self._account_of(self._iteration.number)
         self._account.started_at = time.monotonic()
         self._asked: set[str] = set()
@@ -120,8 +116,7 @@ class _Harvesting:
             raise HarvestError(f"iteration {self._iteration.number}: the collection was ended before it was complete")
         self._take_offers()
         self._dispatch.hand_out(self._checkpoint.iteration)
-        for name in self._workforce.let_go():
-            self._attendance.left(name)
+        self._workforce.let_go()
         news = self._fleet.news(timeout_s)
         if news is not None:
             self._take_in(news)
@@ -145,7 +140,7 @@ class _Harvesting:
         while self._asked and time.monotonic() < deadline:
             self._turn(_ACCOUNTS_S)
         for name in [name for name, each in standing.items() if not each.slots]:
-            self._account.spent(name, self._attendance.book(name))
+            self._account.spent(name, self._workforce.attendance.book(name))
 
     def _account_of(self, number: int) -> Account:
         return self._accounts.setdefault(number, Account(number))
@@ -171,14 +166,10 @@ class _Harvesting:
             case EpisodeFailed(worker, slot, iteration, index, reason):
                 self._retry(worker, slot, (iteration, index), reason)
             case Spent(worker, seconds):
-                self._account.spent(worker, self._attendance.book(worker, seconds))
+                self._account.spent(worker, self._workforce.attendance.book(worker, seconds))
                 self._asked.discard(worker)
-            case Joined(worker, slots):
-                self._attendance.joined(worker, slots)
-                self._workforce.take_in(news)
             case Lost(worker, error):
                 self._account.outcome(worker).losses.append(error.reason)
-                self._attendance.lost(worker)
                 self._asked.discard(worker)
                 self._workforce.take_in(news)
             case _:

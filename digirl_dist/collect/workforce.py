@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from digirl_dist.collect.attendance import Attendance
 from digirl_dist.errors import HarvestError, WorkerError
 from digirl_dist.events import Events
 from digirl_dist.fleet.fleet import Fleet
@@ -55,6 +56,7 @@ class Workforce:
         self, fleet: Fleet[Any], leases: Leases, limits: LimitSettings, events: Events, status: Status
     ) -> None:
         self.standing = {name: Standing() for name in fleet.workers}
+        self.attendance = Attendance()
         self._fleet = fleet
         self._leases = leases
         self._limits = limits
@@ -97,16 +99,15 @@ class Workforce:
             seen.last_trouble, seen.troubled_at = seen.last_event, time.monotonic()
         self._events.emit(kind, worker=worker, **content)
 
-    def let_go(self) -> list[str]:
-        """Part from workers that were to leave and hold nothing any more; their names."""
-        leaving = [name for name, standing in self.standing.items() if standing.leaving]
-        gone = [name for name in leaving if not self._leases.holds(name)]
-        for name in gone:
-            self._fleet.remove(name)
-            del self.standing[name]
-            self._status.workers.pop(name, None)
-            self._events.emit("worker_left", worker=name)
-        return gone
+    def let_go(self) -> None:
+        """Part from workers that were to leave and hold nothing any more."""
+        for name in [name for name, standing in self.standing.items() if standing.leaving]:
+            if not self._leases.holds(name):
+                self._fleet.remove(name)
+                del self.standing[name]
+                self.attendance.left(name)
+                self._status.workers.pop(name, None)
+                self._events.emit("worker_left", worker=name)
 
     def begin(self) -> None:
         """An iteration begins: how long nobody could run anything is counted from now."""
@@ -137,6 +138,7 @@ class Workforce:
 
     def _joined(self, joined: Joined) -> None:
         worker, slots, held = joined.worker, joined.slots, joined.held
+        self.attendance.joined(worker, slots)
         self.standing[worker] = replace(self.standing[worker], slots=slots, in_service=slots, error=None)
         if joined.chosen:
             self._status.worker(worker).bsize = f"bsize: auto chose {slots}: {joined.chosen}"
@@ -149,6 +151,7 @@ class Workforce:
 
     def _lost(self, worker: str, error: WorkerError) -> None:
         released = self._leases.release(worker)
+        self.attendance.lost(worker)
         self.standing[worker] = Standing(error=error, leaving=self.standing[worker].leaving)
         seen = self._status.worker(worker)
         seen.doing = "out for good" if error.fatal else "lost, to be tried again"

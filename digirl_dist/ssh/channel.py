@@ -17,6 +17,8 @@ _READ_BYTES = 1 << 20
 _SLICE_S = 0.5
 _STDERR_KEPT = 1 << 20
 _LINK_END_S = 0.5
+_BROKEN = (OSError, EOFError, paramiko.SSHException)
+"""What paramiko raises once a link or its channel is gone."""
 
 
 class Channel:
@@ -54,7 +56,7 @@ class Channel:
         """Tell the command that there is no more input."""
         try:
             self._raw.shutdown_write()
-        except (OSError, EOFError, paramiko.SSHException):
+        except _BROKEN:
             pass  # it has ended, which the next read says better
 
     def read(self, size: int = _READ_BYTES, timeout_s: float | None = None) -> bytes:
@@ -118,7 +120,7 @@ class Channel:
         """Let go of the command: its streams close; it is not killed."""
         try:
             self._raw.close()
-        except (OSError, EOFError, paramiko.SSHException):
+        except _BROKEN:
             pass  # the link is gone, and the channel with it
 
     def receive_until(self, deadline: float) -> bytes | None:
@@ -130,7 +132,7 @@ class Channel:
                 data = self._raw.recv(_READ_BYTES)
             except TimeoutError:
                 data = None
-            except (OSError, EOFError, paramiko.SSHException) as error:  # it had to tell the other side of room
+            except _BROKEN as error:  # it had to tell the other side of room
                 raise self._link_lost() from error
             if (held_s := time.monotonic() - asked_at) > HELD_S:
                 deadline += held_s
@@ -158,7 +160,7 @@ class Channel:
                 if time.monotonic() >= deadline:
                     raise self._stalled() from None
                 continue
-            except (OSError, EOFError, paramiko.SSHException) as error:
+            except _BROKEN as error:
                 raise self.ended() from error
             if sent == 0:
                 raise self.ended()
