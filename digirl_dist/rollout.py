@@ -188,9 +188,10 @@ class Rollout:
         self._book()
         until = min((slot.deadline for slot in self.slots), default=float("inf"))
         patience = min(timeout_s, max(0.0, until - time.monotonic()))
-        wait([*(slot.connection for slot in self.slots if slot.connection is not None), *others], patience)
+        pipes: list[Any] = [slot.pipe for slot in self.slots if slot.pipe is not None]
+        came: list[Any] = wait([*pipes, *others], patience)
         for slot in self.slots:
-            self._attend(slot)
+            self._attend(slot, slot.pipe in came)
         self._book()
         self._act()
         self._begin()
@@ -206,29 +207,31 @@ class Rollout:
         for slot in self.slots:
             slot.wait(deadline)
 
-    def _attend(self, slot: Slot) -> None:
+    def _attend(self, slot: Slot, answered: bool) -> None:
         """Start a slot whose back-off is over; take the answer of one that answered or is overdue."""
         overdue = time.monotonic() >= slot.deadline
-        if slot.state in (State.down, State.closed) and overdue:
-            slot.start()
-        elif slot.state in (State.booting, State.asked, State.idle) and slot.connection is not None:
-            if overdue or slot.connection.poll():
-                self._take_answer(slot)
+        if slot.state in (State.down, State.closed):
+            if overdue:
+                slot.start()
+        elif answered or overdue:
+            self._take_answer(slot)
 
     def _take_answer(self, slot: Slot) -> None:
         booting = slot.state is State.booting
         try:
-            value, seconds = slot.answer()
+            answer = slot.answer()
         except ActionError as error:
             self._lose(slot, f"the emulator refused the agent's action: {error}")
         except EmulatorError as error:
             self._lose(slot, str(error))
             self._happened.append(SlotChanged(slot.index, slot.state.value, str(error) + self._given_up(slot)))
         else:
+            if answer is None:
+                return
             if booting:
                 self._happened.append(SlotChanged(slot.index, "ready"))
             else:
-                self._advance(slot, self._episodes[slot.index], value, seconds)
+                self._advance(slot, self._episodes[slot.index], *answer)
 
     def _given_up(self, slot: Slot) -> str:
         """Give up a slot for which this machine seems too small, and say so; otherwise say nothing."""
@@ -291,11 +294,12 @@ class Rollout:
 
         Episodes whose policy is still to come have been reset meanwhile, and wait.
         """
-        asking = [episode for slot, episode in self._waiting() if episode.asked is None]
+        waiting = self._waiting()
+        asking = [episode for _, episode in waiting if episode.asked is None]
         questions = [self._question(one) for one in asking if one.ticket.policy_version in self._policies]
         if questions:
             self._policies.ask(questions)
-        asked = {episode.asked: (slot, episode) for slot, episode in self._waiting()}
+        asked = {episode.asked: (slot, episode) for slot, episode in waiting}
         for answer in self._policies.answers():
             if answer.number in asked:  # else its episode was dropped or lost meanwhile
                 self._heed(*asked[answer.number], answer)

@@ -12,13 +12,15 @@ import ctypes
 import os
 import select
 import signal
+import socket
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import Any
+
+from digirl_dist.emulator.pipe import Pipe
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -35,7 +37,7 @@ def main(argv: list[str]) -> int:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             os.close(lifeline)
             os.environ["TMPDIR"] = tempfile.tempdir = scratch
-            _serve(Connection(requests), factory)
+            _serve(Pipe(socket.socket(fileno=requests)), factory)
             os._exit(0)
         os.close(requests)
         return _guard(child, lifeline)
@@ -72,7 +74,7 @@ def _kill_descendants() -> None:
         psutil.wait_procs(running, timeout=0.5)
 
 
-def _serve(requests: Connection, factory_path: str) -> None:
+def _serve(requests: Pipe, factory_path: str) -> None:
     """Build the emulator, then answer one request after the other until the owner goes away."""
     from digirl_dist.errors import ActionError, SettingsError
     from digirl_dist.travel import unpack_file
@@ -88,7 +90,7 @@ def _serve(requests: Connection, factory_path: str) -> None:
     requests.send(("ready", None, 0.0))
     answer: dict[str, Callable[..., Any]] = {"reset": emulator.reset, "step": emulator.step}
     try:
-        while (request := requests.recv())[0] != "close":
+        while (request := requests.receive())[0] != "close":
             started = time.monotonic()
             try:
                 reply = ("done", answer[request[0]](*request[1:]))

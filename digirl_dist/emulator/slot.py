@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import socket
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from enum import Enum
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from digirl_dist.emulator.pipe import Pipe
 from digirl_dist.errors import ActionError, EmulatorCrashed, EmulatorError, EmulatorHung
 from digirl_dist.same_python import environment
 from digirl_dist.settings import LimitSettings
@@ -51,7 +52,8 @@ class State(Enum):
 class Slot:
     """One emulator under a watchdog. Not thread-safe: it belongs to one loop.
 
-    Call ``start``; then ``ask`` when idle and ``answer`` when ``connection`` is readable or ``deadline`` has passed.
+    Call ``start``; then ``reset`` or ``step`` when idle and ``answer`` when ``pipe`` is readable or ``deadline`` has
+    passed.
     """
 
     def __init__(self, index: int, factory: Path, limits: SlotLimits, log: Path) -> None:
@@ -64,7 +66,8 @@ class Slot:
         self.failures = 0
         self.reason = ""
         """Why it was closed, or why it failed last."""
-        self.connection: Connection | None = None
+        self.pipe: Pipe | None = None
+        """The way to the emulator's process, while there is one."""
         self.has_booted = False
         self._factory = factory
         self._limits = limits
@@ -91,7 +94,7 @@ class Slot:
                 env=environment(),
             )
         os.close(lifeline_theirs)
-        self.connection = Connection(ours.detach())
+        self.pipe = Pipe(ours)
         self._enter(State.booting, "start", self._limits.boot_s)
 
     def reset(self, task: Task, seed: int) -> None:
@@ -100,20 +103,23 @@ class Slot:
     def step(self, action: Json) -> None:
         self._ask("step", self._limits.step_s, action)
 
-    def answer(self) -> tuple[Any, float]:
+    def answer(self) -> tuple[Any, float] | None:
         """What came back (an Observation, a Transition, or None after a start) and the seconds it took there.
 
-        Raises ActionError for a refused action (the emulator goes on), EmulatorHung, EmulatorCrashed or
-        EmulatorError; then the process is gone and the slot is down or closed.
+        None as a whole while the answer is still to come. Raises ActionError for a refused action (the emulator goes
+        on), EmulatorHung, EmulatorCrashed or EmulatorError; then the process is gone and the slot is down or closed.
         """
-        assert self.connection is not None
-        if not self.connection.poll():
-            raise self._failed(EmulatorHung(f"emulator {self.index} did not answer its {self.asked} in time"))
+        assert self.pipe is not None
         try:
-            kind, value, seconds = self.connection.recv()
+            answer = self.pipe.received()
         except (EOFError, OSError):
             tail = last_lines(self._log)
             raise self._failed(EmulatorCrashed(f"emulator {self.index} ended during its {self.asked}{tail}")) from None
+        if answer is None:
+            if time.monotonic() >= self.deadline:
+                raise self._failed(EmulatorHung(f"emulator {self.index} did not answer its {self.asked} in time"))
+            return None
+        kind, value, seconds = answer
         if kind == "fatal":
             self.failures = self._limits.failures
         if kind in ("fatal", "error"):
@@ -123,6 +129,15 @@ class Slot:
         if kind == "refused":
             raise ActionError(value)
         return value, seconds
+
+    def wait_for_answer(self) -> tuple[Any, float]:
+        """``answer`` when it has come, or when the deadline has passed."""
+        answer = None
+        while answer is None:
+            assert self.pipe is not None
+            select.select([self.pipe], [], [], max(0.0, self.deadline - time.monotonic()))
+            answer = self.answer()
+        return answer
 
     def succeeded(self) -> None:
         """An episode came to its end: earlier failures no longer count."""
@@ -139,9 +154,9 @@ class Slot:
 
     def close(self) -> None:
         """Ask the emulator to close in order. Does not wait; see ``wait``."""
-        if self.connection is not None and self.state in (State.idle, State.asked):
+        if self.pipe is not None and self.state in (State.idle, State.asked):
             try:
-                self.connection.send(("close",))
+                self.pipe.send(("close",))
             except OSError:
                 pass
             self._release(in_order=True)
@@ -159,10 +174,10 @@ class Slot:
         self._ended.clear()
 
     def _ask(self, request: str, limit_s: float, *arguments: Any) -> None:
-        assert self.connection is not None and self.state is State.idle
+        assert self.pipe is not None and self.state is State.idle
         self._enter(State.asked, request, limit_s)
         try:
-            self.connection.send((request, *arguments))
+            self.pipe.send((request, *arguments))
         except OSError:
             pass  # its end is read as such by ``answer``
 
@@ -184,9 +199,9 @@ class Slot:
                 _write_quietly(self._lifeline, b"c")
             os.close(self._lifeline)
             self._lifeline = None
-        if self.connection is not None:
-            self.connection.close()
-            self.connection = None
+        if self.pipe is not None:
+            self.pipe.close()
+            self.pipe = None
         if self._process is not None:
             self._ended = [process for process in (*self._ended, self._process) if process.poll() is None]
             self._process = None

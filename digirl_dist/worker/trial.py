@@ -8,7 +8,6 @@ REASON}``.
 from __future__ import annotations
 
 import json
-import select
 import sys
 import tempfile
 import time
@@ -66,9 +65,7 @@ def _try(slot: Slot, task: Task, action: Json) -> None:
 def _wait(slot: Slot) -> tuple[Any, float]:
     """What came back, and the seconds that it took by our clock. Raises EmulatorError or ActionError."""
     started = time.monotonic()
-    assert slot.connection is not None
-    select.select([slot.connection], [], [], max(0.0, slot.deadline - started))
-    return slot.answer()[0], time.monotonic() - started
+    return slot.wait_for_answer()[0], time.monotonic() - started
 
 
 def _seen(observation: Observation) -> str:

@@ -93,21 +93,15 @@ def test_a_fault_ends_the_emulator_in_its_own_way(tmp_path: Path, fault: str, er
     slot = Slot(0, packed, SlotLimits(boot_s=30, reset_s=10, step_s=0.5), tmp_path / "log")
     slot.start()
     try:
-        answer(slot)
+        slot.wait_for_answer()
         slot.reset(TASK, 1)
-        answer(slot)
+        slot.wait_for_answer()
         slot.step(0)
         with pytest.raises(error):
-            answer(slot)
+            slot.wait_for_answer()
     finally:
         slot.close()
         slot.wait(time.monotonic() + 10)
-
-
-def answer(slot: Slot) -> None:
-    assert slot.connection is not None
-    slot.connection.poll(max(0.0, slot.deadline - time.monotonic()))
-    slot.answer()
 
 
 def failing(emulator: RehearsalEmulator, seeds: range) -> set[int]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,7 @@ LIMITS = SlotLimits(boot_s=20, reset_s=1, step_s=1, failures=3, back_off_s=0.05)
 
 def ask(slot: Slot) -> Any:
     """The answer that the slot waits for."""
-    wait([slot.connection] if slot.connection else [], max(0.0, slot.deadline - time.monotonic()))
-    return slot.answer()[0]
+    return slot.wait_for_answer()[0]
 
 
 def make(folder: Path, factory: Any, limits: SlotLimits = LIMITS) -> Slot:
@@ -75,6 +74,35 @@ def test_a_hung_emulator_is_ended_within_its_limit(slot: Slot, how: str) -> None
         ask(slot)
     assert time.monotonic() - started < 3
     assert slot.state is State.down
+
+
+def test_an_emulator_that_freezes_with_half_its_answer_sent_is_ended_within_its_limit(tmp_path: Path) -> None:
+    """The answer is larger than what a socket holds, so its sender waits for a reader in the middle of it."""
+    slot = make(tmp_path, _SeesMuch)
+    slot.start()
+    ask(slot)
+    slot.reset(Task("any"), seed=0)
+    assert slot.pipe is not None and slot.answer() is None
+    select.select([slot.pipe], [], [], LIMITS.reset_s)
+    [guard] = [one for one in psutil.Process().children() if "digirl_dist.emulator.process" in one.cmdline()]
+    [emulator] = guard.children()
+    emulator.suspend()
+    started = time.monotonic()
+    with pytest.raises(EmulatorHung, match="did not answer its reset in time"):
+        ask(slot)
+    assert time.monotonic() - started < 3
+    assert slot.state is State.down
+
+
+def test_an_answer_of_many_parts_is_put_together(tmp_path: Path) -> None:
+    slot = make(tmp_path, _SeesMuch)
+    slot.start()
+    ask(slot)
+    for _ in range(3):
+        slot.reset(Task("any"), seed=0)
+        assert ask(slot).image == b"much" * 2_000_000
+    slot.close()
+    slot.wait(time.monotonic() + 5)
 
 
 def test_a_dead_emulator_is_noticed_at_once(slot: Slot) -> None:
@@ -153,11 +181,11 @@ def test_letting_go_ends_everything_below_the_emulator(tmp_path: Path) -> None:
 def test_killing_the_owner_ends_everything_below_the_emulator(tmp_path: Path) -> None:
     (tmp_path / "factory").write_bytes(pack(_Browser))
     program = (
-        "import sys, time; from multiprocessing.connection import wait; from pathlib import Path\n"
+        "import sys, time; from pathlib import Path\n"
         "from digirl_dist.emulator.slot import Slot, SlotLimits\n"
         "folder = Path(sys.argv[1]); slot = Slot(0, folder / 'factory', SlotLimits(), folder / 'log')\n"
-        "slot.start(); wait([slot.connection]); slot.answer()\n"
-        "slot.reset(None, 0); wait([slot.connection]); print(slot.answer()[0].text, flush=True); time.sleep(60)"
+        "slot.start(); slot.wait_for_answer()\n"
+        "slot.reset(None, 0); print(slot.wait_for_answer()[0].text, flush=True); time.sleep(60)"
     )
     owner = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, env=environment(), text=True
@@ -191,6 +219,13 @@ class _Browser(Counter):
 
     def close(self) -> None:
         pass
+
+
+class _SeesMuch(Counter):
+    def reset(self, task: Any, seed: int) -> Any:
+        from digirl_dist.trajectory import Observation
+
+        return Observation("", b"much" * 2_000_000)
 
 
 def _fails_to_start() -> Any:

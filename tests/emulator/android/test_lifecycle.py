@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
-from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -60,8 +59,7 @@ def test_four_slots_boot_in_turn_on_ports_of_their_own_and_leave_nothing_behind(
     for slot in slots:
         slot.start()
     for slot in slots:
-        wait([slot.connection], 60)
-        slot.answer()
+        slot.wait_for_answer()
     starts, booted = sdk.events("start"), sdk.events("booted")
     assert len({event["port"] for event in starts}) == len(starts) == len(booted) == 4
     assert all("-read-only" in event["argv"] for event in starts)
@@ -70,8 +68,7 @@ def test_four_slots_boot_in_turn_on_ports_of_their_own_and_leave_nothing_behind(
         at_once = [one for one in starts if one["time"] <= event["time"] < ends[one["port"]]]
         assert len(at_once) <= 2, "too many boot at the same time"
     slots[0].reset(TASK, seed=1)
-    wait([slots[0].connection], 60)
-    assert slots[0].answer()[0].text == TASK.instruction
+    assert slots[0].wait_for_answer()[0].text == TASK.instruction
     slots[1].let_go()  # without a word, as when the worker program is killed
     for slot in (slots[0], *slots[2:]):
         slot.close()
@@ -174,12 +171,10 @@ def test_a_slot_starts_again_after_a_boot_that_failed(tmp_path: Path) -> None:
     (tmp_path / "factory").write_bytes(pack(partial(AndroidEmulator, sdk.settings())))
     slot = Slot(0, tmp_path / "factory", SlotLimits(boot_s=60, back_off_s=0.05), tmp_path / "log")
     slot.start()
-    wait([slot.connection], 60)
     with pytest.raises(EmulatorError, match="guest's memory"):
-        slot.answer()
+        slot.wait_for_answer()
     slot.start()
-    wait([slot.connection], 60)
-    slot.answer()
+    slot.wait_for_answer()
     slot.close()
     slot.wait(time.monotonic() + 10)
 

@@ -1,0 +1,63 @@
+"""Messages between a slot and its emulator's process. A slot never waits for one that was sent only in part."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+from typing import Any
+
+_LENGTH = struct.Struct("!Q")
+_CHUNK = 1 << 20
+
+
+class Pipe:
+    """One end of a connected stream socket, to which it belongs from now on. Not thread-safe."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._came = bytearray()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: Any) -> None:
+        """Waits for room. Raises OSError when the other end is gone."""
+        content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        self._socket.sendall(_LENGTH.pack(len(content)) + content)
+
+    def receive(self) -> Any:
+        """The next message, for which it waits. Raises EOFError or OSError when the other end is gone."""
+        while (message := self._whole()) is None:
+            self._read(0)
+        return message
+
+    def received(self) -> Any:
+        """The next message, or None while not all of it has come. Raises as ``receive`` does."""
+        message = self._whole()
+        while message is None:
+            try:
+                self._read(socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            message = self._whole()
+        return message
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _read(self, flags: int) -> None:
+        came = self._socket.recv(_CHUNK, flags)
+        if not came:
+            raise EOFError
+        self._came += came
+
+    def _whole(self) -> Any:
+        start = _LENGTH.size
+        if len(self._came) < start:
+            return None
+        end = start + _LENGTH.unpack_from(self._came)[0]
+        if len(self._came) < end:
+            return None
+        content, self._came = self._came[start:end], self._came[end:]
+        return pickle.loads(content)
