@@ -29,7 +29,7 @@ class FilteredBC:
         kept = [replay[index] for index in chosen]
         shares = task_weights([trajectory.ticket.task.id for trajectory in kept])
         pairs = zip(kept, shares, strict=True)
-        rows = [row for trajectory, share in pairs for row in _examples(trajectory, self._settings.discount, share)]
+        rows = [row for trajectory, share in pairs for row in self._examples(trajectory, share)]
         loss = self._imitation.fit(rows)
         return {"actor_loss": loss, "kept_trajectories": float(len(chosen)), "kept_steps": float(len(rows))}
 
@@ -39,14 +39,14 @@ class FilteredBC:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._imitation.load_state_dict(state["imitation"])
 
+    def _examples(self, trajectory: Trajectory, share: float) -> list[Example]:
+        """The steps, each as heavy as what came after it.
 
-def _examples(trajectory: Trajectory, discount: float, share: float) -> list[Example]:
-    """The steps, each as heavy as what came after it.
-
-    Left out are those after which nothing good came, and those that changed nothing: a tap beside every button before
-    the right one is not worth imitating.
-    """
-    weights = returns_to_go([step.reward for step in trajectory.steps], discount)
-    worth = [weight if changed else 0.0 for weight, changed in zip(weights, changed_something(trajectory), strict=True)]
-    steps = zip(trajectory.steps, worth, strict=True)
-    return [Example(step.observation, step.action, share * weight) for step, weight in steps if weight > 0]
+        Left out are those after which nothing good came, and those that changed nothing: a tap beside every button
+        before the right one is not worth imitating.
+        """
+        worth = np.array(returns_to_go([step.reward for step in trajectory.steps], self._settings.discount))
+        if self._settings.drop_unchanged:
+            worth *= changed_something(trajectory)
+        steps = zip(trajectory.steps, worth.tolist(), strict=True)
+        return [Example(step.observation, step.action, share * weight) for step, weight in steps if weight > 0]

@@ -44,6 +44,9 @@ class FilteredBcSettings:
     """… if their return is above this."""
     discount: float = 0.7
     """Steps weigh by their discounted return to go, so that detours long before a success count little."""
+    drop_unchanged: bool = True
+    """Steps are not imitated that changed nothing on the screen and earned nothing. Set it to false where a needed
+    action leaves no trace on the screen."""
     actor: ActorSettings = field(default_factory=ActorSettings)
 
 

@@ -158,6 +158,16 @@ def test_steps_that_changed_nothing_are_told_from_those_that_did() -> None:
     assert changed_something(trajectory) == [False, True, False, True]
 
 
+@pytest.mark.parametrize("drops, kept", [(True, 1), (False, 2)])
+def test_filtered_bc_imitates_a_step_that_changed_nothing_only_if_one_asks_for_it(drops: bool, kept: int) -> None:
+    """The first of two needed actions leaves no trace."""
+    seen = Observation("", None, np.zeros(3, np.float32))
+    steps = [Step(seen, at, -1.0, float(at), at == 1, False) for at in range(2)]
+    won = Trajectory(Ticket(0, 0, Task("t"), 0, 0), "e", "w", 0, steps, seen, True)
+    algorithm = FilteredBC(policy(), FilteredBcSettings(drop_unchanged=drops), seed=3)
+    assert algorithm.update([won], [won])["kept_steps"] == kept
+
+
 def test_a_prompt_that_tells_of_the_action_before_is_no_change_of_the_screen() -> None:
     seen = [Observation(f"Previous Actions: {at}", image) for at, image in enumerate([b"one", b"one", b"two"])]
     steps = [Step(seen[at], 0, 0.0, 0.0, at == 1, False) for at in range(2)]
