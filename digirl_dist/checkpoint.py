@@ -166,7 +166,7 @@ class Checkpoints:
     def _publish(self, part: Path, folder: Path) -> None:
         """Give it its final name. Harmless when repeated."""
         if part.exists():
-            durable.replace_durably(part, folder)
+            durable.replace(part, folder)
         self._point("latest", folder)
 
     def _folder(self, iteration: int) -> Path:

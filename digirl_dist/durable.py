@@ -1,4 +1,7 @@
-"""Files that appear whole or not at all, also across a power cut."""
+"""Files that appear whole or not at all, also across a power cut.
+
+With ``flushed=False`` a power cut may damage them: that is faster, for what can be found damaged and made again.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,25 @@ from pathlib import Path
 from digirl_dist.tasks import Json
 
 
-def replace_durably(part: Path, path: Path) -> None:
+def replace(part: Path, path: Path, flushed: bool = True) -> None:
     """Rename ``part`` to ``path``, flushing first the content and then the rename to disk."""
-    flush(part)
+    if flushed:
+        flush(part)
     os.replace(part, path)
-    flush(path.parent)
+    if flushed:
+        flush(path.parent)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a small text file durably."""
+def write_text(path: Path, text: str, flushed: bool = True) -> None:
+    """Write a small text file."""
     part = path.with_name(path.name + ".part")
     part.write_text(text)
-    replace_durably(part, path)
+    replace(part, path, flushed)
 
 
-def write_json(path: Path, value: Json) -> None:
-    """Write a small JSON file durably."""
-    write_text(path, json.dumps(value, indent=1) + "\n")
+def write_json(path: Path, value: Json, flushed: bool = True) -> None:
+    """Write a small JSON file."""
+    write_text(path, json.dumps(value, indent=1) + "\n", flushed)
 
 
 def flush(path: Path) -> None:

@@ -11,22 +11,26 @@ from digirl_dist.tasks import Json
 from digirl_dist.trajectory import Decision, Observation
 
 
+class Stream:
+    """The randomness of one decision.
+
+    It follows from ``key`` alone (the ticket's seed and index, and the step), so it is the same wherever and with
+    whichever others it is decided.
+    """
+
+    def __init__(self, seed: int, index: int, step: int) -> None:
+        self.key = (seed, index, step)
+        self.rng = np.random.default_rng(self.key)
+
+
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What to do next, in one step of one episode.
-
-    ``number`` names it among those of its asker. ``stream`` (the ticket's seed and index, and the step) is all that the
-    decision's randomness follows from, so it is the same wherever and with whichever others it is decided.
-    """
+    """What to do next, in one step of one episode. ``number`` names it among those of its asker."""
 
     number: int
     version: int
-    stream: tuple[int, int, int]
+    stream: Stream
     observation: Observation
-
-    @property
-    def rng(self) -> np.random.Generator:
-        return np.random.default_rng(self.stream)
 
     def to_wire(self) -> tuple[dict[str, Json], bytes]:
         """JSON, and the bytes that go with it: the image as it was encoded, then the vector as float32."""
@@ -35,7 +39,7 @@ class Question:
         content = {
             "number": self.number,
             "version": self.version,
-            "stream": list(self.stream),
+            "stream": list(self.stream.key),
             "text": seen.text,
             "image": None if seen.image is None else len(seen.image),
             "vector": None if vector is None else len(vector),
@@ -57,7 +61,7 @@ class Question:
             None if image is None else data[:split],
             None if vector is None else np.frombuffer(data, "<f4", offset=split).astype(np.float32),
         )
-        return cls(_natural(content["number"]), _natural(content["version"]), (seed, index, step), seen)
+        return cls(_natural(content["number"]), _natural(content["version"]), Stream(seed, index, step), seen)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from digirl_dist.emulator.slot import Slot, State
 from digirl_dist.errors import ActionError, EmulatorError
-from digirl_dist.question import Answer, Decided, Question, Undecided
+from digirl_dist.question import Answer, Decided, Question, Stream, Undecided
 from digirl_dist.slot_time import SlotTime
 from digirl_dist.tasks import Key, Ticket
 from digirl_dist.trajectory import Decision, Observation, Step, Trajectory, Transition
@@ -89,6 +89,8 @@ Happening = Finished | Failed | Acting | SlotChanged
 class _Episode:
     ticket: Ticket
     started_at: float
+    stream: Stream
+    """Of the next decision. Made while the emulator is at work, since nobody waits for it then."""
     observation: Observation | None = None
     asked: int | None = None
     """The number of the question that is open …"""
@@ -313,9 +315,7 @@ class Rollout:
         assert episode.observation is not None
         self._questions += 1
         episode.asked, episode.asked_at = self._questions, time.monotonic()
-        ticket = episode.ticket
-        stream = (ticket.seed, ticket.index, len(episode.steps))
-        return Question(self._questions, ticket.policy_version, stream, episode.observation)
+        return Question(self._questions, episode.ticket.policy_version, episode.stream, episode.observation)
 
     def _heed(self, slot: Slot, episode: _Episode, answer: Answer) -> None:
         episode.asked = None
@@ -328,6 +328,7 @@ class Rollout:
                     self._happened.append(Acting(slot.index, episode.ticket))
                 episode.decision = decision
                 slot.step(decision.action)
+                episode.stream = _stream(episode.ticket, len(episode.steps) + 1)
 
     def _book(self) -> None:
         """Book every slot under what it does now."""
@@ -352,5 +353,10 @@ class Rollout:
                 return
             if slot.state is State.idle and slot.index not in self._episodes:
                 ticket = self.tickets.popleft()
-                self._episodes[slot.index] = _Episode(ticket, time.monotonic())
+                started_at = time.monotonic()
                 slot.reset(ticket.task, ticket.seed)
+                self._episodes[slot.index] = _Episode(ticket, started_at, _stream(ticket, 0))
+
+
+def _stream(ticket: Ticket, step: int) -> Stream:
+    return Stream(ticket.seed, ticket.index, step)

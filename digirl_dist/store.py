@@ -65,7 +65,7 @@ class Store:
             if checked is None:
                 self._room.wait_for(str(path), lambda: table.write(path, [trajectory]))
             else:
-                self._room.wait_for(str(path), lambda: durable.replace_durably(checked, path))
+                self._room.wait_for(str(path), lambda: durable.replace(checked, path))
             landed[key] = trajectory
         for listener in self._listeners:
             listener(trajectory)

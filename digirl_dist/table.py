@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from digirl_dist.durable import replace_durably
+from digirl_dist import durable
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
@@ -89,13 +89,13 @@ def from_table(table: pa.Table) -> list[Trajectory]:
         raise TrajectoryError(f"a row is not one of a trajectory: {error}") from error
 
 
-def write(path: Path, trajectories: Iterable[Trajectory]) -> None:
-    """Write durably: beside, flushed to disk, then renamed. ``path`` is never seen half-written."""
+def write(path: Path, trajectories: Iterable[Trajectory], flushed: bool = True) -> None:
+    """Write beside, then rename (see ``durable``): ``path`` is never seen half-written."""
     part = path.with_name(path.name + ".part")
     rows = pa.concat_tables(to_table(trajectory) for trajectory in trajectories)
     try:
         pq.write_table(rows, part, compression="zstd")
-        replace_durably(part, path)
+        durable.replace(part, path, flushed)
     except OSError:  # a full disk needs the room
         part.unlink(missing_ok=True)
         raise

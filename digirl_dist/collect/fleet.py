@@ -101,6 +101,7 @@ class _Harvesting:
         self._status.host(f"collect iteration {number}")
         self._workforce.begin()
         if not self._iteration.is_over:
+            self._dispatch.hand_out(self._checkpoint.iteration)  # emulators reset while the checkpoint comes
             self._fleet.publish(self._checkpoint, self._leases.versions())
         while not self._iteration.is_over:
             self._turn(_LOOK_S)

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from digirl_dist.emulator.pipe import Pipe
+from digirl_dist.emulator.pipe import Pipe, plain
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -92,8 +92,9 @@ def _serve(requests: Pipe, factory_path: str) -> None:
     try:
         while (request := requests.receive())[0] != "close":
             started = time.monotonic()
+            reply: tuple[str, Any]
             try:
-                reply = ("done", answer[request[0]](*request[1:]))
+                reply = ("done", plain(answer[request[0]](*request[1:])))
             except ActionError as error:
                 reply = ("refused", str(error))
             except Exception:

@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from digirl_dist.emulator.pipe import Pipe
+from digirl_dist.emulator.pipe import Pipe, restored
 from digirl_dist.errors import ActionError, EmulatorCrashed, EmulatorError, EmulatorHung
 from digirl_dist.same_python import environment
 from digirl_dist.settings import LimitSettings
@@ -128,7 +128,7 @@ class Slot:
         self._enter(State.idle, "", float("inf"))
         if kind == "refused":
             raise ActionError(value)
-        return value, seconds
+        return restored(value) if kind == "done" else None, seconds
 
     def wait_for_answer(self) -> tuple[Any, float]:
         """``answer`` when it has come, or when the deadline has passed."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _WEIGHT = 0.1
+_OVERDUE = 1.1
+"""An episode is overdue when it takes so many times as long as usual: all vary a little."""
 
 
 class Pace:
@@ -46,4 +48,4 @@ class Pace:
         usual, usual_here = self.of(there), self.of(here)
         if not usual or usual_here is None:
             return 0.0
-        return age_s if age_s > usual else usual - age_s - usual_here
+        return age_s if age_s > _OVERDUE * usual else usual - age_s - usual_here

@@ -50,7 +50,7 @@ class Policies:
             asked = [question for question in questions if question.version == version]
             with torch.inference_mode():
                 decisions = self._serving[version].act(
-                    [question.observation for question in asked], [question.rng for question in asked]
+                    [question.observation for question in asked], [question.stream.rng for question in asked]
                 )
             self._answers += [_answer(one, decision) for one, decision in zip(asked, decisions, strict=True)]
 

@@ -284,10 +284,13 @@ class Program:
             self._link.send("broken", during="disk", reason=reason)
 
     def _spool(self, finished: Finished) -> Notice:
-        """Put the episode into the folder: its rows first, its notice last."""
+        """Put the episode into the folder: its rows first, its notice last.
+
+        Unflushed, so that no slot waits for the disk: what a power cut damages here is refused and run again.
+        """
         trajectory = finished.trajectory
         path = self._folder.episode(trajectory.episode_id)
-        table.write(path, [trajectory])
+        table.write(path, [trajectory], flushed=False)
         notice = Notice(
             run=self._run,
             iteration=trajectory.ticket.iteration,
@@ -302,7 +305,7 @@ class Program:
             age_s=time.monotonic() - finished.ended_at,
             spent=finished.spent,
         )
-        durable.write_json(self._folder.notice(trajectory.episode_id), notice.to_json())
+        durable.write_json(self._folder.notice(trajectory.episode_id), notice.to_json(), flushed=False)
         return notice
 
 
