@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import statistics
 import sys
 import time
@@ -107,6 +108,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="decides which fault comes when and where (default: 0)")
     parser.add_argument("--inference", type=Inference, default=Inference.worker, help="worker (default) or host")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # in order, or servers and small disks stay behind
     started = time.monotonic()
     kinds = faults(options.inference, root=os.geteuid() == 0)
     trials, invariants = strike(kinds, options.faults, options.seed, options.inference)
