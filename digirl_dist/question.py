@@ -11,7 +11,7 @@ from digirl_dist.tasks import Json
 from digirl_dist.trajectory import Decision, Observation
 
 
-class Stream:
+class RandomStream:
     """The randomness of one decision.
 
     It follows from ``key`` alone (the ticket's seed and index, and the step), so it is the same wherever and with
@@ -29,7 +29,7 @@ class Question:
 
     number: int
     version: int
-    stream: Stream
+    stream: RandomStream
     observation: Observation
 
     def to_wire(self) -> tuple[dict[str, Json], bytes]:
@@ -61,7 +61,7 @@ class Question:
             None if image is None else data[:split],
             None if vector is None else np.frombuffer(data, "<f4", offset=split).astype(np.float32),
         )
-        return cls(_natural(content["number"]), _natural(content["version"]), Stream(seed, index, step), seen)
+        return cls(_natural(content["number"]), _natural(content["version"]), RandomStream(seed, index, step), seen)
 
 
 @dataclass(frozen=True)

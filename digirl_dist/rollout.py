@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from digirl_dist.emulator.slot import Slot, State
 from digirl_dist.errors import ActionError, EmulatorError
-from digirl_dist.question import Answer, Decided, Question, Stream, Undecided
+from digirl_dist.question import Answer, Decided, Question, RandomStream, Undecided
 from digirl_dist.slot_time import SlotTime
 from digirl_dist.tasks import Key, Ticket
 from digirl_dist.trajectory import Decision, Observation, Step, Trajectory, Transition
@@ -89,7 +89,7 @@ Happening = Finished | Failed | Acting | SlotChanged
 class _Episode:
     ticket: Ticket
     started_at: float
-    stream: Stream
+    stream: RandomStream
     """Of the next decision. Made while the emulator is at work, since nobody waits for it then."""
     observation: Observation | None = None
     asked: int | None = None
@@ -358,5 +358,5 @@ class Rollout:
                 self._episodes[slot.index] = _Episode(ticket, started_at, _stream(ticket, 0))
 
 
-def _stream(ticket: Ticket, step: int) -> Stream:
-    return Stream(ticket.seed, ticket.index, step)
+def _stream(ticket: Ticket, step: int) -> RandomStream:
+    return RandomStream(ticket.seed, ticket.index, step)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from digirl_dist.question import Decided, Question, Stream, Undecided, answer_from_wire
+from digirl_dist.question import Decided, Question, RandomStream, Undecided, answer_from_wire
 from digirl_dist.trajectory import Decision, Observation
 
 SEEN = [
@@ -21,7 +21,7 @@ SEEN = [
 
 @pytest.mark.parametrize("seen", SEEN)
 def test_a_question_comes_across_as_it_is(seen: Observation) -> None:
-    content, data = Question(3, 7, Stream(11, 2, 5), seen).to_wire()
+    content, data = Question(3, 7, RandomStream(11, 2, 5), seen).to_wire()
     came = Question.from_wire(json.loads(json.dumps(content)), data)
     assert (came.number, came.version, came.stream.key) == (3, 7, (11, 2, 5))
     assert came.stream.rng.random() == np.random.default_rng([11, 2, 5]).random()
@@ -45,7 +45,7 @@ def test_a_question_comes_across_as_it_is(seen: Observation) -> None:
     ],
 )
 def test_a_malformed_question_is_refused(wrong: dict[str, Any]) -> None:
-    content, data = Question(3, 7, Stream(11, 2, 5), SEEN[0]).to_wire()
+    content, data = Question(3, 7, RandomStream(11, 2, 5), SEEN[0]).to_wire()
     with pytest.raises(ValueError):
         Question.from_wire(content | wrong, data)
 

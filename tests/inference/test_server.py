@@ -17,7 +17,7 @@ from digirl_dist.checkpoint import Checkpoint, Checkpoints
 from digirl_dist.events import Events
 from digirl_dist.inference.process import Desk
 from digirl_dist.inference.server import Batching, PolicyServer
-from digirl_dist.question import Answer, Decided, Question, Stream, Undecided
+from digirl_dist.question import Answer, Decided, Question, RandomStream, Undecided
 from digirl_dist.report.why import explain
 from digirl_dist.status import Status
 from digirl_dist.trajectory import Decision, Observation
@@ -39,7 +39,7 @@ class Moody(Coin):
 
 
 def ask(number: int, text: str = "", version: int = 1) -> Question:
-    return Question(number, version, Stream(0, number, 0), Observation(text))
+    return Question(number, version, RandomStream(0, number, 0), Observation(text))
 
 
 @pytest.fixture
