@@ -165,7 +165,7 @@ def test_a_host_that_comes_back_finds_what_was_finished_meanwhile(folder: Path) 
         lease(host, 4)
         host.hear("acting")
     first = program(folder).pid
-    eventually(lambda: len(list(folder.glob("episodes/*.json"))) == 4)
+    eventually(lambda: len(list(folder.glob("episodes/*.json"))) == 4, 60, "the end of four episodes")
     with attached(folder) as host:
         ready = host.greet()
         assert ready["pid"] == first and ready["held"] == []
