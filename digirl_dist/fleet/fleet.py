@@ -19,6 +19,7 @@ from digirl_dist.inference.server import PolicyServer
 from digirl_dist.settings import LimitSettings, PushDtype
 
 _PING_S = 3.0
+_IN_ORDER = 0.7
 
 
 class Fleet(Generic[AnySpec]):
@@ -103,8 +104,7 @@ class Fleet(Generic[AnySpec]):
         with self._roster:
             worker = self.workers[name]
             self.workers = {other: each for other, each in self.workers.items() if other != name}
-        worker.stop()
-        threading.Thread(target=worker.join, args=[self._limits.stop_s], name=f"part-{name}").start()
+        threading.Thread(target=_part_from, args=[[worker], self._limits.stop_s], name=f"part-{name}").start()
 
     def news(self, timeout_s: float) -> News | None:
         """What happened next, or None if nothing did in that time."""
@@ -118,11 +118,7 @@ class Fleet(Generic[AnySpec]):
         if self._closing.is_set():
             return
         self._closing.set()
-        for worker in self.workers.values():
-            worker.stop()
-        deadline = time.monotonic() + self._limits.stop_s
-        for worker in self.workers.values():
-            worker.join(max(0.1, deadline - time.monotonic()))
+        _part_from(list(self.workers.values()), self._limits.stop_s)
         if self._policy is not None:
             self._policy.close()
 
@@ -130,3 +126,15 @@ class Fleet(Generic[AnySpec]):
         while not self._closing.wait(_PING_S):
             for worker in self.workers.values():
                 worker.ping()
+
+
+def _part_from(workers: Sequence[RemoteWorker], limit_s: float) -> None:
+    """Ask all to end and wait for it at most ``limit_s``, in the last part of which those that did not are killed."""
+    for worker in workers:
+        worker.stop()
+    now = time.monotonic()
+    for deadline in (now + _IN_ORDER * limit_s, now + limit_s):
+        for worker in workers:
+            worker.join(max(0.0, deadline - time.monotonic()))
+        for worker in workers:
+            worker.hang_up()

@@ -48,6 +48,7 @@ class RemoteWorker:
         self._checkpoint: Offer | None = None
         self._session: Session | None = None
         self._has_been_there = False
+        self._did_not_end = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._live, name=f"worker-{spec.name}", daemon=True)
 
@@ -83,20 +84,22 @@ class RemoteWorker:
         self._tell(lambda session: session.send(encode("ping")))
 
     def stop(self) -> None:
-        """Ask the program to stop its emulators and to end. Does not wait; see ``join``."""
+        """Ask the program to stop its emulators and to end. Does not wait; see ``join`` and ``hang_up``."""
         self._stopping.set()
         self._tell(lambda session: session.send(encode("stop")))
 
     def join(self, limit_s: float) -> None:
-        """Wait for the end of the program, at most ``limit_s``, then close the connection whatever happens there.
+        """Wait for the end of the program, at most ``limit_s``.
 
         Where no program was ever reached there is nothing to wait for, however long a connection may still take.
         """
-        self._thread.join(limit_s if self._has_been_there else _NEVER_THERE_S)
-        session = self._session
-        if session is not None:
+        self._thread.join(limit_s if self._has_been_there else min(limit_s, _NEVER_THERE_S))
+
+    def hang_up(self) -> None:
+        """Close the connection to a program that did not end. The first time it is killed over a new one."""
+        if (session := self._session) is not None:
+            self._did_not_end = True
             session.close()
-            self._thread.join(2.0)
 
     def _tell(self, action: Callable[[Session], None]) -> None:
         session = self._session
@@ -109,16 +112,16 @@ class RemoteWorker:
         while not self._stopping.is_set():
             attached_at = time.monotonic()
             error = self._stay(replace=silent)
-            if self._stopping.is_set():
-                return
             silent = isinstance(error, ProgramSilent)
+            if self._stopping.is_set():
+                break
             self._post(Lost(self.spec.name, error))
             if error.fatal:
                 return
             losses = 0 if time.monotonic() - attached_at > self._limits.steady_s else losses + 1
             longest = min(self._limits.back_off_max_s, self._limits.back_off_s * 2.0**losses)
             self._stopping.wait(random.uniform(longest / 2, longest))
-        if silent:  # a frozen program cannot end by itself when it is orphaned: end it before we go
+        if silent or self._did_not_end:  # a frozen program cannot end by itself when it is orphaned: end it now
             self._stay(replace=True)
 
     def _stay(self, replace: bool) -> WorkerError:

@@ -57,7 +57,7 @@ class LimitSettings:
     full_disk_s: float = 3600.0
     """The run waits for room on the host's disk for this long; then it ends, and the same command continues it."""
     stop_s: float = 15.0
-    """Longest wait for worker programs to end when the run is over."""
+    """Longest wait for worker programs to end when the run is over; those that do not are killed within it."""
 
 
 @dataclass

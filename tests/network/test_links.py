@@ -66,11 +66,9 @@ def test_every_way_to_fall_silent_is_noticed_in_15_s(
             SILENCES[fault][0](machine)
             struck[fault] = time.monotonic()
         assert_once_each(here, collecting.result(90), 120)
-        for machine in machines:  # the host can do nothing about these: let them end
+        for machine in machines:  # the host can do nothing about these
             for session in machine.sessions():
                 session.kill()
-            for program in machine.programs():
-                program.resume()
         noticed = {}
         for fault, machine in by_name.items():
             at, reason = here.first_loss(machine.name)

@@ -102,6 +102,13 @@ def test_a_program_that_is_killed_or_frozen_is_started_anew(
             assert len(machine.programs()) == 1 and len(machine.emulators()) == 2, fault
 
 
+def test_a_program_that_is_frozen_when_the_run_ends_is_killed(machines: list[Machine], tmp_path: Path) -> None:
+    """The site sees to it that nothing is left running."""
+    with site(tmp_path / "run", machines[:1]) as here:
+        assert_once_each(here, here.collecting(tickets(8)).result(70), 8)
+        freeze_program(machines[0])
+
+
 def kill_emulator(machine: Machine) -> None:
     machine.emulators()[0].kill()
 
