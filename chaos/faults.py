@@ -233,13 +233,13 @@ def _start_other_version(scene: Scene) -> bool:
             stdout=subprocess.PIPE,
             env=environment(),
         )
-        eventually(lambda: machine.program() is not None, 10.0)
+        serves = eventually(lambda: machine.program() is not None, 10.0)
         time.sleep(1.0)  # until it listens
         attach.kill()
         attach.communicate()
     finally:
         machine.relay.refuse(False)
-    return True
+    return serves
 
 
 _LOST = ("worker_lost",)
