@@ -79,7 +79,7 @@ def draw(section: Section, path: Path) -> bool:
     for axis in axes.flat[len(shown) if section.group.panels else 1 :]:
         axis.set_axis_off()
     if not section.group.panels:
-        axes.flat[0].legend(loc="lower right")
+        axes.flat[0].legend(loc="upper left")
     figure.supxlabel("episodes learned from", fontsize=9)
     figure.supylabel("success rate", fontsize=9)
     figure.savefig(path, dpi=110)
