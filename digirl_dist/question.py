@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -20,7 +21,11 @@ class RandomStream:
 
     def __init__(self, seed: int, index: int, step: int) -> None:
         self.key = (seed, index, step)
-        self.rng = np.random.default_rng(self.key)
+
+    @cached_property
+    def rng(self) -> np.random.Generator:
+        """Made at first use; until then a stream is three numbers, also where it is sent to another process."""
+        return np.random.default_rng(self.key)
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,6 +28,9 @@ class Policies(Protocol):
     def __contains__(self, version: object) -> bool:
         """Whether questions to this policy version can be answered by now."""
 
+    def expect(self, stream: RandomStream) -> None:
+        """The next question of an episode will have this stream. Called while nobody waits for an action of it."""
+
     def ask(self, questions: Sequence[Question]) -> None:
         """Only to versions that are there."""
 
@@ -90,7 +93,7 @@ class _Episode:
     ticket: Ticket
     started_at: float
     stream: RandomStream
-    """Of the next decision. Made while the emulator is at work, since nobody waits for it then."""
+    """Of the next decision."""
     observation: Observation | None = None
     asked: int | None = None
     """The number of the question that is open …"""
@@ -328,7 +331,7 @@ class Rollout:
                     self._happened.append(Acting(slot.index, episode.ticket))
                 episode.decision = decision
                 slot.step(decision.action)
-                episode.stream = _stream(episode.ticket, len(episode.steps) + 1)
+                episode.stream = self._stream(episode.ticket, len(episode.steps) + 1)
 
     def _book(self) -> None:
         """Book every slot under what it does now."""
@@ -355,8 +358,10 @@ class Rollout:
                 ticket = self.tickets.popleft()
                 started_at = time.monotonic()
                 slot.reset(ticket.task, ticket.seed)
-                self._episodes[slot.index] = _Episode(ticket, started_at, _stream(ticket, 0))
+                self._episodes[slot.index] = _Episode(ticket, started_at, self._stream(ticket, 0))
 
-
-def _stream(ticket: Ticket, step: int) -> RandomStream:
-    return RandomStream(ticket.seed, ticket.index, step)
+    def _stream(self, ticket: Ticket, step: int) -> RandomStream:
+        """For a decision that comes when the emulator, which is at work now, has answered."""
+        stream = RandomStream(ticket.seed, ticket.index, step)
+        self._policies.expect(stream)
+        return stream

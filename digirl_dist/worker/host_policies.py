@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from digirl_dist.question import Answer, Question, Undecided, answer_from_wire
+from digirl_dist.question import Answer, Question, RandomStream, Undecided, answer_from_wire
 from digirl_dist.tasks import Json
 from digirl_dist.worker.link import Link
 
@@ -33,6 +33,9 @@ class HostPolicies:
 
     def retire(self, keep: set[int]) -> None:
         self._serving &= keep
+
+    def expect(self, stream: RandomStream) -> None:
+        """Its generator is made on the host."""
 
     def ask(self, questions: Sequence[Question]) -> None:
         """Each in a message of its own, so that heartbeats find room between large images."""

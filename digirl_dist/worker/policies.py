@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from digirl_dist.agent import Agent, AgentFactory
 from digirl_dist.checkpoint import State
-from digirl_dist.question import Answer, Decided, Question, Undecided
+from digirl_dist.question import Answer, Decided, Question, RandomStream, Undecided
 from digirl_dist.trajectory import Decision, NoDecision
 
 
@@ -41,6 +41,10 @@ class Policies:
             agent = self._serving.pop(version)
             if not any(agent is other for other in self._serving.values()):
                 self._retired.append(agent)
+
+    def expect(self, stream: RandomStream) -> None:
+        """Make its generator now, which takes longer than a small policy takes to decide."""
+        _ = stream.rng
 
     def ask(self, questions: Sequence[Question]) -> None:
         """Decide now, without gradients. What the agent raises goes to the caller."""
