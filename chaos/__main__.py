@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import statistics
 import sys
 import time
@@ -19,6 +18,7 @@ from chaos.machine import eventually
 from chaos.processes import processes_with
 from chaos.trial import Chaos, Trial, plan
 from chaos.watch import Watch
+from digirl_dist.exit_status import end_by_sigterm_as_by_ctrl_c
 from digirl_dist.settings import Inference
 
 _FINISH_S = 150.0
@@ -108,7 +108,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="decides which fault comes when and where (default: 0)")
     parser.add_argument("--inference", type=Inference, default=Inference.worker, help="worker (default) or host")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # in order, or servers and small disks stay behind
+    end_by_sigterm_as_by_ctrl_c()  # or servers and small disks stay behind
     started = time.monotonic()
     kinds = faults(options.inference, root=os.geteuid() == 0)
     trials, invariants = strike(kinds, options.faults, options.seed, options.inference)

@@ -42,8 +42,8 @@ class FilteredBC:
     def _examples(self, trajectory: Trajectory, share: float) -> list[Example]:
         """The steps, each as heavy as what came after it.
 
-        Left out are those after which nothing good came, and those that changed nothing: a tap beside every button
-        before the right one is not worth imitating.
+        Left out are those after which nothing good came and, unless one asks for them, those that changed nothing: a
+        tap beside every button before the right one is not worth imitating.
         """
         worth = np.array(returns_to_go([step.reward for step in trajectory.steps], self._settings.discount))
         if self._settings.drop_unchanged:

@@ -30,31 +30,24 @@ class Pipe:
         content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         self._socket.sendall(_LENGTH.pack(len(content)) + content)
 
-    def receive(self) -> Any:
+    def receive(self, flags: int = 0) -> Any:
         """The next message, for which it waits. Raises EOFError or OSError when the other end is gone."""
         while (message := self._whole()) is None:
-            self._read(0)
+            came = self._socket.recv(_CHUNK, flags)
+            if not came:
+                raise EOFError
+            self._came += came
         return message
 
     def received(self) -> Any:
         """The next message, or None while not all of it has come. Raises as ``receive`` does."""
-        message = self._whole()
-        while message is None:
-            try:
-                self._read(socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return None
-            message = self._whole()
-        return message
+        try:
+            return self.receive(socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
 
     def close(self) -> None:
         self._socket.close()
-
-    def _read(self, flags: int) -> None:
-        came = self._socket.recv(_CHUNK, flags)
-        if not came:
-            raise EOFError
-        self._came += came
 
     def _whole(self) -> Any:
         start = _LENGTH.size

@@ -20,6 +20,7 @@ from digirl_dist.settings import LimitSettings, PushDtype
 
 _PING_S = 3.0
 _IN_ORDER = 0.7
+"""Share of the wait for programs to end in which they may do so in order."""
 
 
 class Fleet(Generic[AnySpec]):

@@ -32,6 +32,15 @@ def ask(slot: Slot) -> Any:
     return slot.wait_for_answer()[0]
 
 
+def assert_ended_as_hung(slot: Slot) -> None:
+    """It has been asked for a reset, and its limit ends it."""
+    started = time.monotonic()
+    with pytest.raises(EmulatorHung, match="did not answer its reset in time"):
+        ask(slot)
+    assert time.monotonic() - started < 3
+    assert slot.state is State.down
+
+
 def make(folder: Path, factory: Any, limits: SlotLimits = LIMITS) -> Slot:
     (folder / "factory").write_bytes(pack(factory))
     return Slot(0, folder / "factory", limits, folder / "slot.log")
@@ -69,11 +78,7 @@ def test_a_refused_action_leaves_the_emulator_as_it_is(slot: Slot) -> None:
 @pytest.mark.parametrize("how", ["hang", "stop"])
 def test_a_hung_emulator_is_ended_within_its_limit(slot: Slot, how: str) -> None:
     slot.reset(Task("count", params={"at": "reset", "suffers": how}), seed=0)
-    started = time.monotonic()
-    with pytest.raises(EmulatorHung, match="did not answer its reset in time"):
-        ask(slot)
-    assert time.monotonic() - started < 3
-    assert slot.state is State.down
+    assert_ended_as_hung(slot)
 
 
 def test_an_emulator_that_freezes_with_half_its_answer_sent_is_ended_within_its_limit(tmp_path: Path) -> None:
@@ -87,11 +92,7 @@ def test_an_emulator_that_freezes_with_half_its_answer_sent_is_ended_within_its_
     [guard] = [one for one in psutil.Process().children() if "digirl_dist.emulator.process" in one.cmdline()]
     [emulator] = guard.children()
     emulator.suspend()
-    started = time.monotonic()
-    with pytest.raises(EmulatorHung, match="did not answer its reset in time"):
-        ask(slot)
-    assert time.monotonic() - started < 3
-    assert slot.state is State.down
+    assert_ended_as_hung(slot)
 
 
 def test_an_answer_of_many_parts_is_put_together(tmp_path: Path) -> None:
