@@ -1,4 +1,4 @@
-"""Packaging. The top-level folders config/ and worker/ travel inside the package as config and machine."""
+"""Packaging. The top-level folders config/ and worker/ travel inside the package as config and worker."""
 
 from pathlib import Path
 
@@ -28,11 +28,11 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10",
-    packages=[*find_packages(include=["digirl_dist", "digirl_dist.*"]), "digirl_dist.config", "digirl_dist.machine"],
-    package_dir={"digirl_dist.config": "config", "digirl_dist.machine": "worker"},
+    packages=[*find_packages(include=["digirl_dist", "digirl_dist.*"]), "digirl_dist.config", "digirl_dist.worker"],
+    package_dir={"digirl_dist.config": "config", "digirl_dist.worker": "worker"},
     package_data={
         "digirl_dist.config": ["**/*.yaml"],
-        "digirl_dist.machine": ["**/*.sh", "*.md"],
+        "digirl_dist.worker": ["**/*.sh", "*.md"],
         "digirl_dist": ["py.typed", "**/*.html"],
     },
     include_package_data=False,
@@ -95,7 +95,7 @@ setup(
             "uv",
         ],
     },
-    entry_points={"console_scripts": ["digirl-dist = digirl_dist.cli:main"]},
+    entry_points={"console_scripts": ["digirl-dist = digirl_dist.cli.main:main"]},
     classifiers=[
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3",

@@ -16,7 +16,7 @@ from statistics import mean
 from benchmarks.baselines.digirl import DigiRL
 from benchmarks.baselines.distrl import DistRL
 from benchmarks.stage import Machine, Stage, median, rounded, show, stage, tickets
-from digirl_dist.harvest import Harvest
+from digirl_dist.collection import Harvest
 from digirl_dist.settings import LimitSettings, RehearsalSettings
 
 SCALE = 0.1

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.stage import ROOT, median, rounded, show
-from digirl_dist import table
+from digirl_dist.storage import parquet
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
@@ -25,7 +25,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in WAYS}
     with tempfile.TemporaryDirectory(prefix="digirl-dist-bench-") as folder:
         data = Path(folder) / "data.parquet"
-        table.write(data, [_episode(number) for number in range(EPISODES)])
+        parquet.write(data, [_episode(number) for number in range(EPISODES)])
         for turn in range(ROUNDS):
             for name, (processes, threads) in WAYS.items():
                 seconds[name].append(_update_s(Path(folder) / f"{name}-{turn}", data, processes, threads))

@@ -13,12 +13,9 @@ from typing import Any
 import torch
 
 from benchmarks.stage import median, rounded, show, stage
-from digirl_dist.build_collector import Ground, build_collector
-from digirl_dist.checkpoint import Checkpoints
-from digirl_dist.choices import choose_agent, choose_device
-from digirl_dist.events import Events
-from digirl_dist.modes import training_plan
-from digirl_dist.run_folder import RunFolder
+from digirl_dist.build.choices import choose_agent, choose_device
+from digirl_dist.build.collector import Ground, build_collector
+from digirl_dist.build.validate import training_plan
 from digirl_dist.settings import (
     DeviceAgentSettings,
     Inference,
@@ -28,8 +25,11 @@ from digirl_dist.settings import (
     Settings,
 )
 from digirl_dist.ssh.connection import Address
-from digirl_dist.status import Status
-from digirl_dist.store import Store
+from digirl_dist.storage.checkpoint import Checkpoints
+from digirl_dist.storage.events import Events
+from digirl_dist.storage.run_folder import RunFolder
+from digirl_dist.storage.status import Status
+from digirl_dist.storage.trajectory_store import Store
 
 
 class Fleet:

@@ -19,16 +19,17 @@ from typing import Any
 
 from digirl_dist.capacity import Choice
 from digirl_dist.emulator.rehearsal import RehearsalEmulator
-from digirl_dist.emulator.slot import Slot, SlotLimits, State
-from digirl_dist.job import JobFolder
-from digirl_dist.rollout import Rollout
+from digirl_dist.inference.local import Policies
+from digirl_dist.protocol.job_folder import JobFolder
+from digirl_dist.rollout.rollout import Rollout
+from digirl_dist.rollout.slot import Slot, SlotLimits, State
 from digirl_dist.settings import RehearsalSettings
-from digirl_dist.tasks import Json, Task
-from digirl_dist.travel import unpack_file
-from digirl_dist.worker.blobs import FileBlobs
-from digirl_dist.worker.link import SocketLink
-from digirl_dist.worker.policies import Policies
-from digirl_dist.worker.program import Program
+from digirl_dist.tasks import Task
+from digirl_dist.types import Json
+from digirl_dist.user_code.packing import unpack_file
+from digirl_dist.worker_program.blobs import FileBlobs
+from digirl_dist.worker_program.link import SocketLink
+from digirl_dist.worker_program.program import Program
 
 _LIMIT_S = 3600.0
 

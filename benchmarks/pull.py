@@ -9,18 +9,18 @@ from pathlib import Path
 
 from benchmarks.baselines import shell
 from benchmarks.stage import Machine, Stage, median, rounded, show, stage, tickets
-from digirl_dist import table
-from digirl_dist.digest import file_digest
 from digirl_dist.emulator.rehearsal import RehearsalEmulator
-from digirl_dist.fleet.news import Lost, News, Pulled
 from digirl_dist.fleet.roster import this_python
-from digirl_dist.fleet.ssh_line import CourierFiles
+from digirl_dist.fleet.ssh_connection import CourierFiles
 from digirl_dist.fleet.transfers import Transfers
-from digirl_dist.job import Notice, episode_name
+from digirl_dist.fleet.worker_events import Lost, News, Pulled
+from digirl_dist.protocol.job_folder import Notice, episode_name
 from digirl_dist.settings import LimitSettings, RehearsalSettings, SshSettings
 from digirl_dist.ssh.connection import Address, connect
 from digirl_dist.ssh.courier import Courier
-from digirl_dist.store import Store
+from digirl_dist.storage import parquet
+from digirl_dist.storage.digest import file_digest
+from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Step, Trajectory
 
@@ -71,7 +71,7 @@ def _episode(folder: Path, ticket: Ticket) -> Notice:
         seen = made.observation
     name = str(ticket.index)
     path = folder / episode_name(name)
-    table.write(path, [Trajectory(ticket, name, "w0", 0, steps, seen, False)])
+    parquet.write(path, [Trajectory(ticket, name, "w0", 0, steps, seen, False)])
     size, digest = path.stat().st_size, file_digest(path)
     return Notice("bench", 1, ticket.index, ticket.attempt, ticket.policy_version, name, size, digest, 0, 0.0, 0.0)
 
@@ -86,7 +86,7 @@ def _scp(address: Address, source: Path, target: Path) -> float:
 
 def _pull(address: Address, source: Path, episodes: Sequence[tuple[Ticket, Notice]], store: Store) -> float:
     """What the host does with each episode, on a connection that stands."""
-    command = [*this_python(None), "-m", "digirl_dist.worker.courier", "--folder", str(source)]
+    command = [*this_python(None), "-m", "digirl_dist.worker_program.courier", "--folder", str(source)]
     news: queue.SimpleQueue[News] = queue.SimpleQueue()
     with connect(address, SshSettings()) as connection, Courier(connection, command, SshSettings()) as courier:
         courier.delete([])  # it has started

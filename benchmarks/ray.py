@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from benchmarks.stage import Machine, Ours, Stage, WatchedFleet, median, rounded, show, stage
-from digirl_dist.cluster.connect import LOCAL, connect
-from digirl_dist.cluster.line import RayDial, RayWorkerSpec
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
+from digirl_dist.ray_cluster.connect import LOCAL, connect
+from digirl_dist.ray_cluster.connection import RayDial, RayWorkerSpec
 from digirl_dist.settings import LimitSettings, PushDtype, RayCollectorSettings, RehearsalSettings
 
 STEPS, EPISODES, ROUNDS, PROCESSES = 20, 16, 5, 2

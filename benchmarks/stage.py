@@ -24,30 +24,30 @@ import psutil
 import torch
 from torch import nn
 
-from digirl_dist.checkpoint import Checkpoint, Checkpoints
 from digirl_dist.collect import Collector
 from digirl_dist.collect.ahead import AheadCollector
 from digirl_dist.collect.dispatch import DispatchRules
-from digirl_dist.collect.fleet import FleetCollector
+from digirl_dist.collect.fleet_collector import FleetCollector
 from digirl_dist.collect.iteration import Closing
+from digirl_dist.collection import Harvest
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
-from digirl_dist.emulator.slot import SlotLimits
-from digirl_dist.events import Events
 from digirl_dist.fleet.fleet import Fleet
-from digirl_dist.fleet.news import Acting, Ended, Loaded, News
 from digirl_dist.fleet.roster import this_python
 from digirl_dist.fleet.spec import Job, WorkerSpec
-from digirl_dist.fleet.ssh_line import SshDial
-from digirl_dist.free_port import free_port
-from digirl_dist.harvest import Harvest
-from digirl_dist.job import Notice
+from digirl_dist.fleet.ssh_connection import SshDial
+from digirl_dist.fleet.worker_events import Acting, Ended, Loaded, News
+from digirl_dist.parallel.free_port import free_port
+from digirl_dist.protocol.job_folder import Notice
+from digirl_dist.rollout.slot import SlotLimits
 from digirl_dist.settings import LimitSettings, PushDtype, RehearsalSettings, SshSettings
 from digirl_dist.ssh.connection import Address
-from digirl_dist.status import Status
-from digirl_dist.store import Store
+from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
+from digirl_dist.storage.events import Events
+from digirl_dist.storage.status import Status
+from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Decision, Observation
-from digirl_dist.travel import pack
+from digirl_dist.user_code.packing import pack
 
 ROOT = Path(__file__).resolve().parent.parent
 _WARM_UP = 1_000_000

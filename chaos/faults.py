@@ -224,8 +224,8 @@ def _start_other_version(scene: Scene) -> bool:
     try:
         send(machine.program(), signal.SIGKILL)
         eventually(lambda: machine.program() is None, 5.0)
-        command = [sys.executable, "-m", "digirl_dist.worker.attach", "--folder", str(folder.root)]
-        from digirl_dist.same_python import environment
+        command = [sys.executable, "-m", "digirl_dist.worker_program.attach", "--folder", str(folder.root)]
+        from digirl_dist.child_process import environment
 
         attach = subprocess.Popen(
             [*command, "--orphan-s", "20", "--package", "another"],

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from digirl_dist import table
-from digirl_dist.digest import file_digest
-from digirl_dist.job import JobFolder, Notice
+from digirl_dist.protocol.job_folder import JobFolder, Notice
+from digirl_dist.storage import parquet
+from digirl_dist.storage.digest import file_digest
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
@@ -60,7 +60,7 @@ def plant(jobs: Path, run: str | None = None, iteration: int = 0, cut: bool = Fa
     step = Step(seen, 0, -1.0, 1.0, terminated=True, truncated=False)
     path = folder.episode(episode_id)
     try:
-        table.write(path, [Trajectory(ticket, episode_id, name[1], 0, [step], seen, success=True)])
+        parquet.write(path, [Trajectory(ticket, episode_id, name[1], 0, [step], seen, success=True)])
         notice = _notice(run or name[0], ticket, episode_id, path)
         text = json.dumps(notice.to_json())
         part = folder.notice(episode_id).with_suffix(".part")

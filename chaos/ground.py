@@ -17,7 +17,7 @@ import psutil
 
 from chaos.machine import CLOCK, Disk, Machine
 from chaos.processes import running
-from digirl_dist.same_python import SOURCE
+from digirl_dist.child_process import SOURCE
 from digirl_dist.settings import Inference
 
 SLOTS = 2
@@ -76,7 +76,7 @@ class Ground:
     def policy(self) -> psutil.Process | None:
         """The process on the host that acts for all workers."""
         children = psutil.Process(self.host.pid).children()
-        return next(iter(running("digirl_dist.inference.process", children)), None)
+        return next(iter(running("digirl_dist.inference.policy_process", children)), None)
 
     @property
     def host(self) -> subprocess.Popen[bytes]:

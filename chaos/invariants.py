@@ -15,9 +15,9 @@ from chaos.forgery import MARK
 from chaos.ground import ROLLOUT, SLOTS
 from chaos.trial import Trial
 from chaos.watch import Watch
-from digirl_dist import table
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_tasks
 from digirl_dist.settings import RehearsalSettings
+from digirl_dist.storage import parquet
 from digirl_dist.tasks import Plan
 from digirl_dist.trajectory import Observation, Trajectory
 
@@ -39,7 +39,7 @@ class Invariant:
 def judge(
     run: Path, iterations: int, watch: Watch, trials: list[Trial], left: list[str], host: list[str]
 ) -> list[Invariant]:
-    trajectories = [one for path in sorted((run / "trajectories").glob("[0-9]*.parquet")) for one in table.read(path)]
+    trajectories = [one for path in sorted((run / "trajectories").glob("[0-9]*.parquet")) for one in parquet.read(path)]
     expected = {(iteration, index) for iteration in range(iterations) for index in range(ROLLOUT)}
     found = Counter(trajectory.ticket.key for trajectory in trajectories)
     landed = Counter(

@@ -18,7 +18,7 @@ import psutil
 
 from chaos.processes import emulators, processes_with, running
 from chaos.relay import Relay
-from digirl_dist.free_port import free_port
+from digirl_dist.parallel.free_port import free_port
 
 _SBIN = "/usr/sbin:/usr/local/sbin:/sbin:" + os.environ.get("PATH", "")
 CLOCK = Path(__file__).parent / "clock"
@@ -94,11 +94,11 @@ class Machine:
         return [listener, *(one for one in below if _name(one).startswith("sshd"))]
 
     def program(self) -> psutil.Process | None:
-        return next(iter(self._running("digirl_dist.worker.program")), None)
+        return next(iter(self._running("digirl_dist.worker_program.program")), None)
 
     def courier(self) -> psutil.Process | None:
         """The one that serves the newest connection."""
-        found = self._running("digirl_dist.worker.courier")
+        found = self._running("digirl_dist.worker_program.courier")
         return max(found, key=lambda one: one.create_time(), default=None)
 
     def emulators(self) -> list[psutil.Process]:

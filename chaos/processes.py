@@ -33,6 +33,6 @@ def running(module: str, among: Iterable[psutil.Process]) -> list[psutil.Process
 
 def emulators(among: Iterable[psutil.Process]) -> list[psutil.Process]:
     """The emulators themselves, without the guards above them."""
-    family = running("digirl_dist.emulator.process", among)
+    family = running("digirl_dist.rollout.emulator_process", among)
     pids = {one.pid for one in family}
     return [one for one in family if one.ppid() in pids]  # a guard that has not forked yet is none

@@ -2,7 +2,7 @@
 
 import sys
 
-from digirl_dist.cli import main
+from digirl_dist.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-Json = Any
-"""A value that ``json`` can write: None, bool, int, float, str, list or dict of these."""
+from digirl_dist.types import Json
 
 Key = tuple[int, int]
 """Names a ticket in its run: iteration and index."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from digirl_dist.tasks import Json, Ticket
+from digirl_dist.tasks import Ticket
+from digirl_dist.types import Json
 
 
 @dataclass(frozen=True, eq=False)

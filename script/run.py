@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from digirl_dist.cli import main
+from digirl_dist.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,7 +6,7 @@ import functools
 import os
 from typing import Any
 
-from digirl_dist.cluster.connect import RAY_NICENESS
+from digirl_dist.ray_cluster.connect import RAY_NICENESS
 
 NODE_CPUS, NODE_GPUS = 4, 1
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024

@@ -16,14 +16,11 @@ from things import Coin, Counter
 from watching import eventually, processes_with
 
 from chaos.processes import running
-from digirl_dist.build_collector import Ground, build_collector
-from digirl_dist.checkpoint import Checkpoint, Checkpoints
-from digirl_dist.choices import Device
+from digirl_dist.build.choices import Device
+from digirl_dist.build.collector import Ground, build_collector
 from digirl_dist.collect import Collector
 from digirl_dist.collect.iteration import Closing
-from digirl_dist.events import Events
-from digirl_dist.harvest import Harvest
-from digirl_dist.run_folder import RunFolder
+from digirl_dist.collection import Harvest
 from digirl_dist.settings import (
     Inference,
     InProcessSettings,
@@ -33,8 +30,11 @@ from digirl_dist.settings import (
     Settings,
     SshCollectorSettings,
 )
-from digirl_dist.status import Status
-from digirl_dist.store import Store
+from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
+from digirl_dist.storage.events import Events
+from digirl_dist.storage.run_folder import RunFolder
+from digirl_dist.storage.status import Status
+from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Plan, Task, Ticket
 
 
@@ -161,7 +161,7 @@ def keys(harvest: Harvest) -> list[tuple[int, int]]:
 
 def programs(folder: Path) -> list[psutil.Process]:
     """The worker programs with jobs below ``folder``."""
-    return running("digirl_dist.worker.program", processes_with(folder))
+    return running("digirl_dist.worker_program.program", processes_with(folder))
 
 
 def in_the_middle(here: Site, action: Callable[[], object], after: int = 4) -> threading.Thread:

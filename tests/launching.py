@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from digirl_dist.same_python import environment
+from digirl_dist.child_process import environment
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 160.0

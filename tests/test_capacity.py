@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from things import Coin, Counter
 
-from digirl_dist.build_collector import Ground, build_collector
+from digirl_dist.build.choices import Device
+from digirl_dist.build.collector import Ground, build_collector
 from digirl_dist.capacity import Machine, Needs, choose, core_limits, memory_limits
-from digirl_dist.checkpoint import Checkpoints
-from digirl_dist.choices import Device
 from digirl_dist.errors import SettingsError
-from digirl_dist.events import Events
 from digirl_dist.fleet.roster import members
 from digirl_dist.report.why import explain
-from digirl_dist.run_folder import RunFolder
 from digirl_dist.settings import LimitSettings, Parallel, Settings
-from digirl_dist.status import Status
-from digirl_dist.store import Store
+from digirl_dist.storage.checkpoint import Checkpoints
+from digirl_dist.storage.events import Events
+from digirl_dist.storage.run_folder import RunFolder
+from digirl_dist.storage.status import Status
+from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Plan, Task, Ticket
 
 

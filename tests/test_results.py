@@ -11,7 +11,7 @@ import pytest
 from benchmarks.results.page import Section, draw, table, write
 from benchmarks.results.plan import Group, Run, Series, groups, runs_of, shortened
 from benchmarks.results.reading import found, read
-from digirl_dist.configuration import Source
+from digirl_dist.settings.configuration import Source
 
 FAST = Series("fast", 3, 10, ())
 SLOW = Series("slow", 2, 10, (), offline=1)

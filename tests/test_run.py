@@ -16,9 +16,9 @@ import pytest
 from reading import events, metrics
 from watching import eventually, processes_with
 
-from digirl_dist import table
-from digirl_dist.same_python import environment
-from digirl_dist.ssh.server import LocalhostServer
+from digirl_dist.child_process import environment
+from digirl_dist.ssh.localhost_server import LocalhostServer
+from digirl_dist.storage import parquet
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,7 +52,7 @@ def start(*words: str) -> subprocess.Popen[str]:
 def keys(folder: Path) -> Counter[tuple[int, int]]:
     """How often each (iteration, ticket) is in the finished trajectories."""
     paths = sorted((folder / "trajectories").glob("*.parquet"))
-    return Counter(trajectory.ticket.key for path in paths for trajectory in table.read(path))
+    return Counter(trajectory.ticket.key for path in paths for trajectory in parquet.read(path))
 
 
 WAYS = {

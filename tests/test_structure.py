@@ -12,47 +12,32 @@ from pathlib import Path
 import pytest
 
 import digirl_dist
-from digirl_dist.same_python import environment
+from digirl_dist.child_process import environment
 
 PACKAGE = Path(digirl_dist.__file__).parent
+ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = [
-    ["__init__", "errors", "exit_status", "digest", "tasks", "same_python", "capacity", "free_port"],
-    ["parallel", "settings", "durable", "trajectory", "question", "entry_point", "travel", "job", "task_set"],
-    [
-        "events",
-        "slot_time",
-        "status",
-        "table",
-        "harvest",
-        "dataset",
-        "import_digirl",
-        "plain_pickle",
-        "interval",
-        "checkpoint",
-        "room",
-        "delta",
-        "run_folder",
-        "ssh",
-        "emulator",
-        "agent",
-        "chat",
-        "judge",
-        "algorithm",
-    ],
-    ["rollout", "store"],
-    ["worker", "inference"],
+    ["__init__", "capacity", "child_process", "errors", "types"],
+    ["exit_status", "parallel", "protocol", "settings", "tasks", "user_code"],
+    ["chat", "trajectory"],
+    ["collection", "emulator"],
+    ["storage"],
+    ["agent", "judge", "ssh"],
+    ["algorithm", "inference"],
+    ["rollout", "trainer"],
+    ["report", "worker_program"],
     ["fleet"],
-    ["cluster", "vec_env"],
-    ["collect", "train", "provision", "doctor"],
-    ["report"],
-    ["evaluator"],
-    ["host"],
-    ["configuration", "choices", "modes", "build_collector", "build", "upkeep"],
-    ["distributed", "evaluate", "bridges"],
-    ["cli", "cli_workers", "__main__"],
+    ["collect", "doctor", "ray_cluster", "setup"],
+    ["host", "vec_env"],
+    ["build"],
+    ["evaluate", "train"],
+    ["bridges", "cli"],
+    ["__main__"],
 ]
-"""A part may import parts of its own layer and of those above it in this list."""
+"""A part, a room or a module at the root, imports only parts of the layers above it in this list."""
+
+MOST_AT_THE_ROOT = 12
 
 IMPLEMENTATIONS = {
     "agent.autoui",
@@ -62,13 +47,13 @@ IMPLEMENTATIONS = {
     "agent.vlm",
     "algorithm.digirl",
     "algorithm.filtered_bc",
-    "cluster.line",
+    "ray_cluster.connection",
     "collect.ahead",
     "algorithm.grpo",
     "algorithm.ppo",
     "algorithm.ppo_jax",
     "algorithm.untrained",
-    "collect.fleet",
+    "collect.fleet_collector",
     "collect.inline",
     "emulator.android",
     "emulator.gymnasium",
@@ -78,11 +63,11 @@ IMPLEMENTATIONS = {
     "emulator.rehearsal",
     "judge.model",
     "judge.predicate",
-    "train.inprocess",
-    "train.joint",
-    "train.torchrun",
+    "trainer.inprocess",
+    "trainer.joint",
+    "trainer.torchrun",
 }
-"""Only the composition root (build, build_collector and choices) chooses among these."""
+"""Only the composition root, the room ``build``, chooses among these."""
 
 
 def layer(part: str) -> int:
@@ -113,14 +98,26 @@ def imports(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize(("name", "path"), list(modules()), ids=[name for name, _ in modules()])
 def test_imports_point_one_way(name: str, path: Path) -> None:
-    own = layer(name.split(".")[-1] if name.endswith("__main__") else name.split(".")[0])
-    upward = [target for target in imports(path) if layer(target.split(".")[0]) > own]
-    assert not upward, f"{name} imports {upward} from a layer above"
+    """So there is no circle between rooms either."""
+    own = name.split(".")[0]
+    targets = {target.split(".")[0] for target in imports(path)} - {own, "__init__"}
+    assert not [target for target in targets if layer(target) >= layer(own)]
+
+
+def test_the_root_has_few_modules_and_every_room_says_what_it_is_for() -> None:
+    assert len(list(PACKAGE.glob("*.py"))) <= MOST_AT_THE_ROOT
+    for room in {path.parent for path in PACKAGE.glob("*/*.py")}:
+        says = ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
+        assert says, f"{room.name}/__init__.py does not say what the room is for"
+
+
+def test_the_map_in_contributing_is_up_to_date() -> None:
+    subprocess.run([sys.executable, ROOT / "script" / "map", "--check"], check=True)
 
 
 def test_only_the_composition_root_imports_implementations() -> None:
     for name, path in modules():
-        if name in ("build", "build_collector", "choices"):
+        if name.split(".")[0] == "build":
             continue
         for target in imports(path):
             for implementation in IMPLEMENTATIONS:
@@ -131,7 +128,7 @@ def test_only_the_composition_root_imports_implementations() -> None:
 
 def test_help_answers_within_a_second_and_without_heavy_imports() -> None:
     program = (
-        "import sys; from digirl_dist.cli import main\n"
+        "import sys; from digirl_dist.cli.main import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
         "print([name for name in ('torch', 'hydra', 'paramiko', 'pyarrow') if name in sys.modules])"
@@ -147,7 +144,7 @@ def test_help_answers_within_a_second_and_without_heavy_imports() -> None:
 
 def test_the_way_to_a_worker_program_imports_nothing_heavy() -> None:
     program = (
-        "import sys, digirl_dist.worker.attach, digirl_dist.worker.courier\n"
+        "import sys, digirl_dist.worker_program.attach, digirl_dist.worker_program.courier\n"
         "print([name for name in ('torch', 'numpy', 'pyarrow', 'omegaconf', 'paramiko') if name in sys.modules])"
     )
     shown = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from digirl_dist.tasks import Json
 from digirl_dist.trajectory import Decision, NoDecision, Observation
+from digirl_dist.types import Json
 
 if TYPE_CHECKING:
     import torch

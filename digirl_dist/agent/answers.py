@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator
 
 from digirl_dist.emulator.aitw import AutoUiReader
-from digirl_dist.emulator.device import DeviceAction
+from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError
-from digirl_dist.tasks import Json
+from digirl_dist.types import Json
 
 _LONGEST = 4000
 """Characters at the end of an answer that are looked at."""

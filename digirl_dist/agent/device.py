@@ -17,8 +17,8 @@ from digirl_dist.agent.words import bags, quoted
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import DeviceAgentSettings
-from digirl_dist.tasks import Json
 from digirl_dist.trajectory import Decision, Observation
+from digirl_dist.types import Json
 
 _STRIDE = 8
 """Pixels of the scaled screenshot per cell of the touch grid, in both directions."""

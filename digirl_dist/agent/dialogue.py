@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 
 from digirl_dist.chat import Messages, text_part
-from digirl_dist.emulator.device import DeviceAction
-from digirl_dist.tasks import Json
+from digirl_dist.emulator.touch_actions import DeviceAction
+from digirl_dist.types import Json
 
 _SYSTEM = """\
 You operate a device with a touch screen to do a task. Each turn shows its screen. Answer with the one action to take

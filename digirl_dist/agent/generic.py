@@ -16,8 +16,8 @@ from digirl_dist.agent.sampling import draw
 from digirl_dist.emulator import BoxActions, DiscreteActions, EmulatorSpec
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import GenericAgentSettings
-from digirl_dist.tasks import Json
 from digirl_dist.trajectory import Decision, Observation
+from digirl_dist.types import Json
 
 _STRIDE = 4
 

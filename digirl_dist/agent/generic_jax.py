@@ -14,8 +14,8 @@ from digirl_dist.agent import Agent
 from digirl_dist.agent.generic import GenericPolicy, middle_and_reach
 from digirl_dist.emulator import BoxActions
 from digirl_dist.errors import SettingsError
-from digirl_dist.tasks import Json
 from digirl_dist.trajectory import Observation
+from digirl_dist.types import Json
 
 Weights = Mapping[str, jax.Array]
 """By the names of ``GenericPolicy.state_dict()``."""

@@ -17,8 +17,8 @@ from digirl_dist.agent import Agent, AgentFactory
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.peers import Batches
-from digirl_dist.tasks import Json
 from digirl_dist.trajectory import Decision, Observation
+from digirl_dist.types import Json
 
 _EPSILON = 1e-6
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from digirl_dist.tasks import Json
+from digirl_dist.types import Json
 
 
 def shifted(pictures: torch.Tensor, actions: Sequence[Json], most: int) -> tuple[torch.Tensor, list[Json]]:

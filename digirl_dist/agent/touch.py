@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from digirl_dist.emulator.device import DeviceAction
+from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError
-from digirl_dist.tasks import Json
+from digirl_dist.types import Json
 
 TAP, TYPE = 0, 1
 

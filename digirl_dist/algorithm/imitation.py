@@ -12,8 +12,8 @@ from digirl_dist.agent import Agent
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.settings import ActorSettings
-from digirl_dist.tasks import Json
 from digirl_dist.trajectory import Observation
+from digirl_dist.types import Json
 
 _ROWS_AT_ONCE = 256
 

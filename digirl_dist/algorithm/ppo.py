@@ -14,8 +14,8 @@ from digirl_dist.agent import Agent
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.settings import PpoSettings
-from digirl_dist.tasks import Json
 from digirl_dist.trajectory import Observation, Trajectory
+from digirl_dist.types import Json
 
 LOSS = "the PPO loss"
 """Its name in errors."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from digirl_dist.digest import digest
+from digirl_dist.storage.digest import digest
 from digirl_dist.trajectory import Observation, Trajectory
 
 

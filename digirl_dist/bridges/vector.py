@@ -13,15 +13,15 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from digirl_dist import configuration
-from digirl_dist.choices import choose_device
-from digirl_dist.collect.streams import Stream
-from digirl_dist.distributed.launch import Place, stream_of
-from digirl_dist.distributed.meeting import meet
+from digirl_dist.build.choices import choose_device
 from digirl_dist.emulator import BoxActions, DiscreteActions, EmulatorSpec
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.rank import Rank
+from digirl_dist.settings import configuration
+from digirl_dist.train.launch import Place, stream_of
+from digirl_dist.train.rendezvous import meet
+from digirl_dist.train.streams import Stream
 from digirl_dist.trajectory import Decision
 
 

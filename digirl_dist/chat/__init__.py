@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 
-from digirl_dist.tasks import Json
+from digirl_dist.types import Json
 
 Messages = list[dict[str, Json]]
 """A chat as it is sent."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from digirl_dist.checkpoint import Checkpoint
-from digirl_dist.harvest import Harvest
+from digirl_dist.collection import Harvest
+from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.tasks import Ticket
 
 

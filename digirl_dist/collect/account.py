@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from digirl_dist.harvest import Harvest, Outcome
+from digirl_dist.collection import Harvest, Outcome
 from digirl_dist.tasks import Key
 from digirl_dist.trajectory import Trajectory
 

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from digirl_dist.checkpoint import Checkpoint
 from digirl_dist.collect import Collector
-from digirl_dist.harvest import Harvest
+from digirl_dist.collection import Harvest
+from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.tasks import Ticket
 
 _CLOSE_S = 10.0

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from digirl_dist.collect.leases import Leases
+from digirl_dist.collect.pace import Pace
 from digirl_dist.collect.workforce import Standing
-from digirl_dist.events import Events
 from digirl_dist.fleet.fleet import Fleet
-from digirl_dist.fleet.leases import Leases
-from digirl_dist.fleet.pace import Pace
+from digirl_dist.storage.events import Events
 from digirl_dist.tasks import Key
 
 _PAUSE = 9.0

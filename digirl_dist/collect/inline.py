@@ -12,22 +12,22 @@ from pathlib import Path
 
 from digirl_dist.agent import AgentFactory
 from digirl_dist.capacity import Choice
-from digirl_dist.checkpoint import Checkpoint
 from digirl_dist.collect.account import Account
 from digirl_dist.collect.iteration import Closing, Iteration
+from digirl_dist.collect.leases import Leases
+from digirl_dist.collection import Harvest
 from digirl_dist.emulator import EmulatorFactory
-from digirl_dist.emulator.slot import Slot, SlotLimits
 from digirl_dist.errors import HarvestError
-from digirl_dist.events import Events
-from digirl_dist.fleet.leases import Leases
-from digirl_dist.harvest import Harvest
-from digirl_dist.rollout import Acting, Failed, Finished, Happening, Rollout, SlotChanged
-from digirl_dist.status import Status
-from digirl_dist.store import Store
+from digirl_dist.inference.local import Policies
+from digirl_dist.rollout.rollout import Acting, Failed, Finished, Happening, Rollout, SlotChanged
+from digirl_dist.rollout.slot import Slot, SlotLimits
+from digirl_dist.storage.checkpoint import Checkpoint
+from digirl_dist.storage.events import Events
+from digirl_dist.storage.status import Status
+from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Trajectory
-from digirl_dist.travel import pack
-from digirl_dist.worker.policies import Policies
+from digirl_dist.user_code.packing import pack
 
 NAME = "local"
 _TURN_S = 0.5

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from digirl_dist.collect.account import Account
-from digirl_dist.fleet.leases import Leases
-from digirl_dist.harvest import Harvest
-from digirl_dist.store import Store
+from digirl_dist.collect.leases import Leases
+from digirl_dist.collection import Harvest
+from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Key, Ticket
 from digirl_dist.trajectory import Trajectory
 

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
-from digirl_dist.checkpoint import Checkpoint
 from digirl_dist.collect import Collector
+from digirl_dist.collection import Harvest
 from digirl_dist.errors import DigirlDistError, JudgeError
-from digirl_dist.events import Events
-from digirl_dist.harvest import Harvest
 from digirl_dist.judge import Judge, Verdict
-from digirl_dist.status import Status
-from digirl_dist.store import Store
+from digirl_dist.storage.checkpoint import Checkpoint
+from digirl_dist.storage.events import Events
+from digirl_dist.storage.status import Status
+from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Key, Ticket
 from digirl_dist.trajectory import Trajectory
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from digirl_dist.checkpoint import Checkpoint
 from digirl_dist.collect import Collector
-from digirl_dist.harvest import Harvest
+from digirl_dist.collection import Harvest
+from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.tasks import Ticket
 
 

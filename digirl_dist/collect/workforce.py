@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from digirl_dist.collect.attendance import Attendance
+from digirl_dist.collect.leases import Leases
 from digirl_dist.errors import HarvestError, WorkerError
-from digirl_dist.events import Events
 from digirl_dist.fleet.fleet import Fleet
-from digirl_dist.fleet.leases import Leases
-from digirl_dist.fleet.news import (
+from digirl_dist.fleet.worker_events import (
     Added,
     Alive,
     Joined,
@@ -23,8 +22,9 @@ from digirl_dist.fleet.news import (
     Trying,
 )
 from digirl_dist.settings import LimitSettings
-from digirl_dist.status import Status, WorkerStatus
-from digirl_dist.tasks import Json
+from digirl_dist.storage.events import Events
+from digirl_dist.storage.status import Status, WorkerStatus
+from digirl_dist.types import Json
 
 
 @dataclass

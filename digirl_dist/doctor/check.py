@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from digirl_dist.tasks import Json
+from digirl_dist.types import Json
 
 HOST = "host"
 """The ``worker`` of checks on the host itself."""

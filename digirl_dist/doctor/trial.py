@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, EmulatorSpec
-from digirl_dist.emulator.slot import SlotLimits
 from digirl_dist.errors import JobError
+from digirl_dist.rollout.slot import SlotLimits
 from digirl_dist.ssh.channel import Channel
 from digirl_dist.ssh.connection import Connection
-from digirl_dist.tasks import Json, Task
+from digirl_dist.tasks import Task
+from digirl_dist.types import Json
 
 _START_S = 30.0
 _REMEDY = "mend what it names; the checks above may say more, and `digirl-dist setup` installs what emulators need"
@@ -45,7 +46,7 @@ def some_action(spec: EmulatorSpec) -> Json:
 
 def try_there(connection: Connection, python: list[str], trial: Trial) -> str:
     """Its timings, in words. Raises JobError saying what failed, or LinkLostError."""
-    channel = connection.open([*python, "-m", "digirl_dist.worker.trial"])
+    channel = connection.open([*python, "-m", "digirl_dist.worker_program.trial"])
     order = {
         "size": len(trial.emulator),
         "task": asdict(trial.task),

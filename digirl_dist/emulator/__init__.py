@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from digirl_dist.tasks import Json, Task
+from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
+from digirl_dist.types import Json
 
 
 class Emulator(Protocol):
@@ -28,7 +29,7 @@ EmulatorFactory = Callable[[], Emulator]
 
 @dataclass(frozen=True)
 class DeviceActions:
-    """Touch-screen actions, see ``emulator/device.py``."""
+    """Touch-screen actions, see ``emulator/touch_actions.py``."""
 
 
 @dataclass(frozen=True)

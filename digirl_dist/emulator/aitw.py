@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from digirl_dist.emulator.device import DeviceAction
+from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError
 
 Point = tuple[float, float]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from digirl_dist.emulator.device import DeviceAction
+from digirl_dist.emulator.touch_actions import DeviceAction
 
 
 def touch(action: DeviceAction, screen: tuple[int, int]) -> str:

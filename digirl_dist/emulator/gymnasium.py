@@ -17,12 +17,13 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from PIL import Image
 
 from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, EmulatorFactory, EmulatorSpec
-from digirl_dist.emulator.device import DeviceAction
-from digirl_dist.entry_point import import_module, load_entry_point
+from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError, SettingsError
 from digirl_dist.settings import GymnasiumSettings
-from digirl_dist.tasks import Json, Task
+from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
+from digirl_dist.types import Json
+from digirl_dist.user_code.entry_point import import_module, load_entry_point
 
 EnvMaker = Callable[[], gymnasium.Env[Any, Any]]
 TouchTranslator = Callable[[DeviceAction, tuple[int, int]], Any]

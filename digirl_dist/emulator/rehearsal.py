@@ -20,8 +20,9 @@ from PIL import Image
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import ActionError, EmulatorError, SettingsError
 from digirl_dist.settings import RehearsalSettings
-from digirl_dist.tasks import Json, Task
+from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
+from digirl_dist.types import Json
 
 _ACTIONS = 4
 _SUCCESS_SHARE = 0.5

@@ -21,7 +21,7 @@ from digirl_dist.errors import SettingsError
 from digirl_dist.evaluate.jobs import EvalJob, read_jobs
 from digirl_dist.evaluate.results import DONE, FAILED, JobResult, OutputFolder, merge, table, wait_for_all
 from digirl_dist.exit_status import end_by_sigterm_as_by_ctrl_c, exit_status
-from digirl_dist.parallel.device import Wish, resolve_device, visible_devices
+from digirl_dist.parallel.compute_device import Wish, resolve_device, visible_devices
 from digirl_dist.parallel.rank import Rank, launched_rank
 
 

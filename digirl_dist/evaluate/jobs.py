@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from digirl_dist.digest import digest
 from digirl_dist.errors import EvalJobsError
-from digirl_dist.parallel.device import AUTO
+from digirl_dist.parallel.compute_device import AUTO
+from digirl_dist.storage.digest import digest
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 _KINDS: dict[str, tuple[type, ...]] = {

@@ -10,22 +10,24 @@ from pathlib import Path
 
 import torch
 
-from digirl_dist import configuration, table
 from digirl_dist.agent import AgentFactory
 from digirl_dist.agent.placement import Placed
-from digirl_dist.build_collector import inline_collector
-from digirl_dist.checkpoint import Checkpoint, Checkpoints
-from digirl_dist.choices import choose_agent, choose_device
+from digirl_dist.build.choices import choose_agent, choose_device
+from digirl_dist.build.collector import inline_collector
 from digirl_dist.collect import Collector
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.errors import CheckpointError
 from digirl_dist.evaluate.jobs import EvalJob
-from digirl_dist.events import Events
 from digirl_dist.report.metrics import results
-from digirl_dist.status import Status
-from digirl_dist.store import Store
-from digirl_dist.tasks import Json, Plan
+from digirl_dist.settings import configuration
+from digirl_dist.storage import parquet
+from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
+from digirl_dist.storage.events import Events
+from digirl_dist.storage.status import Status
+from digirl_dist.storage.trajectory_store import Store
+from digirl_dist.tasks import Plan
 from digirl_dist.trajectory import Trajectory
+from digirl_dist.types import Json
 
 
 def measure(job: EvalJob, device: str, work: Path, dataset: Path) -> dict[str, Json]:
@@ -45,7 +47,7 @@ def measure(job: EvalJob, device: str, work: Path, dataset: Path) -> dict[str, J
     collector = inline_collector(settings, emulator, Placed(agent, device), store, events, status, Closing())
     with closing(events), closing(collector):
         episodes = _episodes(job, collector, plan, checkpoint, store)
-    table.write(dataset, episodes)
+    parquet.write(dataset, episodes)
     shutil.rmtree(work)
     return _metrics(episodes, checkpoint)
 

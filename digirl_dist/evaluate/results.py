@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from digirl_dist import durable
 from digirl_dist.errors import EvalJobsError
 from digirl_dist.evaluate.jobs import EvalJob
 from digirl_dist.parallel.rank import Rank
-from digirl_dist.tasks import Json
+from digirl_dist.storage import atomic_files
+from digirl_dist.types import Json
 
 DONE, FAILED, MISSING = "done", "failed", "missing"
 _LOOK_S = 0.2
@@ -65,7 +65,7 @@ class OutputFolder:
         return self.root / "results.json"
 
     def write(self, job: EvalJob, result: JobResult) -> None:
-        durable.write_json(self.result(job), {"fingerprint": job.fingerprint(), **asdict(result)})
+        atomic_files.write_json(self.result(job), {"fingerprint": job.fingerprint(), **asdict(result)})
 
     def read(self, job: EvalJob) -> JobResult | None:
         """What came of the job so far. Raises EvalJobsError when the folder has the result of another one."""
@@ -90,7 +90,7 @@ def merge(folder: OutputFolder, jobs: Sequence[EvalJob], world_size: int) -> lis
     """Write ``results.json`` from what every job has left, in the order of the jobs."""
     with _alone(folder.root / ".merge.lock"):
         results = [folder.read(job) or _missing(job, index % world_size) for index, job in enumerate(jobs)]
-        durable.write_json(folder.merged, {"jobs": [asdict(result) for result in results]})
+        atomic_files.write_json(folder.merged, {"jobs": [asdict(result) for result in results]})
     return results
 
 

@@ -1,1 +1,1 @@
-"""The host's side of the workers: one worker's life, all workers' life, who runs which ticket."""
+"""The host's side of the workers: their connections, installation, pushes and pulls."""

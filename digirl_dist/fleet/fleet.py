@@ -9,14 +9,14 @@ from collections.abc import Sequence, Set
 from functools import partial
 from typing import Generic
 
-from digirl_dist.checkpoint import Checkpoint
-from digirl_dist.fleet.line import AnySpec, Dial
-from digirl_dist.fleet.news import Added, Leaving, News, RosterRefused
+from digirl_dist.fleet.connection import AnySpec, Dial
 from digirl_dist.fleet.outgoing import Named, Offer, Outgoing, Weights
 from digirl_dist.fleet.spec import Job
 from digirl_dist.fleet.worker import RemoteWorker
-from digirl_dist.inference.server import PolicyServer
+from digirl_dist.fleet.worker_events import Added, Leaving, News, RosterRefused
+from digirl_dist.inference.policy_server import PolicyServer
 from digirl_dist.settings import LimitSettings, PushDtype
+from digirl_dist.storage.checkpoint import Checkpoint
 
 _PING_S = 3.0
 _IN_ORDER = 0.7

@@ -13,17 +13,17 @@ from importlib import metadata
 from pathlib import Path
 
 import digirl_dist
-from digirl_dist.digest import digest, file_digest
 from digirl_dist.errors import InstallError, SettingsError
 from digirl_dist.fleet.remote_python import RemotePython
 from digirl_dist.settings import InstallSettings
 from digirl_dist.ssh.connection import Connection
-from digirl_dist.worker import bootstrap
+from digirl_dist.storage.digest import digest, file_digest
+from digirl_dist.worker_program import bootstrap
 
 _NAME = "digirl_dist"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _LOOK_LIMIT_S = 60.0
-_DATA = {"config": "config", "worker": "machine"}
+_DATA = {"config": "config", "worker": "worker"}
 """Folders of the checkout whose files travel inside the package, and what they are called there."""
 
 

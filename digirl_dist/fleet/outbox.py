@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from digirl_dist.errors import WorkerError
-from digirl_dist.fleet.line import Line
+from digirl_dist.fleet.connection import Line
 
 
 class Outbox:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from digirl_dist import delta
-from digirl_dist.checkpoint import Checkpoint, TensorInfo, raw_bytes
-from digirl_dist.digest import digest
+from digirl_dist.protocol import tensor_delta
 from digirl_dist.settings import PushDtype
-from digirl_dist.tasks import Json
+from digirl_dist.storage.checkpoint import Checkpoint, TensorInfo, raw_bytes
+from digirl_dist.storage.digest import digest
+from digirl_dist.types import Json
 
 _SAMPLE = 1 << 18
 
@@ -72,14 +72,14 @@ class Delta:
                 start = (len(new) - min(len(new), _SAMPLE)) // 2 // self.width * self.width
                 new, old = new[start : start + _SAMPLE], old[start : start + _SAMPLE]
                 started = time.thread_time()  # in so short a time the clock measures who else wants the interpreter
-                size = len(delta.encode(new, old, self.width))
+                size = len(tensor_delta.encode(new, old, self.width))
                 self._sample = Sample(size / len(new), len(new) / max(1e-6, time.thread_time() - started))
             return self._sample
 
     def content(self) -> bytes:
         with self._lock:
             if self._content is None:
-                self._content = delta.encode(self._new(), self._old(), self.width)
+                self._content = tensor_delta.encode(self._new(), self._old(), self.width)
             return self._content
 
 

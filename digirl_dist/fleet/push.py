@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from digirl_dist.errors import FileRefusedError
 from digirl_dist.fleet.outgoing import Blob
-from digirl_dist.job import blob_name
+from digirl_dist.protocol.job_folder import blob_name
 from digirl_dist.ssh.courier import Courier, Put
 
 _SMALLEST_DELTA = 1 << 16

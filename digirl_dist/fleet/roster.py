@@ -11,13 +11,13 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+from digirl_dist.child_process import SOURCE
 from digirl_dist.errors import SettingsError
-from digirl_dist.events import Events
 from digirl_dist.fleet.install import Package, ensure_installed
-from digirl_dist.same_python import SOURCE
 from digirl_dist.settings import Settings, is_bsize
 from digirl_dist.ssh.connection import Address, Connection
-from digirl_dist.ssh.server import LocalhostServer
+from digirl_dist.ssh.localhost_server import LocalhostServer
+from digirl_dist.storage.events import Events
 
 _KEYS = ("host", "name", "port", "username", "key", "bsize", "temp_path", "run_path", "python", "emulator")
 

@@ -7,8 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from digirl_dist.errors import JobError, LinkLostError, TrajectoryError, WorkerError
-from digirl_dist.fleet.line import Opening
-from digirl_dist.fleet.news import (
+from digirl_dist.fleet.connection import Opening
+from digirl_dist.fleet.outbox import Outbox
+from digirl_dist.fleet.outgoing import Blob, Offer
+from digirl_dist.fleet.spec import Job, Spec
+from digirl_dist.fleet.transfers import Transfers
+from digirl_dist.fleet.worker_events import (
     Acting,
     Alive,
     Ended,
@@ -21,12 +25,8 @@ from digirl_dist.fleet.news import (
     Stray,
     Trying,
 )
-from digirl_dist.fleet.outbox import Outbox
-from digirl_dist.fleet.outgoing import Blob, Offer
-from digirl_dist.fleet.spec import Job, Spec
-from digirl_dist.fleet.transfers import Transfers
-from digirl_dist.job import PROTOCOL, Notice, decode, encode
-from digirl_dist.question import Answer, Question
+from digirl_dist.inference.requests import Answer, Question
+from digirl_dist.protocol.job_folder import PROTOCOL, Notice, decode, encode
 from digirl_dist.settings import LimitSettings
 from digirl_dist.tasks import Ticket
 

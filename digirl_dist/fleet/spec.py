@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from digirl_dist.capacity import TYPICAL, Needs
-from digirl_dist.digest import digest
-from digirl_dist.emulator.slot import SlotLimits
-from digirl_dist.job import encode
+from digirl_dist.protocol.job_folder import encode
+from digirl_dist.rollout.slot import SlotLimits
 from digirl_dist.ssh.connection import Address, Connection
+from digirl_dist.storage.digest import digest
 
 Installer = Callable[[Connection], list[str]]
 """Makes the package usable on a worker and returns the command that runs its Python."""

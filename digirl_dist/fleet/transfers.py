@@ -9,12 +9,12 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from digirl_dist import durable, table
 from digirl_dist.errors import FileRefusedError, JobError, LinkLostError, RunFolderError, TrajectoryError, WorkerError
-from digirl_dist.fleet.line import Files
-from digirl_dist.fleet.news import News, Pulled, Refused
+from digirl_dist.fleet.connection import Files
 from digirl_dist.fleet.outgoing import Blob
-from digirl_dist.job import Notice
+from digirl_dist.fleet.worker_events import News, Pulled, Refused
+from digirl_dist.protocol.job_folder import Notice
+from digirl_dist.storage import atomic_files, parquet
 from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Trajectory
 
@@ -95,7 +95,7 @@ class Transfers:
             self._post(Refused(self._worker, notice, str(error)))
             return
         try:
-            durable.flush(path)
+            atomic_files.flush(path)
         except OSError as error:
             raise RunFolderError(f"cannot write {path} on this machine: {error.strerror}") from error
         self._post(Pulled(self._worker, notice, trajectory, path, time.monotonic() - started))
@@ -103,7 +103,7 @@ class Transfers:
 
 def _checked(path: Path, ticket: Ticket, worker: str) -> Trajectory:
     """The one episode in the file, provided that it is the one that was asked for."""
-    trajectories = table.read(path)
+    trajectories = parquet.read(path)
     if len(trajectories) != 1:
         raise TrajectoryError(f"{path} holds {len(trajectories)} episodes instead of one")
     found = trajectories[0].ticket

@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 
 from digirl_dist.errors import JobError, LinkLostError, WorkerError
-from digirl_dist.fleet.line import Contact
-from digirl_dist.fleet.news import Lost, News
+from digirl_dist.fleet.connection import Contact
 from digirl_dist.fleet.outgoing import Offer
 from digirl_dist.fleet.session import Decider, ProgramSilent, Session
 from digirl_dist.fleet.spec import Job, Spec
-from digirl_dist.job import Notice, encode
+from digirl_dist.fleet.worker_events import Lost, News
+from digirl_dist.protocol.job_folder import Notice, encode
 from digirl_dist.settings import LimitSettings
 from digirl_dist.tasks import Key, Ticket
 

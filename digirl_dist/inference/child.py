@@ -10,11 +10,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from digirl_dist.checkpoint import Checkpoint
-from digirl_dist.emulator.slot import last_lines
+from digirl_dist.child_process import environment, last_lines
 from digirl_dist.errors import PolicyLostError
-from digirl_dist.question import Answer, Question
-from digirl_dist.same_python import environment
+from digirl_dist.inference.requests import Answer, Question
+from digirl_dist.storage.checkpoint import Checkpoint
 
 _END_S = 5.0
 
@@ -54,7 +53,7 @@ class PolicyProcess:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "digirl_dist.inference.process", str(theirs.fileno())]
+        command = [sys.executable, "-m", "digirl_dist.inference.policy_process", str(theirs.fileno())]
         with theirs, self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,

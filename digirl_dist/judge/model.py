@@ -7,12 +7,12 @@ from collections import Counter
 from dataclasses import asdict
 
 from digirl_dist.chat import Messages
-from digirl_dist.chat.server import Answered, ChatServer, Outage
+from digirl_dist.chat.client import Answered, ChatServer, Outage
 from digirl_dist.errors import ChatError, ChatRefused, JudgeError
-from digirl_dist.events import Events
-from digirl_dist.judge import Verdict, question
+from digirl_dist.judge import Verdict, prompt
 from digirl_dist.judge.verdicts import Verdicts
 from digirl_dist.settings import JudgeSettings
+from digirl_dist.storage.events import Events
 from digirl_dist.trajectory import Trajectory
 
 
@@ -30,8 +30,8 @@ class ModelJudge:
 
     def verdict(self, trajectory: Trajectory) -> Verdict:
         settings = self._settings
-        chat = question.messages(trajectory, settings.prompt, settings.screenshots)
-        asked = question.digest(settings.model, chat, settings.request)
+        chat = prompt.messages(trajectory, settings.prompt, settings.screenshots)
+        asked = prompt.digest(settings.model, chat, settings.request)
         known = self._verdicts.get(asked)
         if known is not None:
             self._count(judge_cached=1)
@@ -65,10 +65,10 @@ class ModelJudge:
             answer = self._ask(chat, episode_id)
             said = answer.text
             tokens_in, tokens_out = tokens_in + answer.tokens_in, tokens_out + answer.tokens_out
-            success = question.read(said)
+            success = prompt.read(said)
             if success is not None:
                 return Verdict(success, said), (tokens_in, tokens_out)
-            reminder = {"role": "user", "content": question.REMINDER}
+            reminder = {"role": "user", "content": prompt.REMINDER}
             chat = [*chat, {"role": "assistant", "content": said or "…"}, reminder]
         self._count(judge_unreadable=1)
         self._events.emit("judge_unreadable", episode=episode_id, said=said[:500])

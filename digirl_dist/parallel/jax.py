@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 
+from digirl_dist.child_process import environment
 from digirl_dist.errors import RankError
-from digirl_dist.free_port import free_port
+from digirl_dist.parallel.free_port import free_port
 from digirl_dist.parallel.rank import Coordinator, Rank, jax_variables
-from digirl_dist.same_python import environment
 
 _LOOK_S = 0.05
 _GRACE_S = 8.0

@@ -6,14 +6,14 @@ import json
 from collections.abc import Iterator, Sequence
 from xml.etree.ElementTree import Element
 
-from digirl_dist.emulator.device import DeviceAction
+from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError
 from digirl_dist.report.charts import Series, binned, line_chart, thinned
 from digirl_dist.report.markup import element, short_number, shorten
 from digirl_dist.report.picture import draw, embed
 from digirl_dist.report.record import number
-from digirl_dist.tasks import Json
 from digirl_dist.trajectory import Observation, Step, Trajectory
+from digirl_dist.types import Json
 
 STEPS = 10
 """Steps shown of an episode; of a longer one its beginning and its end."""

@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 from digirl_dist.report.charts import Series, binned, line_chart, stacked_bars, thinned
 from digirl_dist.report.markup import element, section, short_number, shorten, small
 from digirl_dist.report.record import number
-from digirl_dist.tasks import Json
+from digirl_dist.types import Json
 
 _PLACES = 150
 """Charts show at most this many places; of more iterations, each place is the mean of several."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from digirl_dist.events import Events
 from digirl_dist.report.picture import SHOWN_FORMATS, is_screen
+from digirl_dist.storage.events import Events
 from digirl_dist.trajectory import Trajectory
 
 _FRAME_MS = 700

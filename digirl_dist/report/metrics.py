@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from digirl_dist import durable
-from digirl_dist.harvest import Harvest
-from digirl_dist.interval import wilson
-from digirl_dist.room import AtOnce, Patience
-from digirl_dist.slot_time import ACTIVITIES
-from digirl_dist.tasks import Json
-from digirl_dist.train import Update
+from digirl_dist.collection import Harvest
+from digirl_dist.report.interval import wilson
+from digirl_dist.rollout.slot_time import ACTIVITIES
+from digirl_dist.storage import atomic_files
+from digirl_dist.storage.disk_full import AtOnce, Patience
+from digirl_dist.trainer import Update
 from digirl_dist.trajectory import Trajectory
+from digirl_dist.types import Json
 
 Figures = dict[str, Json]
 
@@ -33,7 +33,7 @@ class Metrics:
         """Forget lines of iterations that a crash made undone, and a line that was cut in the middle."""
         self.lines = [line for line in self.lines if line["iteration"] < iteration]
         text = "".join(json.dumps(line) + "\n" for line in self.lines)
-        self._room.wait_for(str(self.path), lambda: durable.write_text(self.path, text))
+        self._room.wait_for(str(self.path), lambda: atomic_files.write_text(self.path, text))
 
     def append(self, figures: Figures) -> None:
         self.lines.append(figures)

@@ -8,12 +8,12 @@ from importlib.resources import files
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
-from digirl_dist import durable
 from digirl_dist.report.episodes import STEPS, choose, episode
 from digirl_dist.report.iterations import iteration_sections
 from digirl_dist.report.markup import element, section, short_number, shorten, small, to_html
 from digirl_dist.report.record import RunRecord, number
-from digirl_dist.tasks import Json
+from digirl_dist.storage import atomic_files
+from digirl_dist.types import Json
 
 _EVENTS = 20
 
@@ -30,7 +30,7 @@ def write_page(run_folder: Path, episodes: int = 12) -> Path:
     page = page.replace("<!-- title -->", to_html(element("title", None, f"{name}: digirl_dist")))
     page = page.replace("<!-- content -->", to_html(_content(name, record, episodes)))
     path = run_folder / "report.html"
-    durable.write_text(path, page)
+    atomic_files.write_text(path, page)
     return path
 
 

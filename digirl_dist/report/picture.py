@@ -11,7 +11,7 @@ from xml.etree.ElementTree import Element
 
 from PIL import Image
 
-from digirl_dist.emulator.device import DeviceAction
+from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.report.markup import element, shorten
 
 SHOWN_FORMATS = ("PNG", "JPEG")

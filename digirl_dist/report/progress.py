@@ -8,7 +8,7 @@ import threading
 from tqdm import tqdm
 
 from digirl_dist.report.metrics import Figures
-from digirl_dist.tasks import Json
+from digirl_dist.types import Json
 
 
 class Progress:

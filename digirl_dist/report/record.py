@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from digirl_dist import table
 from digirl_dist.errors import TrajectoryError
-from digirl_dist.tasks import Json
+from digirl_dist.storage import parquet
 from digirl_dist.trajectory import Trajectory
+from digirl_dist.types import Json
 
 _EVENT_BYTES = 4 * 2**20
 _TRAJECTORY_FILES = 3
@@ -90,7 +90,7 @@ def _parsed(line: bytes) -> Any:
 def _newest_trajectories(folder: Path, notes: list[str]) -> list[Trajectory]:
     for path in sorted(folder.glob("[0-9]*.parquet"), reverse=True)[:_TRAJECTORY_FILES]:
         try:
-            return table.read(path)
+            return parquet.read(path)
         except TrajectoryError as error:
             notes.append(str(error))
     return []

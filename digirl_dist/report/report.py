@@ -5,20 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from digirl_dist.checkpoint import Checkpoint
-from digirl_dist.events import Events
-from digirl_dist.harvest import Harvest
+from digirl_dist.collection import Harvest
 from digirl_dist.report.curves import Curves
 from digirl_dist.report.media import Media
 from digirl_dist.report.metrics import Figures, Metrics, collection, confidence, overhead_s, results
 from digirl_dist.report.page import write_page
 from digirl_dist.report.progress import Progress
-from digirl_dist.room import Patience
-from digirl_dist.run_folder import RunFolder
-from digirl_dist.status import Status
-from digirl_dist.store import Store
+from digirl_dist.storage.checkpoint import Checkpoint
+from digirl_dist.storage.disk_full import Patience
+from digirl_dist.storage.events import Events
+from digirl_dist.storage.run_folder import RunFolder
+from digirl_dist.storage.status import Status
+from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import evaluation_of
-from digirl_dist.train import Update
+from digirl_dist.trainer import Update
 
 _PAGE_EVERY_S = 30.0
 _MEASURED = ("success_rate", "success_low", "success_high", "reward_mean")

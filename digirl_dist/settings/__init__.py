@@ -38,7 +38,6 @@ from digirl_dist.settings.emulators import (
     PhoneSettings,
     RehearsalSettings,
 )
-from digirl_dist.settings.fleet import AndroidInstallSettings, InstallSettings, LimitSettings, SshSettings
 from digirl_dist.settings.judging import JudgeSettings, Success
 from digirl_dist.settings.run import (
     Close,
@@ -56,6 +55,7 @@ from digirl_dist.settings.run import (
     is_bsize,
 )
 from digirl_dist.settings.trainers import InProcessSettings, JaxSettings, TorchrunSettings, TrainerSettings
+from digirl_dist.settings.workers import AndroidInstallSettings, InstallSettings, LimitSettings, SshSettings
 
 __all__ = [
     "ActorSettings",

@@ -11,10 +11,10 @@ from digirl_dist.settings.algorithms import AlgorithmSettings
 from digirl_dist.settings.collectors import CollectorSettings, SshCollectorSettings
 from digirl_dist.settings.distributed import DistributedSettings
 from digirl_dist.settings.emulators import EmulatorSettings
-from digirl_dist.settings.fleet import InstallSettings, LimitSettings, SshSettings
 from digirl_dist.settings.judging import JudgeSettings, Success
 from digirl_dist.settings.missing import MISSING
 from digirl_dist.settings.trainers import TrainerSettings
+from digirl_dist.settings.workers import InstallSettings, LimitSettings, SshSettings
 
 
 class Parallel(Enum):

@@ -11,11 +11,11 @@ from typing import Any, BinaryIO
 
 import xxhash
 
-from digirl_dist.digest import file_digest
 from digirl_dist.errors import FileRefusedError, RunFolderError, TrajectoryError, WorkerError
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.channel import PACKET_BYTES, Channel
 from digirl_dist.ssh.connection import Connection
+from digirl_dist.storage.digest import file_digest
 
 Bytes = bytes | bytearray | memoryview
 _CHUNK = 1 << 20
@@ -33,7 +33,7 @@ class Put:
     offset: int = 0
     """``data`` continues so many bytes that an earlier attempt left there."""
     base: str = ""
-    """``data`` is a delta (see delta.py) against this file there, …"""
+    """``data`` is a delta (see protocol/tensor_delta.py) against this file there, …"""
     width: int = 1
     """… of numbers of so many bytes."""
 
@@ -49,9 +49,9 @@ class Put:
 class Courier:
     """Carries files between this machine and one folder of a worker. One thread may use it at a time.
 
-    ``command`` starts ``digirl_dist.worker.courier`` there. Every method raises LinkLostError when the link breaks,
-    after which the courier is of no use any more, and WorkerError with the worker's reason when it refuses, after
-    which the courier goes on working.
+    ``command`` starts ``digirl_dist.worker_program.courier`` there. Every method raises LinkLostError when the link
+    breaks, after which the courier is of no use any more, and WorkerError with the worker's reason when it refuses,
+    after which the courier goes on working.
     """
 
     def __init__(self, connection: Connection, command: Sequence[str], settings: SshSettings) -> None:

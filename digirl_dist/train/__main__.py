@@ -7,11 +7,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from digirl_dist import configuration
-from digirl_dist.distributed.launch import train
 from digirl_dist.errors import DigirlDistError, SettingsError
 from digirl_dist.parallel.failure import telling
 from digirl_dist.parallel.rank import own_rank
+from digirl_dist.settings import configuration
+from digirl_dist.train.launch import train
 
 
 def main(argv: Sequence[str] | None = None) -> int:

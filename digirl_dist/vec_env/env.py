@@ -9,9 +9,9 @@ from typing import Any
 from digirl_dist.errors import ClusterError
 from digirl_dist.vec_env.batch import Batch
 from digirl_dist.vec_env.config import VecEnvConfig
+from digirl_dist.vec_env.env_process import Answer, Environments
 from digirl_dist.vec_env.episodes import Episodes
 from digirl_dist.vec_env.pool import LocalPool, Pool, RayPool
-from digirl_dist.vec_env.process import Answer, Environments
 
 Stepped = tuple[Batch, list[float], list[bool], list[bool], list[dict[str, Any]]]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from digirl_dist.vec_env.config import EpisodeCfg
-from digirl_dist.vec_env.process import Answer
+from digirl_dist.vec_env.env_process import Answer
 
 
 @dataclass

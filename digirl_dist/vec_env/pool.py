@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from digirl_dist.errors import ClusterError
 from digirl_dist.vec_env.config import RayDistributionCfg, VecEnvConfig
-from digirl_dist.vec_env.process import Answer, Environments, RemoteEnvironments
+from digirl_dist.vec_env.env_process import Answer, Environments, RemoteEnvironments
 
 Request = Literal["reset", "step"]
 Asked = Mapping[int, Any]
@@ -46,7 +46,7 @@ class RayPool:
 
     def __init__(self, config: VecEnvConfig, distribution: RayDistributionCfg) -> None:
         """Raises ClusterError if the cluster does not answer or has not what is asked of it."""
-        from digirl_dist.cluster.connect import connect
+        from digirl_dist.ray_cluster.connect import connect
 
         self._env_num = config.env_num
         self._settings = distribution
@@ -107,7 +107,7 @@ class RayPool:
     def _start(self, config: VecEnvConfig) -> None:
         import ray
 
-        from digirl_dist.travel import pack
+        from digirl_dist.user_code.packing import pack
 
         remote: Any = ray.remote
         settings = self._settings

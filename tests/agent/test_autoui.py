@@ -22,17 +22,18 @@ from agent.autoui_folders import (
 from PIL import Image
 from safetensors.torch import load_file
 
-from digirl_dist import table, travel
 from digirl_dist.agent.autoui import AutoUiAgent, autoui_factory
 from digirl_dist.agent.autoui.encoders import ScreenEncoder
 from digirl_dist.algorithm.digirl import DigiRL
 from digirl_dist.algorithm.filtered_bc import FilteredBC
+from digirl_dist.child_process import environment
 from digirl_dist.emulator.phone import PHONE_SPEC
 from digirl_dist.errors import SettingsError, TrajectoryError
-from digirl_dist.import_digirl import read
-from digirl_dist.same_python import environment
 from digirl_dist.settings import ActorSettings, AutoUiSettings, DigirlSettings, FilteredBcSettings
+from digirl_dist.storage import parquet
+from digirl_dist.storage.import_digirl import read
 from digirl_dist.trajectory import Observation
+from digirl_dist.user_code import packing
 
 ROOT = Path(__file__).resolve().parents[2]
 RELEASED_TWICE = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
@@ -141,10 +142,10 @@ def test_an_answer_has_the_probability_it_is_told_to_have_whatever_it_was_batche
 def test_a_worker_without_the_folder_becomes_the_same_agent_by_what_it_is_sent(folders: Path, tmp_path: Path) -> None:
     make_autoui(tmp_path / "autoui")
     factory = autoui_factory(settings(tmp_path), PHONE_SPEC)
-    (tmp_path / "packed").write_bytes(travel.pack(factory))
+    (tmp_path / "packed").write_bytes(packing.pack(factory))
     host = factory()
     (tmp_path / "autoui").rename(tmp_path / "elsewhere")
-    there = travel.unpack_file(tmp_path / "packed")()
+    there = packing.unpack_file(tmp_path / "packed")()
     there.load_state_dict(host.state_dict())
     assert [one.action for one in there.act(THREE, rngs())] == [one.action for one in host.act(THREE, rngs())]
     with pytest.raises(RuntimeError, match="gate_dense"):
@@ -250,7 +251,7 @@ def test_a_run_over_ssh_stores_what_was_asked_and_said(folders: Path, tmp_path: 
     run = [*command, *words, *size, "emulator=phone", f"save_path={tmp_path}"]
     done = subprocess.run(run, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=270)
     assert done.returncode == 0, done.stderr
-    [episode] = table.read(tmp_path / "trajectories" / "000000.parquet")
+    [episode] = parquet.read(tmp_path / "trajectories" / "000000.parquet")
     for step in episode.steps:
         assert step.observation.text == f"Previous Actions: Goal: {episode.ticket.task.instruction}</s>"
         assert step.action["type"] == "wait" and 1 <= len(step.action["tokens"]) <= 8

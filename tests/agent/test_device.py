@@ -16,7 +16,7 @@ from digirl_dist.agent.device import DevicePolicy
 from digirl_dist.agent.touch import KINDS, PRIOR, TAP, TYPE, Choice, TouchGrid
 from digirl_dist.agent.words import bags, hashed_words, quoted
 from digirl_dist.emulator import DeviceActions, DiscreteActions, EmulatorSpec
-from digirl_dist.emulator.device import DeviceAction
+from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError, SettingsError, TrajectoryError
 from digirl_dist.settings import DeviceAgentSettings
 from digirl_dist.trajectory import Decision, Observation

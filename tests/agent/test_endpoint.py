@@ -14,12 +14,13 @@ import pytest
 from endpoint import Endpoint, answers_with, endpoint, fails, hangs, says
 from reading import events
 
-from digirl_dist import build, configuration, table
 from digirl_dist.agent.endpoint import EndpointAgent
+from digirl_dist.build import run
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
-from digirl_dist.emulator.device import SAID
+from digirl_dist.emulator.touch_actions import SAID
 from digirl_dist.errors import AgentError, ChatRefused, SettingsError
-from digirl_dist.settings import EndpointSettings
+from digirl_dist.settings import EndpointSettings, configuration
+from digirl_dist.storage import parquet
 from digirl_dist.trajectory import Decision, NoDecision, Observation
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -86,9 +87,7 @@ def test_it_cannot_learn_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         agent.log_prob(SEEN, [{}] * 4)
     monkeypatch.chdir(ROOT)
     with pytest.raises(SettingsError, match=r"cannot be trained.*task_mode=evaluate"):
-        build.run(
-            configuration.load("config/multimachine", "host", ["dry_run=true", "agent=endpoint", "agent.model=m"])
-        )
+        run.run(configuration.load("config/multimachine", "host", ["dry_run=true", "agent=endpoint", "agent.model=m"]))
 
 
 @pytest.mark.parametrize("where", [["parallel=single"], ["dry_run=true", "dry_run_workers=1", "inference=host"]])
@@ -100,9 +99,9 @@ def test_it_collects_and_an_outage_costs_a_retry(
     (tmp_path / "tasks.yaml").write_text("- open-clock-0\n")
     words = ["agent=endpoint", "agent.model=m", f"agent.base_url={served.url}", "agent.outage_s=0", "bsize=2"]
     folders = [f"save_path={tmp_path / 'run'}", f"worker_temp_path={tmp_path}", f"task_set={tmp_path / 'tasks.yaml'}"]
-    build.run(configuration.load("config/multimachine", "eval", [*words, *where, *folders, "rollout_size=4"]))
+    run.run(configuration.load("config/multimachine", "eval", [*words, *where, *folders, "rollout_size=4"]))
     (rows,) = (tmp_path / "run").rglob("*.parquet")
-    episodes = table.read(rows)
+    episodes = parquet.read(rows)
     assert len(episodes) == 4 and all(episode.success for episode in episodes)
     assert all(step.action[SAID] == served.then for episode in episodes for step in episode.steps)
     retried = events(tmp_path / "run", "episode_retried")

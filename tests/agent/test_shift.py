@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from digirl_dist.agent.shift import shifted
-from digirl_dist.emulator.device import DeviceAction
+from digirl_dist.emulator.touch_actions import DeviceAction
 
 HEIGHT, WIDTH = 12, 10
 

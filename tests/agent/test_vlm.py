@@ -17,7 +17,7 @@ from digirl_dist.algorithm.digirl import DigiRL
 from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.algorithm.grpo import Grpo
 from digirl_dist.emulator import DeviceActions, DiscreteActions, EmulatorSpec
-from digirl_dist.emulator.device import SAID, TOKENS, DeviceAction
+from digirl_dist.emulator.touch_actions import SAID, TOKENS, DeviceAction
 from digirl_dist.errors import SettingsError, TrajectoryError
 from digirl_dist.settings import (
     ActorSettings,

@@ -12,11 +12,11 @@ from reading import metrics
 from safetensors.torch import load_file
 from tiny_vlm import save_tiny_vlm
 
-from digirl_dist import table
 from digirl_dist.agent.vlm import VlmAgent
+from digirl_dist.child_process import environment
 from digirl_dist.emulator.phone import PHONE_SPEC
-from digirl_dist.same_python import environment
 from digirl_dist.settings import LoraSettings, VlmSettings
+from digirl_dist.storage import parquet
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WORDS = [
@@ -51,7 +51,7 @@ def _assert_exact(out: Path, model: Path, iteration: int) -> None:
     """What was stored of the probability of each action is what the policy that acted gives it here."""
     agent = VlmAgent(VlmSettings(model=str(model), lora=LoraSettings(r=2), max_new_tokens=2), PHONE_SPEC)
     agent.load_state_dict(load_file(out / "checkpoints" / f"{iteration:06d}" / "policy.safetensors"))
-    episodes = table.read(out / "trajectories" / f"{iteration:06d}.parquet")
+    episodes = parquet.read(out / "trajectories" / f"{iteration:06d}.parquet")
     steps = [step for episode in episodes for step in episode.steps]
     assert steps and all(episode.ticket.policy_version == iteration for episode in episodes)
     with torch.no_grad():

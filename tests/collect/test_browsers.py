@@ -17,16 +17,16 @@ import torch
 from torch import nn
 from watching import eventually, nothing_is_left_of
 
-from digirl_dist.build_collector import Ground, build_collector
-from digirl_dist.checkpoint import Checkpoints
-from digirl_dist.choices import choose_device
+from digirl_dist.build.choices import choose_device
+from digirl_dist.build.collector import Ground, build_collector
+from digirl_dist.collection import Harvest
 from digirl_dist.emulator import EmulatorSpec
-from digirl_dist.events import Events
-from digirl_dist.harvest import Harvest
-from digirl_dist.run_folder import RunFolder
 from digirl_dist.settings import LimitSettings, MiniwobSettings, Parallel, Settings, TaskOrder
-from digirl_dist.status import Status
-from digirl_dist.store import Store
+from digirl_dist.storage.checkpoint import Checkpoints
+from digirl_dist.storage.events import Events
+from digirl_dist.storage.run_folder import RunFolder
+from digirl_dist.storage.status import Status
+from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Plan
 from digirl_dist.trajectory import Decision, Observation
 

@@ -13,7 +13,7 @@ from digirl_dist.collect.ahead import AheadCollector
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.errors import HarvestError
 from digirl_dist.report.metrics import collection, results
-from digirl_dist.store import Store
+from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Ticket
 
 pytestmark = pytest.mark.long

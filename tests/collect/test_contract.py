@@ -17,8 +17,8 @@ from collecting import Kind, in_the_middle, keys, programs, site, tickets
 from watching import eventually, nothing_is_left_of, processes_with
 
 from digirl_dist.errors import HarvestError
+from digirl_dist.rollout.slot_time import ACTIVITIES
 from digirl_dist.settings import Inference
-from digirl_dist.slot_time import ACTIVITIES
 
 pytestmark = pytest.mark.long
 # Where the policy acts is the business of test_inference.py, but for what both sides must have in common.
@@ -169,7 +169,7 @@ def test_a_killed_ssh_server_is_survived_by_the_others(tmp_path: Path) -> None:
     with site(tmp_path, Kind.fleet, step_s=0.1) as here:
 
         def kill() -> None:
-            servers = [one for one in processes_with(tmp_path) if "digirl_dist.ssh.server" in one.cmdline()]
+            servers = [one for one in processes_with(tmp_path) if "digirl_dist.ssh.localhost_server" in one.cmdline()]
             servers[0].kill()
 
         killer = in_the_middle(here, kill)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.long
 def policies() -> list[psutil.Process]:
     """The processes of the host's policy that this process has."""
     found = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
-    return [one for one in found if "digirl_dist.inference.process" in one.cmdline()]
+    return [one for one in found if "digirl_dist.inference.policy_process" in one.cmdline()]
 
 
 def loads_torch(process: psutil.Process) -> bool:

@@ -11,8 +11,8 @@ import pytest
 from endpoint import Endpoint, endpoint, fails
 from reading import events, metrics
 
-from digirl_dist import table
 from digirl_dist.collect.judged import with_verdict
+from digirl_dist.storage import parquet
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
@@ -59,7 +59,7 @@ def test_a_verdict_replaces_reward_and_success() -> None:
 def test_a_function_of_the_users_judges_every_episode(tmp_path: Path, place: str) -> None:
     done = run(tmp_path, place, "success=predicate", "predicate=things:second_action_is_one")
     assert done.returncode == 0, done.stderr
-    trajectories = table.read(tmp_path / "trajectories" / "000000.parquet")
+    trajectories = parquet.read(tmp_path / "trajectories" / "000000.parquet")
     wanted = [trajectory.steps[1].action == 1 for trajectory in trajectories]
     assert [trajectory.success for trajectory in trajectories] == wanted and len(set(wanted)) == 2
     assert metrics(tmp_path)[0]["success_rate"] == pytest.approx(sum(wanted) / 6)
@@ -113,4 +113,4 @@ def test_an_outage_that_outlasts_the_patience_loses_no_episode(tmp_path: Path) -
         up = run(tmp_path, *words)
         assert up.returncode == 0, up.stderr
     assert len(events(tmp_path, "episode")) == 6, "no episode ran twice"
-    assert [each.success for each in table.read(tmp_path / "trajectories" / "000000.parquet")] == [True] * 6
+    assert [each.success for each in parquet.read(tmp_path / "trajectories" / "000000.parquet")] == [True] * 6

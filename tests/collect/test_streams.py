@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from things import Counter
 
-from digirl_dist.collect.streams import Collected, Stream, Streams
+from digirl_dist.train.streams import Collected, Stream, Streams
 from digirl_dist.trajectory import Decision, Observation, Trajectory
 
 

@@ -18,7 +18,7 @@ from digirl_dist.emulator.aitw import (
     to_autoui,
     to_prompt,
 )
-from digirl_dist.emulator.device import DeviceAction
+from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError
 
 MANY = settings(max_examples=1000, deadline=None)

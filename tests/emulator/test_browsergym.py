@@ -15,14 +15,14 @@ import torch
 from gymnasium import spaces
 from PIL import Image
 
-from digirl_dist.choices import choose_agent, choose_device
-from digirl_dist.configuration import load
+from digirl_dist.build.choices import choose_agent, choose_device
 from digirl_dist.emulator import DeviceActions
 from digirl_dist.emulator.browsergym import touch
-from digirl_dist.emulator.device import DeviceAction
 from digirl_dist.emulator.gymnasium import GymnasiumEmulator, gymnasium_factory, gymnasium_spec
+from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError, SettingsError
 from digirl_dist.settings import GymnasiumSettings
+from digirl_dist.settings.configuration import load
 from digirl_dist.tasks import Task
 
 HEIGHT, WIDTH = 40, 60

@@ -21,8 +21,9 @@ from digirl_dist.emulator.phone import PHONE_SPEC, DemoPhone, phone_tasks
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
 from digirl_dist.errors import ActionError
 from digirl_dist.settings import GymnasiumSettings, MiniwobSettings, PhoneSettings, RehearsalSettings
-from digirl_dist.tasks import Json, Task
+from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
+from digirl_dist.types import Json
 
 
 @dataclass(frozen=True)

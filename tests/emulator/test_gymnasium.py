@@ -21,7 +21,7 @@ from digirl_dist.emulator.gymnasium import GymnasiumEmulator, gymnasium_factory,
 from digirl_dist.errors import ActionError, SettingsError
 from digirl_dist.settings import GymnasiumSettings
 from digirl_dist.tasks import Task
-from digirl_dist.travel import pack
+from digirl_dist.user_code.packing import pack
 
 TASK = Task("any")
 

@@ -20,8 +20,9 @@ from PIL import Image
 from digirl_dist.emulator.miniwob import HEIGHT, WIDTH, MiniwobEmulator, miniwob_tasks
 from digirl_dist.errors import ActionError, EmulatorError, SettingsError
 from digirl_dist.settings import MiniwobSettings
-from digirl_dist.tasks import Json, Task
+from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
+from digirl_dist.types import Json
 
 pytestmark = pytest.mark.usefixtures("chromium_is_installed")
 

@@ -13,8 +13,9 @@ from digirl_dist.emulator.phone import MAX_STEPS, PHONE_SPEC, DemoPhone, layout,
 from digirl_dist.emulator.phone.apps import APPS, Button, Field, Switch, Widget, app_named
 from digirl_dist.errors import ActionError, EmulatorError, SettingsError
 from digirl_dist.settings import PhoneSettings
-from digirl_dist.tasks import Json, Task
+from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation
+from digirl_dist.types import Json
 
 SWIPE_LEFT = {"type": "swipe", "x": 0.8, "y": 0.5, "to_x": 0.2, "to_y": 0.5}
 SWIPE_UP = {"type": "swipe", "x": 0.5, "y": 0.8, "to_x": 0.5, "to_y": 0.2}

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from launching import Ended, example, launch, rank_process, started, torchrun
 
-from digirl_dist import table
 from digirl_dist.errors import EvalJobsError
 from digirl_dist.evaluate.eval_runner import main
 from digirl_dist.evaluate.jobs import EvalJob, read_jobs
+from digirl_dist.storage import parquet
 
 CARTPOLE = ["emulator=gymnasium", "emulator.id=CartPole-v1", "agent=generic", "bsize=1"]
 MODULE = ("-m", "digirl_dist.evaluate.eval_runner")
@@ -172,8 +172,8 @@ def test_d8_the_number_of_episodes_is_exact_and_steps_are_reached_the_same_way_o
     ]
     out = tmp_path / "out"
     assert main(arguments(write(tmp_path / "jobs.json", jobs), out)) == 0
-    assert len(table.read(out / "dataset_exact.parquet")) == merged(out)[0]["metrics"]["episodes"] == 5
-    lengths = [len(episode.steps) for episode in table.read(out / "dataset_steps_3.parquet")]
+    assert len(parquet.read(out / "dataset_exact.parquet")) == merged(out)[0]["metrics"]["episodes"] == 5
+    lengths = [len(episode.steps) for episode in parquet.read(out / "dataset_steps_3.parquet")]
     assert sum(lengths) >= 60 > sum(lengths[:-1])
 
 

@@ -28,7 +28,7 @@ from digirl_dist.fleet.install import (
 )
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connection import Connection, connect
-from digirl_dist.ssh.server import LocalhostServer
+from digirl_dist.ssh.localhost_server import LocalhostServer
 
 _PROBE = "import digirl_dist, importlib.resources as r; print(digirl_dist.__file__); print(r.files(digirl_dist))"
 
@@ -59,7 +59,7 @@ def test_the_same_source_gives_the_same_wheel(tmp_path: Path) -> None:
     one, two = build_wheel(tmp_path / "one"), build_wheel(tmp_path / "two")
     assert one.read_bytes() == two.read_bytes()
     names = zipfile.ZipFile(one).namelist()
-    assert "digirl_dist/worker/bootstrap.py" in names and "digirl_dist/config/multimachine/host.yaml" in names
+    assert "digirl_dist/worker_program/bootstrap.py" in names and "digirl_dist/config/multimachine/host.yaml" in names
     assert not [name for name in names if "__pycache__" in name]
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from digirl_dist import delta
-from digirl_dist.checkpoint import Checkpoints, TensorInfo, raw_bytes, tensor_from
-from digirl_dist.digest import digest
 from digirl_dist.errors import CheckpointError
 from digirl_dist.fleet.outgoing import Outgoing, Sample, Weights
+from digirl_dist.protocol import tensor_delta
 from digirl_dist.settings import PushDtype
+from digirl_dist.storage.checkpoint import Checkpoints, TensorInfo, raw_bytes, tensor_from
+from digirl_dist.storage.digest import digest
 
 State = dict[str, torch.Tensor]
 
@@ -23,7 +23,7 @@ def weights(folder: Path, iteration: int, state: State, dtype: PushDtype, before
     return Weights(Checkpoints(folder, keep_every=10).save(iteration, state, {}, {}), dtype, before)
 
 
-def reader(data: bytes | memoryview) -> delta.Read:
+def reader(data: bytes | memoryview) -> tensor_delta.Read:
     def read(count: int) -> bytes:
         nonlocal data
         taken, data = bytes(data[:count]), data[count:]
@@ -62,20 +62,20 @@ def test_an_unchanged_tensor_has_an_unchanged_name(tmp_path: Path, dtype: PushDt
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8])
-@pytest.mark.parametrize("numbers", [1, 3, 1000, delta.BLOCK // 2 + 5])
+@pytest.mark.parametrize("numbers", [1, 3, 1000, tensor_delta.BLOCK // 2 + 5])
 def test_a_delta_brings_back_the_very_bytes(dtype: torch.dtype, numbers: int) -> None:
     old = (torch.randn(numbers) * 50).to(dtype)
     new = (old.double() * 1.01).to(dtype)
     width = dtype.itemsize
-    made = delta.encode(raw_bytes(new), raw_bytes(old), width)
-    found = b"".join(delta.decode(reader(made), reader(raw_bytes(old)), new.nbytes, width))
+    made = tensor_delta.encode(raw_bytes(new), raw_bytes(old), width)
+    found = b"".join(tensor_delta.decode(reader(made), reader(raw_bytes(old)), new.nbytes, width))
     assert found == bytes(raw_bytes(new))
 
 
 @pytest.fixture
 def made() -> bytes:
     old = torch.randn(10_000)
-    return delta.encode(raw_bytes(old + 0.001), raw_bytes(old), 4)
+    return tensor_delta.encode(raw_bytes(old + 0.001), raw_bytes(old), 4)
 
 
 def damaged(made: bytes) -> Iterator[bytes]:
@@ -88,7 +88,7 @@ def damaged(made: bytes) -> Iterator[bytes]:
 def test_a_damaged_delta_is_refused(made: bytes) -> None:
     for data in damaged(made):
         with pytest.raises(ValueError, match="block|frame"):
-            list(delta.decode(reader(data), reader(bytes(40_000)), 40_000, 4))
+            list(tensor_delta.decode(reader(data), reader(bytes(40_000)), 40_000, 4))
 
 
 def test_one_step_of_adam_in_bfloat16_is_told_in_a_quarter_of_the_bytes() -> None:
@@ -99,7 +99,7 @@ def test_one_step_of_adam_in_bfloat16_is_told_in_a_quarter_of_the_bytes() -> Non
     torch.optim.Adam([weight], lr=1e-5).step()
     after = weight.detach().bfloat16()
     assert not torch.equal(before, after)
-    assert len(delta.encode(raw_bytes(after), raw_bytes(before), 2)) <= 0.25 * after.nbytes
+    assert len(tensor_delta.encode(raw_bytes(after), raw_bytes(before), 2)) <= 0.25 * after.nbytes
 
 
 def test_a_delta_pays_on_slow_links_only() -> None:
@@ -115,7 +115,7 @@ def test_the_version_before_is_kept_even_when_its_files_are_deleted(tmp_path: Pa
     shutil.rmtree(first.checkpoint.folder, ignore_errors=True)
     [blob] = Outgoing(second, first).blobs({digest(raw_bytes(new))})
     assert blob.delta is not None and blob.delta.base == digest(raw_bytes(old))
-    told = b"".join(delta.decode(reader(blob.delta.content()), reader(raw_bytes(old)), 200_000, 4))
+    told = b"".join(tensor_delta.decode(reader(blob.delta.content()), reader(raw_bytes(old)), 200_000, 4))
     assert told == bytes(raw_bytes(new))
 
 

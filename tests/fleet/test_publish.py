@@ -17,18 +17,18 @@ from relay import relayed
 from things import Counter, HeavyCoin
 from watching import eventually
 
-from digirl_dist.checkpoint import Checkpoint, Checkpoints
-from digirl_dist.emulator.slot import SlotLimits
 from digirl_dist.fleet.fleet import Fleet
-from digirl_dist.fleet.news import Ended, Loaded, Lost, News, Pulled
 from digirl_dist.fleet.roster import this_python
 from digirl_dist.fleet.spec import Job, WorkerSpec
-from digirl_dist.fleet.ssh_line import SshDial
+from digirl_dist.fleet.ssh_connection import SshDial
+from digirl_dist.fleet.worker_events import Ended, Loaded, Lost, News, Pulled
+from digirl_dist.rollout.slot import SlotLimits
 from digirl_dist.settings import LimitSettings, PushDtype, SshSettings
 from digirl_dist.ssh.connection import Address
-from digirl_dist.ssh.server import LocalhostServer
+from digirl_dist.ssh.localhost_server import LocalhostServer
+from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
 from digirl_dist.tasks import Task, Ticket
-from digirl_dist.travel import pack
+from digirl_dist.user_code.packing import pack
 
 pytestmark = pytest.mark.long
 MEGABYTES = 24

@@ -14,8 +14,6 @@ import torch
 from relay import relayed
 from watching import eventually
 
-from digirl_dist.checkpoint import Checkpoints
-from digirl_dist.digest import digest
 from digirl_dist.errors import FileRefusedError, LinkLostError
 from digirl_dist.fleet.outgoing import Blob, Outgoing, Weights
 from digirl_dist.fleet.push import LinkRate, Push
@@ -23,7 +21,9 @@ from digirl_dist.fleet.roster import this_python
 from digirl_dist.settings import PushDtype, SshSettings
 from digirl_dist.ssh.connection import Address, connect
 from digirl_dist.ssh.courier import Courier
-from digirl_dist.ssh.server import LocalhostServer
+from digirl_dist.ssh.localhost_server import LocalhostServer
+from digirl_dist.storage.checkpoint import Checkpoints
+from digirl_dist.storage.digest import digest
 
 LIMITS = SshSettings(ping_s=0.5, silence_s=5.0)
 SLOW, FAST = 20e6, 2e9
@@ -39,7 +39,7 @@ def server(tmp_path: Path) -> Iterator[Address]:
 
 @contextmanager
 def courier_at(address: Address, folder: Path) -> Iterator[Courier]:
-    command = [*this_python(None), "-m", "digirl_dist.worker.courier", "--folder", str(folder)]
+    command = [*this_python(None), "-m", "digirl_dist.worker_program.courier", "--folder", str(folder)]
     with connect(address, LIMITS) as connection, Courier(connection, command, LIMITS) as courier:
         yield courier
 

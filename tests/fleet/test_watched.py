@@ -17,9 +17,9 @@ import yaml
 from test_run import MINE, ROOT, events, keys
 from watching import eventually, processes_with
 
-from digirl_dist.configuration import Source
+from digirl_dist.settings.configuration import Source
 from digirl_dist.ssh.connection import Address
-from digirl_dist.ssh.server import LocalhostServer
+from digirl_dist.ssh.localhost_server import LocalhostServer
 
 
 class Roster:

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from things import Coin, Counter
 
-from digirl_dist.checkpoint import Checkpoint, Checkpoints
-from digirl_dist.events import Events
-from digirl_dist.inference.process import Desk
-from digirl_dist.inference.server import Batching, PolicyServer
-from digirl_dist.question import Answer, Decided, Question, RandomStream, Undecided
+from digirl_dist.inference.policy_process import Desk
+from digirl_dist.inference.policy_server import Batching, PolicyServer
+from digirl_dist.inference.requests import Answer, Decided, Question, RandomStream, Undecided
 from digirl_dist.report.why import explain
-from digirl_dist.status import Status
+from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
+from digirl_dist.storage.events import Events
+from digirl_dist.storage.status import Status
 from digirl_dist.trajectory import Decision, Observation
-from digirl_dist.travel import pack
+from digirl_dist.user_code.packing import pack
 
 
 class Moody(Coin):

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from endpoint import Endpoint, endpoint, fails, hangs, hangs_up, says, web_page
 
-from digirl_dist.chat.server import key_of
+from digirl_dist.chat.client import key_of
 from digirl_dist.errors import JudgeError, SettingsError
-from digirl_dist.events import Events
 from digirl_dist.judge import Verdict
 from digirl_dist.judge.model import ModelJudge
 from digirl_dist.judge.verdicts import Verdicts
 from digirl_dist.settings import JudgeSettings
+from digirl_dist.storage.events import Events
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 

@@ -18,7 +18,7 @@ import psutil
 from watching import eventually
 
 from chaos.processes import emulators, running
-from digirl_dist.same_python import environment
+from digirl_dist.child_process import environment
 from digirl_dist.ssh.connection import Address
 
 SBIN = "/usr/sbin:/usr/local/sbin:/sbin:" + os.environ.get("PATH", "")
@@ -161,13 +161,13 @@ class Machine:
         return [one for one in psutil.Process(self._sshd.pid).children(recursive=True) if one.name().startswith("sshd")]
 
     def programs(self) -> list[psutil.Process]:
-        return self._running("digirl_dist.worker.program")
+        return self._running("digirl_dist.worker_program.program")
 
     def relays(self) -> list[psutil.Process]:
-        return self._running("digirl_dist.worker.attach")
+        return self._running("digirl_dist.worker_program.attach")
 
     def couriers(self) -> list[psutil.Process]:
-        return self._running("digirl_dist.worker.courier")
+        return self._running("digirl_dist.worker_program.courier")
 
     def emulators(self) -> list[psutil.Process]:
         return emulators(_inside(self._namespace))

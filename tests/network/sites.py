@@ -1,4 +1,4 @@
-"""A run whose workers are the machines of a test, built as ``build.py`` builds it but for the installation."""
+"""A run whose workers are the machines of a test, built as ``build/run.py`` builds it but for the installation."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from network.machines import Machine
 from things import Coin, Counter
 from watching import eventually
 
-from digirl_dist.checkpoint import Checkpoint, Checkpoints
 from digirl_dist.collect.dispatch import DispatchRules
-from digirl_dist.collect.fleet import FleetCollector
+from digirl_dist.collect.fleet_collector import FleetCollector
 from digirl_dist.collect.iteration import Closing
-from digirl_dist.emulator.slot import SlotLimits
-from digirl_dist.events import Events
+from digirl_dist.collection import Harvest
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.roster import this_python
 from digirl_dist.fleet.spec import Job, WorkerSpec
-from digirl_dist.fleet.ssh_line import SshDial
-from digirl_dist.harvest import Harvest
-from digirl_dist.room import Room
-from digirl_dist.run_folder import RunFolder
+from digirl_dist.fleet.ssh_connection import SshDial
+from digirl_dist.rollout.slot import SlotLimits
 from digirl_dist.settings import LimitSettings, SshSettings
-from digirl_dist.status import Status
-from digirl_dist.store import Store
+from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
+from digirl_dist.storage.disk_full import Room
+from digirl_dist.storage.events import Events
+from digirl_dist.storage.run_folder import RunFolder
+from digirl_dist.storage.status import Status
+from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Task, Ticket
-from digirl_dist.travel import pack
+from digirl_dist.user_code.packing import pack
 
 USUAL = SshSettings(), LimitSettings(step_s=5, no_worker_s=40, orphan_s=20, stop_s=5)
 """The limits that users have, where a worker's death is concerned."""

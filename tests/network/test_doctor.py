@@ -24,8 +24,8 @@ from digirl_dist.doctor.examine import Patient, examine
 from digirl_dist.doctor.needs import AndroidNeeds, Needs
 from digirl_dist.emulator.chromium import BROWSERS, DRIVERS
 from digirl_dist.fleet.roster import Member
-from digirl_dist.provision.scripts import steps
 from digirl_dist.settings import AndroidInstallSettings, AndroidSettings, Settings, SshSettings
+from digirl_dist.setup.scripts import steps
 from digirl_dist.ssh.connection import connect
 
 PLAIN = Needs("plain", 100, 0.1)

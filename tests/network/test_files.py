@@ -16,10 +16,10 @@ from network.sites import Site, assert_once_each, job_folder, site, tickets
 from watching import eventually
 
 import digirl_dist
-from digirl_dist import table
-from digirl_dist.digest import file_digest
-from digirl_dist.job import JobFolder, Notice
-from digirl_dist.run_folder import RunFolder
+from digirl_dist.protocol.job_folder import JobFolder, Notice
+from digirl_dist.storage import parquet
+from digirl_dist.storage.digest import file_digest
+from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
@@ -109,7 +109,7 @@ class Spool:
         """An episode of ``ticket`` whose file ``holds`` something else, or whose notice says something else."""
         episode_id = f"{ticket.iteration:06d}-{ticket.index:05d}-w1-0"
         path = self.folder.episode(episode_id)
-        table.write(path, holds or [spooled(ticket)])
+        parquet.write(path, holds or [spooled(ticket)])
         announced = Notice(
             self.run,
             *ticket.key,
@@ -238,8 +238,8 @@ def test_odd_times_of_a_worker_reach_no_figure(machines: list[Machine], tmp_path
 def test_nothing_on_the_way_of_an_episode_asks_for_the_time_of_day() -> None:
     """So a clock that jumps, here or there, cannot matter: all times are differences of monotonic clocks."""
     package = Path(digirl_dist.__file__).parent
-    places = [*package.glob("worker/*.py"), *package.glob("fleet/*.py"), *package.glob("ssh/*.py")]
-    places += [*package.glob("emulator/*.py"), package / "rollout.py", package / "job.py", package / "store.py"]
-    places += [package / "collect" / "account.py", package / "fleet" / "leases.py"]
+    places = [*package.glob("worker_program/*.py"), *package.glob("fleet/*.py"), *package.glob("ssh/*.py")]
+    places += [*package.glob("emulator/*.py"), *package.glob("rollout/*.py"), *package.glob("protocol/*.py")]
+    places += [*package.glob("collect/*.py"), package / "storage" / "trajectory_store.py"]
     for place in places:
         assert "time.time(" not in place.read_text() and "datetime" not in place.read_text(), place

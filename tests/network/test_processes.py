@@ -12,7 +12,7 @@ from network.machines import Machine, freeze
 from network.sites import Site, assert_once_each, job_folder, site, tickets
 from watching import eventually
 
-from digirl_dist.run_folder import RunFolder
+from digirl_dist.storage.run_folder import RunFolder
 
 Faults = dict[str, tuple[Callable[[Machine], None], str]]
 """By name: what is done to a machine, and words of the reason that must be given."""
@@ -52,8 +52,8 @@ def freeze_sessions(machine: Machine) -> None:
 
 CONNECTION: Faults = {
     "a killed sshd": (kill_sshd_for_a_moment, "the connection broke"),
-    "a killed relay": (kill_relay, "digirl_dist.worker.attach"),
-    "a killed courier": (kill_courier, "digirl_dist.worker.courier"),
+    "a killed relay": (kill_relay, "digirl_dist.worker_program.attach"),
+    "a killed courier": (kill_courier, "digirl_dist.worker_program.courier"),
     "a frozen session of sshd": (freeze_sessions, "the connection broke"),
 }
 
@@ -150,7 +150,7 @@ def test_a_program_of_another_version_is_replaced(machines: list[Machine], tmp_p
 def start_program(machine: Machine, folder: Path, package: str) -> psutil.Process:
     """What a host leaves behind that started a program and was killed."""
     options = ["--folder", str(folder), "--orphan-s", "60", "--package", package]
-    relay = machine.start([sys.executable, "-m", "digirl_dist.worker.attach", *options])
+    relay = machine.start([sys.executable, "-m", "digirl_dist.worker_program.attach", *options])
     eventually((folder / "control.sock").exists, 30, "the start of the program")
     relay.kill()
     relay.communicate()

@@ -18,9 +18,9 @@ from network.bare import USER, BareMachine
 from network.market import close_market, open_market
 from network.wheels import collect_wheels
 
-from digirl_dist import table
-from digirl_dist.cli import main
+from digirl_dist.cli.main import main
 from digirl_dist.emulator.chromium import BROWSERS, DRIVERS
+from digirl_dist.storage import parquet
 
 pytestmark = pytest.mark.long_file(150)
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -119,7 +119,7 @@ def test_setup_then_doctor_then_a_miniwob_run_with_one_edited_file(bare: BareMac
     assert other.returncode == 0 and "with other settings" in package["detail"], "a run would install it by itself"
     ran = command(host, "--config-path", "config/multimachine", "--config-name", "host")
     assert ran.returncode == 0, ran.stderr
-    collected = table.read(host / "runs" / "host" / "trajectories" / "000000.parquet")
+    collected = parquet.read(host / "runs" / "host" / "trajectories" / "000000.parquet")
     assert [trajectory.worker for trajectory in collected] == ["w1"] * 2
 
 

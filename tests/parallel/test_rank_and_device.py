@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from digirl_dist.errors import DeviceError
-from digirl_dist.parallel.device import Visible, Wish, resolve_device
+from digirl_dist.parallel.compute_device import Visible, Wish, resolve_device
 from digirl_dist.parallel.rank import Rank, launched_rank, own_rank
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}

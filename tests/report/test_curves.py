@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from digirl_dist.child_process import environment
 from digirl_dist.report.curves import TensorBoard
-from digirl_dist.same_python import environment
 
 FIGURES = {"iteration": 3, "time": 1.0, "success_rate": 0.5, "slot_seconds": {"reset": 1.0}, "reward_mean": None}
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from digirl_dist.events import Events
 from digirl_dist.report.media import Media, animation, chosen, frames
+from digirl_dist.storage.events import Events
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 

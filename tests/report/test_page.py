@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from digirl_dist import table
 from digirl_dist.report.charts import ticks
 from digirl_dist.report.episodes import STEPS, caption, choose
 from digirl_dist.report.page import write_page
 from digirl_dist.report.picture import embed
-from digirl_dist.tasks import Json, Task, Ticket
+from digirl_dist.storage import parquet
+from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
+from digirl_dist.types import Json
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>\0\ud800"
 TAP = {"type": "tap", "x": 0.25, "y": 0.5}
@@ -88,7 +89,7 @@ def write_lines(path: Path, lines: list[dict[str, Json]], torn: str = "") -> Non
 
 def write_episodes(run_folder: Path, episodes: list[Trajectory], iteration: int = 3) -> None:
     (run_folder / "trajectories").mkdir(exist_ok=True)
-    table.write(run_folder / "trajectories" / f"{iteration:06d}.parquet", episodes)
+    parquet.write(run_folder / "trajectories" / f"{iteration:06d}.parquet", episodes)
 
 
 def test_an_empty_run_folder_gives_a_page_that_says_so(tmp_path: Path) -> None:

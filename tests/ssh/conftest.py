@@ -17,10 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from digirl_dist.free_port import free_port as unused_port
+from digirl_dist.parallel.free_port import free_port as unused_port
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connection import Address, Connection, connect
-from digirl_dist.ssh.server import LocalhostServer
+from digirl_dist.ssh.localhost_server import LocalhostServer
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 import digirl_dist
-from digirl_dist.digest import digest, file_digest
 from digirl_dist.errors import LinkLostError, RunFolderError, TrajectoryError, WorkerError
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connection import Connection, connect
 from digirl_dist.ssh.courier import Courier, Put
+from digirl_dist.storage.digest import digest, file_digest
 
 if TYPE_CHECKING:
     from conftest import Server
@@ -27,7 +27,7 @@ _ROOT = Path(digirl_dist.__file__).resolve().parent.parent
 
 
 def courier_command(folder: Path) -> list[str]:
-    start = ["env", f"PYTHONPATH={_ROOT}", sys.executable, "-m", "digirl_dist.worker.courier"]
+    start = ["env", f"PYTHONPATH={_ROOT}", sys.executable, "-m", "digirl_dist.worker_program.courier"]
     return [*start, "--folder", str(folder)]
 
 
@@ -182,7 +182,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(link: Connection, limits: SshSe
 
 
 def test_a_courier_that_cannot_start_says_why(link: Connection, limits: SshSettings) -> None:
-    courier = Courier(link, ["no-such-python", "-m", "digirl_dist.worker.courier"], limits)
+    courier = Courier(link, ["no-such-python", "-m", "digirl_dist.worker_program.courier"], limits)
     with pytest.raises(WorkerError, match="ended with status 127: .*no-such-python.*not found"):
         _put(courier, file=bytes(10_000_000))
 

@@ -17,11 +17,11 @@ import pytest
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connection import Connection, connect
-from digirl_dist.ssh.server import LocalhostServer
+from digirl_dist.ssh.localhost_server import LocalhostServer
 
 _OWNER = """
 import pathlib, sys, time
-from digirl_dist.ssh.server import LocalhostServer
+from digirl_dist.ssh.localhost_server import LocalhostServer
 server = LocalhostServer("w1", pathlib.Path(sys.argv[1]))
 server.start()
 print(server.pid, flush=True)

@@ -22,7 +22,7 @@ import pytest
 from clustering import NODE_CPUS, NODE_GPUS, shared_cluster
 from watching import eventually
 
-from digirl_dist.same_python import environment
+from digirl_dist.child_process import environment
 from digirl_dist.vec_env import EpisodeCfg, ProcessLostError, RayDistributionCfg, VecEnv, VecEnvConfig
 
 ROOT = Path(__file__).resolve().parents[2]

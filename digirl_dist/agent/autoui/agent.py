@@ -16,11 +16,11 @@ from digirl_dist.agent.autoui.pretrained import Pretrained
 from digirl_dist.agent.tokens import Speech, log_probs_of_answers, padded, sample
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.aitw import DECISION, PROMPT_BEGINS, AutoUiReader, to_autoui, to_prompt
-from digirl_dist.emulator.device import TOKENS, DeviceAction
+from digirl_dist.emulator.touch_actions import TOKENS, DeviceAction
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import AutoUiSettings
-from digirl_dist.tasks import Json
 from digirl_dist.trajectory import Decision, Observation
+from digirl_dist.types import Json
 
 _ROWS_AT_ONCE = 16
 """Logits of a whole vocabulary for each token of an answer take 16 MB a row."""

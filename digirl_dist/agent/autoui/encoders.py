@@ -19,8 +19,8 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer, Blip2VisionModel, BlipImageProcessorPil
 
 from digirl_dist.agent.pixels import opened
-from digirl_dist.digest import digest
 from digirl_dist.errors import SettingsError, TrajectoryError
+from digirl_dist.storage.digest import digest
 from digirl_dist.trajectory import Observation
 
 _SCREENS_AT_ONCE = 16

@@ -20,11 +20,11 @@ from digirl_dist.agent.tokens import Answer, Speech, log_probs_of_answers, padde
 from digirl_dist.agent.vlm.drawing import Drawing
 from digirl_dist.agent.vlm.pretrained import ends_of, load_model, load_processor, placeholders, with_lora
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
-from digirl_dist.emulator.device import SAID, TOKENS, DeviceAction
+from digirl_dist.emulator.touch_actions import SAID, TOKENS, DeviceAction
 from digirl_dist.errors import SettingsError, TrajectoryError
 from digirl_dist.settings import VlmSettings
-from digirl_dist.tasks import Json
 from digirl_dist.trajectory import Decision, Observation
+from digirl_dist.types import Json
 
 Inputs = dict[str, torch.Tensor]
 """What the model reads: ``input_ids`` and ``attention_mask`` [B, P], prompts filled up on the left, and pictures."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from digirl_dist.emulator.slot import last_lines
+from digirl_dist.child_process import last_lines
 from digirl_dist.errors import EmulatorError, SettingsError
 
 if TYPE_CHECKING:

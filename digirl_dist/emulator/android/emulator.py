@@ -9,18 +9,19 @@ from typing import Protocol
 
 from digirl_dist.emulator.android import frames
 from digirl_dist.emulator.android.adb import AdbServer, find_adb
+from digirl_dist.emulator.android.adb_device import AndroidDevice
 from digirl_dist.emulator.android.attached import AttachedDevice, claim_serial
 from digirl_dist.emulator.android.avd import find_avd, find_sdk
-from digirl_dist.emulator.android.device import AndroidDevice
 from digirl_dist.emulator.android.instance import AvdInstance
 from digirl_dist.emulator.android.locks import Locks
 from digirl_dist.emulator.android.ports import claim_ports
 from digirl_dist.emulator.android.recording import Recorder
-from digirl_dist.emulator.device import DeviceAction
+from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import EmulatorError, SettingsError
 from digirl_dist.settings import AndroidSettings
-from digirl_dist.tasks import Json, Task
+from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
+from digirl_dist.types import Json
 
 
 class Source(Protocol):

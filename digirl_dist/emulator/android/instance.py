@@ -7,13 +7,13 @@ import re
 import signal
 import subprocess
 
+from digirl_dist.child_process import last_lines
 from digirl_dist.emulator.android.adb import AdbServer
 from digirl_dist.emulator.android.avd import Avd
 from digirl_dist.emulator.android.console import Console
 from digirl_dist.emulator.android.locks import Locks
 from digirl_dist.emulator.android.online import wait_until_online
 from digirl_dist.emulator.android.ports import Ports
-from digirl_dist.emulator.slot import last_lines
 from digirl_dist.errors import EmulatorError
 from digirl_dist.settings import AndroidSettings
 

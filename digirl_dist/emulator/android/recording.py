@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from digirl_dist.emulator.android.adb import adb_errors
-from digirl_dist.emulator.android.device import AndroidDevice
+from digirl_dist.emulator.android.adb_device import AndroidDevice
 from digirl_dist.errors import EmulatorError
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from digirl_dist.emulator.android.adb import AdbServer, find_adb
+from digirl_dist.emulator.android.adb_device import AndroidDevice
 from digirl_dist.emulator.android.avd import find_avd
-from digirl_dist.emulator.android.device import AndroidDevice
 from digirl_dist.emulator.android.instance import AvdInstance
 from digirl_dist.emulator.android.locks import Locks
 from digirl_dist.emulator.android.ports import claim_ports

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
-from digirl_dist.emulator.device import DeviceAction
 from digirl_dist.emulator.phone import layout
 from digirl_dist.emulator.phone.screen import Screen
 from digirl_dist.emulator.phone.state import PhoneState
 from digirl_dist.emulator.phone.tasks import goal_reached, make_unreached
+from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import EmulatorError
 from digirl_dist.settings import PhoneSettings
-from digirl_dist.tasks import Json, Task
+from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
+from digirl_dist.types import Json
 
 PHONE_SPEC = EmulatorSpec(actions=DeviceActions(), image_size=(layout.HEIGHT, layout.WIDTH))
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from digirl_dist.emulator.device import DeviceAction
 from digirl_dist.emulator.phone import layout
 from digirl_dist.emulator.phone.apps import APPS, App, Button, Field, Line, Switch, Widget, app_named
 from digirl_dist.emulator.phone.layout import Rect
+from digirl_dist.emulator.touch_actions import DeviceAction
 
 _SWIPE = 0.1
 """A swipe shorter than this share of the screen does nothing."""

@@ -6,7 +6,8 @@ from digirl_dist.emulator.phone.apps import APPS, App, Switch, app_named
 from digirl_dist.emulator.phone.layout import PER_PAGE
 from digirl_dist.emulator.phone.state import PhoneState
 from digirl_dist.errors import SettingsError
-from digirl_dist.tasks import Json, Task
+from digirl_dist.tasks import Task
+from digirl_dist.types import Json
 
 MAX_STEPS = 8
 """Steps after which an episode on this phone is given up: twice what the longest task needs."""

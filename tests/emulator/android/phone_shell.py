@@ -15,12 +15,12 @@ import numpy as np
 from emulator.android.adbd import Send
 from PIL import Image
 
-from digirl_dist.emulator.device import DeviceAction
 from digirl_dist.emulator.phone import layout
 from digirl_dist.emulator.phone.apps import app_named
 from digirl_dist.emulator.phone.screen import Screen
 from digirl_dist.emulator.phone.state import PhoneState
 from digirl_dist.emulator.phone.tasks import goal_reached, make_unreached
+from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.tasks import Task
 
 ADB_KEYBOARD = "com.android.adbkeyboard"

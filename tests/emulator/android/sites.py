@@ -15,8 +15,8 @@ from emulator.android import fake_emulator
 from emulator.android.adbd import Adbd
 from emulator.android.phone_shell import PhoneShell
 
+from digirl_dist.child_process import environment
 from digirl_dist.emulator.phone import layout
-from digirl_dist.same_python import environment
 from digirl_dist.settings import AndroidSettings
 
 T = TypeVar("T")

@@ -12,11 +12,11 @@ from emulator.android.phone_shell import as_android
 from emulator.android.sites import RunningPhone, quick
 from emulator.android.test_trained_agent import TASKS, tap_on
 
-from digirl_dist import choices
 from digirl_dist.agent import Agent
 from digirl_dist.algorithm.imitation import Example, Imitation
+from digirl_dist.build import choices
 from digirl_dist.emulator.aitw import to_autoui
-from digirl_dist.emulator.device import DeviceAction
+from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.settings import ActorSettings, AndroidSettings, AutoUiSettings, Settings
 from digirl_dist.trajectory import Observation, Transition
 

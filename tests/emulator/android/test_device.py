@@ -19,7 +19,8 @@ from digirl_dist.emulator.android.keyboard import typing_commands
 from digirl_dist.emulator.phone import DemoPhone, layout, phone_tasks
 from digirl_dist.errors import ActionError, EmulatorError
 from digirl_dist.settings import PhoneSettings
-from digirl_dist.tasks import Json, Task
+from digirl_dist.tasks import Task
+from digirl_dist.types import Json
 
 TASK = as_android(phone_tasks("easy", "train")[0])
 TAP_CLOCK = {"type": "tap", "x": 36 / layout.WIDTH, "y": 115 / layout.HEIGHT}

@@ -22,6 +22,7 @@ from emulator.android.phone_shell import PhoneShell, as_android
 from emulator.android.sites import RunningPhone, make_sdk, quick
 from watching import eventually, nothing_is_left_of, processes_with
 
+from digirl_dist.child_process import environment
 from digirl_dist.emulator.android import AndroidEmulator, adb, online
 from digirl_dist.emulator.android.adb import AdbServer
 from digirl_dist.emulator.android.console import Console
@@ -29,12 +30,11 @@ from digirl_dist.emulator.android.locks import Locks
 from digirl_dist.emulator.android.ports import LAST_CONSOLE, claim_ports
 from digirl_dist.emulator.android.snapshot import save_snapshot
 from digirl_dist.emulator.phone import phone_tasks
-from digirl_dist.emulator.slot import Slot, SlotLimits
 from digirl_dist.errors import EmulatorError, SettingsError
-from digirl_dist.same_python import environment
+from digirl_dist.rollout.slot import Slot, SlotLimits
 from digirl_dist.settings import AndroidSettings
 from digirl_dist.tasks import Task
-from digirl_dist.travel import pack
+from digirl_dist.user_code.packing import pack
 
 TASK = as_android(phone_tasks("easy", "train")[0])
 
@@ -120,7 +120,7 @@ def test_a_trial_of_the_doctor_tells_of_each_part(tmp_path: Path) -> None:
     tap = {"type": "tap", "x": 0.5, "y": 0.0}
     limits = {"boot_s": 60.0, "reset_s": 30.0, "step_s": 30.0}
     order = {"size": len(factory), "task": asdict(TASK), "action": tap, "limits": limits}
-    words = [sys.executable, "-m", "digirl_dist.worker.trial"]
+    words = [sys.executable, "-m", "digirl_dist.worker_program.trial"]
     asked = json.dumps(order).encode() + b"\n" + factory
     done = subprocess.run(words, input=asked, stdout=subprocess.PIPE, env=environment(), timeout=120, check=True)
     told = [json.loads(line) for line in done.stdout.splitlines()]

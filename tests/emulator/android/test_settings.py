@@ -6,11 +6,10 @@ import re
 
 import pytest
 
-from digirl_dist import configuration
-from digirl_dist.choices import choose_agent, choose_device
+from digirl_dist.build.choices import choose_agent, choose_device
 from digirl_dist.emulator.android import MAX_STEPS, AndroidEmulator
 from digirl_dist.errors import SettingsError
-from digirl_dist.settings import AndroidSettings, Settings
+from digirl_dist.settings import AndroidSettings, Settings, configuration
 
 
 def load(*overrides: str) -> Settings:

@@ -17,7 +17,8 @@ from digirl_dist.emulator.android import AndroidEmulator
 from digirl_dist.emulator.phone import PHONE_SPEC, DemoPhone, layout, phone_tasks
 from digirl_dist.emulator.phone.apps import APPS
 from digirl_dist.settings import ActorSettings, DeviceAgentSettings, PhoneSettings
-from digirl_dist.tasks import Json, Task
+from digirl_dist.tasks import Task
+from digirl_dist.types import Json
 
 TASKS = [task for task in phone_tasks("easy", "train") if task.params["app"] in {app.name for app in APPS[:9:3]}]
 """Three apps of the first page in both wordings: an agent learns them in seconds."""

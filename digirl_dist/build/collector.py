@@ -1,0 +1,227 @@
+"""How episodes are collected: builds the collector that the settings ask for, with everything below it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from digirl_dist.settings import configuration
+from digirl_dist.build import validate
+from digirl_dist.agent import AgentFactory
+from digirl_dist.capacity import Choice, Machine, choose
+from digirl_dist.build.choices import (
+    Device,
+    choose_device,
+    choose_host_policy,
+    choose_judge,
+)
+from digirl_dist.collect import Collector
+from digirl_dist.collect.iteration import Closing
+from digirl_dist.collect.judged import JudgedCollector
+from digirl_dist.collect.offline import OfflineCollector, OfflineFirst
+from digirl_dist.storage.digest import file_digest
+from digirl_dist.rollout.slot import SlotLimits
+from digirl_dist.storage.events import Events
+from digirl_dist.fleet.roster import members
+from digirl_dist.storage.run_folder import RunFolder
+from digirl_dist.settings import (
+    Inference,
+    Parallel,
+    RayCollectorSettings,
+    Settings,
+)
+from digirl_dist.storage.status import Status
+from digirl_dist.storage.trajectory_store import Store
+from digirl_dist.tasks import Plan
+
+if TYPE_CHECKING:
+    from digirl_dist.fleet.fleet import Fleet
+    from digirl_dist.fleet.install import Package
+    from digirl_dist.fleet.roster import Member
+    from digirl_dist.fleet.spec import Job, WorkerSpec
+    from digirl_dist.inference.policy_server import PolicyServer
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What the parts of one run stand on."""
+
+    settings: Settings
+    device: Device
+    agent: AgentFactory
+    plan: Plan
+    folder: RunFolder
+    store: Store
+    events: Events
+    status: Status
+    closing: Closing = Closing()  # noqa: RUF009 - frozen
+    ahead: int = 0
+    source: configuration.Source | None = None
+    """Where the settings came from, if workers that are added there while the run goes on shall join it."""
+
+
+def build_collector(ground: Ground, stack: ExitStack) -> Collector:
+    """The collector; ``stack`` takes it down at the end whatever happens."""
+    settings = ground.settings
+    if not validate.needs_emulators(settings):
+        return OfflineCollector()
+    collector: Collector
+    collector = _workers_collector(ground, stack) if settings.parallel is Parallel.host else _inline_collector(ground)
+    judge = choose_judge(settings, ground.folder.verdicts, ground.events)
+    if judge is not None:
+        collector = JudgedCollector(collector, judge, ground.store, ground.events, ground.status)
+    collector = OfflineFirst(collector, validate.offline_iterations(settings))
+    if ground.ahead:
+        from digirl_dist.collect.ahead import AheadCollector
+
+        collector = AheadCollector(collector, ground.plan.tickets, ground.ahead, settings.train_iterations - 1)
+    stack.callback(collector.close)
+    return collector
+
+
+def _inline_collector(ground: Ground) -> Collector:
+    return inline_collector(
+        ground.settings, ground.device, ground.agent, ground.store, ground.events, ground.status, ground.closing
+    )
+
+
+def inline_collector(
+    settings: Settings,
+    device: Device,
+    agent: AgentFactory,
+    store: Store,
+    events: Events,
+    status: Status,
+    closing: Closing,
+) -> Collector:
+    """Episodes in emulator processes of this machine."""
+    from digirl_dist.collect.inline import InlineCollector, InlineJob
+
+    fixed = Choice(settings.bsize, "") if isinstance(settings.bsize, int) else None
+    pool = fixed or choose(Machine.here(), device.needs)
+    job = InlineJob(agent, device.factory, pool, SlotLimits.of(settings.limits), device.max_steps)
+    return InlineCollector(job, settings.limits.episode_attempts, closing, store, events, status)
+
+
+def _workers_collector(ground: Ground, stack: ExitStack) -> Collector:
+    from digirl_dist.collect.dispatch import DispatchRules
+    from digirl_dist.collect.fleet_collector import FleetCollector
+
+    settings = ground.settings
+    match settings.collector:
+        case RayCollectorSettings():
+            fleet: Fleet[Any] = _ray_fleet(ground, settings.collector, stack)
+        case _:
+            fleet = _ssh_fleet(ground, stack)
+    rules = DispatchRules(settings.prefetch, settings.speculate)
+    return FleetCollector(fleet, settings.limits, rules, ground.closing, ground.store, ground.events, ground.status)
+
+
+def _ray_fleet(ground: Ground, cluster: RayCollectorSettings, stack: ExitStack) -> Fleet[Any]:
+    from digirl_dist.ray_cluster.connect import LOCAL, connect
+    from digirl_dist.ray_cluster.connection import RayDial, RayWorkerSpec
+    from digirl_dist.fleet.fleet import Fleet
+
+    settings = ground.settings
+    connection = connect(LOCAL if settings.dry_run else cluster.address, cluster.start_s)
+    stack.callback(connection.close)
+    job = _job(ground.device, ground)
+    names = [f"ray-{number}" for number in range(settings.dry_run_workers if settings.dry_run else cluster.workers)]
+    folder = f"{settings.worker_temp_path}/{ground.folder.run_id}"
+    slots = settings.bsize if isinstance(settings.bsize, int) else None
+    workers = [(RayWorkerSpec(name, slots, f"{folder}-{name}"), job) for name in names]
+    dial = RayDial(connection, cluster, settings.limits)
+    return Fleet(workers, dial, settings.limits, settings.push_dtype, _host_policy(ground))
+
+
+def _ssh_fleet(ground: Ground, stack: ExitStack) -> Fleet[Any]:
+    from digirl_dist.fleet.fleet import Fleet
+    from digirl_dist.fleet.roster import localhost_members
+    from digirl_dist.fleet.ssh_connection import SshDial
+
+    settings = ground.settings
+    if settings.dry_run:
+        found = localhost_members(settings, ground.folder.dry_run, stack)
+    else:
+        found = members(settings)
+    package = None if settings.dry_run else _package(ground, stack)
+
+    def prepare(member: Member) -> tuple[WorkerSpec, Job]:
+        return _worker_spec(member, ground, package), _job(_own_device(member, ground), ground)
+
+    dial = SshDial(settings.ssh, settings.limits)
+    prepared = [prepare(member) for member in found]
+    fleet = Fleet(prepared, dial, settings.limits, settings.push_dtype, _host_policy(ground))
+    if ground.source and not settings.dry_run and not ground.source.overrides_key("worker_ips"):
+        _watch_roster(ground.source, prepare, fleet, stack)
+    return fleet
+
+
+def _watch_roster(
+    source: configuration.Source,
+    prepare: Callable[[Member], tuple[WorkerSpec, Job]],
+    fleet: Fleet[WorkerSpec],
+    stack: ExitStack,
+) -> None:
+    """From now on, who is in the file's worker_ips is in the fleet."""
+    from digirl_dist.fleet.watched_roster import WatchedRoster
+
+    roster = WatchedRoster(source.folder, lambda: members(source.load()), prepare, fleet)
+    stack.callback(roster.close)
+    roster.start()
+
+
+def _package(ground: Ground, stack: ExitStack) -> Package:
+    from digirl_dist.fleet.install import this_package
+
+    folder = Path(stack.enter_context(TemporaryDirectory(prefix="digirl-dist-wheel-")))
+    return this_package(ground.settings.install, ground.device.extras, folder)
+
+
+def _worker_spec(member: Member, ground: Ground, package: Package | None) -> WorkerSpec:
+    """``package`` is None for localhost workers, which use the host's own."""
+    from digirl_dist.fleet.roster import installer, this_python
+    from digirl_dist.fleet.spec import WorkerSpec
+
+    folder = f"{member.temp_path}/{ground.folder.run_id}-{member.name}"
+    install = this_python if package is None else installer(member, package, ground.events)
+    version = "" if package is None else file_digest(package.wheel)
+    limit_s = 0.0 if package is None else package.limit_s
+    return WorkerSpec(member.address, member.slots, folder, install, limit_s, version)
+
+
+def _own_device(member: Member, ground: Ground) -> Device:
+    """The emulator with the worker's own settings, if it has any, which are checked here."""
+    settings = ground.settings
+    if not member.emulator:
+        return ground.device
+    return choose_device(settings, configuration.merged(settings.emulator, member.emulator, f"worker {member.name}"))
+
+
+def _job(device: Device, ground: Ground) -> Job:
+    """What a worker is to do."""
+    from digirl_dist.fleet.spec import Job
+    from digirl_dist.user_code.packing import pack
+
+    settings = ground.settings
+    return Job(
+        run=ground.folder.run_id,
+        agent=None if settings.inference is Inference.host else pack(ground.agent),
+        emulator=pack(device.factory),
+        max_steps=device.max_steps,
+        limits=SlotLimits.of(settings.limits),
+        torch_threads=settings.worker_torch_threads,
+        orphan_s=settings.limits.orphan_s,
+        needs=device.needs,
+        sharers=settings.dry_run_workers if settings.dry_run else 1,
+        answer_s=settings.limits.stuck_s,
+    )
+
+
+def _host_policy(ground: Ground) -> PolicyServer | None:
+    log = ground.folder.root / "policy.log"
+    return choose_host_policy(ground.settings, ground.agent, log, ground.events, ground.status)

@@ -1,0 +1,187 @@
+"""The composition root: puts the parts together that ``choices`` and the settings name, and takes them down again."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from digirl_dist import host
+from digirl_dist.settings import configuration
+from digirl_dist.build import validate
+from digirl_dist.agent import AgentFactory
+from digirl_dist.build.collector import Ground, build_collector
+from digirl_dist.storage.checkpoint import Checkpoints
+from digirl_dist.build.choices import (
+    Device,
+    check_judge,
+    choose_agent,
+    choose_ahead,
+    choose_algorithm,
+    choose_closing,
+    choose_device,
+    only_measures,
+)
+from digirl_dist.collect.iteration import Closing
+from digirl_dist.host import Evaluator
+from digirl_dist.storage.events import Events
+from digirl_dist.fleet.roster import members
+from digirl_dist.parallel.failure import telling
+from digirl_dist.parallel.group import GroupLimits
+from digirl_dist.parallel.rank import Rank, launched_rank
+from digirl_dist.report.curves import Curves, TensorBoard, WeightsAndBiases
+from digirl_dist.report.media import Media
+from digirl_dist.report.progress import Progress
+from digirl_dist.report.report import Report
+from digirl_dist.storage.disk_full import Room
+from digirl_dist.storage.run_folder import RunFolder
+from digirl_dist.settings import (
+    Parallel,
+    Settings,
+    SshCollectorSettings,
+    TorchrunSettings,
+)
+from digirl_dist.storage.status import Status
+from digirl_dist.storage.trajectory_store import Store
+from digirl_dist.trainer import Trainer
+from digirl_dist.trainer.rank_process import Learning
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What the settings ask for, found and checked before anything is made."""
+
+    settings: Settings
+    source: configuration.Source | None
+    root: Path
+    """Of the run folder."""
+    closing: Closing
+    ahead: int
+    device: Device
+    agent: AgentFactory
+
+
+def run(settings: Settings, source: configuration.Source | None = None) -> None:
+    """Build the parts that ``settings`` ask for, run the loop, and take everything down again.
+
+    ``source`` is where they came from: workers that are added there while the run goes on join it. Of the ranks of a
+    ``torchrun run.py``, the first does all this, and the others learn with it.
+    """
+    rank = launched_rank(os.environ)
+    validate.refuse_contradictions(settings, rank)
+    over_ssh = settings.parallel is Parallel.host and isinstance(settings.collector, SshCollectorSettings)
+    if over_ssh and not settings.dry_run and validate.needs_emulators(settings):
+        members(settings)  # what is wrong there is refused before anything is made
+    closing, ahead = choose_closing(settings), choose_ahead(settings)
+    device = choose_device(settings, settings.emulator)
+    check_judge(settings)
+    agent = choose_agent(settings.agent, device.spec)
+    root = Path(settings.save_path).expanduser().resolve()
+    learning = _learning(settings, device, agent, root)
+    if rank is None or rank.is_first:
+        _lead(Chosen(settings, source, root, closing, ahead, device, agent), learning, rank)
+    else:
+        _follow(learning, rank)
+
+
+def _lead(chosen: Chosen, learning: Learning, rank: Rank | None) -> None:
+    settings = chosen.settings
+    plan = validate.training_plan(settings, chosen.device.tasks)
+    with ExitStack() as stack:
+        folder = RunFolder(chosen.root, configuration.to_yaml(settings))
+        stack.callback(folder.close)
+        progress = Progress(settings.rollout_size)
+        events = Events(folder.events, (progress.listen,))
+        stack.callback(events.close)
+        status = Status(folder.root / "status.json")
+        room = Room(events, status, settings.limits.full_disk_s)
+        trainer = _trainer(settings, learning, folder, room, rank, stack)
+        stack.callback(trainer.close)
+        media = Media(folder.media, settings.media, events)
+        report = Report(folder, events, progress, status, build_curves(settings, folder), media, room)
+        stack.callback(report.close)
+        measured = trainer.resume() if only_measures(settings) else None
+        store = Store(folder.evaluation(measured.iteration) if measured else folder.trajectories, room)
+        collector = build_collector(
+            Ground(
+                settings,
+                chosen.device,
+                chosen.agent,
+                plan,
+                folder,
+                store,
+                events,
+                status,
+                chosen.closing,
+                chosen.ahead,
+                chosen.source,
+            ),
+            stack,
+        )
+        if measured:
+            host.evaluate(collector, measured, store, plan, report, settings.eval_iterations)
+        else:
+            every, last = settings.evaluation.every, settings.train_iterations
+            test_plan = validate.evaluation_plan(settings)
+            evaluator = Evaluator(collector, test_plan, store, learning.checkpoints, report, every, last)
+            host.train(collector, trainer, store, plan, evaluator, report, settings.train_iterations)
+
+
+def build_curves(settings: Settings, folder: RunFolder) -> list[Curves]:
+    """Where the figures are drawn."""
+    drawn: list[Curves] = [TensorBoard(folder.tensorboard)]
+    if settings.wandb_project:
+        drawn.append(WeightsAndBiases(settings.wandb_project, folder.run_id, folder.root))
+    return drawn
+
+
+def _learning(settings: Settings, device: Device, agent: AgentFactory, root: Path) -> Learning:
+    """What every process that makes updates of the run folder ``root`` must know."""
+    trainer = settings.trainer
+    return Learning(
+        agent=agent,
+        algorithm=choose_algorithm(settings, device.max_steps),
+        checkpoints=Checkpoints(
+            root / "checkpoints", settings.save_freq, settings.keep_checkpoints, in_use=settings.collect_ahead
+        ),
+        trajectories=root / "trajectories",
+        replay_size=trainer.replay_size,
+        offline=validate.offline_data(settings),
+        seed=settings.seed,
+        max_staleness=settings.max_staleness,
+        device=trainer.device,
+        limits=GroupLimits(trainer.start_s, trainer.exchange_s, trainer.idle_s),
+        idle_s=trainer.idle_s,
+        shard=tuple(trainer.shard_blocks) if trainer.shard else None,
+    )
+
+
+def _trainer(
+    settings: Settings, learning: Learning, folder: RunFolder, room: Room, rank: Rank | None, stack: ExitStack
+) -> Trainer:
+    """One of three: this process, all ranks of its launch with this one in the lead, or a group that it starts."""
+    patient = replace(learning, checkpoints=learning.checkpoints.patient(room))
+    match settings.trainer:
+        case TorchrunSettings() as chosen:
+            from digirl_dist.trainer.torchrun import TorchrunTrainer
+
+            return TorchrunTrainer(learning, chosen, folder.root / "trainer.log")
+        case _ if rank is not None and rank.world_size > 1:
+            from digirl_dist.trainer.joint import JointTrainer
+
+            return JointTrainer(*stack.enter_context(patient.joined(rank)))
+        case _:
+            return patient.alone(rank)
+
+
+def _follow(learning: Learning, rank: Rank) -> None:
+    """What a rank of ``torchrun run.py`` does when it is not the first: its share of every update."""
+    from digirl_dist.trainer.joint import follow
+
+    with telling(rank), learning.joined(rank) as (trainer, group):
+        follow(trainer, group, Store(learning.trajectories), learning.idle_s)

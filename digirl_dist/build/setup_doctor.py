@@ -1,0 +1,99 @@
+"""Puts together what ``setup`` and ``doctor`` need, for the same configuration as a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
+
+from digirl_dist.settings import configuration
+from digirl_dist.build.choices import Device, choose_device
+from digirl_dist.doctor.check import HOST, Check
+from digirl_dist.doctor.examine import Patient, examine
+from digirl_dist.doctor.host import examine_emulators, examine_host
+from digirl_dist.doctor.needs import needs_of
+from digirl_dist.doctor.trial import Trial, some_action
+from digirl_dist.rollout.slot import SlotLimits
+from digirl_dist.errors import SettingsError, WorkerError
+from digirl_dist.fleet.install import Package, this_package
+from digirl_dist.fleet.roster import Member, localhost_members, members, this_python
+from digirl_dist.setup.prepare import Preparation, Tell, prepare
+from digirl_dist.setup.scripts import steps
+from digirl_dist.settings import EmulatorSettings, Parallel, Settings
+from digirl_dist.user_code.packing import pack
+
+_AT_ONCE = 64
+
+
+def setup(settings: Settings, dry_run: bool, tell: Tell) -> list[WorkerError]:
+    """Prepare all workers at once; returns the failures. Raises SettingsError."""
+    with ExitStack() as stack:
+        package = _package(settings, choose_device(settings, settings.emulator), stack)
+        found = [_preparation(member, settings, package, dry_run) for member in members(settings)]
+        with ThreadPoolExecutor(min(_AT_ONCE, len(found))) as pool:
+            done = pool.map(lambda one: prepare(one, settings.ssh, tell), found)
+            return [error for error in done if error is not None]
+
+
+def doctor(settings: Settings, try_emulators: bool) -> Iterator[Check]:
+    """Look at the host and at all workers at once. What is wrong in the settings is a failed check as well."""
+    yield from examine_host(settings)
+    with ExitStack() as stack:
+        try:
+            device = choose_device(settings, settings.emulator)
+            patients = _patients(settings, device, try_emulators, stack)
+        except SettingsError as error:
+            reason, _, remedy = str(error).partition(" -> ")
+            yield Check(HOST, "settings", False, reason, remedy or "correct the configuration")
+            return
+        yield Check(HOST, "settings", True, f"emulator={settings.emulator.name}, {len(patients)} workers")
+        if settings.parallel is not Parallel.host:
+            yield from examine_emulators(settings, needs_of(settings.emulator, device.needs))
+        with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(patients)))) as pool:
+            for checks in pool.map(lambda patient: examine(patient, settings), patients):
+                yield from checks
+
+
+def _preparation(member: Member, settings: Settings, package: Package, dry_run: bool) -> Preparation:
+    script = steps(_emulator(member, settings), member, settings.install.android, dry_run)
+    return Preparation(member, script, package, dry_run)
+
+
+def _patients(settings: Settings, device: Device, try_emulators: bool, stack: ExitStack) -> list[Patient]:
+    if settings.parallel is not Parallel.host:
+        return []
+    if settings.dry_run:
+        found = localhost_members(settings, Path(mkdtemp(prefix="digirl-dist-doctor-")), stack)
+        package = None
+    else:
+        found = members(settings)
+        package = _package(settings, device, stack)
+    return [_patient(member, settings, package, try_emulators) for member in found]
+
+
+def _patient(member: Member, settings: Settings, package: Package | None, try_emulators: bool) -> Patient:
+    emulator = _emulator(member, settings)
+    python = this_python(None) if package is None else [f"{member.run_path}/venv/bin/python"]
+    device = choose_device(settings, emulator)
+    trial = _trial(settings, device) if try_emulators else None
+    return Patient(member, needs_of(emulator, device.needs), package, python, trial)
+
+
+def _trial(settings: Settings, device: Device) -> Trial:
+    return Trial(pack(device.factory), device.tasks[0], some_action(device.spec), SlotLimits.of(settings.limits))
+
+
+def _emulator(member: Member, settings: Settings) -> EmulatorSettings:
+    """The member's own settings, if it has any."""
+    if not member.emulator:
+        return settings.emulator
+    merged = configuration.merged(settings.emulator, member.emulator, f"worker {member.name}")
+    assert isinstance(merged, EmulatorSettings)
+    return merged
+
+
+def _package(settings: Settings, device: Device, stack: ExitStack) -> Package:
+    folder = Path(stack.enter_context(TemporaryDirectory(prefix="digirl-dist-wheel-")))
+    return this_package(settings.install, device.extras, folder)

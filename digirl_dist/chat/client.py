@@ -1,0 +1,150 @@
+"""Asks a server that speaks OpenAI's chat completions, and sits out its outages."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+
+from digirl_dist.chat import Messages
+from digirl_dist.chat.pace import Pace
+from digirl_dist.errors import ChatAway, ChatRefused, SettingsError
+from digirl_dist.settings import ChatSettings
+from digirl_dist.types import Json
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An answer: what was said, the natural log of its probability (NaN where the server does not tell), tokens."""
+
+    text: str
+    log_prob: float
+    tokens_in: int
+    tokens_out: int
+
+
+@dataclass(frozen=True)
+class Outage:
+    """Told before each further attempt."""
+
+    reason: str
+    again_in_s: float
+    gives_up_in_s: float
+
+
+def key_of(settings: ChatSettings, group: str) -> str:
+    """The key from the environment; ``group`` is where the settings stand (judge, agent).
+
+    Raises SettingsError naming the variable, and never what may be a key.
+    """
+    variable = settings.key_variable
+    if not variable:
+        return "none"
+    if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", variable):
+        raise SettingsError(f"{group}.key_variable must be the NAME of an environment variable, such as OPENAI_API_KEY")
+    if not os.environ.get(variable):
+        raise SettingsError(f"the {group} needs a key: export {variable}=… , or set {group}.key_variable")
+    return os.environ[variable]
+
+
+class ChatServer:
+    """One model behind one server. Safe to use from any thread."""
+
+    def __init__(self, settings: ChatSettings, key: str, group: str) -> None:
+        self._settings = settings
+        self._key = key
+        self._group = group
+        # Retries are ours, so that each can be told of and an outage may last as long as the user allows.
+        self._client = openai.OpenAI(api_key=key, base_url=settings.base_url, timeout=settings.answer_s, max_retries=0)
+        self._stopping = threading.Event()
+        self._pace = Pace(settings.requests_per_minute, self._stopping)
+        self._request = {name: value for name, value in settings.request.items() if value is not None}
+
+    def __str__(self) -> str:
+        return f"{self._settings.model} at {self._client.base_url}"
+
+    def ask(self, chat: Messages, away: Callable[[Outage], None], further: dict[str, Json] | None = None) -> Answered:
+        """One answer; ``further`` is added to the request. ``away`` is told of each attempt that failed.
+
+        Raises ChatRefused when trying again cannot help, ChatAway after ``outage_s`` or ``close``; both without their
+        cause, whose request carries the key.
+        """
+        pause_s, give_up_at = _FIRST_PAUSE_S, time.monotonic() + self._settings.outage_s
+        while True:
+            self._pace.wait()
+            if self._stopping.is_set():
+                raise ChatAway(f"{self} is no longer asked: it was stopped")
+            try:
+                return self._ask_once(chat, {**self._request, **(further or {})})
+            except openai.APIError as error:
+                if not _passes(error):
+                    told = f"{self} refuses: {self._told(error)}"
+                    raise ChatRefused(f"{told} -> {self._remedy(error)}") from None
+                left_s = give_up_at - time.monotonic()
+                if left_s <= 0:
+                    raise ChatAway(f"{self} was away for {self._settings.outage_s:g} s: {self._told(error)}") from None
+                wait_s = min(max(_retry_after(error), random.uniform(pause_s / 2, pause_s)), left_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                away(Outage(self._told(error), round(wait_s, 1), round(left_s, 1)))
+                self._stopping.wait(wait_s)
+
+    def close(self) -> None:
+        """Stop waiting; who is waiting gets ChatAway."""
+        self._stopping.set()
+        self._client.close()
+
+    def _ask_once(self, chat: Messages, further: dict[str, Json]) -> Answered:
+        messages: Any = chat
+        answer = self._client.chat.completions.create(model=self._settings.model, messages=messages, extra_body=further)
+        choices = getattr(answer, "choices", None)
+        if not choices:
+            raise ChatRefused(f"{self} sends no chat completion; is {self._group}.base_url right?")
+        usage = getattr(answer, "usage", None)
+        used = (usage.prompt_tokens or 0, usage.completion_tokens or 0) if usage else (0, 0)
+        return Answered(choices[0].message.content or "", _log_prob(choices[0]), *used)
+
+    def _told(self, error: openai.APIError) -> str:
+        """What went wrong, without the key that some servers repeat."""
+        status = f"{error.status_code} " if isinstance(error, openai.APIStatusError) else ""
+        return (status + " ".join(str(error.message).split())[:300]).replace(self._key, "***")
+
+    def _remedy(self, error: openai.APIError) -> str:
+        match getattr(error, "status_code", None):
+            case 401 | 403:
+                return f"check the key in {self._settings.key_variable or f'{self._group}.key_variable'}"
+            case 404:
+                return f"check {self._group}.model and {self._group}.base_url"
+            case _:
+                return f"check {self._group}.model and {self._group}.request"
+
+
+def _log_prob(choice: Any) -> float:
+    """Of the whole answer, from those of its tokens."""
+    tokens = getattr(getattr(choice, "logprobs", None), "content", None)
+    return math.fsum(token.logprob for token in tokens) if tokens else math.nan
+
+
+def _passes(error: openai.APIError) -> bool:
+    """Whether it may pass by itself: no connection, no answer in time, too many requests, a fault over there."""
+    status = getattr(error, "status_code", None)
+    return isinstance(error, openai.APIConnectionError) or status in (408, 409, 429) or (status or 0) >= 500
+
+
+def _retry_after(error: openai.APIError) -> float:
+    """How long the endpoint asks us to wait, in seconds; 0 where it does not say."""
+    response = getattr(error, "response", None)
+    try:
+        return float(response.headers["retry-after"]) if response is not None else 0.0
+    except (KeyError, ValueError):
+        return 0.0

@@ -1,0 +1,7 @@
+"""``python -m digirl_dist.cli`` is the command line, as ``python -m digirl_dist`` is."""
+
+import sys
+
+from digirl_dist.cli.main import main
+
+sys.exit(main())

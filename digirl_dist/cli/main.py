@@ -1,0 +1,85 @@
+"""The command line: find the configuration, check it, run it, and say in one line what went wrong."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from digirl_dist.cli import workers
+from digirl_dist.exit_status import end_by_sigterm_as_by_ctrl_c, exit_status
+
+_USAGE = """\
+  python run.py --config-path config/multimachine --config-name host [key=value ...]
+
+configurations in config/multimachine:
+  host      train here, collect on the workers in worker_ips over SSH
+  worker    collect on this machine alone, to try it as a worker
+  eval      measure the newest checkpoint on the test tasks
+
+often used:
+  dry_run=true                       localhost workers behind real SSH servers instead of worker_ips
+  worker_ips=[10.0.0.2,10.0.0.3]     machines that you can ssh to
+  bsize=8 rollout_size=128           emulators on each worker; episodes per iteration over all of them
+  emulator=phone|gymnasium|miniwob   emulator=gymnasium emulator.id=ALE/Pong-v5
+  train_algorithm=filtered_bc|digirl|grpo|ppo train_iterations=20 save_path=runs/mine seed=1
+  parallel=single                    the same loop without workers
+
+more commands, with the same overrides where they take any (or python run.py setup ...):
+  digirl-dist setup [--dry-run]      prepare the machines in worker_ips: Python, the package, the emulator's needs
+  digirl-dist doctor [--json] [--try]  would a run start? what is wrong on which machine, and the remedy
+  digirl-dist why --save-path DIR    what does a run wait for?
+  digirl-dist eval-jobs --eval_jobs_config jobs.json   measure a list of policies, alone or by torchrun
+
+every key and its meaning: digirl_dist/settings/
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0 done, 1 failed, 2 wrong configuration, 130 interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    commands = {"why": _why, "setup": workers.setup, "doctor": workers.doctor, "eval-jobs": _eval_jobs}
+    if words[:1] and words[0] in commands:
+        return commands[words[0]](words[1:])
+    parser = argparse.ArgumentParser(
+        prog="digirl-dist", description=_USAGE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config-path", default="config/multimachine", help="folder of the YAML files")
+    parser.add_argument("--config-name", default="host", help="which of them, without .yaml")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of the configuration")
+    options = parser.parse_intermixed_args(words)
+    return exit_status(lambda: _run(options.config_path, options.config_name, options.overrides))
+
+
+def _eval_jobs(words: list[str]) -> int:
+    from digirl_dist.evaluate.eval_runner import main as eval_jobs
+
+    return eval_jobs(words)
+
+
+def _why(words: Sequence[str]) -> int:
+    """digirl-dist why --save-path DIR"""
+    parser = argparse.ArgumentParser(prog="digirl-dist why", description="who waits for whom in a run, and since when")
+    parser.add_argument("--save-path", default="runs/host", help="the run's folder")
+    options = parser.parse_args(words)
+    return exit_status(lambda: _explain(Path(options.save_path).expanduser()))
+
+
+def _explain(folder: Path) -> int:
+    from digirl_dist.report.why import explain
+
+    print(explain(folder))
+    return 0
+
+
+def _run(config_path: str, config_name: str, overrides: Sequence[str]) -> int:
+    from digirl_dist.settings import configuration
+
+    source = configuration.Source(config_path, config_name, tuple(overrides))
+    settings = source.load()
+    end_by_sigterm_as_by_ctrl_c()
+    from digirl_dist.build import run
+
+    run.run(settings, source)
+    return 0

@@ -1,0 +1,233 @@
+"""Collection on a fleet of workers: push the checkpoint, lease the tickets, pull each episode as it ends."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from digirl_dist.collect.account import Account
+from digirl_dist.collect.dispatch import Dispatch, DispatchRules
+from digirl_dist.collect.iteration import Closing, Iteration
+from digirl_dist.collect.leases import Leases
+from digirl_dist.collect.workforce import Workforce
+from digirl_dist.collection import Harvest
+from digirl_dist.errors import HarvestError
+from digirl_dist.fleet.fleet import Fleet
+from digirl_dist.fleet.worker_events import (
+    Acting,
+    Added,
+    Ended,
+    EpisodeFailed,
+    Loaded,
+    Lost,
+    News,
+    Pulled,
+    Refused,
+    Spent,
+    Stray,
+)
+from digirl_dist.protocol.job_folder import Notice
+from digirl_dist.settings import LimitSettings
+from digirl_dist.storage.checkpoint import Checkpoint
+from digirl_dist.storage.events import Events
+from digirl_dist.storage.status import Status
+from digirl_dist.storage.trajectory_store import Store
+from digirl_dist.tasks import Key, Ticket
+
+_LOOK_S = 0.5
+_ACCOUNTS_S = 1.0
+
+
+class FleetCollector:
+    """Collector on machines over SSH, or on a Ray cluster: the fleet knows which."""
+
+    def __init__(
+        self,
+        fleet: Fleet[Any],
+        limits: LimitSettings,
+        rules: DispatchRules,
+        closing: Closing,
+        store: Store,
+        events: Events,
+        status: Status,
+    ) -> None:
+        self.fleet = fleet
+        self.closing = closing
+        self.store = store
+        self.status = status
+        self.leases = Leases(limits.episode_attempts)
+        self.workforce = Workforce(fleet, self.leases, limits, events, status)
+        self.dispatch = Dispatch(fleet, self.workforce.standing, self.leases, rules, events)
+        self.accounts: dict[int, Account] = {}
+        self.offers: queue.SimpleQueue[tuple[Checkpoint, Sequence[Ticket]]] = queue.SimpleQueue()
+        self.closed = threading.Event()
+        self.fleet.start()
+
+    def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> Harvest:
+        return _Harvesting(self, checkpoint, tickets).run()
+
+    def offer(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
+        self.offers.put((checkpoint, tickets))
+
+    def close(self) -> None:
+        self.closed.set()
+        self.fleet.close()
+
+
+class _Harvesting:
+    """One iteration of a fleet, from the first news to the last landed episode."""
+
+    def __init__(self, collector: FleetCollector, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
+        self._fleet = collector.fleet
+        self._leases = collector.leases
+        self._dispatch = collector.dispatch
+        self._store = collector.store
+        self._workforce = collector.workforce
+        self._status = collector.status
+        self._offers = collector.offers
+        self._closed = collector.closed
+        self._checkpoint = checkpoint
+        self._iteration = Iteration(tickets, self._leases, self._store, collector.closing)
+        self._accounts = collector.accounts
+        self._account = self._account_of(self._iteration.number)
+        self._account.started_at = time.monotonic()
+        self._asked: set[str] = set()
+
+    def run(self) -> Harvest:
+        number = self._iteration.number
+        self._status.host(f"collect iteration {number}")
+        self._workforce.begin()
+        if not self._iteration.is_over:
+            self._dispatch.hand_out(self._checkpoint.iteration)  # emulators reset while the checkpoint comes
+            self._fleet.publish(self._checkpoint, self._leases.versions())
+        while not self._iteration.is_over:
+            self._turn(_LOOK_S)
+            self._status.collecting(number, self._iteration.missing)
+            self._workforce.check_that_somebody_can(number, self._iteration.missing)
+        self._settle_accounts()
+        self._status.host(f"store iteration {number} and learn from it")
+        return self._iteration.close(self._accounts.pop(number))
+
+    def _turn(self, timeout_s: float) -> None:
+        """Hand out what there is, then take in what happens next, if anything does in that time."""
+        if self._closed.is_set():
+            raise HarvestError(f"iteration {self._iteration.number}: the collection was ended before it was complete")
+        self._take_offers()
+        self._dispatch.hand_out(self._checkpoint.iteration)
+        self._workforce.let_go()
+        news = self._fleet.news(timeout_s)
+        if news is not None:
+            self._take_in(news)
+
+    def _take_offers(self) -> None:
+        while not self._offers.empty():  # this is its only reader
+            checkpoint, tickets = self._offers.get()
+            if checkpoint.iteration > self._checkpoint.iteration:
+                self._checkpoint = checkpoint
+                self._fleet.publish(checkpoint, self._leases.versions())
+            self._iteration.begin_later(tickets)
+
+    def _settle_accounts(self) -> None:
+        """Ask every worker where its slots' time went; what one does not answer at once, it tells the next time."""
+        standing = self._workforce.standing
+        self._asked = {name for name, each in standing.items() if each.slots}
+        for name in self._asked:
+            self._account.outcome(name).slots = standing[name].slots
+            self._fleet.workers[name].collected()
+        deadline = time.monotonic() + _ACCOUNTS_S
+        while self._asked and time.monotonic() < deadline:
+            self._turn(_ACCOUNTS_S)
+        for name in [name for name, each in standing.items() if not each.slots]:
+            self._account.spent(name, self._workforce.attendance.book(name))
+
+    def _account_of(self, number: int) -> Account:
+        return self._accounts.setdefault(number, Account(number))
+
+    def _take_in(self, news: News) -> None:
+        worker = getattr(news, "worker", None)
+        if worker is not None and not self._workforce.knows(worker) and not isinstance(news, Added):
+            return  # the last words of one that was let go
+        match news:
+            case Loaded(worker, version, push_s, push_bytes):
+                self._loaded(worker, version, push_s, push_bytes)
+            case Acting(worker, slot, iteration):
+                self._account_of(max(iteration, self._iteration.number)).acting(worker, slot)
+            case Ended(worker, notice):
+                self._ended(worker, notice)
+            case Pulled():
+                self._land(news)
+            case Refused(worker, notice, reason):
+                self._refused(worker, notice, reason)
+            case Stray(worker, episode, reason):
+                self._workforce.tell("episode_refused", worker, episode=episode, reason=reason)
+                self._fleet.workers[worker].forget(episode)
+            case EpisodeFailed(worker, slot, iteration, index, reason):
+                self._retry(worker, slot, (iteration, index), reason)
+            case Spent(worker, seconds):
+                self._account.spent(worker, self._workforce.attendance.book(worker, seconds))
+                self._asked.discard(worker)
+            case Lost(worker, error):
+                self._account.outcome(worker).losses.append(error.reason)
+                self._asked.discard(worker)
+                self._workforce.take_in(news)
+            case _:
+                self._workforce.take_in(news)
+
+    def _loaded(self, worker: str, version: int, push_s: float, push_bytes: int) -> None:
+        outcome = self._account.outcome(worker)
+        outcome.push_s += push_s
+        outcome.push_bytes += push_bytes
+        self._workforce.tell("pushed", worker, version=version, seconds=round(push_s, 4), bytes=push_bytes)
+
+    def _ended(self, worker: str, notice: Notice) -> None:
+        """Pull the episode if its ticket is still open; a stale or repeated one is deleted unread."""
+        key = notice.iteration, notice.index
+        ticket = self._leases.tickets.get(key)
+        self._dispatch.pace.ended(worker, sum(notice.spent.values()))  # without what it waited for the checkpoint
+        if ticket is None or not self._leases.expect(worker, key):
+            self._workforce.tell("episode_dropped", worker, episode=notice.episode_id, reason="not wanted any more")
+            self._fleet.workers[worker].forget(notice.episode_id)
+            return
+        self._account.ended(worker, notice.seconds, notice.age_s)
+        path = self._store.incoming(self._iteration.counts_in(key), f"{worker}-{key[0]}-{key[1]}", notice.size)
+        self._fleet.workers[worker].pull(notice, ticket, path)
+
+    def _land(self, pulled: Pulled) -> None:
+        """Make it durable, and only then let the worker delete it."""
+        worker, notice = pulled.worker, pulled.notice
+        key = notice.iteration, notice.index
+        account = self._account_of(self._iteration.counts_in(key))
+        self._account.outcome(worker).pull_bytes += notice.size
+        self._dispatch.landed(worker, key)
+        if self._iteration.land(pulled.trajectory, pulled.path):
+            account.outcome(worker).episodes += 1
+            account.seconds[key] = notice.seconds
+            self._workforce.tell(
+                "episode",
+                worker,
+                iteration=notice.iteration,
+                ticket=notice.index,
+                success=pulled.trajectory.success,
+                reward=pulled.trajectory.reward,
+                attempt=notice.attempt,
+                policy_version=notice.policy_version,
+                digest=notice.digest,
+                pull_s=round(pulled.pull_s, 4),
+            )
+        else:
+            pulled.path.unlink(missing_ok=True)
+        self._fleet.workers[worker].forget(notice.episode_id)
+
+    def _refused(self, worker: str, notice: Notice, reason: str) -> None:
+        self._workforce.tell("episode_refused", worker, episode=notice.episode_id, reason=reason)
+        self._fleet.workers[worker].forget(notice.episode_id)
+        self._retry(worker, notice.slot, (notice.iteration, notice.index), reason)
+
+    def _retry(self, worker: str, slot: int, key: Key, reason: str) -> None:
+        if key in self._leases.tickets:
+            self._account.outcome(worker).retried += 1
+            self._workforce.tell("episode_retried", worker, slot=slot, ticket=key[1], reason=reason)
+            self._leases.fail(worker, key, reason)

@@ -1,1 +1,0 @@
-"""Training where each rank has emulators, a replay and a policy of its own, and only gradients are shared."""

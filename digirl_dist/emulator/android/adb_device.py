@@ -1,0 +1,135 @@
+"""One Android device over adb: what is on its screen, and what a finger or a key does."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from digirl_dist.emulator.android import frames, keyboard
+from digirl_dist.emulator.android.adb import AdbServer, adb_errors
+from digirl_dist.emulator.touch_actions import DeviceAction
+from digirl_dist.errors import EmulatorError
+
+if TYPE_CHECKING:
+    from adbutils import AdbConnection
+
+TAP_DISTANCE = 0.04
+"""A swipe no longer than this share of the screen is a tap, the rule of AndroidInTheWild (README, action matching)."""
+
+_SWIPE_MS = 300
+_KEYS = {"back": "KEYCODE_BACK", "home": "KEYCODE_HOME", "enter": "KEYCODE_ENTER"}
+
+
+class AndroidDevice:
+    """A device that adb shows as ``device``. Every command has a limit; what fails raises EmulatorError."""
+
+    def __init__(self, server: AdbServer, serial: str, command_s: float, near: bool) -> None:
+        """``near``: it runs on this machine, where raw pictures travel faster than the device can pack them."""
+        self.serial = serial
+        self._device = server.device(serial)
+        self._command_s = command_s
+        self._near = near
+        self._size: tuple[int, int] | None = None
+        self._types = keyboard.typing_commands
+
+    def shell(self, command: str) -> str:
+        """What it prints. Raises EmulatorError when it fails, says so by its status, or takes too long."""
+        with adb_errors(self.serial, f"run `{_short(command)}`"):
+            done = self._device.shell2(command, timeout=self._command_s, v2=True)
+        if done.returncode != 0:
+            last = " ".join(done.output.split())[-200:]
+            raise EmulatorError(f"{self.serial}: `{_short(command)}` ended with status {done.returncode}: {last}")
+        return str(done.output).strip()
+
+    def open_shell(self, command: str) -> AdbConnection:
+        """Run a command and let it run; its output, and its end, come over the connection."""
+        with adb_errors(self.serial, f"start `{_short(command)}`"):
+            return self._device.open_shell(command)
+
+    def execute(self, command: str) -> bytes:
+        """What it writes, byte by byte, as ``adb exec-out`` does."""
+        with adb_errors(self.serial, f"run `{_short(command)}`"), self._device.open_transport() as link:
+            link.conn.settimeout(self._command_s)
+            link.send_command(f"exec:{command}")
+            link.check_okay()
+            parts = []
+            while part := link.conn.recv(1 << 20):
+                parts.append(part)
+            return b"".join(parts)
+
+    def frame(self) -> np.ndarray:
+        """The screen: uint8, shape [height, width, 3]."""
+        taken = (
+            frames.read_raw(self.execute("screencap")) if self._near else frames.read_png(self.execute("screencap -p"))
+        )
+        self._size = taken.shape[1], taken.shape[0]
+        return taken
+
+    def perform(self, action: DeviceAction) -> None:
+        """Carry out what touches the device. Raises ActionError for text that cannot be typed."""
+        match action.type:
+            case "tap":
+                self._tap(action.x, action.y)
+            case "swipe" if math.hypot(action.to_x - action.x, action.to_y - action.y) <= TAP_DISTANCE:
+                self._tap(action.x, action.y)
+            case "swipe":
+                ends = *self._pixel(action.x, action.y), *self._pixel(action.to_x, action.to_y)
+                self.shell(f"input swipe {' '.join(map(str, ends))} {_SWIPE_MS}")
+            case "type":
+                for command in self._types(action.text):
+                    self.shell(command)
+            case "back" | "home" | "enter":
+                self.shell(f"input keyevent {_KEYS[action.type]}")
+
+    def use_keyboard(self, wanted: bool | None) -> None:
+        """Type through ADBKeyboard: True, never: False, if it is there: None. Raises EmulatorError if it is missing."""
+        installed = wanted is not False and self.installed(keyboard.ADB_KEYBOARD)
+        if wanted and not installed:
+            raise EmulatorError(
+                f"{self.serial}: ADBKeyboard is not installed; run `adb install ADBKeyboard.apk`, "
+                "or set emulator.adb_keyboard=null"
+            )
+        if installed:
+            self.shell(f"ime enable {keyboard.ADB_KEYBOARD_IME}; ime set {keyboard.ADB_KEYBOARD_IME}")
+        self._types = keyboard.keyboard_commands if installed else keyboard.typing_commands
+
+    def installed(self, package: str) -> bool:
+        return f"package:{package}" in self.shell(f"pm list packages {shlex.quote(package)}").split()
+
+    def start_app(self, package: str) -> None:
+        """Open an app as its icon does."""
+        self.shell(f"monkey -p {shlex.quote(package)} -c android.intent.category.LAUNCHER 1")
+
+    def stop_app(self, package: str) -> None:
+        self.shell(f"am force-stop {shlex.quote(package)}")
+
+    def property(self, name: str) -> str:
+        return self.shell(f"getprop {shlex.quote(name)}")
+
+    def pull(self, path: str, to: Path) -> None:
+        """Copy a file of the device; the name ``to`` appears when it is whole."""
+        part = to.with_name(to.name + ".part")
+        with adb_errors(self.serial, f"pull {path}"):
+            self._device.sync.pull_file(path, part)
+        part.replace(to)
+
+    def _tap(self, x: float, y: float) -> None:
+        column, row = self._pixel(x, y)
+        self.shell(f"input tap {column} {row}")
+
+    def _pixel(self, x: float, y: float) -> tuple[int, int]:
+        """The pixel under a point in shares; the screen may have been turned since, so it counts as last seen."""
+        if self._size is None:
+            self.frame()
+        assert self._size is not None
+        width, height = self._size
+        return min(int(x * width), width - 1), min(int(y * height), height - 1)
+
+
+def _short(command: str) -> str:
+    """For messages: typed text may be long."""
+    return command if len(command) <= 120 else command[:117] + "…"

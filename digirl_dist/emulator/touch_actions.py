@@ -1,0 +1,80 @@
+"""The vocabulary of touch-screen actions that all device emulators share, as JSON objects.
+
+{"type": "tap", "x": 0.5, "y": 0.25}                                   coordinates are shares of width and height
+{"type": "swipe", "x": 0.5, "y": 0.8, "to_x": 0.5, "to_y": 0.2}
+{"type": "type", "text": "hello"}
+{"type": "back"}  {"type": "home"}  {"type": "enter"}
+{"type": "wait"}                                                       look again without touching anything
+{"type": "done"}  {"type": "impossible"}                               end the episode, in one opinion or the other
+
+An action may carry remarks of the agent, which no device looks at: ``said``, what a language model wrote, and
+``tokens``, the tokens that it wrote it in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from digirl_dist.errors import ActionError
+from digirl_dist.types import Json
+
+SAID, TOKENS = "said", "tokens"
+
+
+@dataclass(frozen=True)
+class DeviceAction:
+    """A checked device action. Coordinates lie in [0, 1]: (0, 0) is the top left corner."""
+
+    type: str
+    x: float = 0.0
+    y: float = 0.0
+    to_x: float = 0.0
+    to_y: float = 0.0
+    text: str = ""
+
+    FIELDS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "tap": ("x", "y"),
+        "swipe": ("x", "y", "to_x", "to_y"),
+        "type": ("text",),
+        "back": (),
+        "home": (),
+        "enter": (),
+        "wait": (),
+        "done": (),
+        "impossible": (),
+    }
+
+    @property
+    def ends(self) -> bool:
+        """Whether the agent ends the episode with it."""
+        return self.type in ("done", "impossible")
+
+    def to_json(self) -> dict[str, Json]:
+        return {"type": self.type, **{name: getattr(self, name) for name in self.FIELDS[self.type]}}
+
+    @classmethod
+    def from_json(cls, value: Json) -> DeviceAction:
+        """Remarks are left out. Raises ActionError naming what is wrong with ``value``."""
+        value = without_remarks(value)
+        if not isinstance(value, dict) or value.get("type") not in cls.FIELDS:
+            raise ActionError(f"{value!r} is not a device action; the types are {', '.join(cls.FIELDS)}")
+        fields = cls.FIELDS[value["type"]]
+        if set(value) != {"type", *fields}:
+            raise ActionError(f"{value!r}: a {value['type']} has exactly the fields {('type', *fields)}")
+        for name in fields:
+            if name == "text":
+                if not isinstance(value[name], str):
+                    raise ActionError(f"{value!r}: text must be a string")
+            elif isinstance(value[name], bool) or not isinstance(value[name], int | float):
+                raise ActionError(f"{value!r}: {name} must be a number")
+            elif not 0 <= value[name] <= 1:
+                raise ActionError(f"{value!r}: {name} must lie in [0, 1]")
+        return cls(**value)
+
+
+def without_remarks(action: Json) -> Json:
+    """The action as the device needs it; anything that is no JSON object stays as it is."""
+    if not isinstance(action, dict):
+        return action
+    return {name: value for name, value in action.items() if name not in (SAID, TOKENS)}

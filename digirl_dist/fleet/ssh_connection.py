@@ -1,0 +1,92 @@
+"""The way to a worker program over SSH: a control channel, and a courier for files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from digirl_dist.errors import LinkLostError, WorkerError
+from digirl_dist.fleet.connection import Files, Trying
+from digirl_dist.fleet.outgoing import Blob
+from digirl_dist.fleet.push import Push
+from digirl_dist.fleet.spec import Job, WorkerSpec
+from digirl_dist.protocol.job_folder import Notice, episode_name
+from digirl_dist.settings import LimitSettings, SshSettings
+from digirl_dist.ssh.channel import Channel
+from digirl_dist.ssh.connection import Connection, connect
+from digirl_dist.ssh.courier import Courier
+
+
+class SshDial:
+    """Logs in, installs the package if need be, and attaches to the worker program, which it starts if need be."""
+
+    def __init__(self, ssh: SshSettings, limits: LimitSettings) -> None:
+        self._ssh = ssh
+        self._limits = limits
+
+    def __call__(self, spec: WorkerSpec, job: Job, replace: bool, trying: Trying) -> SshLine:
+        trying("connect and log in", self._ssh.connect_s + self._ssh.login_s)
+        connection = connect(spec.address, self._ssh)
+        try:
+            trying("install or check the package", spec.install_limit_s)
+            python = spec.install(connection)
+            trying("start the worker program and its emulators", self._limits.start_s)
+            command = [*python, "-m", "digirl_dist.worker_program.attach", "--folder", spec.folder]
+            options = ["--orphan-s", str(job.orphan_s), "--package", spec.package]
+            control = connection.open([*command, *options, *(["--replace"] if replace else [])])
+            courier = [*python, "-m", "digirl_dist.worker_program.courier", "--folder", spec.folder]
+            return SshLine(connection, control, Courier(connection, courier, self._ssh))
+        except BaseException:
+            connection.close()
+            raise
+
+
+class SshLine:
+    """A ``Line`` over one SSH connection."""
+
+    def __init__(self, connection: Connection, control: Channel, courier: Courier) -> None:
+        self.files: Files = CourierFiles(courier)
+        self._connection = connection
+        self._control = control
+
+    def write(self, line: bytes) -> None:
+        self._control.write(line)
+
+    def readline(self, timeout_s: float) -> bytes:
+        return self._control.readline(timeout_s=timeout_s)
+
+    def read(self, size: int, timeout_s: float) -> bytes:
+        data = bytearray()
+        while len(data) < size and (more := self._control.read(size - len(data), timeout_s)):
+            data += more
+        return bytes(data)
+
+    def answers(self) -> bool:
+        return self._connection.alive
+
+    def why_ended(self) -> WorkerError:
+        """Did the link break, or the relay, or the program behind it?"""
+        ended = self._control.ended()
+        if self._control.exit_status != 0:
+            return ended
+        said = self._control.stderr_tail()
+        return LinkLostError(
+            self._control.worker, "the worker program ended" + (f"; it printed: {said}" if said else "")
+        )
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class CourierFiles:
+    """``Files`` by a courier."""
+
+    def __init__(self, courier: Courier) -> None:
+        self._courier = courier
+        self._push = Push(courier)
+
+    def push(self, blobs: Sequence[Blob]) -> int:
+        return self._push(blobs)
+
+    def fetch(self, notice: Notice, path: Path) -> None:
+        self._courier.get(episode_name(notice.episode_id), path, notice.digest, notice.size)

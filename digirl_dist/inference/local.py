@@ -1,0 +1,75 @@
+"""The policies a machine acts with, by version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from digirl_dist.agent import Agent, AgentFactory
+from digirl_dist.inference.requests import Answer, Decided, Question, RandomStream, Undecided
+from digirl_dist.storage.checkpoint import State
+from digirl_dist.trajectory import Decision, NoDecision
+
+
+class Policies:
+    """Agents by policy version, which act in one batch per version. Retired ones lend their memory to the next version.
+
+    Fulfils ``rollout.Policies``.
+    """
+
+    waiting = "policy"
+    limit_s: float | None = None
+
+    def __init__(self, factory: AgentFactory) -> None:
+        self._factory = factory
+        self._serving: dict[int, Agent] = {}
+        self._retired: list[Agent] = []
+        self._answers: list[Answer] = []
+
+    def load(self, version: int, state: State) -> None:
+        """Make ``version`` ready to act with the weights ``state``."""
+        agent = self._retired.pop() if self._retired else self._factory()
+        agent.load_state_dict(state)
+        self._serving[version] = agent
+
+    def same(self, version: int, other: int) -> None:
+        """``version`` has the very weights of ``other``, which is ready."""
+        self._serving[version] = self._serving[other]
+
+    def retire(self, keep: set[int]) -> None:
+        """Drop every version that is not in ``keep``."""
+        for version in set(self._serving) - keep:
+            agent = self._serving.pop(version)
+            if not any(agent is other for other in self._serving.values()):
+                self._retired.append(agent)
+
+    def expect(self, stream: RandomStream) -> None:
+        """Make its generator now, which takes longer than a small policy takes to decide."""
+        _ = stream.rng
+
+    def ask(self, questions: Sequence[Question]) -> None:
+        """Decide now, without gradients. What the agent raises goes to the caller."""
+        import torch
+
+        for version in sorted({question.version for question in questions}):
+            asked = [question for question in questions if question.version == version]
+            with torch.inference_mode():
+                decisions = self._serving[version].act(
+                    [question.observation for question in asked], [question.stream.rng for question in asked]
+                )
+            self._answers += [_answer(one, decision) for one, decision in zip(asked, decisions, strict=True)]
+
+    def answers(self) -> list[Answer]:
+        answers, self._answers = self._answers, []
+        return answers
+
+    def __contains__(self, version: object) -> bool:
+        return version in self._serving
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._serving)
+
+
+def _answer(question: Question, decision: Decision | NoDecision) -> Answer:
+    if isinstance(decision, NoDecision):
+        return Undecided(question.number, decision.reason)
+    return Decided(question.number, decision)

@@ -1,0 +1,73 @@
+"""The process of the host's policy: keeps versions in memory and decides batches, until its owner goes away.
+
+``python -m digirl_dist.inference.policy_process SOCKET`` first receives the packed agent; then each request gets
+one reply.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+
+from digirl_dist.inference.local import Policies
+from digirl_dist.inference.requests import Answer, Question, Undecided
+from digirl_dist.storage.checkpoint import Checkpoint
+from digirl_dist.user_code.packing import unpack
+
+_FRAMES = -6
+"""Of a traceback, those that say where the agent failed."""
+
+
+def main(argv: Sequence[str]) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its owner ends it
+    requests = Connection(int(argv[0]))
+    try:
+        desk = Desk(requests.recv_bytes())
+        while True:
+            request, content = requests.recv()
+            requests.send(desk.serve(content) if request == "serve" else desk.decide(content))
+    except (EOFError, OSError):
+        return 0
+
+
+class Desk:
+    """Answers what is asked, and says why where it cannot."""
+
+    def __init__(self, packed_agent: bytes) -> None:
+        self._policies = Policies(lambda: unpack(packed_agent)())
+        self._missing: dict[int, str] = {}
+
+    def serve(self, checkpoints: Mapping[int, Checkpoint]) -> dict[int, str]:
+        """Act with these versions and no others. Returns those that cannot be had, and why."""
+        self._policies.retire(set(checkpoints))
+        self._missing = {}
+        for version in checkpoints.keys() - set(self._policies):
+            try:
+                self._policies.load(version, checkpoints[version].state())
+            except Exception:
+                self._missing[version] = traceback.format_exc(limit=_FRAMES)
+        return self._missing
+
+    def decide(self, questions: Sequence[Question]) -> list[Answer]:
+        """One answer to each. What the agent cannot decide is found by asking it one by one."""
+        known = [question for question in questions if question.version in self._policies]
+        unknown = [self._unknown(question) for question in questions if question.version not in self._policies]
+        try:
+            self._policies.ask(known)
+        except Exception:
+            self._policies.answers()
+            if len(known) == 1:
+                return [*unknown, Undecided(known[0].number, traceback.format_exc(limit=_FRAMES))]
+            return [*unknown, *(answer for question in known for answer in self.decide([question]))]
+        return [*unknown, *self._policies.answers()]
+
+    def _unknown(self, question: Question) -> Undecided:
+        why = self._missing.get(question.version, "it is out of use")
+        return Undecided(question.number, f"the host no longer acts with policy version {question.version}: {why}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,139 @@
+"""Answers the questions of all workers in batches, and starts the policy's process again when it is lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from digirl_dist.agent import AgentFactory
+from digirl_dist.errors import PolicyLostError
+from digirl_dist.inference.child import PolicyProcess
+from digirl_dist.inference.requests import Answer, Question, Undecided
+from digirl_dist.storage.checkpoint import Checkpoint
+from digirl_dist.storage.events import Events
+from digirl_dist.storage.status import Status, WorkerStatus
+from digirl_dist.user_code.packing import pack
+
+_STOP_S = 5.0
+
+
+@dataclass(frozen=True)
+class Batching:
+    """A batch is decided once so many questions wait, or the oldest has waited for so long."""
+
+    size: int
+    wait_s: float
+
+
+@dataclass
+class _Asked:
+    question: Question
+    tell: Callable[[Answer], None]
+    at: float = field(default_factory=time.monotonic)
+    is_repeated: bool = False
+
+
+class PolicyServer:
+    """The policy of all workers. ``serve``, ``ask`` and ``close`` may be called from any thread and never wait long."""
+
+    def __init__(
+        self, agent: AgentFactory, batching: Batching, limit_s: float, log: Path, events: Events, status: Status
+    ) -> None:
+        self._process = PolicyProcess(pack(agent), log, limit_s)
+        self._batching = batching
+        self._limit_s = limit_s
+        self._events = events
+        self._status = status
+        self._seen = status.policy = WorkerStatus("start")
+        self._asked: deque[_Asked] = deque()
+        self._checkpoints: dict[int, Checkpoint] = {}
+        self._is_new = False
+        self._closing = False
+        self._something = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="policy", daemon=True)
+        self._thread.start()
+
+    def serve(self, checkpoint: Checkpoint, in_use: Set[int]) -> None:
+        """From now on act with this checkpoint, and with those of the versions ``in_use`` that it acts with already."""
+        with self._something:
+            kept = {version: known for version, known in self._checkpoints.items() if version in in_use}
+            self._checkpoints = {**kept, checkpoint.iteration: checkpoint}
+            self._is_new = True
+            self._something.notify()
+
+    def ask(self, question: Question, tell: Callable[[Answer], None]) -> None:
+        """``tell`` gets the answer, in a thread of ours; it must not wait."""
+        with self._something:
+            self._asked.append(_Asked(question, tell))
+            self._something.notify()
+
+    def close(self) -> None:
+        with self._something:
+            self._closing = True
+            self._something.notify()
+        self._process.close()
+        self._thread.join(_STOP_S)
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._does("wait for questions", None)
+            batch = self._next()
+            try:
+                if not self._closing:
+                    self._bring_up_to_date()
+                    self._decide(batch)
+            except PolicyLostError as error:
+                self._lost(str(error), batch)
+            except Exception:  # a fault of ours must not end this thread without a word
+                self._lost(f"internal error, please report it: {traceback.format_exc()}", batch)
+        self._process.close()
+
+    def _next(self) -> list[_Asked]:
+        """The next batch; or none, if there are other policies to act with first."""
+        with self._something:
+            self._something.wait_for(lambda: self._closing or self._is_new or (self._asked and self._checkpoints))
+            if self._asked and not self._is_new:
+                left_s = self._asked[0].at + self._batching.wait_s - time.monotonic()
+                self._something.wait_for(lambda: self._closing or len(self._asked) >= self._batching.size, left_s)
+            self._is_new = False
+            count = min(len(self._asked), self._batching.size)
+            return [self._asked.popleft() for _ in range(count)]
+
+    def _bring_up_to_date(self) -> None:
+        checkpoints = self._checkpoints
+        self._does(f"load policy versions {sorted(checkpoints)}", self._limit_s)
+        for version, reason in self._process.serve(checkpoints).items():
+            self._events.emit("policy_refused", version=version, reason=reason)
+
+    def _decide(self, batch: list[_Asked]) -> None:
+        if not batch:
+            return
+        self._does(f"decide {len(batch)} actions", self._limit_s)
+        places = dict(enumerate(batch))  # numbers of different workers may be the same
+        questions = [replace(asked.question, number=place) for place, asked in places.items()]
+        for answer in self._process.decide(questions):
+            asked = places[answer.number]
+            asked.tell(replace(answer, number=asked.question.number))
+
+    def _lost(self, reason: str, batch: list[_Asked]) -> None:
+        """Ask once more what was asked; what has now been lost twice may be the cause, and its episode runs again."""
+        if self._closing:
+            return
+        self._seen.last_trouble, self._seen.troubled_at = reason, time.monotonic()
+        self._events.emit("policy_lost", reason=reason, questions=len(batch))
+        for asked in batch:
+            if asked.is_repeated:
+                asked.tell(Undecided(asked.question.number, reason))
+        again = [asked for asked in batch if not asked.is_repeated]
+        for asked in again:
+            asked.is_repeated = True
+        with self._something:
+            self._asked.extendleft(reversed(again))
+
+    def _does(self, doing: str, limit_s: float | None) -> None:
+        self._seen.doing, self._seen.since, self._seen.limit_s = doing, time.monotonic(), limit_s

@@ -1,0 +1,60 @@
+"""What a model is asked about an episode, and how its answer is read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+
+from digirl_dist.chat import Messages, image_part, text_part
+from digirl_dist.emulator.touch_actions import without_remarks
+from digirl_dist.trajectory import Observation, Trajectory
+from digirl_dist.types import Json
+
+_QUESTION = """\
+An agent was given a task on a device with a touch screen and has stopped. Judge whether the task is done.
+
+Task: {instruction}
+
+Its actions, in order (coordinates are shares of width and height, from the top left corner):
+{actions}
+
+The screenshots show the end of it, the last one what the screen showed when the agent stopped. Count the task as done
+only if they show that all of it is; good beginnings do not count."""
+
+_ANSWER = "Reason in a few words. Then write, as the last line, exactly `Verdict: yes` or `Verdict: no`."
+REMINDER = "Write only the line with the verdict: `Verdict: yes` or `Verdict: no`."
+_VERDICT = re.compile(r"verdict\W+(yes|no)\b", re.IGNORECASE)
+
+
+def messages(trajectory: Trajectory, prompt: str, screenshots: int) -> Messages:
+    """The chat that asks about ``trajectory``, with its last ``screenshots`` images.
+
+    ``prompt`` may use ``{instruction}`` and ``{actions}``; empty: the general question. How to answer is added.
+    """
+    last = trajectory.final_observation
+    instruction = trajectory.ticket.task.instruction or last.text or trajectory.ticket.task.id
+    actions = "\n".join(
+        f"{n}. {json.dumps(without_remarks(step.action))}" for n, step in enumerate(trajectory.steps, 1)
+    )
+    question = (prompt or _QUESTION).replace("{instruction}", instruction).replace("{actions}", actions)
+    seen = [*(step.observation for step in trajectory.steps), last]
+    content = [text_part(f"{question}\n\n{_ANSWER}"), *_images(seen, screenshots)]
+    return [{"role": "user", "content": content}]
+
+
+def digest(model: str, chat: Sequence[Json], request: Json) -> str:
+    """Names a question by all that its answer may depend on."""
+    return hashlib.sha256(json.dumps([model, chat, request], sort_keys=True).encode()).hexdigest()
+
+
+def read(answer: str) -> bool | None:
+    """The last verdict in an answer; None if there is none."""
+    found = _VERDICT.findall(answer)
+    return found[-1].lower() == "yes" if found else None
+
+
+def _images(seen: Sequence[Observation], most: int) -> list[Json]:
+    images = [observation.image for observation in seen if observation.image is not None]
+    return [image_part(image) for image in images[max(0, len(images) - most) :]]

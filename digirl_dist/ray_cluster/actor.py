@@ -1,0 +1,172 @@
+"""A worker on a node of a Ray cluster: the worker program in a thread, its link and its files as an actor's methods.
+
+It is the same program as over SSH, with the same folder. Only what the host pushed stays in the node's object store.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import queue
+import shutil
+import threading
+import time
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, ClassVar
+
+import ray
+
+from digirl_dist.errors import CheckpointError
+from digirl_dist.protocol.job_folder import JobFolder, encode
+from digirl_dist.storage.checkpoint import TensorInfo, tensor_from
+from digirl_dist.types import Json
+from digirl_dist.worker_program.link import Inbox, beat
+from digirl_dist.worker_program.program import Program
+
+if TYPE_CHECKING:
+    import torch
+
+_PREDECESSOR_S = 10.0
+
+
+class ActorLink(Inbox):
+    """What the program says waits here until the host asks for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+    def start(self, doing: Callable[[], dict[str, Json]]) -> None:
+        threading.Thread(target=beat, args=(self, doing), name="link-heartbeat", daemon=True).start()
+
+    def send(self, kind: str, attached: bytes = b"", **content: Json) -> None:
+        self._said.put(encode(kind, attached, **content))
+
+    def close(self) -> None:
+        self._said.put(None)
+
+    def said(self, limit_s: float) -> list[bytes] | None:
+        """Messages since the last call, of which there may be none in that time; None when nothing more will come."""
+        lines: list[bytes] = []
+        try:
+            line = self._said.get(timeout=limit_s)
+            while line is not None:
+                lines.append(line)
+                line = self._said.get_nowait()
+        except queue.Empty:
+            return lines
+        self._said.put(None)
+        return lines or None
+
+
+class ObjectBlobs:
+    """Tensors in the object store of the node, which all workers there share; packed classes in files."""
+
+    def __init__(self, folder: JobFolder) -> None:
+        self._folder = folder
+        self._arrays: dict[str, Any] = {}
+
+    def add(self, digest: str, array: Any) -> None:
+        """``array`` is uint8 and may be a view of the object store."""
+        self._arrays[digest] = array
+
+    def missing(self, digests: Sequence[str]) -> list[str]:
+        return [name for name in digests if name not in self._arrays and not self._path(name).exists()]
+
+    def tensor(self, info: TensorInfo) -> torch.Tensor:
+        try:
+            return tensor_from(bytearray(self._arrays[info.digest].data), info)
+        except CheckpointError:
+            del self._arrays[info.digest]
+            raise
+
+    def file(self, digest: str) -> Path:
+        path = self._path(digest)
+        if not path.exists():
+            part = path.with_suffix(".part")
+            part.write_bytes(self._arrays[digest].data)
+            part.rename(path)
+        return path
+
+    def keep(self, tensors: Collection[str], packed: Collection[str]) -> None:
+        self._arrays = {name: array for name, array in self._arrays.items() if name in {*tensors, *packed}}
+
+    def _path(self, digest: str) -> Path:
+        return self._folder.blob(digest)
+
+
+class WorkerActor:
+    """One worker. Ends with the host's process, with its node, or when it is killed; then so do its emulators.
+
+    Each concurrency group has a thread, so that nobody waits for somebody who only listens.
+    """
+
+    GROUPS: ClassVar[dict[str, int]] = {"tell": 1, "hear": 1, "files": 1}
+
+    def __init__(self, folder: str, orphan_s: float) -> None:
+        self._folder = JobFolder(Path(folder).expanduser().resolve())
+        self._folder.create()
+        self._lock = _sole_owner(self._folder)
+        self._link = ActorLink()
+        self._blobs = ObjectBlobs(self._folder)
+        self._failure = ""
+        self._program = Program(self._folder, self._link, self._blobs, orphan_s, package="")
+        threading.Thread(target=self._run, name="program", daemon=True).start()
+
+    def node(self) -> str:
+        """The node on which it was placed."""
+        return str(ray.get_runtime_context().get_node_id())
+
+    @ray.method(concurrency_group="tell")
+    def tell(self, line: bytes) -> None:
+        """A line of the host to the program."""
+        self._link.receive(line)
+
+    @ray.method(concurrency_group="hear")
+    def hear(self, limit_s: float) -> list[bytes] | None:
+        """What the program says (see ``ActorLink.said``)."""
+        return self._link.said(limit_s)
+
+    @ray.method(concurrency_group="hear")
+    def failure(self) -> str:
+        """The traceback that ended the program; empty if it ended in order."""
+        return self._failure
+
+    @ray.method(concurrency_group="files")
+    def push(self, blobs: Mapping[str, ray.ObjectRef[Any]], limit_s: float) -> None:
+        """Blobs by digest: each node fetches an object once, whoever of its workers asks first."""
+        for digest, array in zip(blobs, ray.get(list(blobs.values()), timeout=limit_s), strict=True):
+            self._blobs.add(digest, array)
+
+    @ray.method(concurrency_group="files")
+    def fetch(self, episode_id: str) -> bytes:
+        """The rows of a spooled episode. Raises OSError."""
+        return self._folder.episode(episode_id).read_bytes()
+
+    def _run(self) -> None:
+        try:
+            self._program.run()
+            if self._program.stopped:
+                shutil.rmtree(self._folder.root, ignore_errors=True)
+        except Exception:
+            self._failure = traceback.format_exc(limit=-6)
+            self._link.close()
+
+
+def _sole_owner(folder: JobFolder) -> IO[str]:
+    """The folder's lock, which a predecessor that was killed gives up as it ends. Raises OSError if it does not."""
+    lock = folder.lock.open("a+")
+    deadline = time.monotonic() + _PREDECESSOR_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+    lock.truncate(0)
+    print(os.getpid(), file=lock, flush=True)
+    return lock

@@ -1,0 +1,1 @@
+"""Runs episodes on the emulator slots of one machine."""

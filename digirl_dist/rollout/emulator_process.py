@@ -1,0 +1,109 @@
+"""The process of one emulator, and the guard that outlives it to clean up.
+
+``python -m digirl_dist.rollout.emulator_process REQUESTS LIFELINE FACTORY`` forks before anything heavy is imported:
+the child serves the emulator over the socket REQUESTS, the parent waits. When the child ends, or when the other end
+of LIFELINE closes because its owner let go or died, the parent kills every descendant (a browser and its helpers, say),
+removes their temporary files and exits. So killing the owner with SIGKILL leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from digirl_dist.rollout.pipe import Pipe, plain
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_CLOSE_LIMIT_S = 5.0
+
+
+def main(argv: list[str]) -> int:
+    requests, lifeline, factory = int(argv[0]), int(argv[1]), argv[2]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    with tempfile.TemporaryDirectory(prefix="emulator-", ignore_cleanup_errors=True) as scratch:
+        child = os.fork()
+        if child == 0:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            os.close(lifeline)
+            os.environ["TMPDIR"] = tempfile.tempdir = scratch
+            _serve(Pipe(socket.socket(fileno=requests)), factory)
+            os._exit(0)
+        os.close(requests)
+        return _guard(child, lifeline)
+
+
+def _guard(child: int, lifeline: int) -> int:
+    """Wait for the end of the child or of the owner; then end every descendant."""
+    exited = os.pidfd_open(child)
+    select.select([exited, lifeline], [], [])
+    if not select.select([exited], [], [], 0)[0]:
+        select.select([exited], [], [], _CLOSE_LIMIT_S if _was_asked_to_close(lifeline) else 0)
+    _kill_descendants()
+    return 0
+
+
+def _was_asked_to_close(lifeline: int) -> bool:
+    """The owner writes a byte before it lets go when the emulator has been asked to close in order."""
+    try:
+        return os.read(lifeline, 1) != b""
+    except OSError:
+        return False
+
+
+def _kill_descendants() -> None:
+    import psutil
+
+    deadline = time.monotonic() + _CLOSE_LIMIT_S
+    while time.monotonic() < deadline and (running := psutil.Process().children(recursive=True)):
+        for process in running:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                pass
+        psutil.wait_procs(running, timeout=0.5)
+
+
+def _serve(requests: Pipe, factory_path: str) -> None:
+    """Build the emulator, then answer one request after the other until the owner goes away."""
+    from digirl_dist.errors import ActionError, SettingsError
+    from digirl_dist.user_code.packing import unpack_file
+
+    try:
+        emulator = unpack_file(factory_path)()
+    except SettingsError as error:
+        requests.send(("fatal", str(error), 0.0))
+        return
+    except Exception:
+        requests.send(("error", traceback.format_exc(limit=-6), 0.0))
+        return
+    requests.send(("ready", None, 0.0))
+    answer: dict[str, Callable[..., Any]] = {"reset": emulator.reset, "step": emulator.step}
+    try:
+        while (request := requests.receive())[0] != "close":
+            started = time.monotonic()
+            reply: tuple[str, Any]
+            try:
+                reply = ("done", plain(answer[request[0]](*request[1:])))
+            except ActionError as error:
+                reply = ("refused", str(error))
+            except Exception:
+                reply = ("error", traceback.format_exc(limit=-6))
+            requests.send((*reply, time.monotonic() - started))
+    except (EOFError, OSError):
+        pass
+    emulator.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

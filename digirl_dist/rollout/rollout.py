@@ -1,0 +1,367 @@
+"""Runs episodes: asks, in one batch, for the actions of all emulators that wait for one."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from typing import Any, Protocol
+
+from digirl_dist.errors import ActionError, EmulatorError
+from digirl_dist.inference.requests import Answer, Decided, Question, RandomStream, Undecided
+from digirl_dist.rollout.slot import Slot, State
+from digirl_dist.rollout.slot_time import SlotTime
+from digirl_dist.tasks import Key, Ticket
+from digirl_dist.trajectory import Decision, Observation, Step, Trajectory, Transition
+
+
+class Policies(Protocol):
+    """Who decides: the policies of this machine at once, or those of the host later."""
+
+    waiting: str
+    """What a slot that was promised an action is said to wait for …"""
+    limit_s: float | None
+    """… for so many seconds at most; None: the answer comes at once."""
+
+    def __contains__(self, version: object) -> bool:
+        """Whether questions to this policy version can be answered by now."""
+
+    def expect(self, stream: RandomStream) -> None:
+        """The next question of an episode will have this stream. Called while nobody waits for an action of it."""
+
+    def ask(self, questions: Sequence[Question]) -> None:
+        """Only to versions that are there."""
+
+    def answers(self) -> Sequence[Answer]:
+        """Those that came since the last call; each question gets one."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An episode came to its end. Times are monotonic seconds of this machine."""
+
+    trajectory: Trajectory
+    started_at: float
+    ended_at: float
+    spent: dict[str, float]
+    """Seconds in ``reset``, ``step``, ``policy``."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An episode was lost with its emulator; its ticket must run again somewhere."""
+
+    ticket: Ticket
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Acting:
+    """A slot has sent the first action of an episode."""
+
+    slot: int
+    ticket: Ticket
+
+
+@dataclass(frozen=True)
+class SlotChanged:
+    """A slot came into service or failed."""
+
+    slot: int
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class SlotWait:
+    """What a slot does, for how many seconds now, of how many it may take, and for which ticket."""
+
+    activity: str
+    for_s: float
+    limit_s: float | None
+    ticket: int | None
+
+
+Happening = Finished | Failed | Acting | SlotChanged
+
+
+@dataclass
+class _Episode:
+    ticket: Ticket
+    started_at: float
+    stream: RandomStream
+    """Of the next decision."""
+    observation: Observation | None = None
+    asked: int | None = None
+    """The number of the question that is open …"""
+    asked_at: float = 0.0
+    """… since this monotonic time."""
+    decision: Decision | None = None
+    steps: list[Step] = field(default_factory=list)
+    spent: dict[str, float] = field(default_factory=lambda: {"reset": 0.0, "step": 0.0, "policy": 0.0})
+    dropped: str | None = None
+    """What its seconds are booked under, once it is no longer wanted."""
+
+
+class Rollout:
+    """Episodes on the slots of one machine.
+
+    Lease it tickets, then call ``turn`` again and again; it never waits longer than asked. ``max_steps`` ends an
+    episode with ``truncated`` (None: the emulator decides). With ``shrink``, a slot whose emulator never booted is
+    given up for good once another slot's did.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        slots: Sequence[Slot],
+        policies: Policies,
+        max_steps: int | None,
+        shrink: bool = False,
+    ) -> None:
+        self.name = name
+        self.slots = slots
+        self.tickets: deque[Ticket] = deque()
+        self._policies = policies
+        self._max_steps = max_steps
+        self._shrink = shrink
+        self._idle_because = "push"
+        self._times = {slot.index: SlotTime() for slot in slots}
+        self._episodes: dict[int, _Episode] = {}
+        self._happened: list[Happening] = []
+        self._questions = 0
+
+    def lease(self, tickets: Sequence[Ticket]) -> None:
+        self.tickets.extend(tickets)
+
+    def held(self) -> list[Ticket]:
+        """Tickets that are queued or running."""
+        return [*self.tickets, *(episode.ticket for episode in self._episodes.values() if episode.dropped is None)]
+
+    def drop(self, keys: set[Key], lost_to: str = "faults") -> None:
+        """Forget tickets; a running episode ends without a result, and its seconds are booked under ``lost_to``.
+
+        An emulator that has been asked for something answers first.
+        """
+        self.tickets = deque(ticket for ticket in self.tickets if ticket.key not in keys)
+        for slot in self.slots:
+            episode = self._episodes.get(slot.index)
+            if episode is not None and episode.ticket.key in keys:
+                episode.dropped = lost_to
+                if slot.state is State.idle:
+                    self._abandon(slot, episode)
+
+    def waits(self) -> list[SlotWait]:
+        """What every slot does, for people to see; may be called from another thread."""
+        now = time.monotonic()
+        found = []
+        for slot in self.slots:
+            episode = self._episodes.get(slot.index)
+            ticket = None if episode is None else episode.ticket.index
+            if episode is not None and episode.asked is not None:
+                found.append(SlotWait(self._policies.waiting, now - episode.asked_at, self._policies.limit_s, ticket))
+                continue
+            limit_s = slot.deadline - slot.since
+            found.append(
+                SlotWait(self._activity(slot), now - slot.since, None if limit_s == float("inf") else limit_s, ticket)
+            )
+        return found
+
+    def in_service(self) -> int:
+        """Slots that are not closed."""
+        return sum(slot.state is not State.closed for slot in self.slots)
+
+    def idle(self, because: str) -> None:
+        """From now on, slots without a ticket are booked under this activity (see slot_time)."""
+        self._idle_because = because
+        self._book()
+
+    def spent(self) -> dict[str, float]:
+        """Slot-seconds by activity since the last call, of all slots together."""
+        total: Counter[str] = Counter()
+        for slot in self.slots:
+            total.update(self._times[slot.index].take())
+        return dict(total)
+
+    def turn(self, timeout_s: float, others: Sequence[Any] = ()) -> list[Happening]:
+        """Wait for a slot, one of ``others`` (anything with ``fileno``) or a deadline; attend to it and act."""
+        self._begin()
+        self._act()
+        self._book()
+        until = min((slot.deadline for slot in self.slots), default=float("inf"))
+        patience = min(timeout_s, max(0.0, until - time.monotonic()))
+        pipes: list[Any] = [slot.pipe for slot in self.slots if slot.pipe is not None]
+        came: list[Any] = wait([*pipes, *others], patience)
+        for slot in self.slots:
+            self._attend(slot, slot.pipe in came)
+        self._book()
+        self._act()
+        self._begin()
+        self._book()
+        happened, self._happened = self._happened, []
+        return happened
+
+    def close(self, limit_s: float = 10.0) -> None:
+        """Close every emulator and wait for their processes, at most ``limit_s``."""
+        deadline = time.monotonic() + limit_s
+        for slot in self.slots:
+            slot.close()
+        for slot in self.slots:
+            slot.wait(deadline)
+
+    def _attend(self, slot: Slot, answered: bool) -> None:
+        """Start a slot whose back-off is over; take the answer of one that answered or is overdue."""
+        overdue = time.monotonic() >= slot.deadline
+        if slot.state in (State.down, State.closed):
+            if overdue:
+                slot.start()
+        elif answered or overdue:
+            self._take_answer(slot)
+
+    def _take_answer(self, slot: Slot) -> None:
+        booting = slot.state is State.booting
+        try:
+            answer = slot.answer()
+        except ActionError as error:
+            self._lose(slot, f"the emulator refused the agent's action: {error}")
+        except EmulatorError as error:
+            self._lose(slot, str(error))
+            self._happened.append(SlotChanged(slot.index, slot.state.value, str(error) + self._given_up(slot)))
+        else:
+            if answer is None:
+                return
+            if booting:
+                self._happened.append(SlotChanged(slot.index, "ready"))
+            else:
+                self._advance(slot, self._episodes[slot.index], *answer)
+
+    def _given_up(self, slot: Slot) -> str:
+        """Give up a slot for which this machine seems too small, and say so; otherwise say nothing."""
+        if not self._shrink or slot.state is not State.closed or slot.has_booted:
+            return ""
+        if not any(other.has_booted for other in self.slots):
+            return ""
+        slot.give_up()
+        return f"; bsize: auto goes on without this slot, with {self.in_service()}"
+
+    def _lose(self, slot: Slot, reason: str) -> None:
+        episode = self._episodes.pop(slot.index, None)
+        self._times[slot.index].settle("faults" if episode is None else episode.dropped or "faults")
+        if episode is not None and episode.dropped is None:
+            self._happened.append(Failed(episode.ticket, slot.index, reason))
+
+    def _advance(self, slot: Slot, episode: _Episode, value: Any, seconds: float) -> None:
+        if episode.dropped is not None:
+            self._abandon(slot, episode)
+        elif isinstance(value, Transition):
+            episode.spent["step"] += seconds
+            self._record(slot, episode, value)
+        else:
+            episode.spent["reset"] += seconds
+            episode.observation = value
+
+    def _abandon(self, slot: Slot, episode: _Episode) -> None:
+        del self._episodes[slot.index]
+        self._times[slot.index].settle(episode.dropped)
+
+    def _record(self, slot: Slot, episode: _Episode, transition: Transition) -> None:
+        assert episode.observation is not None and episode.decision is not None
+        cut = self._max_steps is not None and len(episode.steps) + 1 >= self._max_steps
+        truncated = transition.truncated or (cut and not transition.terminated)
+        action, log_prob = episode.decision.action, episode.decision.log_prob
+        reward, terminated = float(transition.reward), transition.terminated
+        episode.steps.append(Step(episode.observation, action, log_prob, reward, terminated, truncated))
+        episode.observation = transition.observation
+        if terminated or truncated:
+            self._finish(slot, episode, transition)
+
+    def _finish(self, slot: Slot, episode: _Episode, transition: Transition) -> None:
+        self._episodes.pop(slot.index)
+        self._times[slot.index].settle()
+        slot.succeeded()
+        ticket = episode.ticket
+        trajectory = Trajectory(
+            ticket=ticket,
+            episode_id=f"{ticket.iteration:06d}-{ticket.index:05d}-{ticket.attempt}-{self.name}-{slot.index}",
+            worker=self.name,
+            slot=slot.index,
+            steps=episode.steps,
+            final_observation=transition.observation,
+            success=transition.success,
+        )
+        self._happened.append(Finished(trajectory, episode.started_at, time.monotonic(), episode.spent))
+
+    def _act(self) -> None:
+        """Ask, in one batch, for every slot that waits for its action, and carry out what has been decided.
+
+        Episodes whose policy is still to come have been reset meanwhile, and wait.
+        """
+        waiting = self._waiting()
+        asking = [episode for _, episode in waiting if episode.asked is None]
+        questions = [self._question(one) for one in asking if one.ticket.policy_version in self._policies]
+        if questions:
+            self._policies.ask(questions)
+        asked = {episode.asked: (slot, episode) for slot, episode in waiting}
+        for answer in self._policies.answers():
+            if answer.number in asked:  # else its episode was dropped or lost meanwhile
+                self._heed(*asked[answer.number], answer)
+
+    def _waiting(self) -> list[tuple[Slot, _Episode]]:
+        """Slots whose emulator waits for an action."""
+        idle = [slot for slot in self.slots if slot.state is State.idle]
+        return [(slot, self._episodes[slot.index]) for slot in idle if slot.index in self._episodes]
+
+    def _question(self, episode: _Episode) -> Question:
+        assert episode.observation is not None
+        self._questions += 1
+        episode.asked, episode.asked_at = self._questions, time.monotonic()
+        return Question(self._questions, episode.ticket.policy_version, episode.stream, episode.observation)
+
+    def _heed(self, slot: Slot, episode: _Episode, answer: Answer) -> None:
+        episode.asked = None
+        episode.spent["policy"] += time.monotonic() - episode.asked_at
+        match answer:
+            case Undecided(_, reason):
+                self._lose(slot, reason)
+            case Decided(_, decision):
+                if not episode.steps:
+                    self._happened.append(Acting(slot.index, episode.ticket))
+                episode.decision = decision
+                slot.step(decision.action)
+                episode.stream = self._stream(episode.ticket, len(episode.steps) + 1)
+
+    def _book(self) -> None:
+        """Book every slot under what it does now."""
+        for slot in self.slots:
+            self._times[slot.index].enter(self._activity(slot))
+
+    def _activity(self, slot: Slot) -> str:
+        match slot.state:
+            case State.closed:
+                return "closed"
+            case State.down | State.booting:
+                return "boot"
+            case State.asked:
+                return slot.asked
+            case _:
+                return "policy" if slot.index in self._episodes else self._idle_because
+
+    def _begin(self) -> None:
+        """Put queued tickets on idle slots."""
+        for slot in self.slots:
+            if not self.tickets:
+                return
+            if slot.state is State.idle and slot.index not in self._episodes:
+                ticket = self.tickets.popleft()
+                started_at = time.monotonic()
+                slot.reset(ticket.task, ticket.seed)
+                self._episodes[slot.index] = _Episode(ticket, started_at, self._stream(ticket, 0))
+
+    def _stream(self, ticket: Ticket, step: int) -> RandomStream:
+        """For a decision that comes when the emulator, which is at work now, has answered."""
+        stream = RandomStream(ticket.seed, ticket.index, step)
+        self._policies.expect(stream)
+        return stream

@@ -1,0 +1,221 @@
+"""A place for one emulator: starts it in a process of its own, asks it, and ends it when it does not answer."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from digirl_dist.child_process import environment, last_lines
+from digirl_dist.errors import ActionError, EmulatorCrashed, EmulatorError, EmulatorHung
+from digirl_dist.rollout.pipe import Pipe, restored
+from digirl_dist.settings import LimitSettings
+from digirl_dist.tasks import Task
+from digirl_dist.types import Json
+
+
+@dataclass(frozen=True)
+class SlotLimits:
+    """How long an emulator may take, in seconds, and how often it may fail in a row before its slot is closed."""
+
+    boot_s: float = 180.0
+    reset_s: float = 60.0
+    step_s: float = 30.0
+    failures: int = 3
+    quarantine_s: float = 300.0
+    back_off_s: float = 0.5
+    back_off_max_s: float = 30.0
+
+    @classmethod
+    def of(cls, limits: LimitSettings) -> SlotLimits:
+        """Those of a run's configuration."""
+        return cls(limits.boot_s, limits.reset_s, limits.step_s, limits.slot_failures, limits.quarantine_s)
+
+
+class State(Enum):
+    """What a slot is doing."""
+
+    down = "down"  # no process; starts again when the back-off is over
+    booting = "booting"
+    idle = "idle"
+    asked = "asked"  # a reset or step is under way
+    closed = "closed"  # failed too often; out of service
+
+
+class Slot:
+    """One emulator under a watchdog. Not thread-safe: it belongs to one loop.
+
+    Call ``start``; then ``reset`` or ``step`` when idle and ``answer`` when ``pipe`` is readable or ``deadline`` has
+    passed.
+    """
+
+    def __init__(self, index: int, factory: Path, limits: SlotLimits, log: Path) -> None:
+        self.index = index
+        self.state = State.down
+        self.deadline = 0.0
+        """Monotonic time at which the present state is overdue (down or closed: at which a new start is due)."""
+        self.since = time.monotonic()
+        """Monotonic time at which the present state began."""
+        self.failures = 0
+        self.reason = ""
+        """Why it was closed, or why it failed last."""
+        self.pipe: Pipe | None = None
+        """The way to the emulator's process, while there is one."""
+        self.has_booted = False
+        self._factory = factory
+        self._limits = limits
+        self._log = log
+        self._lifeline: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ended: list[subprocess.Popen[bytes]] = []
+        self.asked = ""
+        """What it is asked for: start, reset or step; empty when idle."""
+
+    def start(self) -> None:
+        """Start the emulator's process; ``ready`` comes through ``answer``."""
+        ours, theirs = socket.socketpair()
+        lifeline_theirs, self._lifeline = os.pipe()
+        command = [sys.executable, "-m", "digirl_dist.rollout.emulator_process"]
+        with theirs, self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, str(theirs.fileno()), str(lifeline_theirs), str(self._factory)],
+                pass_fds=(theirs.fileno(), lifeline_theirs),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=environment(),
+            )
+        os.close(lifeline_theirs)
+        self.pipe = Pipe(ours)
+        self._enter(State.booting, "start", self._limits.boot_s)
+
+    def reset(self, task: Task, seed: int) -> None:
+        self._ask("reset", self._limits.reset_s, task, seed)
+
+    def step(self, action: Json) -> None:
+        self._ask("step", self._limits.step_s, action)
+
+    def answer(self) -> tuple[Any, float] | None:
+        """What came back (an Observation, a Transition, or None after a start) and the seconds it took there.
+
+        None as a whole while the answer is still to come. Raises ActionError for a refused action (the emulator goes
+        on), EmulatorHung, EmulatorCrashed or EmulatorError; then the process is gone and the slot is down or closed.
+        """
+        assert self.pipe is not None
+        try:
+            answer = self.pipe.received()
+        except (EOFError, OSError):
+            tail = last_lines(self._log)
+            raise self._failed(EmulatorCrashed(f"emulator {self.index} ended during its {self.asked}{tail}")) from None
+        if answer is None:
+            if time.monotonic() >= self.deadline:
+                raise self._failed(EmulatorHung(f"emulator {self.index} did not answer its {self.asked} in time"))
+            return None
+        kind, value, seconds = answer
+        if kind == "fatal":
+            self.failures = self._limits.failures
+        if kind in ("fatal", "error"):
+            raise self._failed(EmulatorError(f"emulator {self.index} failed in its {self.asked}: {value.strip()}"))
+        self.has_booted = True
+        self._enter(State.idle, "", float("inf"))
+        if kind == "refused":
+            raise ActionError(value)
+        return restored(value) if kind == "done" else None, seconds
+
+    def wait_for_answer(self) -> tuple[Any, float]:
+        """``answer`` when it has come, or when the deadline has passed."""
+        answer = None
+        while answer is None:
+            assert self.pipe is not None
+            select.select([self.pipe], [], [], max(0.0, self.deadline - time.monotonic()))
+            answer = self.answer()
+        return answer
+
+    def succeeded(self) -> None:
+        """An episode came to its end: earlier failures no longer count."""
+        self.failures = 0
+
+    def let_go(self) -> None:
+        """End the emulator at once, whatever it is doing. Does not wait."""
+        self._release(in_order=False)
+        self._enter(State.down, "", float("inf"))
+
+    def give_up(self) -> None:
+        """Stay closed for good."""
+        self._enter(State.closed, "", float("inf"))
+
+    def close(self) -> None:
+        """Ask the emulator to close in order. Does not wait; see ``wait``."""
+        if self.pipe is not None and self.state in (State.idle, State.asked):
+            try:
+                self.pipe.send(("close",))
+            except OSError:
+                pass
+            self._release(in_order=True)
+        else:
+            self._release(in_order=False)
+        self._enter(State.closed, "", float("inf"))
+
+    def wait(self, deadline: float) -> None:
+        """Wait for the processes that were let go, until the monotonic time ``deadline``."""
+        for process in self._ended:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+        self._ended.clear()
+
+    def _ask(self, request: str, limit_s: float, *arguments: Any) -> None:
+        assert self.pipe is not None and self.state is State.idle
+        self._enter(State.asked, request, limit_s)
+        try:
+            self.pipe.send((request, *arguments))
+        except OSError:
+            pass  # its end is read as such by ``answer``
+
+    def _failed(self, error: EmulatorError) -> EmulatorError:
+        self.reason = str(error)
+        self._release(in_order=False)
+        self.failures += 1
+        if self.failures >= self._limits.failures:
+            self._enter(State.closed, "", self._limits.quarantine_s)
+        else:
+            longest = min(self._limits.back_off_max_s, self._limits.back_off_s * 2 ** (self.failures - 1))
+            self._enter(State.down, "", random.uniform(longest / 2, longest))
+        return error
+
+    def _release(self, in_order: bool) -> None:
+        """Close both ends towards the process; its guard then ends everything below it."""
+        if self._lifeline is not None:
+            if in_order:
+                _write_quietly(self._lifeline, b"c")
+            os.close(self._lifeline)
+            self._lifeline = None
+        if self.pipe is not None:
+            self.pipe.close()
+            self.pipe = None
+        if self._process is not None:
+            self._ended = [process for process in (*self._ended, self._process) if process.poll() is None]
+            self._process = None
+
+    def _enter(self, state: State, asked: str, limit_s: float) -> None:
+        self.state = state
+        self.asked = asked
+        self.since = time.monotonic()
+        self.deadline = self.since + limit_s
+
+
+def _write_quietly(descriptor: int, data: bytes) -> None:
+    try:
+        os.write(descriptor, data)
+    except OSError:
+        pass

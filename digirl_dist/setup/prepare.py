@@ -1,0 +1,122 @@
+"""Prepares one worker over SSH: the steps of its emulator, then the package. What is there already is left alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from digirl_dist.errors import InstallError, LinkLostError, WorkerError
+from digirl_dist.fleet.install import Package, ensure_installed, what_is_missing
+from digirl_dist.fleet.roster import Member
+from digirl_dist.settings import SshSettings
+from digirl_dist.setup.scripts import Steps
+from digirl_dist.ssh.channel import Channel
+from digirl_dist.ssh.connection import Connection, connect
+
+_STATES = ("ok", "would", "doing", "done", "failed")
+_PACKAGE = "digirl_dist and what it depends on"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One line of what happens on a worker. ``state``: ok, would, doing, done or failed, as in ``worker/steps.sh``."""
+
+    worker: str
+    state: str
+    step: str
+    message: str = ""
+
+
+Tell = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is to be done on one worker, at most for ``package.limit_s`` per step."""
+
+    member: Member
+    steps: Steps
+    package: Package
+    dry_run: bool
+
+
+def prepare(preparation: Preparation, ssh: SshSettings, tell: Tell) -> WorkerError | None:
+    """Tells each step as it happens; returns why it did not come to the end, if so. The failure of one is data."""
+    try:
+        with connect(preparation.member.address, ssh) as connection:
+            _run(preparation, preparation.steps.script, connection, tell)
+            _install(preparation, connection, tell)
+        if preparation.steps.after:  # in a new login, in which new memberships of groups count
+            with connect(preparation.member.address, ssh) as connection:
+                _run(preparation, preparation.steps.after, connection, tell)
+    except WorkerError as error:
+        return error
+    return None
+
+
+def _run(preparation: Preparation, script: str, connection: Connection, tell: Tell) -> None:
+    """Raises InstallError with the command that failed and its last lines, or LinkLostError."""
+    variables = [f"{name}={value}" for name, value in preparation.steps.variables.items()]
+    channel = connection.open(["env", *variables, "bash", "-s"])
+    try:
+        channel.write(script.encode())
+        channel.close_input()
+        for progress in _progress(channel, preparation.package.limit_s):
+            tell(progress)
+            if progress.state == "failed":
+                raise _failure(channel, progress)
+        if channel.wait(preparation.package.limit_s) != 0:
+            raise InstallError(connection.worker, f"the setup's shell failed: {channel.stderr_tail()}")
+    finally:
+        channel.close()
+
+
+def _progress(channel: Channel, limit_s: float) -> Iterator[Progress]:
+    while line := _line(channel, limit_s):
+        state, _, rest = line.partition("\t")
+        step, _, message = rest.partition("\t")
+        if state in _STATES and step:
+            yield Progress(channel.worker, state, step, message)
+
+
+def _failure(channel: Channel, progress: Progress) -> InstallError:
+    said = []
+    while line := _line(channel, 10.0):
+        said.append(line)
+    command = f"`{progress.message}`: " if progress.message else ""
+    return InstallError(channel.worker, f"{progress.step}: {command}" + "\n".join(said))
+
+
+def _line(channel: Channel, limit_s: float) -> str:
+    """The next line, or "" at the end of the output."""
+    try:
+        return channel.readline(timeout_s=limit_s).decode(errors="replace").rstrip("\n")
+    except LinkLostError as error:
+        if "was silent" not in error.reason:
+            raise
+        reason = f"a step of the setup was not done within {limit_s:g} s"
+        raise InstallError(channel.worker, reason, "raise install.limit_s, or look what hangs there") from error
+
+
+def _install(preparation: Preparation, connection: Connection, tell: Tell) -> None:
+    member, package = preparation.member, preparation.package
+    place = package, member.run_path, member.python
+    started = time.monotonic()
+    if preparation.dry_run:
+        missing = _what_would_be_missing(connection, preparation)
+        tell(Progress(member.name, "would" if missing else "ok", _PACKAGE, missing and f"install it: {missing}"))
+    elif not what_is_missing(connection, *place):
+        tell(Progress(member.name, "ok", _PACKAGE))
+    else:
+        tell(Progress(member.name, "doing", _PACKAGE))
+        ensure_installed(connection, *place)
+        tell(Progress(member.name, "done", _PACKAGE, f"{time.monotonic() - started:.0f} s"))
+
+
+def _what_would_be_missing(connection: Connection, preparation: Preparation) -> str:
+    member = preparation.member
+    try:
+        return what_is_missing(connection, preparation.package, member.run_path, member.python)
+    except InstallError as error:
+        return error.reason  # Python itself is not there yet: that was told as a step

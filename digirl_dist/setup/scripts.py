@@ -1,0 +1,59 @@
+"""The shell steps of one emulator's needs, as they lie in ``worker/``, and the variables they are told by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import digirl_dist
+from digirl_dist.fleet.roster import Member
+from digirl_dist.settings import AndroidInstallSettings, AndroidSettings, EmulatorSettings
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Scripts for bash, and the environment that they run in: one before the package is installed, one after it."""
+
+    script: str
+    after: str = ""
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+def steps(emulator: EmulatorSettings, member: Member, android: AndroidInstallSettings, dry_run: bool) -> Steps:
+    """Of one worker. An emulator without a file of its own needs Python only."""
+    folder = _folder()
+    frame = (folder / "steps.sh").read_text()
+    own, after = (_text(folder / place / f"{emulator.name}.sh") for place in ("emulators", "after"))
+    variables = {
+        "PYTHON": member.python,
+        "PACKAGE_PYTHON": f"{member.run_path}/venv/bin/python",
+        "DRY_RUN": "yes" if dry_run else "",
+    }
+    if isinstance(emulator, AndroidSettings):
+        variables |= _android(emulator, android)
+    before = "\n".join([frame, (folder / "python.sh").read_text(), own])
+    return Steps(before, f"{frame}\n{after}" if after else "", variables)
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.is_file() else ""
+
+
+def _folder() -> Path:
+    """In the wheel, else in the checkout."""
+    package = Path(digirl_dist.__file__).resolve().parent
+    inside = package / "worker"
+    return inside if inside.is_dir() else package.parent / "worker"
+
+
+def _android(emulator: AndroidSettings, install: AndroidInstallSettings) -> dict[str, str]:
+    given = {
+        "ANDROID_SDK": emulator.sdk_path,
+        "ANDROID_AVD_HOME": emulator.avd_home,
+        "ANDROID_AVD": emulator.avd,
+        "ANDROID_SNAPSHOT": emulator.snapshot,
+        "ANDROID_IMAGE": install.image,
+        "ANDROID_TOOLS_URL": install.tools_url,
+        "ANDROID_ACCEPT_LICENSES": "yes" if install.accept_licenses else None,
+    }
+    return {name: value for name, value in given.items() if value}

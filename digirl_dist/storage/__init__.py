@@ -1,0 +1,1 @@
+"""Everything that lies on a disk: runs, checkpoints, trajectories, events, and writing them safely."""

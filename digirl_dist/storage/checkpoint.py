@@ -1,0 +1,234 @@
+"""Checkpoints: the policy's weights with a manifest that has a digest per tensor, and the trainer's state beside it.
+
+``checkpoints/NNNNNN/`` holds ``policy.safetensors``, ``trainer.pt``, ``metrics.json`` and ``manifest.json``; NNNNNN
+is the number of updates made. A checkpoint exists when its folder has its final name, which is given last;
+``checkpoints/latest`` points to the newest, ``checkpoints/best`` to the one of highest success in evaluations.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from digirl_dist.errors import CheckpointError
+from digirl_dist.storage import atomic_files
+from digirl_dist.storage.digest import digest
+from digirl_dist.storage.disk_full import AtOnce, Patience, full_disks_as_oserror
+from digirl_dist.types import Json
+
+if TYPE_CHECKING:
+    import torch
+
+State = Mapping[str, "torch.Tensor"]
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor: digest of its bytes, torch dtype name, shape."""
+
+    digest: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        import torch
+
+        return int(getattr(torch, self.dtype).itemsize)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.itemsize
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on the host. ``iteration`` updates have been made; it is also the policy's version."""
+
+    folder: Path
+    iteration: int
+    tensors: dict[str, TensorInfo]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The policy's weights. Raises CheckpointError if a tensor is missing or altered."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        path = self.folder / "policy.safetensors"
+        try:
+            state = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        if describe(state) != self.tensors:
+            raise CheckpointError(f"{path} differs from its manifest; remove its folder to go on from the one before")
+        return state
+
+    def open(self) -> Any:
+        """The policy's weights as a ``safetensors.safe_open``, which reads tensor by tensor. Raises CheckpointError."""
+        from safetensors import SafetensorError, safe_open
+
+        path = self.folder / "policy.safetensors"
+        try:
+            return safe_open(path, framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+    def trainer_state(self) -> dict[str, Any]:
+        """Optimisers, critics, random states. Our own file, loaded without unpickling objects."""
+        import torch
+
+        state: dict[str, Any] = torch.load(self.folder / "trainer.pt", map_location="cpu", weights_only=True)
+        return state
+
+    def metrics(self) -> dict[str, Json]:
+        """The figures of the update that made it."""
+        metrics: dict[str, Json] = json.loads((self.folder / "metrics.json").read_text())
+        return metrics
+
+    def wire(self) -> dict[str, Json]:
+        """The manifest as it is sent to workers: name -> [digest, dtype, shape]."""
+        return {name: [info.digest, info.dtype, list(info.shape)] for name, info in self.tensors.items()}
+
+
+class Checkpoints:
+    """The checkpoints of a run folder, of which the newest with the ``in_use`` before it and the best are always kept.
+
+    Of the others, those whose iteration ``keep_every`` divides are, and of these the newest, ``keep`` in all (None:
+    as many as there are). Writes wait for ``room``.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        keep_every: int = 1,
+        keep: int | None = None,
+        in_use: int = 0,
+        room: Patience | None = None,
+    ) -> None:
+        self.root = root
+        self._keep_every = keep_every
+        self._keep = keep
+        self._in_use = in_use
+        self._room = room or AtOnce()
+
+    def patient(self, room: Patience) -> Checkpoints:
+        """The same, with writes that wait for ``room``."""
+        return Checkpoints(self.root, self._keep_every, self._keep, self._in_use, room)
+
+    def newest(self) -> Checkpoint | None:
+        iterations = self._iterations()
+        return self.open(iterations[-1]) if iterations else None
+
+    def rate(self, checkpoint: Checkpoint, success_rate: float) -> None:
+        """Tell how well it did; from then on it is the best, unless an older one did as well."""
+        path = self.root / "best.json"
+        if path.exists() and json.loads(path.read_text())["success_rate"] >= success_rate:
+            return
+        atomic_files.write_json(path, {"iteration": checkpoint.iteration, "success_rate": success_rate})
+        self._point("best", checkpoint.folder)
+        self._remove_superseded(self._iterations()[-1])
+
+    def best(self) -> Checkpoint | None:
+        """The checkpoint of highest success; None before any was rated."""
+        path = self.root / "best.json"
+        return self.open(json.loads(path.read_text())["iteration"]) if path.exists() else None
+
+    def open(self, iteration: int) -> Checkpoint:
+        """Raises CheckpointError naming the file that cannot be used."""
+        folder = self._folder(iteration)
+        try:
+            manifest = json.loads((folder / "manifest.json").read_text())
+            tensors = {name: TensorInfo(info[0], info[1], tuple(info[2])) for name, info in manifest["tensors"].items()}
+        except (OSError, ValueError, KeyError, IndexError) as error:
+            raise CheckpointError(f"{folder / 'manifest.json'} cannot be read: {error}") from error
+        return Checkpoint(folder, iteration, tensors)
+
+    def save(
+        self, iteration: int, policy: State, trainer: Mapping[str, Any], metrics: Mapping[str, Json]
+    ) -> Checkpoint:
+        """Write durably; a crash at any moment leaves either no checkpoint of this number or a whole one."""
+        policy = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in policy.items()}
+        part = self._folder(iteration).with_suffix(".part")
+        checkpoint = Checkpoint(self._folder(iteration), iteration, describe(policy))
+        name = f"checkpoint {iteration}"
+        self._room.wait_for(name, lambda: _write(part, checkpoint, policy, trainer, metrics))
+        self._room.wait_for(name, lambda: self._publish(part, checkpoint.folder))
+        self._remove_superseded(iteration)
+        return checkpoint
+
+    def _publish(self, part: Path, folder: Path) -> None:
+        """Give it its final name. Harmless when repeated."""
+        if part.exists():
+            atomic_files.replace(part, folder)
+        self._point("latest", folder)
+
+    def _folder(self, iteration: int) -> Path:
+        return self.root / f"{iteration:06d}"
+
+    def _iterations(self) -> list[int]:
+        return sorted(int(path.name) for path in self.root.glob("[0-9]*") if path.name.isdigit())
+
+    def _point(self, name: str, folder: Path) -> None:
+        part = self.root / f"{name}.part"
+        part.unlink(missing_ok=True)
+        part.symlink_to(folder.name)
+        os.replace(part, self.root / name)
+
+    def _remove_superseded(self, newest: int) -> None:
+        best = (self.root / "best").resolve().name
+        older = [iteration for iteration in self._iterations() if iteration < newest - self._in_use]
+        regular = [iteration for iteration in older if iteration % self._keep_every == 0]
+        kept = regular if self._keep is None else regular[len(regular) - min(len(regular), self._keep - 1) :]
+        for iteration in older:
+            if iteration not in kept and self._folder(iteration).name != best:
+                shutil.rmtree(self._folder(iteration))
+
+
+def _write(
+    part: Path, checkpoint: Checkpoint, policy: State, trainer: Mapping[str, Any], metrics: Mapping[str, Json]
+) -> None:
+    """All files of the checkpoint, anew and flushed to disk, below ``part``."""
+    import torch
+    from safetensors.torch import save_file
+
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    with full_disks_as_oserror(part):
+        save_file(dict(policy), part / "policy.safetensors")
+        torch.save(dict(trainer), part / "trainer.pt")
+    atomic_files.write_json(part / "metrics.json", dict(metrics))
+    atomic_files.write_json(part / "manifest.json", {"iteration": checkpoint.iteration, "tensors": checkpoint.wire()})
+    atomic_files.flush(part / "policy.safetensors")
+    atomic_files.flush(part / "trainer.pt")
+
+
+def describe(state: State) -> dict[str, TensorInfo]:
+    """Digest, dtype and shape of each tensor."""
+    return {
+        name: TensorInfo(digest(raw_bytes(tensor)), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        for name, tensor in state.items()
+    }
+
+
+def raw_bytes(tensor: torch.Tensor) -> memoryview:
+    """The tensor's elements in C order, native byte order."""
+    import torch
+
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def tensor_from(data: bytearray | memoryview, info: TensorInfo) -> torch.Tensor:
+    """The inverse of ``raw_bytes``; keeps ``data`` as its memory. Raises CheckpointError if that has another digest."""
+    import torch
+
+    if digest(data) != info.digest:
+        raise CheckpointError(f"a tensor's bytes have digest {digest(data)} instead of {info.digest}")
+    dtype = getattr(torch, info.dtype)
+    return torch.frombuffer(data, dtype=dtype).reshape(info.shape) if data else torch.empty(info.shape, dtype=dtype)

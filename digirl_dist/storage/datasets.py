@@ -1,0 +1,51 @@
+"""Trajectories from elsewhere: Parquet files, folders of them, and folders that ``datasets`` saved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from digirl_dist.errors import TrajectoryError
+from digirl_dist.storage import parquet
+from digirl_dist.trajectory import Trajectory
+
+
+def read_datasets(paths: Sequence[str]) -> list[Trajectory]:
+    """The episodes of all files and folders, in their order. Raises TrajectoryError naming the one that is unusable.
+
+    A folder holds ``*.parquet`` (the ``trajectories`` of a run, say) or, anywhere below, the ``*.arrow`` files of
+    ``Dataset.save_to_disk``. Rows may be in any order; columns beside ours are passed over.
+    """
+    return [episode for path in paths for episode in _read(Path(path).expanduser())]
+
+
+def _read(path: Path) -> list[Trajectory]:
+    files = _files(path)
+    if not files:
+        raise TrajectoryError(f"{path} is no Parquet file and no folder with .parquet or .arrow files")
+    try:
+        rows = pa.concat_tables([_ours(_table(file)) for file in files])
+        return parquet.from_table(rows.sort_by([(name, "ascending") for name in ("iteration", "ticket", "step")]))
+    except (pa.ArrowException, OSError, KeyError, TrajectoryError) as error:
+        raise TrajectoryError(f"{path} holds no trajectories of this project: {error}") from error
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    return sorted(path.glob("*.parquet")) or sorted(path.rglob("*.arrow"))
+
+
+def _table(file: Path) -> pa.Table:
+    if file.suffix != ".arrow":
+        return pq.read_table(file, partitioning=None)
+    with pa.memory_map(str(file)) as source:
+        return pa.ipc.open_stream(source).read_all()
+
+
+def _ours(rows: pa.Table) -> pa.Table:
+    """Our columns in our types; ``datasets`` widens some of them."""
+    return rows.select(parquet.SCHEMA.names).replace_schema_metadata(None).cast(parquet.SCHEMA)

@@ -1,0 +1,81 @@
+"""A full disk is a pause, not the end: what must be written waits until there is room."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from digirl_dist.errors import RunFolderError
+from digirl_dist.storage.events import Events
+from digirl_dist.storage.status import Status
+
+T = TypeVar("T")
+FULL = (errno.ENOSPC, errno.EDQUOT)
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
+_NEXT_TO_NOTHING = 1 << 20
+_SPARE = 1 << 16
+
+
+class Patience(Protocol):
+    """Whether a write may wait for room."""
+
+    def wait_for(self, what: str, write: Callable[[], T]) -> T: ...
+
+
+class AtOnce:
+    """A write that cannot be done now fails now."""
+
+    def wait_for(self, what: str, write: Callable[[], T]) -> T:
+        return write()
+
+
+class Room:
+    """Makes writes wait while the disk is full, at most ``limit_s``, and says so."""
+
+    def __init__(self, events: Events, status: Status, limit_s: float) -> None:
+        self._events = events
+        self._status = status
+        self._limit_s = limit_s
+
+    def wait_for(self, what: str, write: Callable[[], T]) -> T:
+        """What ``write`` returns; it must be harmless when repeated. Raises RunFolderError when there is never room."""
+        deadline = time.monotonic() + self._limit_s
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return write()
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                reason = f"{what} cannot be written: {error.strerror}"
+                if time.monotonic() > deadline:
+                    raise RunFolderError(f"{reason}, for {self._limit_s:.0f} s; free some space") from error
+            self._events.emit("disk_full", reason=reason, remedy="free some space on the host")
+            self._status.host(f"wait for room on the host's disk: {reason}")
+            time.sleep(pause_s)
+            pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+
+
+def ask_for(size: int, folder: Path) -> None:
+    """Raises OSError if ``size`` more bytes would leave next to nothing of the folder's disk."""
+    if shutil.disk_usage(folder).free < size + _SPARE:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+
+@contextmanager
+def full_disks_as_oserror(folder: Path) -> Iterator[None]:
+    """For libraries that write and raise errors of their own, such as safetensors, whatever the reason was."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if shutil.disk_usage(folder).free > _NEXT_TO_NOTHING:
+            raise
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error

@@ -1,0 +1,45 @@
+"""``events.jsonl``: one line per thing that happened to a worker, a slot or a transfer."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from digirl_dist.types import Json
+
+Listener = Callable[[str, dict[str, Json]], None]
+
+
+class Events:
+    """Appends events to a file and tells listeners (a progress bar, say). Safe to use from any thread."""
+
+    def __init__(self, path: Path, listeners: tuple[Listener, ...] = ()) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+        self._unwritten = bytearray()
+        self._listeners = listeners
+        self._lock = threading.Lock()
+
+    def emit(self, kind: str, **content: Json) -> None:
+        """``content`` says what, where and why; the time is added."""
+        with self._lock:
+            self._unwritten += json.dumps({"time": round(time.time(), 3), "event": kind, **content}).encode() + b"\n"
+            self._write()
+            for listener in self._listeners:
+                listener(kind, content)
+
+    def close(self) -> None:
+        with self._lock:
+            self._write()
+            self._file.close()
+
+    def _write(self) -> None:
+        """What a full disk refuses stays for the next time: an event must not end the run that it tells of."""
+        try:
+            while self._unwritten and not self._file.closed:
+                del self._unwritten[: self._file.write(self._unwritten)]
+        except OSError:
+            pass

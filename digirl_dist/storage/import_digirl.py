@@ -1,0 +1,129 @@
+"""From DigiRL's released trajectory files (``.pt``) to our Parquet: ``script/import_digirl FILE.pt OUT.parquet``."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from digirl_dist.errors import DigirlDistError, TrajectoryError
+from digirl_dist.storage import parquet
+from digirl_dist.storage.safe_torch_load import load_plain
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trajectory import Observation, Step, Trajectory
+
+_NEEDED = ("observation", "next_observation", "reward", "done", "action")
+_UNKNOWN_LOG_PROB = math.nan
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command. Answers its exit status: 1 when a file cannot be used."""
+    parser = argparse.ArgumentParser(prog="script/import_digirl", description=__doc__)
+    parser.add_argument("source", type=Path, help="a .pt file as DigiRL released it")
+    parser.add_argument("target", type=Path, help="the Parquet file to write")
+    parser.add_argument("--images", type=Path, help="folder with the screenshots, found by their names; else none")
+    options = parser.parse_args(arguments)
+    try:
+        trajectories = read(options.source, options.images)
+        parquet.write(options.target, trajectories)
+    except (DigirlDistError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    steps = sum(len(trajectory.steps) for trajectory in trajectories)
+    wins = sum(trajectory.success for trajectory in trajectories)
+    print(f"{options.target}: {len(trajectories)} episodes, {steps} steps, {wins} successes")
+    return 0
+
+
+def read(source: Path, images: Path | None = None) -> list[Trajectory]:
+    """The episodes of a file; those without steps are left out. Raises TrajectoryError naming what is wrong where.
+
+    ``observation`` becomes the text and ``image_features`` the vector of an observation; ``action`` stays the text it
+    is. Log-probabilities, which DigiRL did not record, are nan.
+    """
+    content = load_plain(source)
+    if not isinstance(content, list):
+        raise TrajectoryError(f"{source} holds no list of trajectories")
+    found = [_trajectory(rows, index, source, images) for index, rows in enumerate(content) if rows]
+    if not found:
+        raise TrajectoryError(f"{source} holds no trajectory")
+    return found
+
+
+def _trajectory(rows: Any, index: int, source: Path, images: Path | None) -> Trajectory:
+    where = f"{source}, trajectory {index}"
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise TrajectoryError(f"{where} is no list of steps")
+    for number, row in enumerate(rows):
+        missing = [key for key in _NEEDED if key not in row]
+        if missing:
+            raise TrajectoryError(f"{where}, step {number} has no {missing[0]!r}")
+    try:
+        return _from_rows(rows, index, source, images)
+    except (TypeError, ValueError) as error:
+        raise TrajectoryError(f"{where}: {error}") from error
+
+
+def _from_rows(rows: Sequence[Mapping[str, Any]], index: int, source: Path, images: Path | None) -> Trajectory:
+    first, last = rows[0], rows[-1]
+    instruction = str(first.get("task") or first["observation"])
+    # DigiRL names the screenshot that was taken after the step, so each belongs to the observation that follows.
+    shots = [None, *(_image(row, images) for row in rows)]
+    steps = [_step(row, shot, is_last=row is last) for row, shot in zip(rows, shots, strict=False)]
+    return Trajectory(
+        ticket=Ticket(0, index, Task(instruction, instruction), 0, 0),
+        episode_id=f"{source.stem}-{index:06d}",
+        worker="digirl",
+        slot=0,
+        steps=steps,
+        final_observation=_observation(last["next_observation"], last.get("next_image_features"), shots[-1]),
+        success=float(first.get("trajectory_reward", sum(step.reward for step in steps))) > 0,
+    )
+
+
+def _step(row: Mapping[str, Any], shot: bytes | None, is_last: bool) -> Step:
+    """An episode that was not done at its last step was cut off there."""
+    done = bool(row["done"])
+    return Step(
+        observation=_observation(row["observation"], row.get("image_features"), shot),
+        action=str(row["action"]),
+        log_prob=_UNKNOWN_LOG_PROB,
+        reward=float(row["reward"]),
+        terminated=done,
+        truncated=is_last and not done,
+    )
+
+
+def _observation(text: Any, features: Any, shot: bytes | None) -> Observation:
+    return Observation(str(text), shot, _vector(features))
+
+
+def _vector(features: Any) -> np.ndarray | None:
+    """Features as float32 of shape [n]; None for what DigiRL writes where it had none (None or a text)."""
+    match features:
+        case torch.Tensor():
+            return features.detach().float().reshape(-1).numpy()
+        case np.ndarray():
+            return features.astype(np.float32).reshape(-1)
+        case None | str():
+            return None
+        case _:
+            raise TypeError(f"image features are a {type(features).__name__}, not an array")
+
+
+def _image(row: Mapping[str, Any], images: Path | None) -> bytes | None:
+    """The screenshot's file as it is, looked up by name alone: paths in the file are another machine's."""
+    name = Path(str(row.get("image_path") or "")).name
+    if images is None or not name or not (images / name).is_file():
+        return None
+    return (images / name).read_bytes()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""Trajectories as Arrow tables and Parquet files: one row per step, the same on the wire and in the run folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from digirl_dist.errors import TrajectoryError
+from digirl_dist.storage import atomic_files
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trajectory import Observation, Step, Trajectory
+
+_OBSERVATION = pa.struct([("text", pa.string()), ("image", pa.binary()), ("vector", pa.list_(pa.float32()))])
+
+SCHEMA = pa.schema(
+    [
+        ("iteration", pa.int32()),
+        ("ticket", pa.int32()),
+        ("episode_id", pa.string()),
+        ("worker", pa.string()),
+        ("slot", pa.int32()),
+        ("policy_version", pa.int64()),
+        ("task", pa.string()),
+        ("instruction", pa.string()),
+        ("seed", pa.int64()),
+        ("step", pa.int32()),
+        ("observation", _OBSERVATION),
+        ("action", pa.string()),
+        ("log_prob", pa.float32()),
+        ("reward", pa.float32()),
+        ("terminated", pa.bool_()),
+        ("truncated", pa.bool_()),
+        ("success", pa.bool_()),
+        ("final_observation", _OBSERVATION),
+    ]
+)
+"""``success`` is the episode's, repeated in each row; ``final_observation`` is null except in the last row."""
+
+
+def to_table(trajectory: Trajectory) -> pa.Table:
+    """One row per step, in order."""
+    last = len(trajectory.steps) - 1
+    ticket = trajectory.ticket
+    episode = {
+        "iteration": ticket.iteration,
+        "ticket": ticket.index,
+        "episode_id": trajectory.episode_id,
+        "worker": trajectory.worker,
+        "slot": trajectory.slot,
+        "policy_version": ticket.policy_version,
+        "task": ticket.task.id,
+        "instruction": ticket.task.instruction,
+        "seed": ticket.seed,
+        "success": trajectory.success,
+    }
+    rows = [
+        {
+            **episode,
+            "step": number,
+            "observation": _observation_row(step.observation),
+            "action": json.dumps(step.action),
+            "log_prob": step.log_prob,
+            "reward": step.reward,
+            "terminated": step.terminated,
+            "truncated": step.truncated,
+            "final_observation": _observation_row(trajectory.final_observation) if number == last else None,
+        }
+        for number, step in enumerate(trajectory.steps)
+    ]
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+
+def from_table(table: pa.Table) -> list[Trajectory]:
+    """The episodes of a table, in the order of their first rows. Raises TrajectoryError if it is not one of ours."""
+    if not table.schema.equals(SCHEMA, check_metadata=False):
+        raise TrajectoryError(f"columns are not those of a trajectory: {', '.join(table.schema.names)}")
+    episodes: dict[str, list[dict[str, Any]]] = {}
+    try:
+        for row in table.to_pylist():
+            episodes.setdefault(row["episode_id"], []).append(row)
+        return [_trajectory(rows) for rows in episodes.values()]
+    except (ValueError, TypeError, KeyError) as error:
+        raise TrajectoryError(f"a row is not one of a trajectory: {error}") from error
+
+
+def write(path: Path, trajectories: Iterable[Trajectory], flushed: bool = True) -> None:
+    """Write beside, then rename (see ``durable``): ``path`` is never seen half-written."""
+    part = path.with_name(path.name + ".part")
+    rows = pa.concat_tables(to_table(trajectory) for trajectory in trajectories)
+    try:
+        pq.write_table(rows, part, compression="zstd")
+        atomic_files.replace(part, path, flushed)
+    except OSError:  # a full disk needs the room
+        part.unlink(missing_ok=True)
+        raise
+
+
+def read(path: Path) -> list[Trajectory]:
+    """Raises TrajectoryError naming the file if it is truncated, altered or foreign."""
+    try:
+        with pq.ParquetFile(path) as file:  # pq.read_table would import much more
+            return from_table(file.read())
+    except (pa.ArrowException, OSError, TrajectoryError) as error:
+        raise TrajectoryError(f"{path} is not a trajectory file: {error}") from error
+
+
+def _observation_row(observation: Observation) -> dict[str, Any]:
+    vector = None if observation.vector is None else np.asarray(observation.vector, np.float32)
+    return {"text": observation.text, "image": observation.image, "vector": vector}
+
+
+def _observation(row: dict[str, Any]) -> Observation:
+    vector = None if row["vector"] is None else np.asarray(row["vector"], np.float32)
+    return Observation(row["text"], row["image"], vector)
+
+
+def _trajectory(rows: Sequence[dict[str, Any]]) -> Trajectory:
+    first, last = rows[0], rows[-1]
+    if [row["step"] for row in rows] != list(range(len(rows))) or last["final_observation"] is None:
+        raise TrajectoryError(f"episode {first['episode_id']} is not complete")
+    task = Task(first["task"], first["instruction"])
+    ticket = Ticket(first["iteration"], first["ticket"], task, first["seed"], first["policy_version"])
+    return Trajectory(
+        ticket=ticket,
+        episode_id=first["episode_id"],
+        worker=first["worker"],
+        slot=first["slot"],
+        steps=[_step(row) for row in rows],
+        final_observation=_observation(last["final_observation"]),
+        success=first["success"],
+    )
+
+
+def _step(row: dict[str, Any]) -> Step:
+    return Step(
+        observation=_observation(row["observation"]),
+        action=json.loads(row["action"]),
+        log_prob=row["log_prob"],
+        reward=row["reward"],
+        terminated=row["terminated"],
+        truncated=row["truncated"],
+    )

@@ -1,0 +1,99 @@
+"""The folder of a run (``save_path``): who it belongs to, and that one host at a time uses it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import TextIO
+
+from digirl_dist.errors import RunFolderError
+from digirl_dist.storage import atomic_files
+
+
+class RunFolder:
+    """Opened for the time of a run. Raises RunFolderError if it cannot be written or another host uses it."""
+
+    def __init__(self, root: Path, configuration: str) -> None:
+        self.root = root
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            self._lock = self._take_lock()
+            self.run_id = self._identity()
+            atomic_files.write_text(root / "config.yaml", configuration)
+        except OSError as error:
+            raise RunFolderError(f"save_path={root} cannot be used: {error.strerror}") from error
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def trajectories(self) -> Path:
+        return self.root / "trajectories"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.root / "evaluation.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
+    def verdicts(self) -> Path:
+        """What a model that judges said, if one does."""
+        return self.root / "judge.jsonl"
+
+    @property
+    def media(self) -> Path:
+        """Animations of episodes, if any are asked for."""
+        return self.root / "media"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.root / "tensorboard"
+
+    @property
+    def dry_run(self) -> Path:
+        """What the localhost workers of a dry run use; removed at its end."""
+        return self.root / "dry_run"
+
+    def evaluation(self, iteration: int) -> Path:
+        """Where the episodes that measured a checkpoint are kept."""
+        return self.root / "evaluation" / f"{iteration:06d}"
+
+    def close(self) -> None:
+        """Let other hosts use it."""
+        self._lock.close()
+
+    def _take_lock(self) -> TextIO:
+        lock = (self.root / ".lock").open("a+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read().strip()
+            lock.close()
+            raise RunFolderError(
+                f"save_path={self.root} is in use by process {owner}; wait for it, or choose another save_path"
+            ) from None
+        lock.truncate(0)
+        print(os.getpid(), file=lock, flush=True)
+        return lock
+
+    def _identity(self) -> str:
+        """A run keeps its name for life, so that workers can tell its episodes from another run's."""
+        path = self.root / "run.json"
+        if not path.exists():
+            atomic_files.write_json(path, {"run_id": uuid.uuid4().hex[:12]})
+        try:
+            return str(json.loads(path.read_text())["run_id"])
+        except (ValueError, KeyError) as error:
+            raise RunFolderError(f"{path} is damaged; restore it or choose another save_path") from error

@@ -1,0 +1,162 @@
+"""The trajectories of a run folder: where episodes land one by one, and the file of each finished iteration.
+
+``trajectories/.landing/NNNNNN/`` holds single episodes of the iteration under way; once it is over they become
+``trajectories/NNNNNN.parquet``. An episode that landed is durable and is never run again. An iteration that closed
+early has ``trajectories/.closed/NNNNNN.json``: which tickets the next one takes over, and which are never run. Episodes
+that measure policy version NNNNNN while training (iterations below zero, see ``tasks.evaluation_of``) end up beside, in
+``evaluation/NNNNNN/training.parquet``, so that who reads the folder of trajectories meets none of them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from digirl_dist.collection import Harvest
+from digirl_dist.errors import RunFolderError
+from digirl_dist.storage import atomic_files, parquet
+from digirl_dist.storage.disk_full import AtOnce, Patience, ask_for
+from digirl_dist.tasks import Key, Ticket, evaluated_version
+from digirl_dist.trajectory import Trajectory
+
+
+class Store:
+    """Reads and writes the trajectories below ``root``; writes wait for ``room``."""
+
+    def __init__(self, root: Path, room: Patience | None = None) -> None:
+        self.root = root
+        self._room = room or AtOnce()
+        self._landing = root / ".landing"
+        self._closed = root / ".closed"
+        self._recent: dict[int, Sequence[Trajectory]] = {}
+        self._landed: dict[int, dict[Key, Trajectory]] = {}
+        self._lock = threading.Lock()
+        self._listeners: list[Callable[[Trajectory], None]] = []
+        root.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self._landing / "incoming", ignore_errors=True)  # what a killed host was about to check
+
+    def listen(self, landed: Callable[[Trajectory], None]) -> None:
+        """Call ``landed`` with each episode that lands from now on."""
+        self._listeners.append(landed)
+
+    def incoming(self, iteration: int, name: str, size: int) -> Path:
+        """Where a transfer may write ``size`` bytes that are not checked yet, once the disk has room for them."""
+        folder = self._landing / "incoming"  # of all iterations: what is on its way may count in a later one
+        self._room.wait_for(str(folder), lambda: folder.mkdir(parents=True, exist_ok=True))
+        self._room.wait_for(str(folder / name), lambda: ask_for(size, folder))
+        return folder / f"{iteration:06d}-{name}"
+
+    def land(self, iteration: int, trajectory: Trajectory, checked: Path | None = None) -> bool:
+        """Make an episode durable that counts in ``iteration``. False if it was closed, or the ticket had landed.
+
+        ``checked`` is a file with exactly this episode, which is moved; without it the episode is written.
+        """
+        key = trajectory.ticket.key
+        path = self._landing / _name(iteration) / f"{key[0]:06d}-{key[1]:05d}.parquet"
+        with self._lock:
+            landed = self._known(iteration)
+            if key in landed or self.is_closed(iteration):
+                return False
+            self._room.wait_for(str(path.parent), lambda: path.parent.mkdir(parents=True, exist_ok=True))
+            if checked is None:
+                self._room.wait_for(str(path), lambda: parquet.write(path, [trajectory]))
+            else:
+                self._room.wait_for(str(path), lambda: atomic_files.replace(checked, path))
+            landed[key] = trajectory
+        for listener in self._listeners:
+            listener(trajectory)
+        return True
+
+    def landed(self, iteration: int) -> dict[Key, Trajectory]:
+        """Episodes that count in the iteration and are safe."""
+        with self._lock:
+            return dict(self._known(iteration))
+
+    def is_closed(self, iteration: int) -> bool:
+        """True if nothing more can count in the iteration."""
+        return self._file(iteration).exists() or self._closing(iteration).exists()
+
+    def close(self, iteration: int, carried: Sequence[Ticket], cancelled: Sequence[Ticket]) -> None:
+        """The iteration ends without these. Written before anything of it counts elsewhere; the first time counts."""
+        if not self._closing(iteration).exists():
+            path, content = self._closing(iteration), {"carried": carried, "cancelled": cancelled}
+            lists = {name: [ticket.to_json() for ticket in tickets] for name, tickets in content.items()}
+            self._room.wait_for(str(self._closed), lambda: self._closed.mkdir(exist_ok=True))
+            self._room.wait_for(str(path), lambda: atomic_files.write_json(path, lists))
+
+    def left_out(self, iteration: int) -> tuple[list[Ticket], list[Ticket]]:
+        """What ``iteration`` closed without: tickets that the next one takes over, and those that are never run."""
+        path = self._closing(iteration)
+        if not path.exists():
+            return [], []
+        try:
+            content = json.loads(path.read_text())
+            carried, cancelled = content["carried"], content["cancelled"]
+            return [Ticket.from_json(one) for one in carried], [Ticket.from_json(one) for one in cancelled]
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunFolderError(f"{path} is damaged; restore it or choose another save_path") from error
+
+    def append(self, harvest: Harvest) -> None:
+        """Write the iteration's file, unless it brought nothing. Harmless when repeated."""
+        path = self._file(harvest.iteration)
+        if harvest.trajectories and not path.exists():
+            self._room.wait_for(str(path), lambda: path.parent.mkdir(parents=True, exist_ok=True))
+            self._room.wait_for(str(path), lambda: parquet.write(path, harvest.trajectories))
+        with self._lock:
+            shutil.rmtree(self._landing / _name(harvest.iteration), ignore_errors=True)
+            self._landed.pop(harvest.iteration, None)
+        if harvest.iteration >= 0:
+            self._recent[harvest.iteration] = harvest.trajectories
+        harvest.stored_at = time.monotonic()
+
+    def has(self, iteration: int) -> bool:
+        """Whether the iteration's file was written; none is of an iteration that learned offline."""
+        return self._file(iteration).exists()
+
+    def read(self, iteration: int) -> Sequence[Trajectory]:
+        """The episodes of a finished iteration, in the order of their tickets."""
+        if iteration not in self._recent:
+            self._recent[iteration] = parquet.read(self._file(iteration))
+        return self._recent[iteration]
+
+    def fresh(self, iteration: int, max_staleness: int | None = None) -> list[Trajectory]:
+        """The iteration's episodes whose policy was at most so many updates behind when they counted."""
+        oldest = 0 if max_staleness is None else iteration - max_staleness
+        return [one for one in self.read(iteration) if one.ticket.policy_version >= oldest]
+
+    def replay(self, until: int, capacity: int, max_staleness: int | None = None) -> list[Trajectory]:
+        """The newest ``capacity`` episodes of the iterations up to and with ``until``, oldest first (see ``fresh``)."""
+        newest: list[Trajectory] = []
+        iteration = until
+        while iteration >= 0 and len(newest) < capacity and self._file(iteration).exists():
+            newest = [*self.fresh(iteration, max_staleness), *newest]
+            iteration -= 1
+        for old in [key for key in self._recent if key <= iteration]:
+            del self._recent[old]
+        return newest[-capacity:]
+
+    def _known(self, iteration: int) -> dict[Key, Trajectory]:
+        """What has landed; read from the folder once. Episodes of a file are not kept here."""
+        if self._file(iteration).exists():
+            return {trajectory.ticket.key: trajectory for trajectory in self.read(iteration)}
+        if iteration not in self._landed:
+            paths = sorted((self._landing / _name(iteration)).glob("*.parquet"))
+            found = [trajectory for path in paths for trajectory in parquet.read(path)]
+            self._landed[iteration] = {trajectory.ticket.key: trajectory for trajectory in found}
+        return self._landed[iteration]
+
+    def _closing(self, iteration: int) -> Path:
+        return self._closed / f"{iteration:06d}.json"
+
+    def _file(self, iteration: int) -> Path:
+        if iteration >= 0:
+            return self.root / f"{iteration:06d}.parquet"
+        return self.root.parent / _name(iteration) / "training.parquet"
+
+
+def _name(iteration: int) -> str:
+    return f"{iteration:06d}" if iteration >= 0 else f"evaluation/{evaluated_version(iteration):06d}"

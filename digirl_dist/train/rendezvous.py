@@ -1,0 +1,68 @@
+"""How the ranks of a launch come together: by torchrun and PyTorch, or by the JAX launcher and JAX."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from digirl_dist.build.choices import need_jax
+from digirl_dist.errors import SettingsError
+from digirl_dist.parallel.compute_device import Wish, resolve_device, visible_devices
+from digirl_dist.parallel.group import Group, GroupLimits, joined
+from digirl_dist.parallel.rank import Rank, jax_coordinator, launched_rank
+from digirl_dist.settings import JaxSettings, Settings, TrainerSettings
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The ranks, the device on which this one learns, and the one on which its policy acts."""
+
+    group: Group
+    device: str
+    acts_on: str
+
+
+def check_launch(distributed: bool, rank: Rank | None) -> Rank:
+    """Raises SettingsError when ``--distributed`` and the launcher do not agree; the message says the fix."""
+    if distributed and rank is None:
+        raise SettingsError(
+            "--distributed was given, but torchrun's RANK, WORLD_SIZE and LOCAL_RANK are not set; "
+            "start with torchrun --nproc_per_node=N -m digirl_dist.train … --distributed"
+        )
+    if not distributed and rank is not None and rank.world_size > 1:
+        raise SettingsError(f"the launcher has started {rank.world_size} ranks; add --distributed, or start one")
+    return rank or Rank()
+
+
+def check_trainer(trainer: TrainerSettings, rank: Rank, environ: Mapping[str, str]) -> None:
+    """Raises SettingsError when ranks were started by the launcher of the other library."""
+    if rank.world_size > 1 and not isinstance(trainer, JaxSettings) and jax_coordinator(environ) is not None:
+        raise SettingsError("the ranks were started for JAX; add trainer=jax, or start them with torchrun")
+
+
+@contextmanager
+def meet(settings: Settings, distributed: bool | None = None) -> Iterator[Meeting]:
+    """Meet the other ranks of the launch, if there are any, and leave them at the end.
+
+    ``distributed``: whether a launch is meant, which then must agree; None takes what there is.
+
+    Raises SettingsError for a launch or a device that does not fit, PeerError when ranks do not come.
+    """
+    launched, trainer = launched_rank(os.environ), settings.trainer
+    rank = (launched or Rank()) if distributed is None else check_launch(distributed, launched)
+    check_trainer(trainer, rank, os.environ)
+    limits = GroupLimits(trainer.start_s, trainer.exchange_s, settings.distributed.gate_s)
+    match trainer:
+        case JaxSettings():
+            need_jax()
+            from digirl_dist.parallel import jax_group
+
+            with jax_group.joined(rank, trainer.device, limits) as group:
+                yield Meeting(group, jax_group.device_in_use(), acts_on="cpu")
+        case _:
+            visible = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+            device = resolve_device(Wish(trainer.device), launched, visible)
+            with joined(rank, device, limits) as group:
+                yield Meeting(group, device, acts_on=device)

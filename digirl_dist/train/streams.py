@@ -1,0 +1,156 @@
+"""Emulators that this process steps itself, episode after episode, a fixed number of steps at a time.
+
+For environments that are quick and do not hang: there is no watchdog between. What ran is the same whatever the
+steps are cut into, and a stream can be taken up again where it was left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from digirl_dist.agent import Actor
+from digirl_dist.emulator import Emulator
+from digirl_dist.errors import AgentError
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trajectory import Decision, NoDecision, Observation, Step, Trajectory
+from digirl_dist.types import Json
+
+
+@dataclass
+class Collected:
+    """What some steps brought."""
+
+    pieces: list[Trajectory] = field(default_factory=list)
+    """Every step, in parts of episodes; a part ends where its episode does, or where the steps were over."""
+    episodes: list[Trajectory] = field(default_factory=list)
+    """The episodes that ended, whole."""
+
+
+class Stream:
+    """One emulator and its episodes. Episode n has a seed and randomness that follow from ``seed``, slot and n.
+
+    ``group_size`` episodes in a row start alike, with one task and seed.
+    """
+
+    def __init__(
+        self, emulator: Emulator, tasks: Sequence[Task], name: str, slot: int, seed: int, group_size: int = 1
+    ) -> None:
+        self._emulator = emulator
+        self._tasks = tasks
+        self._name = name
+        self._slot = slot
+        self._seed = seed
+        self._group_size = group_size
+        self._cut = 0
+        self.observation = self._begin(0)
+
+    def advance(self, decision: Decision | NoDecision, max_steps: int | None) -> bool:
+        """Carry out one action; True if the episode is over. Raises AgentError where there is none."""
+        if isinstance(decision, NoDecision):
+            raise AgentError(decision.reason)
+        transition = self._emulator.step(decision.action)
+        cut = max_steps is not None and len(self._steps) + 1 >= max_steps
+        truncated = transition.truncated or (cut and not transition.terminated)
+        reward, terminated = float(transition.reward), transition.terminated
+        self._steps.append(Step(self.observation, decision.action, decision.log_prob, reward, terminated, truncated))
+        self.observation = transition.observation
+        self._success = transition.success
+        return terminated or truncated
+
+    @property
+    def last(self) -> Step:
+        """What was done last in this episode."""
+        return self._steps[-1]
+
+    def episode(self, iteration: int) -> Trajectory:
+        """The whole episode so far."""
+        return self._trajectory(iteration, self._steps)
+
+    def piece(self, iteration: int) -> Trajectory | None:
+        """The steps since the last call, None if there were none."""
+        steps, self._cut = self._steps[self._cut :], len(self._steps)
+        return self._trajectory(iteration, steps) if steps else None
+
+    def next_episode(self) -> None:
+        self.observation = self._begin(self._episode + 1)
+
+    def close(self) -> None:
+        self._emulator.close()
+
+    def state(self) -> Json:
+        """Enough to come here again: which episode it is, and what was done in it."""
+        return {
+            "episode": self._episode,
+            "decisions": [[step.action, step.log_prob] for step in self._steps],
+            "rng": self.rng.bit_generator.state,
+        }
+
+    def load_state(self, state: Any) -> None:
+        """Do again what was done; the emulator answers as it did, since an episode follows from its seed."""
+        self.observation = self._begin(state["episode"])
+        for action, log_prob in state["decisions"]:
+            self.advance(Decision(action, log_prob), max_steps=None)
+        self._cut = len(self._steps)
+        self.rng.bit_generator.state = state["rng"]
+
+    def _begin(self, episode: int) -> Observation:
+        group, member = divmod(episode, self._group_size)
+        start = np.random.default_rng([self._seed, self._slot, group])
+        self._task = self._tasks[int(start.integers(len(self._tasks)))]
+        self._episode_seed = int(start.integers(2**31))
+        # Not 0, since NumPy's seeding takes no notice of zeros at the end.
+        self.rng = np.random.default_rng([self._seed, self._slot, group, 1 + member])
+        self._episode = episode
+        self._steps: list[Step] = []
+        self._cut = 0
+        self._success = False
+        return self._emulator.reset(self._task, self._episode_seed)
+
+    def _trajectory(self, iteration: int, steps: Sequence[Step]) -> Trajectory:
+        ticket = Ticket(iteration, 0, self._task, self._episode_seed, iteration)
+        name = f"{self._name}-{self._slot}-{self._episode:06d}"
+        return Trajectory(ticket, name, self._name, self._slot, list(steps), self.observation, self._success)
+
+
+class Streams:
+    """The streams of one rank, acted on in one batch."""
+
+    def __init__(self, streams: Sequence[Stream], max_steps: int | None) -> None:
+        self._streams = streams
+        self._max_steps = max_steps
+
+    def collect(self, actor: Actor, iteration: int, steps: int) -> Collected:
+        """``steps`` steps of every emulator."""
+        found = Collected()
+        for _ in range(steps):
+            seen = [stream.observation for stream in self._streams]
+            decisions = actor.act(seen, [stream.rng for stream in self._streams])
+            for stream, decision in zip(self._streams, decisions, strict=True):
+                if stream.advance(decision, self._max_steps):
+                    found.episodes.append(stream.episode(iteration))
+                    self._cut(stream, iteration, found)
+                    stream.next_episode()
+        for stream in self._streams:
+            self._cut(stream, iteration, found)
+        return found
+
+    def state(self) -> Json:
+        return [stream.state() for stream in self._streams]
+
+    def load_state(self, state: Any) -> None:
+        """A stream that the state does not know of stays at its beginning."""
+        for stream, known in zip(self._streams, state, strict=False):
+            stream.load_state(known)
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+
+    def _cut(self, stream: Stream, iteration: int, found: Collected) -> None:
+        piece = stream.piece(iteration)
+        if piece is not None:
+            found.pieces.append(piece)

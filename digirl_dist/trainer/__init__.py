@@ -1,0 +1,32 @@
+"""The seam for updates: from the store's trajectories to the next checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from digirl_dist.storage.checkpoint import Checkpoint
+from digirl_dist.storage.trajectory_store import Store
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update: the new checkpoint, the algorithm's figures, and when (monotonic seconds) learning was over."""
+
+    checkpoint: Checkpoint
+    figures: dict[str, float] = field(default_factory=dict)
+    started_at: float = 0.0
+    learned_at: float = 0.0
+
+
+class Trainer(Protocol):
+    """Owns the agent that learns, its algorithm and its checkpoints."""
+
+    def resume(self) -> Checkpoint:
+        """The newest checkpoint, or a first one with fresh weights. Raises CheckpointError if it does not fit."""
+
+    def update(self, checkpoint: Checkpoint, store: Store) -> Update:
+        """Learn from the store's trajectories up to ``checkpoint.iteration`` and save the next checkpoint."""
+
+    def close(self) -> None:
+        """Release what it holds; a second call is harmless."""

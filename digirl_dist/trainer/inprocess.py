@@ -1,0 +1,144 @@
+"""Updates in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from digirl_dist.agent import Agent, AgentFactory
+from digirl_dist.algorithm import Algorithm
+from digirl_dist.errors import CheckpointError, TrainingError, TrajectoryError
+from digirl_dist.parallel.peers import ALONE, Peers
+from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints, State
+from digirl_dist.storage.trajectory_store import Store
+from digirl_dist.trainer import Update
+from digirl_dist.trainer.seeding import seeded
+from digirl_dist.trajectory import Trajectory
+
+AlgorithmFactory = Callable[[Agent, Peers], Algorithm]
+
+
+class InProcessTrainer:
+    """Trainer in this process; with ``peers``, one of several that learn together.
+
+    ``replay_size`` bounds the collected episodes that an update may look back on, ``max_staleness`` how far behind
+    their policy may have been when they were collected; all of ``offline`` come before them. The first weights, and
+    what an agent draws while it learns (dropout, say), follow from ``seed``.
+    """
+
+    def __init__(
+        self,
+        agent: AgentFactory,
+        algorithm: AlgorithmFactory,
+        checkpoints: Checkpoints,
+        replay_size: int,
+        seed: int,
+        peers: Peers = ALONE,
+        offline: Sequence[Trajectory] = (),
+        max_staleness: int | None = None,
+    ) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._agent = agent()
+            self._agent.train(False)
+            self._algorithm = algorithm(self._agent, peers)
+        self.replicas = peers.replicas
+        """Whether the other ranks, if any, have the same weights, not other parts of them."""
+        self._checkpoints = checkpoints
+        self._replay_size = replay_size
+        self._seed = seed
+        self._offline = list(offline)
+        self._max_staleness = max_staleness
+        self._iteration: int | None = None
+        self._replayed = 0
+        self._whole = self._state()
+
+    def resume(self) -> Checkpoint:
+        newest = self._checkpoints.newest()
+        if newest is None:
+            return self.save(0, {})
+        self._load(newest)
+        return newest
+
+    def update(self, checkpoint: Checkpoint, store: Store) -> Update:
+        started_at = time.monotonic()
+        figures = self.learn(checkpoint, store)
+        learned_at = time.monotonic()
+        return Update(self.save(checkpoint.iteration + 1, figures), figures, started_at, learned_at)
+
+    def follow(self, iteration: int) -> Checkpoint:
+        """Be where the checkpoint of that iteration is; its weights are read only if this process is elsewhere."""
+        checkpoint = self._checkpoints.open(iteration)
+        if self._iteration != iteration:
+            self._load(checkpoint)
+        return checkpoint
+
+    def learn(self, checkpoint: Checkpoint, store: Store) -> dict[str, float]:
+        """One update from the store's trajectories, without saving; the algorithm's figures.
+
+        Raises TrainingError when it fails, TrajectoryError when trajectories are missing.
+        """
+        iteration = checkpoint.iteration
+        brought = store.read(iteration) if store.has(iteration) else ()
+        fresh = store.fresh(iteration, self._max_staleness) if brought else []
+        too_old = len(brought) - len(fresh)
+        collected = self._replay(iteration, store, len(fresh))
+        fresh = fresh[-self._replay_size :]
+        try:
+            with seeded(self._seed, iteration):
+                figures = self._algorithm.update(fresh, [*self._offline, *collected])
+            self._whole = self._state()
+            self._refuse_broken_weights()
+        except TrainingError as error:
+            raise TrainingError(f"{error}. A run with this save_path goes on from {checkpoint.folder}") from error
+        self._iteration = iteration + 1
+        return {**figures, "too_old": float(too_old)}
+
+    def save(self, iteration: int, figures: dict[str, float]) -> Checkpoint:
+        """Save what was learned as the checkpoint of that iteration."""
+        self._iteration = iteration
+        return self._checkpoints.save(iteration, *self._whole, figures)
+
+    def weights(self) -> State:
+        """The policy's own tensors, not a copy; of sharded ones a copy on rank 0, and nothing elsewhere."""
+        return self._whole[0]
+
+    def close(self) -> None:
+        """Nothing runs beside this process."""
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        try:
+            state = checkpoint.trainer_state()
+            self._agent.load_state_dict(checkpoint.state())
+            self._algorithm.load_state_dict(state["algorithm"])
+            self._replayed = state["replayed"]
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"{checkpoint.folder} does not fit the configured agent and algorithm; use another save_path, or what "
+                f"the run was started with ({' '.join(str(error).split())[:200]} …)"
+            ) from error
+        self._iteration = checkpoint.iteration
+
+    def _state(self) -> tuple[State, dict[str, Any]]:
+        """The policy, and the rest. All ranks must call it together, as weights may be spread over them."""
+        return self._agent.state_dict(), {"algorithm": self._algorithm.state_dict(), "replayed": self._replayed}
+
+    def _replay(self, iteration: int, store: Store, fresh: int) -> list[Trajectory]:
+        """The newest collected episodes, ``fresh`` of them new. Raises TrajectoryError if the store lost some since."""
+        replay = store.replay(iteration, self._replay_size, self._max_staleness)
+        wanted = min(self._replay_size, self._replayed + fresh)
+        if len(replay) < wanted:
+            raise TrajectoryError(
+                f"{store.root} has {len(replay)} of the {wanted} newest episodes that iteration {iteration} "
+                "is to learn from; put the missing files back, or start another run"
+            )
+        self._replayed = len(replay)
+        return replay
+
+    def _refuse_broken_weights(self) -> None:
+        for name, tensor in self.weights().items():
+            if not torch.isfinite(tensor).all():
+                raise TrainingError(f"the weight {name} has entries that are no numbers; lower the learning rate")

@@ -1,0 +1,157 @@
+"""One process of the group that a host has started with torchrun: python -m digirl_dist.trainer.rank_process FOLDER"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from digirl_dist.agent import AgentFactory
+from digirl_dist.agent.placement import Placed
+from digirl_dist.errors import DigirlDistError
+from digirl_dist.parallel.compute_device import Wish, resolve_device, visible_devices
+from digirl_dist.parallel.failure import telling
+from digirl_dist.parallel.group import Group, GroupLimits, joined
+from digirl_dist.parallel.peers import ALONE, Peers, SharedRows
+from digirl_dist.parallel.rank import Rank, own_rank
+from digirl_dist.storage.checkpoint import Checkpoints
+from digirl_dist.storage.datasets import read_datasets
+from digirl_dist.storage.trajectory_store import Store
+from digirl_dist.trainer.inprocess import AlgorithmFactory, InProcessTrainer
+from digirl_dist.trainer.joint import JointTrainer, TrainerFactory, follow
+from digirl_dist.types import Json
+from digirl_dist.user_code.packing import unpack_file
+
+
+@dataclass(frozen=True)
+class Learning:
+    """Everything that a rank needs to learn with the others."""
+
+    agent: AgentFactory
+    algorithm: AlgorithmFactory
+    checkpoints: Checkpoints
+    trajectories: Path
+    replay_size: int
+    offline: tuple[str, ...]
+    """Files and folders of trajectories from elsewhere, which every rank reads."""
+    seed: int
+    max_staleness: int | None
+    device: str
+    limits: GroupLimits
+    idle_s: float
+    shard: tuple[str, ...] | None = None
+    """Spread the agent over the ranks, and which of its modules are gathered by themselves (see ``agent.sharding``)."""
+
+    def device_of(self, rank: Rank | None) -> str:
+        """Where a process learns. Raises DeviceError."""
+        return resolve_device(Wish(self.device), rank, visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES")))
+
+    @contextmanager
+    def joined(self, rank: Rank) -> Iterator[tuple[TrainerFactory, Group]]:
+        """Meet the other ranks; what makes this one's trainer, and their group."""
+        device = self.device_of(rank)
+        with joined(rank, device, self.limits) as group:
+            yield partial(self._member, device), group
+
+    def alone(self, rank: Rank | None) -> InProcessTrainer:
+        """The trainer of the only process there is."""
+        return self._trainer(Placed(self.agent, self.device_of(rank)), ALONE)
+
+    def _member(self, device: str, group: Group) -> InProcessTrainer:
+        if self.shard is None:
+            return self._trainer(Placed(self.agent, device), SharedRows(group))
+        from digirl_dist.agent.sharding import Sharded, ShardedRows
+
+        return self._trainer(Sharded(self.agent, group, device, self.shard), ShardedRows(group))
+
+    def _trainer(self, agent: AgentFactory, peers: Peers) -> InProcessTrainer:
+        offline = read_datasets(self.offline) if self.offline else ()
+        return InProcessTrainer(
+            agent, self.algorithm, self.checkpoints, self.replay_size, self.seed, peers, offline, self.max_staleness
+        )
+
+
+@dataclass(frozen=True)
+class MemberFolder:
+    """What host and group share beside the run folder."""
+
+    root: Path
+
+    @property
+    def learning(self) -> Path:
+        """The packed Learning; only the host writes it."""
+        return self.root / "learning"
+
+    @property
+    def address(self) -> str:
+        """Where the host waits for rank 0."""
+        return str(self.root / "host.sock")
+
+    def listen(self) -> socket.socket:
+        """The host's end, before anybody came."""
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(self.address)
+        listener.listen(1)
+        return listener
+
+    def connect(self) -> Connection:
+        """Rank 0's end."""
+        with socket.socket(socket.AF_UNIX) as ours:
+            ours.connect(self.address)
+            return Connection(ours.detach())
+
+
+def main(folder: MemberFolder) -> None:
+    """Learn with the other ranks until the host ends; what goes wrong is told with the rank."""
+    rank = own_rank(os.environ)
+    with telling(rank):
+        learning: Learning = unpack_file(folder.learning)
+        with learning.joined(rank) as (trainer, group):
+            if rank.is_first:
+                with folder.connect() as host:
+                    _serve(host, JointTrainer(trainer, group), learning)
+            else:
+                follow(trainer, group, Store(learning.trajectories), learning.idle_s)
+
+
+def _serve(host: Connection, trainer: JointTrainer, learning: Learning) -> None:
+    """Answer the host's orders until it closes its end, or is gone."""
+    store = Store(learning.trajectories)
+    while True:
+        try:
+            order = json.loads(host.recv_bytes())
+        except EOFError:
+            trainer.close()
+            return
+        try:
+            answer = _answer(order, trainer, learning, store)
+        except DigirlDistError as error:
+            host.send_bytes(json.dumps({"error": str(error)}).encode())
+            raise
+        host.send_bytes(json.dumps(answer).encode())
+
+
+def _answer(order: Json, trainer: JointTrainer, learning: Learning, store: Store) -> Json:
+    if order is None:
+        return {"iteration": trainer.resume().iteration}
+    update = trainer.update(learning.checkpoints.open(order), store)
+    return {
+        "iteration": update.checkpoint.iteration,
+        "figures": update.figures,
+        "started_at": update.started_at,
+        "learned_at": update.learned_at,
+    }
+
+
+if __name__ == "__main__":
+    try:
+        main(MemberFolder(Path(sys.argv[1])))
+    except Exception:
+        sys.exit(1)  # it has been told, with the rank

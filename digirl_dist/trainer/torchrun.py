@@ -1,0 +1,132 @@
+"""Updates by several processes that this one starts with torchrun, watches and ends; they live as long as the run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from digirl_dist.child_process import environment
+from digirl_dist.errors import TrainingError
+from digirl_dist.parallel.failure import FAILED
+from digirl_dist.settings import TorchrunSettings
+from digirl_dist.storage.checkpoint import Checkpoint
+from digirl_dist.storage.trajectory_store import Store
+from digirl_dist.trainer import Update
+from digirl_dist.trainer.rank_process import Learning, MemberFolder
+from digirl_dist.types import Json
+from digirl_dist.user_code.packing import pack
+
+_LOOK_S = 0.5
+_LOG_LINES = 60
+
+
+class TorchrunTrainer:
+    """Trainer whose updates ``nproc_per_node`` processes of this machine make together; ``log`` takes what they print.
+
+    Only this process sends them anything: rank 0 comes to a Unix socket in a private folder.
+    """
+
+    def __init__(self, learning: Learning, settings: TorchrunSettings, log: Path) -> None:
+        self._learning = learning
+        self._settings = settings
+        self._log = log
+        self._log_began = log.stat().st_size if log.exists() else 0
+        self._stack = ExitStack()
+        folder = MemberFolder(Path(self._stack.enter_context(TemporaryDirectory(prefix="digirl-dist-group-"))))
+        folder.learning.write_bytes(pack(learning))
+        self._listener = self._stack.enter_context(folder.listen())
+        self._process = self._start(folder)
+        self._rank_0: Connection | None = None
+
+    def resume(self) -> Checkpoint:
+        answer = self._ask(None, self._settings.start_s)
+        return self._learning.checkpoints.open(answer["iteration"])
+
+    def update(self, checkpoint: Checkpoint, store: Store) -> Update:
+        """Raises TrainingError when a rank fails, or the update takes longer than ``update_s``."""
+        answer = self._ask(checkpoint.iteration, self._settings.update_s)
+        saved = self._learning.checkpoints.open(answer["iteration"])
+        # The monotonic clock is the machine's, so the times of rank 0 are ours.
+        return Update(saved, answer["figures"], answer["started_at"], answer["learned_at"])
+
+    def close(self) -> None:
+        if self._rank_0 is not None:
+            self._rank_0.close()  # this is how rank 0 learns that there is no more to do
+        else:
+            self._process.terminate()
+        try:
+            self._process.wait(self._settings.stop_s)
+        except subprocess.TimeoutExpired:
+            self._process.terminate()  # torchrun ends its ranks before itself
+            self._process.wait()
+        self._stack.close()
+
+    def _start(self, folder: MemberFolder) -> subprocess.Popen[bytes]:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        ranks = [f"--nproc_per_node={self._settings.nproc_per_node}"]
+        member = ["-m", "digirl_dist.trainer.rank_process", str(folder.root)]
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                [*torchrun, *ranks, *member],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the host, which ends the group in order
+                env=environment(),
+            )
+
+    def _ask(self, order: Json, limit_s: float) -> dict[str, Any]:
+        """Send an order to rank 0 and wait for its answer. Raises TrainingError."""
+        rank_0 = self._connected()
+        answer: dict[str, Any] = {}
+        try:
+            rank_0.send_bytes(json.dumps(order).encode())
+            self._await(lambda: rank_0.poll(_LOOK_S), limit_s, "rank 0 did not finish the update")
+            answer = json.loads(rank_0.recv_bytes())
+        except (EOFError, OSError):
+            # Its end, or torchrun's, says more.
+            self._await(lambda: False, self._settings.stop_s, "rank 0 closed its connection but did not end")
+        if "error" in answer:
+            raise TrainingError(f"{answer['error']} (see {self._log})")
+        return answer
+
+    def _connected(self) -> Connection:
+        if self._rank_0 is None:
+            self._listener.settimeout(_LOOK_S)
+            self._await(self._accept, self._settings.start_s, "rank 0 did not start")
+        assert self._rank_0 is not None
+        return self._rank_0
+
+    def _accept(self) -> bool:
+        try:
+            connection, _ = self._listener.accept()
+        except TimeoutError:
+            return False
+        self._rank_0 = Connection(connection.detach())
+        return True
+
+    def _await(self, came: Callable[[], bool], limit_s: float, otherwise: str) -> None:
+        """Until ``came`` says so; raises TrainingError when the group has ended, or after ``limit_s``."""
+        deadline = time.monotonic() + limit_s
+        while not came():
+            if self._process.poll() is not None:
+                raise TrainingError(
+                    f"the processes that make the updates ended with status {self._process.returncode}; "
+                    f"from {self._log}:\n{self._last_words()}"
+                )
+            if time.monotonic() > deadline:
+                raise TrainingError(f"{otherwise} within {limit_s:g} s; see {self._log}")
+
+    def _last_words(self) -> str:
+        """What the rank that failed said, or else the end of what all did."""
+        printed = self._log.read_bytes()[self._log_began :].decode(errors="replace").splitlines()
+        failure = next((k for k, line in enumerate(printed) if FAILED.fullmatch(line)), len(printed) - _LOG_LINES)
+        return "\n".join(printed[max(0, failure) :][:_LOG_LINES])

@@ -1,0 +1,1 @@
+"""The user's own classes: found by import path, and packed for their way to a worker."""

@@ -1,0 +1,1 @@
+"""The resident program of a worker machine, its folder, and the way to it."""

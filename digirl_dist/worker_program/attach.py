@@ -1,0 +1,158 @@
+"""Joins a host to the worker program: starts it if it is not running and relays lines both ways.
+
+``python -m digirl_dist.worker_program.attach --folder DIR --orphan-s 60 [--replace]`` is what the host runs over SSH.
+It opens no port; the program listens on a Unix socket in its folder. Imports nothing heavy: it must answer at once.
+``--replace`` first ends a program that no longer answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from digirl_dist.child_process import environment
+from digirl_dist.protocol.job_folder import JobFolder, encode
+
+_START_LIMIT_S = 30.0
+_CHUNK = 65536
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--orphan-s", type=float, required=True)
+    parser.add_argument("--package", default="")
+    parser.add_argument("--replace", action="store_true")
+    options = parser.parse_args()
+    folder = JobFolder(options.folder.expanduser().resolve())
+    try:
+        folder.create()
+        _try_disk(folder)
+        os.chdir(folder.root)
+        if options.replace:
+            end_program(folder)
+        pid, program = _join(folder, ["--orphan-s", str(options.orphan_s), "--package", options.package])
+    except (OSError, TimeoutError) as error:
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        during = "disk" if full else "attach"
+        sys.stdout.buffer.write(encode("broken", during=during, reason=f"{folder.root}: {error}"))
+        return 1
+    _relay(program)
+    _await_end(pid)
+    print(_last_words(folder), file=sys.stderr)
+    return 0
+
+
+def _try_disk(folder: JobFolder) -> None:
+    """Raises OSError now and with its reason, where the program could not even log it."""
+    probe = folder.root / ".probe"
+    try:
+        probe.write_bytes(bytes(_CHUNK))
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _join(folder: JobFolder, options: list[str]) -> tuple[int | None, socket.socket]:
+    """Connect to the program, starting it first if nobody answers. Returns its process as well, if that is known."""
+    program = _connect(folder)
+    if program is not None:
+        return folder.program(), program
+    process = _start(folder, options)
+    deadline = time.monotonic() + _START_LIMIT_S
+    while time.monotonic() < deadline:
+        program = _connect(folder)
+        if program is not None:
+            return folder.program(), program
+        if process.poll() not in (None, 1):  # 1: another attach was quicker; its program will answer
+            break
+        time.sleep(0.02)
+    raise TimeoutError(f"the worker program did not start; its last lines: {_last_words(folder)}")
+
+
+def _connect(folder: JobFolder) -> socket.socket | None:
+    program = socket.socket(socket.AF_UNIX)
+    try:
+        program.connect(folder.socket)
+    except OSError:
+        program.close()
+        return None
+    return program
+
+
+def _start(folder: JobFolder, options: list[str]) -> subprocess.Popen[bytes]:
+    """In a session of its own, so that it outlives this connection."""
+    command = [sys.executable, "-m", "digirl_dist.worker_program.program"]
+    with folder.log.open("ab") as log:
+        return subprocess.Popen(
+            [*command, "--folder", str(folder.root), *options],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=environment(),
+        )
+
+
+def end_program(folder: JobFolder, limit_s: float = 5.0) -> None:
+    """End the program that holds the folder's lock, if it is one. Never touches another process."""
+    pid = folder.program()
+    if pid is None:
+        return
+    process = os.pidfd_open(pid)
+    if folder.program() == pid:  # still the same after we hold on to it
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+    select.select([process], [], [], limit_s)
+    os.close(process)
+
+
+def _await_end(pid: int | None, limit_s: float = 3.0) -> None:
+    """Give a program that hung up the time to end, so that whoever stopped it finds nothing left when we are gone."""
+    if pid is None:
+        return
+    try:
+        process = os.pidfd_open(pid)
+    except OSError:
+        return
+    select.select([process], [], [], limit_s)
+    os.close(process)
+
+
+def _last_words(folder: JobFolder, lines: int = 8) -> str:
+    """The end of the program's log; nothing if it took its folder with it, as it does when it was asked to stop."""
+    try:
+        return "\n".join(folder.log.read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return ""
+
+
+def _relay(program: socket.socket) -> None:
+    """Copy both ways until either side ends; when it is the host, leave at once."""
+    routes = {0: program.fileno(), program.fileno(): 1}
+    while True:
+        for source in select.select(list(routes), [], [])[0]:
+            try:
+                data = os.read(source, _CHUNK)
+                _write_all(routes[source], data)
+            except OSError:
+                return
+            if not data and source == 0:
+                sys.exit(0)
+            if not data:
+                return
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

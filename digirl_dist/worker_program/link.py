@@ -1,0 +1,168 @@
+"""The worker program's end of the control channel."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from digirl_dist.protocol.job_folder import JobFolder, decode, encode
+from digirl_dist.types import Json
+
+HEARTBEAT_S = 2.0
+
+
+class Link(Protocol):
+    """What the host says, and the way to answer it."""
+
+    last_heard: float
+    """Monotonic time at which the host was heard last."""
+
+    def start(self, doing: Callable[[], dict[str, Json]]) -> None:
+        """Serve a host; ``doing`` is what heartbeats tell it."""
+
+    def fileno(self) -> int:
+        """Readable when ``received`` has something."""
+
+    def received(self) -> list[dict[str, Any]]:
+        """Messages that arrived since the last call, in order."""
+
+    def send(self, kind: str, attached: bytes = b"", **content: Json) -> None:
+        """To the host if there is one; what matters is told again when it comes back."""
+
+    def close(self) -> None: ...
+
+
+class Inbox:
+    """Messages of the host until the program's loop takes them, and its heartbeat. The base of links."""
+
+    def __init__(self) -> None:
+        self.last_heard = time.monotonic()
+        self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+
+    def fileno(self) -> int:
+        return self._wake_read
+
+    def received(self) -> list[dict[str, Any]]:
+        """Messages that arrived since the last call, in order."""
+        try:
+            os.read(self._wake_read, 65536)
+        except BlockingIOError:
+            pass
+        messages = []
+        while True:
+            try:
+                messages.append(self._messages.get_nowait())
+            except queue.Empty:
+                return messages
+
+    def receive(self, line: bytes) -> None:
+        """Called by what listens to the host, in a thread of its own. Raises ValueError for what is no message."""
+        self.last_heard = time.monotonic()
+        message = decode(line)
+        if message["type"] == "ping":
+            return
+        self._messages.put(message)
+        try:
+            os.write(self._wake_write, b"!")
+        except BlockingIOError:
+            pass  # it is awake already
+
+
+class SocketLink(Inbox):
+    """A Unix socket in the program's folder, for one host at a time: the newest wins, an older connection is closed.
+
+    Lines are received in a thread, so that heartbeats go out while the program's loop is busy.
+    """
+
+    def __init__(self, folder: JobFolder) -> None:
+        super().__init__()
+        self._writing = threading.Lock()
+        self._host: socket.socket | None = None
+        self._listener = _listen(folder)
+
+    def start(self, doing: Callable[[], dict[str, Json]]) -> None:
+        threading.Thread(target=self._accept, name="link-accept", daemon=True).start()
+        threading.Thread(target=beat, args=(self, doing), name="link-heartbeat", daemon=True).start()
+
+    def send(self, kind: str, attached: bytes = b"", **content: Json) -> None:
+        with self._writing:
+            if self._host is None:
+                return
+            try:
+                self._host.sendall(encode(kind, attached, **content))
+            except OSError:
+                self._hang_up(self._host)
+
+    def close(self) -> None:
+        self._listener.close()
+        with self._writing:
+            if self._host is not None:
+                self._hang_up(self._host)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                host, _ = self._listener.accept()
+            except OSError:
+                return
+            host.settimeout(10.0)  # a host that takes no bytes for that long is gone
+            with self._writing:
+                if self._host is not None:
+                    self._hang_up(self._host)
+                self._host = host
+            threading.Thread(target=self._read, args=(host,), name="link-read", daemon=True).start()
+
+    def _read(self, host: socket.socket) -> None:
+        lines = socket.socket(fileno=os.dup(host.fileno()))
+        lines.settimeout(None)
+        with lines, lines.makefile("rb") as stream:
+            try:
+                for line in stream:
+                    self.receive(line)
+            except (OSError, ValueError):
+                pass
+        with self._writing:
+            self._hang_up(host)
+
+    def _hang_up(self, host: socket.socket) -> None:
+        if self._host is host:
+            self._host = None
+        try:
+            host.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        host.close()
+
+
+def beat(link: Link, doing: Callable[[], dict[str, Json]]) -> None:
+    """Tell the host now and then that we are here, for as long as this process lives."""
+    while True:
+        slept_at = time.monotonic()
+        time.sleep(HEARTBEAT_S)
+        if time.monotonic() - slept_at > 2 * HEARTBEAT_S:
+            link.last_heard = time.monotonic()  # this process was held up: what came meanwhile is still to be read
+        link.send("alive", **doing())
+
+
+def _listen(folder: JobFolder) -> socket.socket:
+    """Bind by a relative path: the program's working directory is its folder."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        os.unlink(folder.socket)
+    except FileNotFoundError:
+        pass
+    previous = os.umask(0o077)
+    try:
+        listener.bind(folder.socket)
+    finally:
+        os.umask(previous)
+    listener.listen(4)
+    return listener

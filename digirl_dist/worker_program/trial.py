@@ -1,0 +1,91 @@
+"""Tries an emulator once on this machine: start, reset, one step, another reset, each timed.
+
+``python -m digirl_dist.worker_program.trial`` reads a line of JSON (see ``Order``) and then the packed emulator from
+stdin, and prints a line of JSON per phase: ``{"phase": "reset", "seconds": 0.1, "seen": "216x384 PNG of 31 kB"}``, or
+``{"error": REASON}``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from digirl_dist.errors import ActionError, EmulatorError
+from digirl_dist.rollout.slot import Slot, SlotLimits
+from digirl_dist.tasks import Task
+from digirl_dist.trajectory import Observation, Transition
+from digirl_dist.types import Json
+
+_END_LIMIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Order:
+    """``size``: bytes of the packed emulator that follow. ``task`` and ``limits``: fields of Task and SlotLimits."""
+
+    size: int
+    task: dict[str, Json]
+    action: Json
+    limits: dict[str, Any]
+
+
+def main(source: BinaryIO) -> int:
+    order = Order(**json.loads(source.readline()))
+    with tempfile.TemporaryDirectory(prefix="trial-") as folder:
+        emulator = Path(folder) / "emulator"
+        emulator.write_bytes(source.read(order.size))
+        slot = Slot(0, emulator, SlotLimits(**order.limits), Path(folder) / "log")
+        try:
+            _try(slot, Task(**order.task), order.action)
+        except (EmulatorError, ActionError) as error:
+            _tell(error=str(error))
+        finally:
+            slot.close()
+            slot.wait(time.monotonic() + _END_LIMIT_S)
+    return 0
+
+
+def _try(slot: Slot, task: Task, action: Json) -> None:
+    slot.start()
+    _tell(phase="boot", seconds=_wait(slot)[1], seen="")
+    for phase in ("reset", "step", "reset again"):
+        if phase == "step":
+            slot.step(action)
+        else:
+            slot.reset(task, seed=0)
+        seen, seconds = _wait(slot)
+        _tell(phase=phase, seconds=seconds, seen=_seen(seen.observation if isinstance(seen, Transition) else seen))
+
+
+def _wait(slot: Slot) -> tuple[Any, float]:
+    """What came back, and the seconds that it took by our clock. Raises EmulatorError or ActionError."""
+    started = time.monotonic()
+    return slot.wait_for_answer()[0], time.monotonic() - started
+
+
+def _seen(observation: Observation) -> str:
+    """Decodes the picture, so that one that cannot be read is found out."""
+    if observation.image is not None:
+        from PIL import Image
+
+        picture = Image.open(BytesIO(observation.image))
+        picture.load()
+        width, height = picture.size
+        return f"{width}x{height} {picture.format} of {len(observation.image) / 1024:.0f} kB"
+    return (
+        f"{len(observation.vector)} numbers" if observation.vector is not None else f"{len(observation.text)} letters"
+    )
+
+
+def _tell(**message: Json) -> None:
+    print(json.dumps(message), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.stdin.buffer))

@@ -1,0 +1,147 @@
+"""Online, offline and both, with evaluations on the way: the whole command on the tests' own emulator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reading import lines, metrics
+from things import Coin, Counter
+from watching import eventually, processes_with
+
+from digirl_dist.build.run import run
+from digirl_dist.errors import SettingsError
+from digirl_dist.settings import (
+    CustomAgentSettings,
+    CustomEmulatorSettings,
+    EvaluationSettings,
+    InProcessSettings,
+    OfflineSettings,
+    Parallel,
+    Settings,
+    TrainAlgorithm,
+    TrainMode,
+)
+from digirl_dist.storage import parquet
+
+
+def settings(folder: Path, **others: Any) -> Settings:
+    return Settings(
+        **{
+            "parallel": Parallel.single,
+            "save_path": str(folder),
+            "rollout_size": 8,
+            "train_iterations": 4,
+            "emulator": CustomEmulatorSettings(entry_point=f"{Counter.__module__}:Counter"),
+            "trainer": InProcessSettings(),
+            "agent": CustomAgentSettings(entry_point=f"{Coin.__module__}:Coin"),
+            **others,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was evaluated on the way."""
+    folder = tmp_path_factory.mktemp("online")
+    run(settings(folder, evaluation=EvaluationSettings(every=3, episodes=6), keep_checkpoints=1))
+    return folder
+
+
+def test_evaluations_measure_the_first_the_last_and_every_so_many_on_the_test_split(collected: Path) -> None:
+    measured = lines(collected / "evaluation.jsonl")
+    assert [line["checkpoint"] for line in measured] == [0, 3, 4]
+    assert all(line["episodes"] == 6 for line in measured)
+    assert all(line["success_low"] <= line["success_rate"] <= line["success_high"] for line in measured)
+    assert sorted(path.name for path in (collected / "evaluation").iterdir()) == ["000000", "000003", "000004"]
+    episodes = parquet.read(collected / "evaluation" / "000003" / "training.parquet")
+    assert {each.ticket.policy_version for each in episodes} == {3}
+    assert {each.ticket.task.instruction for each in episodes} == {"count for test"}
+
+
+def test_evaluations_train_nothing(collected: Path) -> None:
+    """Of four iterations of eight episodes each, all and nothing else were learned from."""
+    episodes = [each for number in range(4) for each in parquet.read(collected / f"trajectories/{number:06d}.parquet")]
+    assert {each.ticket.task.instruction for each in episodes} == {"count for train"} and len(episodes) == 32
+    assert [line["episodes"] for line in metrics(collected)] == [8] * 4
+
+
+def test_the_best_and_the_newest_checkpoint_are_kept(collected: Path) -> None:
+    measured = {line["checkpoint"]: line["success_rate"] for line in lines(collected / "evaluation.jsonl")}
+    best = json.loads((collected / "checkpoints" / "best.json").read_text())
+    assert best["success_rate"] == max(measured.values()) == measured[best["iteration"]]
+    kept = {int(path.name) for path in (collected / "checkpoints").glob("[0-9]*")}
+    assert kept == {4, best["iteration"]}
+
+
+def test_offline_nothing_is_collected_and_no_worker_is_needed(collected: Path, tmp_path: Path) -> None:
+    offline = OfflineSettings([str(collected / "trajectories")])
+    run(settings(tmp_path, train_mode=TrainMode.offline, offline=offline, parallel=Parallel.host))
+    assert [line["episodes"] for line in metrics(tmp_path)] == [0] * 4
+    assert not list((tmp_path / "trajectories").glob("*.parquet"))
+    assert all(line["kept_trajectories"] > 0 for line in metrics(tmp_path))
+
+
+@pytest.mark.parametrize("algorithm", [TrainAlgorithm.filtered_bc, TrainAlgorithm.digirl])
+def test_offline_to_online_collects_from_then_on_and_can_be_continued(
+    collected: Path, tmp_path: Path, algorithm: TrainAlgorithm
+) -> None:
+    offline = OfflineSettings([str(collected / "trajectories")], iterations=2)
+    both = {"train_mode": TrainMode.offline_to_online, "offline": offline, "train_algorithm": algorithm}
+    run(settings(tmp_path, train_iterations=1, **both))
+    run(settings(tmp_path, **both))
+    assert [line["episodes"] for line in metrics(tmp_path)] == [0, 0, 8, 8]
+    assert sorted(path.name for path in (tmp_path / "trajectories").glob("[0-9]*")) == [
+        "000002.parquet",
+        "000003.parquet",
+    ]
+
+
+@pytest.mark.long
+def test_an_evaluation_that_a_crash_cut_short_is_made_up_for(tmp_path: Path) -> None:
+    run(settings(tmp_path, train_iterations=2))
+    assert not (tmp_path / "evaluation.jsonl").exists()
+    run(settings(tmp_path, train_iterations=2, evaluation=EvaluationSettings(every=5, episodes=2)))
+    assert [line["checkpoint"] for line in lines(tmp_path / "evaluation.jsonl")] == [2]
+    run(settings(tmp_path, train_iterations=2, evaluation=EvaluationSettings(every=5, episodes=2)))
+    assert [line["checkpoint"] for line in lines(tmp_path / "evaluation.jsonl")] == [2]
+
+
+@pytest.mark.long
+def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
+    evaluation = EvaluationSettings(every=2, episodes=4)
+    grpo = {"train_algorithm": TrainAlgorithm.grpo, "evaluation": evaluation, "rollout_size": 16}
+    run(settings(tmp_path, parallel=Parallel.host, dry_run=True, train_iterations=2, **grpo))
+    assert [line["checkpoint"] for line in lines(tmp_path / "evaluation.jsonl")] == [0, 2]
+    episodes = parquet.read(tmp_path / "trajectories" / "000001.parquet")
+    starts = [(each.ticket.task.id, each.ticket.seed) for each in episodes]
+    assert [len(set(starts[first : first + 8])) for first in (0, 8)] == [1, 1] and len(set(starts)) == 2
+    actions = {tuple(step.action for step in each.steps) for each in episodes[:8]}
+    assert len(actions) > 1  # alike at the start, and then each on its own
+    assert "kl_from_old" in metrics(tmp_path)[0]
+    eventually(lambda: not processes_with(tmp_path), 20, "the end of every process")
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ({"train_mode": TrainMode.offline}, "needs offline.data"),
+        (
+            {
+                "train_mode": TrainMode.offline,
+                "train_algorithm": TrainAlgorithm.grpo,
+                "offline": OfflineSettings(["here"]),
+            },
+            "train_mode=online",
+        ),
+        ({"train_algorithm": TrainAlgorithm.grpo, "rollout_size": 12}, "no multiple of algorithm.grpo.group_size=8"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_anything_is_made(
+    others: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match=said):
+        run(settings(tmp_path / "run", **others))
+    assert not (tmp_path / "run").exists()

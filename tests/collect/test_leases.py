@@ -1,0 +1,192 @@
+"""Each ticket counts once, whatever happens to the workers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from digirl_dist.collect.leases import Leases as Bare
+from digirl_dist.errors import HarvestError
+from digirl_dist.tasks import Key, Task, Ticket
+
+
+def leased(wanted: list[Ticket], attempts: int) -> Bare:
+    leases = Bare(attempts)
+    leases.add(wanted)
+    return leases
+
+
+def tickets(count: int) -> list[Ticket]:
+    return [Ticket(3, index, Task("t"), seed=index, policy_version=3) for index in range(count)]
+
+
+def indices(leased: list[Ticket]) -> list[int]:
+    return [ticket.index for ticket in leased]
+
+
+def test_tickets_are_leased_once_and_in_order() -> None:
+    leases = leased(tickets(3), attempts=3)
+    assert indices(leases.take("a", 2, version=3)) == [0, 1]
+    assert indices(leases.take("b", 2, version=3)) == [2]
+    assert leases.queued == 0 and len(leases.tickets) == 3
+
+
+def test_tickets_that_are_known_are_not_queued_again() -> None:
+    leases = leased(tickets(2), attempts=3)
+    leases.take("a", 1, version=3)
+    leases.add(tickets(3))
+    assert indices(leases.take("b", 5, version=3)) == [1, 2]
+
+
+def test_a_ticket_lands_once_whoever_delivers_it() -> None:
+    leases = leased(tickets(1), attempts=3)
+    leases.take("a", 1, version=3)
+    assert leases.land((3, 0)) and not leases.land((3, 0))
+    assert not leases.tickets
+
+
+def test_the_tickets_of_a_lost_worker_come_first_for_the_others() -> None:
+    leases = leased(tickets(4), attempts=3)
+    leases.take("a", 2, version=3)
+    assert leases.release("a") == 2
+    assert indices(leases.take("b", 4, version=3)) == [0, 1, 2, 3]
+
+
+def test_an_episode_that_is_on_its_way_frees_its_slot_but_stays_with_its_worker() -> None:
+    leases = leased(tickets(2), attempts=3)
+    leases.take("a", 1, version=3)
+    assert leases.expect("a", (3, 0)) and leases.running("a") == 0
+    assert leases.release("a") == 1
+
+
+def test_a_worker_that_comes_back_keeps_what_nobody_else_has() -> None:
+    leases = leased(tickets(2), attempts=3)
+    leases.take("a", 2, version=3)
+    leases.release("a")
+    leases.take("b", 1, version=3)
+    assert not leases.adopt("a", (3, 0))
+    assert leases.adopt("a", (3, 1))
+    assert leases.queued == 0
+
+
+def test_a_repeated_delivery_is_not_expected_again() -> None:
+    leases = leased(tickets(1), attempts=3)
+    leases.take("a", 1, version=3)
+    leases.land((3, 0))
+    assert not leases.expect("b", (3, 0))
+
+
+def test_a_failed_ticket_runs_again_until_it_failed_too_often() -> None:
+    leases = leased(tickets(1), attempts=2)
+    leases.take("a", 1, version=3)
+    leases.fail("a", (3, 0), "hung")
+    assert indices(leases.take("b", 1, version=3)) == [0]
+    with pytest.raises(HarvestError, match="ticket 0 .* failed 2 times, last on worker b: crashed"):
+        leases.fail("b", (3, 0), "crashed")
+
+
+def test_a_failed_ticket_runs_again_before_the_untried_ones() -> None:
+    leases = leased(tickets(4), attempts=3)
+    leases.take("a", 2, version=3)
+    leases.fail("a", (3, 1), "hung")
+    assert indices(leases.take("b", 2, version=3)) == [1, 2]
+
+
+def test_a_failure_that_is_reported_twice_puts_the_ticket_back_once() -> None:
+    leases = leased(tickets(1), attempts=5)
+    leases.take("a", 1, version=3)
+    leases.fail("a", (3, 0), "hung")
+    leases.fail("a", (3, 0), "hung")
+    assert leases.queued == 1
+
+
+def test_a_lease_fixes_the_policy_version() -> None:
+    leases = leased(tickets(2), attempts=3)
+    [first] = leases.take("a", 1, version=3)
+    leases.release("a")
+    [again] = leases.take("b", 1, version=4)
+    assert (first.policy_version, again.policy_version) == (3, 4) and first.key == again.key
+
+
+def test_a_doubled_ticket_lands_once_and_survives_the_loss_of_one_holder() -> None:
+    leases = leased(tickets(1), attempts=1)
+    leases.take("slow", 1, version=3)
+    [(key, worker, age_s)] = leases.undoubled(version=3)
+    assert key == (3, 0) and worker == "slow" and age_s >= 0
+    assert leases.double("fast", key).key == key
+    assert not leases.undoubled(version=3) and leases.holders(key) == ["slow", "fast"]
+    leases.fail("slow", key, "crashed")
+    assert leases.queued == 0 and leases.release("fast") == 1
+    leases.take("fast", 1, version=3)
+    assert leases.land(key) and not leases.land(key)
+
+
+def test_what_runs_under_another_policy_or_is_on_its_way_is_not_doubled() -> None:
+    leases = leased(tickets(2), attempts=1)
+    leases.take("a", 2, version=3)
+    assert not leases.undoubled(version=4)
+    leases.expect("a", (3, 0))
+    assert [key for key, _, _ in leases.undoubled(version=3)] == [(3, 1)]
+
+
+def test_closing_keeps_what_was_begun_and_takes_back_the_rest() -> None:
+    leases = leased(tickets(5), attempts=3)
+    leases.take("a", 2, version=3)
+    leases.take("b", 1, version=3)
+    leases.fail("b", (3, 2), "hung")
+    leases.land((3, 0))
+    carried, cancelled = leases.withdraw({(3, index) for index in range(5)})
+    assert (indices(carried), indices(cancelled)) == ([1, 2], [3, 4])
+    assert leases.queued == 1 and leases.running("a") == 1
+
+
+ACTIONS = st.tuples(
+    st.sampled_from(["take", "double", "expect", "land", "fail", "release", "adopt", "add", "withdraw"]),
+    st.sampled_from("abc"),
+    st.integers(0, 5),
+)
+
+
+def act(leases: Bare, action: str, worker: str, index: int) -> tuple[list[Key], list[Key]]:
+    """Do it; the keys that landed, and those that were cancelled."""
+    key = (3, index)
+    match action:
+        case "take":
+            leases.take(worker, index, version=3)
+        case "double":
+            for found, holder, _ in leases.undoubled(version=3)[:index]:
+                assert worker == holder or leases.double(worker, found).key == found
+        case "expect":
+            leases.expect(worker, key)
+        case "land":
+            return [key] if leases.land(key) else [], []
+        case "fail":
+            leases.fail(worker, key, "")
+        case "release":
+            leases.release(worker)
+        case "adopt":
+            leases.adopt(worker, key)
+        case "add":
+            leases.add(list(leases.tickets.values()))
+        case "withdraw":
+            return [], [ticket.key for ticket in leases.withdraw({key})[1]]
+    return [], []
+
+
+@given(st.lists(ACTIONS, max_size=60))
+def test_no_ticket_is_ever_lost_or_counted_twice(actions: list[tuple[str, str, int]]) -> None:
+    leases = leased(tickets(6), attempts=10**6)
+    landed: list[Key] = []
+    cancelled: list[Key] = []
+    for action in actions:
+        now_landed, now_cancelled = act(leases, *action)
+        landed += now_landed
+        cancelled += now_cancelled
+        held = {key for held in leases._running.values() for key in held} | set().union(*leases._coming.values())
+        assert held | set(leases._queue) == set(leases.tickets), "every open ticket is queued or held"
+        assert not held & set(leases._queue) and len(set(leases._queue)) == leases.queued
+    for worker in "abc":
+        leases.release(worker)
+    queued = [ticket.key for ticket in leases.take("z", 100, version=3)]
+    assert sorted(landed + cancelled + queued) == [(3, index) for index in range(6)]

@@ -1,0 +1,126 @@
+"""The doctor on the host itself, its table and its trial of an emulator, over the embedded SSH server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from things import Counter
+
+from digirl_dist.build import setup_doctor
+from digirl_dist.child_process import environment
+from digirl_dist.doctor.check import Check, as_table, would_start
+from digirl_dist.doctor.examine import Patient, examine
+from digirl_dist.doctor.host import examine_emulators, examine_host
+from digirl_dist.doctor.needs import Needs
+from digirl_dist.doctor.trial import Trial, some_action, try_there
+from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, EmulatorSpec
+from digirl_dist.emulator.touch_actions import DeviceAction
+from digirl_dist.errors import JobError
+from digirl_dist.fleet.roster import Member, this_python
+from digirl_dist.rollout.slot import SlotLimits
+from digirl_dist.settings import PhoneSettings, Settings, SshSettings
+from digirl_dist.ssh.connection import connect
+from digirl_dist.ssh.localhost_server import LocalhostServer
+from digirl_dist.tasks import Task
+from digirl_dist.user_code.packing import pack
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAIN = Needs("plain", 10, 0.01)
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> Iterator[Member]:
+    with LocalhostServer("w1", tmp_path / "server") as address:
+        yield Member(address, slots=1, temp_path=str(tmp_path / "jobs"), run_path="", python=sys.executable)
+
+
+def a_trial(task: Task, **limits: float) -> Trial:
+    return Trial(pack(partial(Counter, 3)), task, 1, SlotLimits(boot_s=60, **limits))
+
+
+def test_an_emulator_that_fails_when_it_is_tried_keeps_a_run_from_starting(member: Member) -> None:
+    trial = a_trial(Task("count", params={"at": "step", "suffers": "raise"}))
+    found = examine(Patient(member, PLAIN, None, this_python(None), trial), Settings())
+    assert [check.check for check in found if not check.ok] == ["try"] and not would_start(found)
+    assert "the device is on fire" in found[-1].detail and found[-1].remedy
+
+
+def test_an_emulator_that_hangs_or_works_when_it_is_tried(member: Member) -> None:
+    with connect(member.address, SshSettings()) as connection:
+        with pytest.raises(JobError, match="did not answer its reset in time"):
+            hanging = a_trial(Task("count", params={"at": "reset", "suffers": "hang"}), reset_s=0.5)
+            try_there(connection, this_python(None), hanging)
+        told = try_there(connection, this_python(None), a_trial(Task("count")))
+    assert [part.split()[0] for part in told.split(", ")] == ["boot", "reset", "step", "reset"]
+    assert "(2 numbers)" in told
+
+
+def test_each_kind_of_emulator_knows_the_action_of_a_trial() -> None:
+    assert some_action(EmulatorSpec(DiscreteActions(3))) == 0
+    assert some_action(EmulatorSpec(BoxActions((-1.0, 2.0, -4.0), (1.0, 3.0, -2.0)))) == [0.0, 2.0, -2.0]
+    assert DeviceAction.from_json(some_action(EmulatorSpec(DeviceActions()))).type == "tap"
+
+
+def test_a_package_that_is_not_there_cannot_be_tried(member: Member, tmp_path: Path) -> None:
+    from digirl_dist.fleet.install import Package, build_wheel
+
+    trial = Trial(b"", Task("count"), 0, SlotLimits())
+    patient = Patient(replace(member, run_path=str(tmp_path / "env")), PLAIN, Package(build_wheel(tmp_path)), [], trial)
+    check = next(check for check in examine(patient, Settings()) if check.check == "try")
+    assert not check.ok and "digirl-dist setup" in check.remedy
+
+
+def test_a_host_without_room_for_the_run(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "digirl-dist-test", str(disk)]
+    if os.getuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("only root can mount a small disk")
+    try:
+        check = next(examine_host(Settings(save_path=str(disk / "run"))))
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+    assert not check.ok and check.blocks and "set save_path to a larger disk" in check.remedy
+    assert next(examine_host(Settings(save_path=str(tmp_path / "run")))).ok
+
+
+def test_a_host_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libc10.so is damaged')")
+    program = (
+        "from digirl_dist.doctor.host import _torch; check = _torch(); print(check.ok, check.detail, check.remedy)"
+    )
+    for paths, expected in ((f"{tmp_path}:{ROOT}", "False cannot be imported: libc10"), (str(ROOT), "True")):
+        shown = subprocess.run(
+            [sys.executable, "-c", program], env={**environment(), "PYTHONPATH": paths}, capture_output=True, text=True
+        )
+        assert shown.stdout.startswith(expected), shown.stderr
+
+
+def test_settings_that_no_run_could_start_with() -> None:
+    checks = list(setup_doctor.doctor(Settings(emulator=PhoneSettings()), try_emulators=False))
+    failed = [check for check in checks if not check.ok]
+    assert [(check.worker, check.check) for check in failed] == [("host", "settings")]
+    assert "worker_ips is empty" in failed[0].detail and not would_start(checks)
+
+
+def test_emulators_of_the_host_itself_are_looked_at() -> None:
+    found = {check.check: check for check in examine_emulators(Settings(bsize=10**6), Needs("big", 1000, 0.0001))}
+    assert not found["memory"].ok and found["python"].ok and found["memory"].worker == "host"
+
+
+def test_warnings_do_not_keep_a_run_from_starting() -> None:
+    warning = Check("w1", "clock", False, "70 s ahead", "set it", blocks=False)
+    good = Check("w1", "port", True, "port 22", "never shown")
+    assert would_start([good, warning]) and "a run would start (1 to look at)" in as_table([good, warning])
+    bad = Check("w2", "login", False, "no key fits", "copy it")
+    table = as_table([good, warning, bad])
+    assert not would_start([good, warning, bad])
+    assert "a run would not start: 1 of 3 checks failed (1 to look at)" in table
+    assert "FAIL  login  no key fits" in table and "-> copy it" in table and "never shown" not in table

@@ -1,0 +1,94 @@
+"""Collection on a real Ray cluster whose actors and nodes are killed, and clusters that cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from clustering import add_node, shared_cluster
+from collecting import Kind, Site, in_the_middle, keys, site, tickets
+from reading import events, metrics
+from things import Counter
+from watching import eventually, processes_with
+
+from digirl_dist.cli.main import main
+from digirl_dist.errors import ClusterError, HarvestError
+from digirl_dist.ray_cluster.connect import connect
+from digirl_dist.settings import RayCollectorSettings
+
+pytestmark = pytest.mark.ray
+
+
+def actors_of(folder: Path) -> list[psutil.Process]:
+    """The processes of the worker actors: those that guard emulators with files below ``folder``."""
+    guards = [one for one in processes_with(folder) if "digirl_dist.rollout.emulator_process" in one.cmdline()]
+    parents = {one.parent() for one in guards}
+    return [one for one in parents if one is not None and "WorkerActor" in " ".join(one.cmdline())]
+
+
+def check(here: Site, count: int, harvest: Any) -> None:
+    """No ticket is lost or counted twice."""
+    assert keys(harvest) == [(0, index) for index in range(count)]
+    landed = [content["ticket"] for kind, content in here.events if kind == "episode"]
+    assert sorted(landed) == list(range(count))
+
+
+def test_a_killed_actor_costs_retries_only(tmp_path: Path) -> None:
+    with site(tmp_path, Kind.ray, step_s=0.1) as here:
+        killer = in_the_middle(here, lambda: actors_of(tmp_path)[0].kill())
+        check(here, 60, here.collect(tickets(60)))
+        killer.join()
+        assert here.count("worker_lost") == 1
+        eventually(lambda: here.count("worker_joined") >= 2, 1)
+    eventually(lambda: not processes_with(tmp_path), 10, "the end of all emulators")
+
+
+def test_a_killed_node_costs_retries_only(tmp_path: Path) -> None:
+    cluster = shared_cluster()
+    nodes = [add_node(cluster, num_cpus=1, resources={"apart": 1.0}) for _ in range(2)]
+    settings = RayCollectorSettings(workers=2, resources={"apart": 0.6}, start_s=40)
+    with site(tmp_path, Kind.ray, step_s=0.1, collector=settings) as here:
+        killer = in_the_middle(here, lambda: cluster.remove_node(nodes[0], allow_graceful=False), after=12)
+        harvest = here.collect(tickets(100))
+        killer.join()
+        check(here, 100, harvest)
+        assert here.count("worker_lost") >= 1 and sum(len(outcome.losses) > 0 for outcome in harvest.outcomes) == 1
+    cluster.remove_node(nodes[1])
+    eventually(lambda: not processes_with(tmp_path), 10, "the end of all emulators")
+
+
+def test_a_cluster_without_room_says_what_was_asked_for(tmp_path: Path) -> None:
+    settings = RayCollectorSettings(workers=1, resources={"androids": 2.0}, start_s=1)
+    told = r"androids 2, did not start within 1 s.* androids 0 \(free 0\)"
+    with site(tmp_path, Kind.ray, collector=settings, no_worker_s=3) as here, pytest.raises(HarvestError, match=told):
+        here.collect(tickets(2))
+
+
+def test_a_checkpoint_goes_to_each_node_once(tmp_path: Path) -> None:
+    cluster = shared_cluster()
+    node = add_node(cluster, num_cpus=2, resources={"sole": 1.0})
+    settings = RayCollectorSettings(workers=2, num_cpus=0.5, resources={"sole": 0.001})
+    with site(tmp_path, Kind.ray, collector=settings, step_s=0.2) as here:
+        harvest = here.collect(tickets(24))
+        pushed = [content["bytes"] for kind, content in here.events if kind == "pushed"]
+        assert sorted(pushed) == [0, 4 * Counter.spec.actions.n] and sum(o.push_bytes for o in harvest.outcomes) == 8
+    cluster.remove_node(node)
+
+
+def test_the_command_line_chooses_ray_and_may_collect_ahead_there(tmp_path: Path) -> None:
+    shared_cluster()  # else the dry run would start one
+    words = ["emulator=gymnasium", "emulator.id=CartPole-v1", "agent=generic", "bsize=1", "rollout_size=6"]
+    words += ["collector=ray", "dry_run=true", "collect_ahead=1", "train_iterations=3", f"save_path={tmp_path / 'run'}"]
+    assert main([*words, f"worker_temp_path={tmp_path / 'jobs'}"]) == 0
+    assert [line["episodes"] for line in metrics(tmp_path / "run")] == [6, 6, 6]
+    assert {event["worker"] for event in events(tmp_path / "run", "worker_joined")} == {"ray-0", "ray-1"}
+
+
+def test_where_no_cluster_answers_the_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(ClusterError, match="127.0.0.1:1"):
+        connect("127.0.0.1:1", 5)

@@ -1,0 +1,111 @@
+"""Episodes on slots: decided by their tickets, lost one at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from things import Coin, Counter
+
+from digirl_dist.inference.local import Policies
+from digirl_dist.rollout.rollout import Acting, Failed, Finished, Happening, Rollout, SlotChanged
+from digirl_dist.rollout.slot import Slot, SlotLimits
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.user_code.packing import pack
+
+LIMITS = SlotLimits(boot_s=20, reset_s=2, step_s=2, failures=2, back_off_s=0.05)
+
+
+@contextmanager
+def rollout(folder: Path, slots: int = 2, max_steps: int | None = None, **options: Any) -> Iterator[Rollout]:
+    (folder / "factory").write_bytes(pack(partial(Counter, **options)))
+    policies = Policies(partial(Coin, Counter.spec))
+    policies.load(0, Coin(Counter.spec).state_dict())
+    made = [Slot(k, folder / "factory", LIMITS, folder / f"{k}.log") for k in range(slots)]
+    running = Rollout("w1", made, policies, max_steps)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def run(running: Rollout, until: Callable[[list[Happening]], bool], limit_s: float = 30.0) -> list[Happening]:
+    happened: list[Happening] = []
+    deadline = time.monotonic() + limit_s
+    while not until(happened):
+        assert time.monotonic() < deadline, happened
+        happened += running.turn(0.2)
+    return happened
+
+
+def finished(happened: list[Happening]) -> list[Finished]:
+    return [one for one in happened if isinstance(one, Finished)]
+
+
+def tickets(count: int, **params: Any) -> list[Ticket]:
+    task = Task("count", params=params)
+    return [Ticket(0, index, task, seed=100 + index, policy_version=0) for index in range(count)]
+
+
+def collect(folder: Path, slots: int) -> dict[int, list[Any]]:
+    with rollout(folder, slots) as running:
+        running.lease(tickets(6))
+        done = finished(run(running, lambda happened: len(finished(happened)) == 6))
+    return {one.trajectory.ticket.index: [step.action for step in one.trajectory.steps] for one in done}
+
+
+def test_what_is_collected_does_not_depend_on_the_number_of_slots(tmp_path: Path) -> None:
+    assert collect(tmp_path, slots=1) == collect(tmp_path, slots=3)
+
+
+def test_an_episode_says_where_it_came_from_and_where_its_time_went(tmp_path: Path) -> None:
+    with rollout(tmp_path, slots=1, step_s=0.05) as running:
+        running.lease(tickets(1))
+        happened = run(running, lambda happened: bool(finished(happened)))
+    (done,) = finished(happened)
+    trajectory = done.trajectory
+    assert (trajectory.worker, trajectory.slot, trajectory.episode_id) == ("w1", 0, "000000-00000-0-w1-0")
+    assert len(trajectory.steps) == 3 and trajectory.steps[-1].terminated
+    assert trajectory.final_observation.vector is not None and trajectory.final_observation.vector[0] == 3
+    assert 0.15 <= done.spent["step"] <= done.ended_at - done.started_at
+    assert [type(one) for one in happened] == [SlotChanged, Acting, Finished]
+
+
+def test_an_episode_that_is_too_long_is_truncated(tmp_path: Path) -> None:
+    with rollout(tmp_path, slots=1, max_steps=2) as running:
+        running.lease(tickets(1))
+        (done,) = finished(run(running, lambda happened: bool(finished(happened))))
+    last = done.trajectory.steps[-1]
+    assert len(done.trajectory.steps) == 2 and last.truncated and not last.terminated
+
+
+@pytest.mark.parametrize("how", ["hang", "die", "raise"])
+def test_a_failing_emulator_costs_its_own_episode_only(tmp_path: Path, how: str) -> None:
+    trouble = tickets(1, at="step", suffers=how, once=str(tmp_path / "once"))
+    healthy = [Ticket(0, index, Task("count"), seed=index, policy_version=0) for index in range(1, 9)]
+    with rollout(tmp_path, step_s=0.05) as running:
+        running.lease([*trouble, *healthy])
+        happened = run(running, lambda happened: len(finished(happened)) == 8)
+        happened += run(running, lambda later: any(isinstance(one, Failed) for one in [*happened, *later]))
+        (failed,) = [one for one in happened if isinstance(one, Failed)]
+        assert failed.ticket.index == 0
+        running.lease(trouble)
+        again = finished(run(running, lambda happened: bool(finished(happened))))
+    assert {one.trajectory.ticket.index for one in finished(happened)} == set(range(1, 9))
+    assert [one.trajectory.ticket.index for one in again] == [0]
+
+
+def test_a_dropped_ticket_brings_nothing_and_frees_its_slot(tmp_path: Path) -> None:
+    first, second, third = tickets(3)
+    with rollout(tmp_path, slots=1, step_s=0.2) as running:
+        running.lease([first, second, third])
+        run(running, lambda happened: any(isinstance(one, Acting) for one in happened))
+        running.drop({first.key, second.key})
+        assert [ticket.index for ticket in running.held()] == [2]
+        (done,) = finished(run(running, lambda happened: bool(finished(happened))))
+    assert done.trajectory.ticket.index == 2

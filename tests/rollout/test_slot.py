@@ -1,0 +1,241 @@
+"""An emulator's process answers, or is ended, with everything below it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from things import Counter
+from watching import eventually
+
+from digirl_dist.child_process import environment
+from digirl_dist.errors import ActionError, EmulatorCrashed, EmulatorError, EmulatorHung, SettingsError
+from digirl_dist.rollout.slot import Slot, SlotLimits, State
+from digirl_dist.tasks import Task
+from digirl_dist.user_code.packing import pack
+
+LIMITS = SlotLimits(boot_s=20, reset_s=1, step_s=1, failures=3, back_off_s=0.05)
+
+
+def ask(slot: Slot) -> Any:
+    """The answer that the slot waits for."""
+    return slot.wait_for_answer()[0]
+
+
+def assert_ended_as_hung(slot: Slot) -> None:
+    """It has been asked for a reset, and its limit ends it."""
+    started = time.monotonic()
+    with pytest.raises(EmulatorHung, match="did not answer its reset in time"):
+        ask(slot)
+    assert time.monotonic() - started < 3
+    assert slot.state is State.down
+
+
+def make(folder: Path, factory: Any, limits: SlotLimits = LIMITS) -> Slot:
+    (folder / "factory").write_bytes(pack(factory))
+    return Slot(0, folder / "factory", limits, folder / "slot.log")
+
+
+@pytest.fixture
+def slot(tmp_path: Path) -> Iterator[Slot]:
+    slot = make(tmp_path, Counter)
+    slot.start()
+    ask(slot)
+    yield slot
+    slot.close()
+    slot.wait(time.monotonic() + 5)
+
+
+def test_an_episode_runs_in_another_process(slot: Slot) -> None:
+    slot.reset(Task("count"), seed=8)
+    assert ask(slot).vector.tolist() == [0, 1]
+    for _ in range(3):
+        slot.step(1)
+        transition = ask(slot)
+    assert transition.terminated and transition.success
+
+
+def test_a_refused_action_leaves_the_emulator_as_it_is(slot: Slot) -> None:
+    slot.reset(Task("count"), seed=0)
+    ask(slot)
+    slot.step(5)
+    with pytest.raises(ActionError, match="5 is neither 0 nor 1"):
+        ask(slot)
+    slot.step(1)
+    assert ask(slot).reward == 1.0
+
+
+@pytest.mark.parametrize("how", ["hang", "stop"])
+def test_a_hung_emulator_is_ended_within_its_limit(slot: Slot, how: str) -> None:
+    slot.reset(Task("count", params={"at": "reset", "suffers": how}), seed=0)
+    assert_ended_as_hung(slot)
+
+
+def test_an_emulator_that_freezes_with_half_its_answer_sent_is_ended_within_its_limit(tmp_path: Path) -> None:
+    """The answer is larger than what a socket holds, so its sender waits for a reader in the middle of it."""
+    slot = make(tmp_path, _SeesMuch)
+    slot.start()
+    ask(slot)
+    slot.reset(Task("any"), seed=0)
+    assert slot.pipe is not None and slot.answer() is None
+    select.select([slot.pipe], [], [], LIMITS.reset_s)
+    [guard] = [one for one in psutil.Process().children() if "digirl_dist.rollout.emulator_process" in one.cmdline()]
+    [emulator] = guard.children()
+    emulator.suspend()
+    assert_ended_as_hung(slot)
+
+
+def test_an_answer_of_many_parts_is_put_together(tmp_path: Path) -> None:
+    slot = make(tmp_path, _SeesMuch)
+    slot.start()
+    ask(slot)
+    for _ in range(3):
+        slot.reset(Task("any"), seed=0)
+        assert ask(slot).image == b"much" * 2_000_000
+    slot.close()
+    slot.wait(time.monotonic() + 5)
+
+
+def test_a_dead_emulator_is_noticed_at_once(slot: Slot) -> None:
+    slot.reset(Task("count", params={"at": "step", "suffers": "die"}), seed=0)
+    ask(slot)
+    slot.step(0)
+    started = time.monotonic()
+    with pytest.raises(EmulatorCrashed, match="ended during its step"):
+        ask(slot)
+    assert time.monotonic() - started < LIMITS.step_s
+
+
+def test_an_emulator_that_raises_says_why(slot: Slot) -> None:
+    slot.reset(Task("count", params={"at": "reset", "suffers": "raise"}), seed=0)
+    with pytest.raises(EmulatorError, match="the device is on fire"):
+        ask(slot)
+
+
+def test_a_slot_starts_again_after_a_failure_and_is_closed_after_too_many(tmp_path: Path) -> None:
+    slot = make(tmp_path, _fails_to_start)
+    for number in range(LIMITS.failures):
+        slot.start()
+        with pytest.raises(EmulatorError, match="no device"):
+            ask(slot)
+        assert slot.state is (State.closed if number == LIMITS.failures - 1 else State.down)
+    assert "no device" in slot.reason
+
+
+def test_a_closed_slot_gets_another_chance_after_its_quarantine(tmp_path: Path) -> None:
+    slot = make(tmp_path, _fails_to_start, replace(LIMITS, failures=1, quarantine_s=0.5))
+    slot.start()
+    with pytest.raises(EmulatorError, match="no device"):
+        ask(slot)
+    assert slot.state is State.closed and 0 < slot.deadline - time.monotonic() <= 0.5
+    (tmp_path / "factory").write_bytes(pack(Counter))
+    slot.start()
+    assert ask(slot) is None and slot.state is State.idle
+
+
+def test_a_wrong_setting_closes_the_slot_at_once(tmp_path: Path) -> None:
+    slot = make(tmp_path, _is_misconfigured)
+    slot.start()
+    with pytest.raises(EmulatorError, match="chromium is missing"):
+        ask(slot)
+    assert slot.state is State.closed
+
+
+def test_a_slow_start_is_ended(tmp_path: Path) -> None:
+    slot = make(tmp_path, _never_starts, replace(LIMITS, boot_s=1.5))
+    slot.start()
+    with pytest.raises(EmulatorHung, match="did not answer its start in time"):
+        ask(slot)
+
+
+def test_closing_lets_the_emulator_close_in_order(tmp_path: Path) -> None:
+    slot = make(tmp_path, Counter)
+    slot.start()
+    ask(slot)
+    slot.reset(Task("count", params={"closed": str(tmp_path / "closed")}), seed=0)
+    ask(slot)
+    slot.close()
+    slot.wait(time.monotonic() + 5)
+    assert (tmp_path / "closed").read_text() == "closed\n"
+
+
+def test_letting_go_ends_everything_below_the_emulator(tmp_path: Path) -> None:
+    slot = make(tmp_path, _Browser)
+    slot.start()
+    ask(slot)
+    pids = _grandchildren(slot)
+    assert len(pids) == 2
+    slot.let_go()
+    eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids), 5, "the end of the browser")
+
+
+def test_killing_the_owner_ends_everything_below_the_emulator(tmp_path: Path) -> None:
+    (tmp_path / "factory").write_bytes(pack(_Browser))
+    program = (
+        "import sys, time; from pathlib import Path\n"
+        "from digirl_dist.rollout.slot import Slot, SlotLimits\n"
+        "folder = Path(sys.argv[1]); slot = Slot(0, folder / 'factory', SlotLimits(), folder / 'log')\n"
+        "slot.start(); slot.wait_for_answer()\n"
+        "slot.reset(None, 0); print(slot.wait_for_answer()[0].text, flush=True); time.sleep(60)"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, env=environment(), text=True
+    )
+    assert owner.stdout is not None
+    pids = [int(word) for word in owner.stdout.readline().split()]
+    assert len(pids) == 2 and all(psutil.pid_exists(pid) for pid in pids)
+    os.kill(owner.pid, signal.SIGKILL)
+    owner.wait()
+    eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids), 5, "the end of the browser")
+
+
+def _grandchildren(slot: Slot) -> list[int]:
+    slot.reset(Task("any"), 0)
+    return [int(word) for word in ask(slot).text.split()]
+
+
+class _Browser(Counter):
+    """Starts two processes, one of which leaves its process group and ignores SIGTERM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+        command = [sys.executable, "-c", stubborn]
+        self._children = [subprocess.Popen(command), subprocess.Popen(command, start_new_session=True)]
+
+    def reset(self, task: Any, seed: int) -> Any:
+        from digirl_dist.trajectory import Observation
+
+        return Observation(" ".join(str(child.pid) for child in self._children))
+
+    def close(self) -> None:
+        pass
+
+
+class _SeesMuch(Counter):
+    def reset(self, task: Any, seed: int) -> Any:
+        from digirl_dist.trajectory import Observation
+
+        return Observation("", b"much" * 2_000_000)
+
+
+def _fails_to_start() -> Any:
+    raise OSError("no device")
+
+
+def _is_misconfigured() -> Any:
+    raise SettingsError("chromium is missing")
+
+
+def _never_starts() -> Any:
+    time.sleep(3600)

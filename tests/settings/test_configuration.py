@@ -1,0 +1,153 @@
+"""Every configuration composes, and what is wrong is refused with the remedy before anything starts."""
+
+from __future__ import annotations
+
+import operator
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from digirl_dist.errors import SettingsError
+from digirl_dist.settings import (
+    GenericAgentSettings,
+    GymnasiumSettings,
+    Parallel,
+    PhoneSettings,
+    Settings,
+    TaskMode,
+    configuration,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = "config/multimachine"
+NAMES = sorted(path.stem for path in (ROOT / FOLDER).glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def _in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def load(*overrides: str, name: str = "host") -> Settings:
+    return configuration.load(FOLDER, name, overrides)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_configuration_composes(name: str) -> None:
+    assert isinstance(load(name=name), Settings)
+
+
+@pytest.mark.parametrize("group", ["emulator", "agent"])
+def test_every_option_of_a_group_composes(group: str) -> None:
+    for path in (ROOT / FOLDER / group).glob("*.yaml"):
+        needs = {"custom": ["entry_point=a:b"], "autoui": ["model=x"], "vlm": ["model=x"], "endpoint": ["model=x"]}.get(
+            path.stem, []
+        )
+        chosen = load(f"{group}={path.stem}", *(f"{group}.{need}" for need in needs))
+        assert getattr(chosen, group).name == path.stem.removesuffix("_fine")
+
+
+def test_what_others_understand_may_be_added_and_only_secrets_are_hidden() -> None:
+    settings = load("agent=vlm", "agent.model=x", "agent.processor.max_pixels=9", "judge.request={max_tokens: 5}")
+    assert settings.agent.processor == {"max_pixels": 9}  # type: ignore[attr-defined]
+    assert settings.judge.request == {"temperature": 0.0, "max_tokens": 5}
+    assert settings.algorithm.grpo.actor.batch_size == 2, "agent=vlm chooses small minibatches"
+    shown = yaml.safe_load(configuration.to_yaml(settings))
+    assert (shown["agent"]["max_new_tokens"], shown["judge"]["request"]["max_tokens"]) == (64, 5)
+
+
+def test_the_configurations_say_what_they_are_for() -> None:
+    assert load().parallel is Parallel.host and isinstance(load().emulator, PhoneSettings)
+    assert load(name="worker").parallel is Parallel.worker
+    assert load(name="eval").task_mode is TaskMode.evaluate
+
+
+def test_the_agent_follows_the_emulator_unless_it_is_chosen() -> None:
+    settings = load("emulator=gymnasium", "emulator.id=ALE/Pong-v5")
+    assert isinstance(settings.emulator, GymnasiumSettings) and settings.emulator.id == "ALE/Pong-v5"
+    assert isinstance(settings.agent, GenericAgentSettings)
+    assert load("emulator=gymnasium", "agent=device").agent.name == "device"
+
+
+def test_workers_may_be_names_or_mappings() -> None:
+    settings = load("worker_ips=[10.0.0.2,{host: 10.0.0.3, bsize: 8}]")
+    assert settings.worker_ips == ["10.0.0.2", {"host": "10.0.0.3", "bsize": 8}]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("bsiez=2", "no key 'bsiez'; did you mean 'bsize'?"),
+        ("limits.rest_s=2", "no key 'rest_s' in LimitSettings; did you mean 'reset_s'?"),
+        ("emulator.idd=3", "no key 'idd' in PhoneSettings"),
+        ("bsize=two", "bsize"),
+        ("bsize=2.5", "bsize"),
+        ("bsize=0", "bsize must be a whole number above 0 or auto"),
+        ("media=some", "media must be none, failures, all or top-3"),
+        ("dry_run=maybe", "dry_run"),
+        ("parallel=cluster", "parallel"),
+        ("train_algorithm=dqn", "train_algorithm"),
+        ("emulator=iphone", "there are android, custom, gymnasium, miniwob, phone"),
+        ("agent=custom", "entry_point"),
+        ("bsize", "not of the form key=value"),
+        ("capacity=100", "DigiRL's capacity is trainer.replay_size here"),
+        ("lm_lr=1e-4", "DigiRL's lm_lr is algorithm.digirl.actor.learning_rate here"),
+        ("bsize=[1", "bsize=[1"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(override: str, message: str) -> None:
+    with pytest.raises(SettingsError) as refusal:
+        load(override)
+    assert message in str(refusal.value)
+    assert len(str(refusal.value)) < 600, "one clear message, not a traceback"
+
+
+def test_the_new_places_of_old_keys_exist() -> None:
+    settings = load("agent=autoui", "agent.model=somewhere")
+    for place in configuration._MOVED.values():
+        operator.attrgetter(place)(settings)  # raises AttributeError for a place that is not there
+
+
+def test_a_typo_in_the_yaml_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    shutil.copytree(ROOT / FOLDER, folder)
+    text = (folder / "host.yaml").read_text()
+    (folder / "host.yaml").write_text(text.replace("bsize:", "bsiez:"))
+    with pytest.raises(SettingsError, match="bsiez.*bsize"):
+        configuration.load(str(folder), "host", [])
+
+
+def test_a_yaml_that_is_none_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    shutil.copytree(ROOT / FOLDER, folder)
+    (folder / "host.yaml").write_text("bsize: [1\n")
+    with pytest.raises(SettingsError, match="host"):
+        configuration.load(str(folder), "host", [])
+
+
+def test_unknown_names_and_folders_are_refused_with_what_there_is() -> None:
+    with pytest.raises(SettingsError, match="did you mean 'host'"):
+        load(name="hosts")
+    with pytest.raises(SettingsError, match="config/nowhere is no folder"):
+        configuration.load("config/nowhere", "host", [])
+
+
+def test_secrets_are_redacted_in_the_run_folder() -> None:
+    text = configuration.to_yaml(load("emulator=gymnasium", "+emulator.kwargs.api_key=hunter2"))
+    assert "hunter2" not in text
+    assert yaml.safe_load(text)["emulator"]["kwargs"]["api_key"] == "***"
+
+
+def test_keyword_arguments_are_free() -> None:
+    for override in ("emulator.kwargs={slope: 2}", "emulator.kwargs.slope=2"):
+        emulator = load("emulator=gymnasium", override).emulator
+        assert isinstance(emulator, GymnasiumSettings) and emulator.kwargs == {"slope": 2}
+
+
+def test_per_worker_overrides_are_checked() -> None:
+    merged = configuration.merged(GymnasiumSettings(id="A"), {"id": "B"}, "worker w1")
+    assert merged.id == "B"
+    with pytest.raises(SettingsError, match="worker w1: .*idd"):
+        configuration.merged(GymnasiumSettings(), {"idd": "B"}, "worker w1")

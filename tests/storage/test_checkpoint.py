@@ -1,0 +1,93 @@
+"""Checkpoints are whole or absent, and altered ones are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from digirl_dist.errors import CheckpointError
+from digirl_dist.storage.checkpoint import Checkpoints, TensorInfo, describe, raw_bytes, tensor_from
+
+
+def state() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {
+        "weight": torch.randn(3, 4),
+        "half": torch.randn(5).to(torch.bfloat16),
+        "count": torch.tensor(7),
+        "empty": torch.empty(0, 2),
+        "frozen": torch.zeros(8, 8)[:, ::2],
+    }
+
+
+def test_weights_and_trainer_state_read_back(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(0, state(), {"updates": 3, "moments": [torch.ones(2)]}, {"loss": 0.5})
+    newest = checkpoints.newest()
+    assert newest is not None and newest.iteration == 0
+    assert all(torch.equal(tensor, newest.state()[name]) for name, tensor in state().items())
+    assert newest.trainer_state()["updates"] == 3
+    assert newest.metrics() == {"loss": 0.5}
+
+
+@pytest.mark.parametrize("name", sorted(state()))
+def test_a_tensor_goes_through_its_raw_bytes(name: str) -> None:
+    tensor = state()[name]
+    restored = tensor_from(bytearray(raw_bytes(tensor)), describe({name: tensor})[name])
+    assert restored.dtype == tensor.dtype and torch.equal(restored, tensor)
+
+
+def test_a_tensor_with_other_bytes_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="digest"):
+        tensor_from(bytearray(8), TensorInfo("0" * 32, "float32", (2,)))
+
+
+def test_the_same_weights_have_the_same_digests() -> None:
+    assert describe(state()) == describe(state())
+
+
+def test_a_checkpoint_that_was_not_finished_does_not_exist(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(0, state(), {}, {})
+    (tmp_path / "000001.part").mkdir()
+    newest = checkpoints.newest()
+    assert newest is not None and newest.iteration == 0
+    checkpoints.save(1, state(), {}, {})
+    assert (tmp_path / "latest").resolve().name == "000001"
+
+
+def test_altered_weights_are_refused(tmp_path: Path) -> None:
+    checkpoint = Checkpoints(tmp_path).save(0, state(), {}, {})
+    path = checkpoint.folder / "policy.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x55")
+    with pytest.raises(CheckpointError, match="policy.safetensors differs from its manifest"):
+        checkpoint.state()
+
+
+def test_superseded_checkpoints_are_removed_unless_they_are_to_be_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_every=2)
+    for iteration in range(4):
+        checkpoints.save(iteration, state(), {}, {})
+    assert sorted(path.name for path in tmp_path.glob("0*")) == ["000000", "000002", "000003"]
+
+
+def test_no_more_than_so_many_are_kept_and_the_best_beside_them(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for iteration in range(5):
+        checkpoint = checkpoints.save(iteration, state(), {}, {})
+        checkpoints.rate(checkpoint, [0.1, 0.6, 0.4, 0.6, 0.2][iteration])
+    assert sorted(path.name for path in tmp_path.glob("0*")) == ["000001", "000003", "000004"]
+    assert (tmp_path / "best").resolve().name == "000001"
+    best = Checkpoints(tmp_path).best()
+    assert best is not None and best.iteration == 1
+
+
+def test_the_best_gives_way_to_a_better_one(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    assert checkpoints.best() is None
+    for iteration, success_rate in enumerate([0.5, 0.1, 0.9]):
+        checkpoints.rate(checkpoints.save(iteration, state(), {}, {}), success_rate)
+    assert sorted(path.name for path in tmp_path.glob("0*")) == ["000002"]
+    assert (tmp_path / "best").resolve().name == "000002"

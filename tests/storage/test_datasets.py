@@ -1,0 +1,71 @@
+"""Trajectories from elsewhere are read as they are: Parquet, folders of it, and what ``datasets`` saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from digirl_dist.errors import TrajectoryError
+from digirl_dist.storage import parquet
+from digirl_dist.storage.datasets import read_datasets
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trajectory import Observation, Step, Trajectory
+
+
+def episode(iteration: int, index: int, steps: int = 3) -> Trajectory:
+    rows = [
+        Step(Observation("go", b"png", np.full(2, at, np.float32)), {"type": "back"}, -0.5, float(at), False, False)
+        for at in range(steps)
+    ]
+    ticket = Ticket(iteration, index, Task("t", "go"), 3, 1)
+    return Trajectory(ticket, f"{iteration}-{index}", "w", 0, rows, Observation("go"), True)
+
+
+EPISODES = [episode(0, 0), episode(0, 1), episode(1, 0, steps=1)]
+
+
+def written(folder: Path) -> Path:
+    """The trajectories of a run with two iterations, and of one that goes on."""
+    (folder / ".landing" / "000002").mkdir(parents=True)
+    parquet.write(folder / "000000.parquet", EPISODES[:2])
+    parquet.write(folder / "000001.parquet", EPISODES[2:])
+    parquet.write(folder / ".landing" / "000002" / "00000.parquet", [episode(2, 0)])
+    return folder
+
+
+def described(episodes: list[Trajectory]) -> list[str]:
+    return [json.dumps(parquet.to_table(each).to_pylist(), default=repr) for each in episodes]
+
+
+def test_the_finished_iterations_of_a_run_are_read(tmp_path: Path) -> None:
+    assert described(read_datasets([str(written(tmp_path / "a"))])) == described(EPISODES)
+
+
+def test_a_folder_that_datasets_saved_is_read(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    loaded = datasets.Dataset(pa.concat_tables([parquet.to_table(each) for each in EPISODES]))
+    loaded.save_to_disk(tmp_path / "saved", num_shards=2)
+    datasets.DatasetDict({"train": loaded.shuffle(seed=1)}).save_to_disk(tmp_path / "shuffled")
+    for name in ("saved", "shuffled"):
+        assert described(read_datasets([str(tmp_path / name)])) == described(EPISODES)
+
+
+def test_further_columns_and_wider_types_do_no_harm(tmp_path: Path) -> None:
+    rows = parquet.to_table(EPISODES[0])
+    wider = rows.set_column(rows.schema.get_field_index("task"), "task", rows["task"].cast(pa.large_string()))
+    pq.write_table(wider.append_column("note", pa.array(["x"] * len(rows))), tmp_path / "a.parquet")
+    assert described(read_datasets([str(tmp_path / "a.parquet")])) == described(EPISODES[:1])
+
+
+def test_what_holds_no_trajectories_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "foreign.parquet")
+    with pytest.raises(TrajectoryError, match=r"foreign\.parquet holds no trajectories"):
+        read_datasets([str(tmp_path / "foreign.parquet")])
+    with pytest.raises(TrajectoryError, match="nowhere is no Parquet file and no folder"):
+        read_datasets([str(tmp_path / "nowhere")])

@@ -1,0 +1,147 @@
+"""A full disk of the host is a pause for whatever must be written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from things import Coin, Counter
+from watching import eventually
+
+from digirl_dist.collection import Harvest
+from digirl_dist.errors import RunFolderError
+from digirl_dist.report.curves import TensorBoard
+from digirl_dist.report.metrics import Metrics
+from digirl_dist.storage.checkpoint import Checkpoints
+from digirl_dist.storage.disk_full import Room
+from digirl_dist.storage.events import Events
+from digirl_dist.storage.status import Status
+from digirl_dist.storage.trajectory_store import Store
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trajectory import Observation, Step, Trajectory
+
+
+class Disk:
+    """A small disk, and the room that waits for it to have some; what it told is in ``said``."""
+
+    def __init__(self, folder: Path, notes: Path) -> None:
+        self.folder = folder
+        self.said: list[str] = []
+        self.events = Events(notes / "events.jsonl", (self._listen,))
+        self.room = Room(self.events, Status(notes / "status.json"), limit_s=20.0)
+
+    def _listen(self, kind: str, content: dict[str, Any]) -> None:
+        self.said.append(f"{kind}: {content['reason']}")
+
+    def fill(self) -> None:
+        with (self.folder / "filler").open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(4096))
+            except OSError:
+                pass  # that is what it is for
+
+    def make_room(self) -> None:
+        (self.folder / "filler").unlink()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    if os.geteuid() != 0:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("only root can make a small disk")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "digirl-dist-test", folder], check=True)
+    yield Disk(folder, tmp_path)
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def trajectory(index: int) -> Trajectory:
+    seen = Observation("x" * 3000, None, None)
+    return Trajectory(
+        Ticket(0, index, Task("t"), 0, 0), f"e{index}", "w", 0, [Step(seen, 1, 0.0, 1.0, True, False)], seen, True
+    )
+
+
+def save_checkpoint(disk: Disk) -> object:
+    state = {**Coin(Counter.spec).state_dict(), "much": torch.rand(20_000)}
+    Checkpoints(disk.folder / "checkpoints", room=disk.room).save(1, state, {"state": torch.rand(20_000)}, {})
+    newest = Checkpoints(disk.folder / "checkpoints").newest()
+    assert newest is not None and torch.equal(newest.state()["much"], state["much"])
+    return newest.trainer_state()
+
+
+def append_metrics(disk: Disk) -> object:
+    metrics = Metrics(disk.folder / "metrics.jsonl", disk.room)
+    metrics.append({"iteration": 0, "text": "x" * 9000})
+    assert Metrics(metrics.path).lines == metrics.lines
+    return metrics
+
+
+def append_harvest(disk: Disk) -> object:
+    store = Store(disk.folder / "trajectories", disk.room)
+    store.append(Harvest(0, [trajectory(index) for index in range(5)]))
+    assert len(store.landed(0)) == 5
+    return store
+
+
+def land_episode(disk: Disk) -> object:
+    store = Store(disk.folder / "trajectories", disk.room)
+    assert store.land(0, trajectory(0)) and not store.land(0, trajectory(0))
+    return store
+
+
+@pytest.mark.parametrize("write", [save_checkpoint, append_metrics, append_harvest, land_episode])
+def test_what_cannot_be_written_waits_for_room(disk: Disk, write: Callable[[Disk], object]) -> None:
+    disk.fill()
+    done: list[object] = []
+    thread = threading.Thread(target=lambda: done.append(write(disk)))
+    thread.start()
+    eventually(lambda: disk.said, 10, "the report of the full disk")
+    time.sleep(0.3)
+    assert not done and "No space left" in disk.said[0]
+    disk.make_room()
+    thread.join(15)
+    assert done
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of tensorboard's writer
+def test_curves_go_on_after_a_full_disk(disk: Disk) -> None:
+    curves = TensorBoard(disk.folder / "tensorboard")
+    disk.fill()
+    for iteration in range(300):
+        curves.add({f"figure {iteration % 30} {'x' * 200}": 1.0}, iteration)
+    time.sleep(0.5)
+    disk.make_room()
+    for iteration in range(300, 310):
+        curves.add({"figure": 1.0}, iteration)
+    curves.close()
+    assert any(b"figure" in path.read_bytes() for path in (disk.folder / "tensorboard").iterdir())
+
+
+def test_a_disk_that_stays_full_ends_the_run_with_its_reason(tmp_path: Path) -> None:
+    room = Room(Events(tmp_path / "events.jsonl"), Status(tmp_path / "status.json"), limit_s=0.2)
+
+    def write() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(RunFolderError, match=r"metrics cannot be written: No space left on device, for 0 s; free some"):
+        room.wait_for("metrics", write)
+
+
+def test_other_errors_of_a_disk_are_not_waited_for(tmp_path: Path) -> None:
+    room = Room(Events(tmp_path / "events.jsonl"), Status(tmp_path / "status.json"), limit_s=60.0)
+
+    def write() -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with pytest.raises(PermissionError):
+        room.wait_for("metrics", write)

@@ -1,0 +1,98 @@
+"""Trajectories survive their way through Parquet, and what is not one is refused."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from digirl_dist.errors import TrajectoryError
+from digirl_dist.storage import parquet
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trajectory import Observation, Step, Trajectory
+
+
+def png(shade: int) -> bytes:
+    data = io.BytesIO()
+    Image.new("RGB", (4, 6), (shade, 0, 0)).save(data, "PNG")
+    return data.getvalue()
+
+
+def episode(index: int = 0, steps: int = 3) -> Trajectory:
+    taken = [
+        Step(Observation("open it", png(k), None), {"type": "tap", "x": 0.5, "y": k / 10}, -0.5 * k, 0.0, False, False)
+        for k in range(steps - 1)
+    ]
+    vector = np.array([1.5, 2.5], np.float32)
+    taken.append(Step(Observation("open it", png(9), vector), {"type": "done"}, -0.25, 1.0, True, False))
+    ticket = Ticket(4, index, Task("open_clock", "open it"), seed=99, policy_version=4)
+    return Trajectory(ticket, f"e{index}", "w1", 2, taken, Observation("open it", png(200)), success=True)
+
+
+def test_an_episode_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    written = episode()
+    parquet.write(tmp_path / "e.parquet", [written])
+    (read,) = parquet.read(tmp_path / "e.parquet")
+    assert (read.ticket, read.episode_id, read.worker, read.slot) == (written.ticket, "e0", "w1", 2)
+    assert [step.action for step in read.steps] == [step.action for step in written.steps]
+    assert [step.observation.image for step in read.steps] == [step.observation.image for step in written.steps]
+    assert read.steps[2].observation.vector is not None
+    assert read.steps[2].observation.vector.tolist() == [1.5, 2.5]
+    assert (read.reward, read.success, read.steps[2].terminated) == (1.0, True, True)
+    assert read.final_observation.image == png(200)
+
+
+def test_a_file_keeps_its_episodes_in_order(tmp_path: Path) -> None:
+    parquet.write(tmp_path / "e.parquet", [episode(2), episode(0), episode(1)])
+    assert [read.ticket.index for read in parquet.read(tmp_path / "e.parquet")] == [2, 0, 1]
+
+
+def test_an_observation_is_stored_once(tmp_path: Path) -> None:
+    rows = parquet.to_table(episode()).to_pylist()
+    assert [row["final_observation"] is None for row in rows] == [True, True, False]
+
+
+@pytest.mark.parametrize("keep", [0, 10, 500])
+def test_a_truncated_file_is_refused_by_name(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "e.parquet"
+    parquet.write(path, [episode()])
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(TrajectoryError, match=r"e\.parquet is not a trajectory file"):
+        parquet.read(path)
+
+
+def test_foreign_columns_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "e.parquet")
+    with pytest.raises(TrajectoryError, match="columns"):
+        parquet.read(tmp_path / "e.parquet")
+
+
+def test_an_episode_with_a_missing_step_is_refused() -> None:
+    whole = parquet.to_table(episode())
+    with pytest.raises(TrajectoryError, match="episode e0 is not complete"):
+        parquet.from_table(pa.concat_tables([whole.slice(0, 1), whole.slice(2)]))
+
+
+def test_an_action_that_is_not_json_is_refused() -> None:
+    rows = parquet.to_table(episode()).to_pylist()
+    rows[0]["action"] = "{"
+    with pytest.raises(TrajectoryError):
+        parquet.from_table(pa.Table.from_pylist(rows, schema=parquet.SCHEMA))
+
+
+def test_pandas_and_datasets_open_the_file_and_images_decode(tmp_path: Path) -> None:
+    import datasets
+    import pandas as pd
+
+    parquet.write(tmp_path / "000000.parquet", [episode(0), episode(1)])
+    frame = pd.read_parquet(tmp_path / "000000.parquet")
+    assert len(frame) == 6 and Image.open(io.BytesIO(frame["observation"][0]["image"])).size == (4, 6)
+    rows = datasets.load_dataset(
+        "parquet", data_files=str(tmp_path / "*.parquet"), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    assert len(rows) == 6 and Image.open(io.BytesIO(rows[0]["observation"]["image"])).size == (4, 6)

@@ -1,0 +1,96 @@
+"""An episode that landed is safe, and counts once."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from digirl_dist.collection import Harvest
+from digirl_dist.storage import parquet
+from digirl_dist.storage.trajectory_store import Store
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trajectory import Observation, Step, Trajectory
+
+
+def episode(iteration: int, index: int) -> Trajectory:
+    ticket = Ticket(iteration, index, Task("t"), seed=index, policy_version=iteration)
+    step = Step(Observation("x"), 1, 0.0, 1.0, True, False)
+    return Trajectory(ticket, f"{iteration}-{index}", "w", 0, [step], Observation("y"), True)
+
+
+def harvest(iteration: int, count: int = 2) -> Harvest:
+    return Harvest(iteration, [episode(iteration, index) for index in range(count)])
+
+
+def test_an_episode_lands_once(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert store.land(0, episode(0, 1))
+    assert not store.land(0, episode(0, 1))
+    assert list(Store(tmp_path).landed(0)) == [(0, 1)]
+
+
+def test_a_pulled_file_is_moved_to_where_it_lands(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    incoming = store.incoming(0, "w-3", 1000)
+    parquet.write(incoming, [episode(0, 3)])
+    assert store.land(0, episode(0, 3), incoming) and not incoming.exists()
+    assert list(store.landed(0)) == [(0, 3)]
+
+
+def test_a_file_that_is_still_incoming_has_not_landed(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    parquet.write(store.incoming(0, "w-3", 1000), [episode(0, 3)])
+    assert store.landed(0) == {}
+
+
+def test_a_finished_iteration_counts_as_landed_and_takes_nothing_more(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.land(0, episode(0, 0))
+    done = harvest(0)
+    store.append(done)
+    assert done.stored_at is not None and done.stored_at <= time.monotonic()
+    assert not (tmp_path / ".landing" / "000000").exists()
+    assert sorted(Store(tmp_path).landed(0)) == [(0, 0), (0, 1)]
+    assert not store.land(0, episode(0, 0))
+
+
+def test_appending_twice_changes_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.append(harvest(0))
+    before = (tmp_path / "000000.parquet").stat().st_mtime_ns
+    store.append(harvest(0))
+    assert (tmp_path / "000000.parquet").stat().st_mtime_ns == before
+
+
+def test_replay_is_the_newest_episodes_oldest_first_also_after_a_restart(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for iteration in range(3):
+        store.append(harvest(iteration))
+    for reader in (store, Store(tmp_path)):
+        keys = [trajectory.ticket.key for trajectory in reader.replay(until=2, capacity=3)]
+        assert keys == [(1, 1), (2, 0), (2, 1)]
+
+
+def test_what_an_iteration_closed_without_is_kept_and_written_once(tmp_path: Path) -> None:
+    tickets = [Ticket(0, index, Task("t", params={"deep": [1]}), seed=index, policy_version=0) for index in range(3)]
+    Store(tmp_path).close(0, tickets[:1], tickets[1:])
+    Store(tmp_path).close(0, [], [])
+    store = Store(tmp_path)
+    assert store.left_out(0) == (tickets[:1], tickets[1:]) and store.left_out(1) == ([], [])
+    assert store.is_closed(0) and not store.is_closed(1)
+
+
+def test_nothing_lands_in_an_iteration_that_is_closed_but_in_the_next(tmp_path: Path) -> None:
+    store, late = Store(tmp_path), episode(0, 1)
+    store.close(0, [late.ticket], [])
+    assert not store.land(0, late)
+    assert store.land(1, late) and not store.land(1, late)
+    assert list(Store(tmp_path).landed(1)) == [(0, 1)]
+
+
+def test_episodes_of_too_old_a_policy_are_left_out(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    old, new = episode(1, 0), episode(3, 0)
+    store.append(Harvest(3, [old, new]))
+    assert store.fresh(3) == [old, new] and store.fresh(3, max_staleness=2) == [old, new]
+    assert store.fresh(3, max_staleness=1) == [new] and store.replay(3, 10, max_staleness=0) == [new]

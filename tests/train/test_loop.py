@@ -1,0 +1,52 @@
+"""What a rank makes of its episodes: tickets, parcels and groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from digirl_dist.parallel.rank import Rank
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.train.loop import Groups
+from digirl_dist.train.parquet_bytes import joined, numbered, packed, unpacked
+from digirl_dist.train.streams import Collected
+from digirl_dist.trajectory import Observation, Step, Trajectory
+
+
+def episode(name: str, iteration: int = 0, seed: int = 0) -> Trajectory:
+    seen = Observation(vector=np.zeros(2, np.float32))
+    step = Step(seen, 1, -0.7, 1.0, True, False)
+    return Trajectory(Ticket(iteration, 0, Task("t"), seed, iteration), name, "w", 0, [step], seen, True)
+
+
+def names(episodes: Sequence[Trajectory]) -> list[str]:
+    return [each.episode_id for each in episodes]
+
+
+def test_a_rank_finds_its_own_episodes_again_however_many_each_rank_had() -> None:
+    first = numbered([episode(f"a{k}") for k in range(3)], Rank(0, 2, 0, 2))
+    second = numbered([episode("b0")], Rank(1, 2, 1, 2))
+    together = joined([packed(first), packed(second)])
+    assert names(together) == ["a0", "b0", "a1", "a2"]
+    back = unpacked(packed(together))
+    assert [each.ticket.index for each in back] == [0, 1, 2, 4]
+    assert names([each for each in back if each.ticket.index % 2 == 1]) == ["b0"]
+    assert unpacked(packed([])) == []
+
+
+def test_a_group_is_learned_from_once_it_is_complete() -> None:
+    feed = Groups([], size=2)
+    first = feed.lesson(Collected(episodes=[episode("a0", 0, seed=1), episode("b0", 0, seed=2)]))
+    assert not first.fresh
+    second = feed.lesson(Collected(episodes=[episode("b1", 1, seed=2)]))
+    assert names(second.fresh) == ["b0", "b1"]
+    assert [each.ticket.iteration for each in second.fresh] == [1, 1]
+    assert [each.ticket.policy_version for each in second.fresh] == [0, 1]
+    assert names(feed.lesson(Collected(episodes=[episode("a1", 2, seed=1)])).fresh) == ["a0", "a1"]
+
+
+def test_what_waits_for_its_group_is_found_in_what_was_remembered() -> None:
+    remembered = [episode("a0", 0, seed=1), episode("b0", 0, seed=2), episode("b1", 1, seed=2)]
+    feed = Groups(remembered, size=2)
+    assert names(feed.lesson(Collected(episodes=[episode("a1", 2, seed=1)])).fresh) == ["a0", "a1"]

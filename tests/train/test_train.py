@@ -1,0 +1,225 @@
+"""Training with emulators on every rank: acceptance rows B1, B3 to B12 of digirl_dist.train, with real launches."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from launching import descendants, example, launch, started, torchrun
+from reading import events, metrics
+
+from digirl_dist.agent.generic import GenericPolicy
+from digirl_dist.emulator import DiscreteActions, EmulatorSpec
+from digirl_dist.errors import SettingsError
+from digirl_dist.parallel.free_port import free_port
+from digirl_dist.parallel.rank import Rank
+from digirl_dist.settings import GenericAgentSettings, configuration
+from digirl_dist.storage import parquet
+from digirl_dist.storage.checkpoint import Checkpoints
+from digirl_dist.train.__main__ import main
+from digirl_dist.train.rendezvous import check_launch
+from digirl_dist.trajectory import Trajectory
+
+MODULE = ("-m", "digirl_dist.train", "--config-name", "ranks", "--distributed")
+STEPS, SLOTS = 12, 2
+"""So that an iteration ends in the middle of episodes."""
+
+
+def words(folder: Path, *more: str) -> list[str]:
+    return [
+        "emulator.id=null",
+        "emulator.entry_point=ranked_things:Recorded",
+        f"emulator.kwargs.log={folder}.log",
+        f"save_path={folder}",
+        f"bsize={SLOTS}",
+        f"distributed.steps={STEPS}",
+        "distributed.eval_freq=2",
+        "distributed.eval_episodes=2",
+        "algorithm.ppo.anneal_iterations=6",
+        "seed=5",
+        *more,
+    ]
+
+
+def ranks(folder: Path) -> list[dict[str, Any]]:
+    """Who took part in the last launch."""
+    found: list[dict[str, Any]] = events(folder, "ranks")[-1]["ranks"]
+    return found
+
+
+def episodes(folder: Path) -> list[Trajectory]:
+    return [each for path in sorted((folder / "trajectories").glob("*.parquet")) for each in parquet.read(path)]
+
+
+def state(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    newest = Checkpoints(folder / "checkpoints").newest()
+    assert newest is not None
+    return newest.state(), newest.trainer_state()
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three iterations on two ranks."""
+    folder = tmp_path_factory.mktemp("three") / "run"
+    ended = launch(example("one_node.sh", *words(folder, "train_iterations=3")))
+    assert ended.status == 0, ended.out
+    return folder
+
+
+def test_b3_ranks_act_with_seeds_of_their_own(three: Path) -> None:
+    assert [rank["seed"] for rank in ranks(three)] == [5, 6]
+    seeds = {name: [each.ticket.seed for each in episodes(three) if each.worker == name] for name in ("rank0", "rank1")}
+    assert all(seeds.values()) and not set(seeds["rank0"]) & set(seeds["rank1"])
+
+
+def test_b4_global_steps_count_all_ranks_and_the_learning_rate_ends_as_alone(three: Path, tmp_path: Path) -> None:
+    assert [line["global_step"] for line in metrics(three)] == [STEPS * SLOTS * 2 * k for k in (1, 2, 3)]
+    assert main(words(tmp_path / "one", "train_iterations=3")) == 0
+    assert [line["global_step"] for line in metrics(tmp_path / "one")] == [STEPS * SLOTS * k for k in (1, 2, 3)]
+    rates = [[line["learning_rate"] for line in metrics(folder)] for folder in (three, tmp_path / "one")]
+    assert rates[0] == rates[1] and rates[0][2] < rates[0][0]
+
+
+def test_b5_the_average_is_over_the_episodes_of_all_ranks_each_once(three: Path) -> None:
+    found = episodes(three)
+    assert len({each.episode_id for each in found}) == len(found) < 200
+    rewards = [each.reward for each in found]
+    assert metrics(three)[-1]["episode_reward_avg_100"] == pytest.approx(sum(rewards) / len(rewards), abs=1e-5)
+
+
+def test_b6_rank_0_alone_writes_and_evaluates(three: Path) -> None:
+    assert {path.name for path in three.iterdir() if path.name != ".lock"} == {
+        *("config.yaml", "run.json", "checkpoints", "trajectories", "metrics.jsonl", "events.jsonl", "tensorboard")
+    }
+    assert [line["iteration"] for line in metrics(three)] == [0, 1, 2]
+    assert ["eval_reward_mean" in line for line in metrics(three)] == [False, True, False]
+    made = Path(f"{three}.log").read_text().split("\n")
+    assert (made.count("made 0"), made.count("made 1")) == (SLOTS + 2, SLOTS + 1)
+
+
+def test_b7_three_and_three_iterations_are_six_to_the_bit(three: Path, tmp_path: Path) -> None:
+    six, resumed = tmp_path / "six", tmp_path / "resumed"
+    shutil.copytree(three, resumed, symlinks=True)
+    for folder in (six, resumed):
+        ended = launch(torchrun(2, *MODULE, *words(folder, "train_iterations=6")))
+        assert ended.status == 0, ended.out
+    (policy, trainer), (again, trainer_again) = state(six), state(resumed)
+    assert all(torch.equal(policy[name], again[name]) for name in policy)
+    moments, moments_again = (
+        each["algorithm"]["optimizer"]["optimizer"]["state"][0]["exp_avg"] for each in (trainer, trainer_again)
+    )
+    assert torch.equal(moments, moments_again)
+    assert trainer["ranks"] == trainer_again["ranks"]
+    assert [each.episode_id for each in episodes(six)] == [each.episode_id for each in episodes(resumed)]
+
+
+def test_b7_one_process_goes_on_where_two_ranks_stopped(three: Path, tmp_path: Path) -> None:
+    one = tmp_path / "one"
+    shutil.copytree(three, one, symlinks=True)
+    assert main(words(one, "train_iterations=4")) == 0
+    last = metrics(one)[-1]
+    assert last["world_size"] == 1 and last["global_step"] == STEPS * SLOTS * (2 * 3 + 1)
+    assert last["learning_rate"] == pytest.approx(1e-3 * 3 / 6)
+    assert state(one)[1]["algorithm"]["updates"] == 4
+
+
+def test_b7_the_policy_loads_without_any_wrapper(three: Path) -> None:
+    policy = GenericPolicy(GenericAgentSettings(), EmulatorSpec(DiscreteActions(2), vector_size=2))
+    policy.load_state_dict(state(three)[0])
+
+
+@pytest.mark.long
+def test_b9_a_rank_that_raises_ends_the_launch_and_is_named(tmp_path: Path) -> None:
+    with started(torchrun(2, *MODULE, *words(tmp_path / "run", "emulator.kwargs.breaks_on=1"))) as process:
+        family = []
+        began = time.monotonic()
+        while process.poll() is None and time.monotonic() - began < 60:
+            family = descendants(process.pid) or family
+            time.sleep(0.1)
+        out, _ = process.communicate()
+    assert process.returncode not in (0, None)
+    assert "rank 1 of 2 failed" in out and "the corridor has collapsed" in out and "Traceback" in out
+    assert family and not any(child.is_running() for child in family)
+
+
+def test_b10_launches_that_cannot_work_are_refused_with_the_fix(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SettingsError, match="start with torchrun --nproc_per_node=N"):
+        check_launch(distributed=True, rank=None)
+    with pytest.raises(SettingsError, match="add --distributed"):
+        check_launch(distributed=False, rank=Rank(0, 2, 0, 2))
+    assert main(["--distributed"]) == 2
+    assert "torchrun --nproc_per_node=N" in capsys.readouterr().err
+    assert main(["train_mode=offline"]) == 2
+    assert "use run.py for offline" in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        assert main(["trainer.device=cuda"]) == 2
+        assert "no CUDA device is visible; use cpu" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two nodes of two ranks, with an evaluation that takes longer than an exchange may.
+
+    With digirl, so that its value functions are learned by ranks, too.
+    """
+    folder, port = tmp_path_factory.mktemp("four") / "run", free_port()
+    slow = ["emulator.kwargs.evaluation_s=5", "trainer.exchange_s=4"]
+    more = words(folder, "bsize=1", "train_iterations=3", "train_algorithm=digirl", *slow)
+    with ExitStack() as stack:
+        nodes = []
+        for node in range(2):
+            command = example("two_nodes.sh", str(node), f"127.0.0.1:{port}", *more)
+            nodes.append(stack.enter_context(started(command)))
+        outs = [node.communicate(timeout=100)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], outs
+    return folder
+
+
+def test_b8_an_evaluation_slower_than_an_exchange_may_be_does_not_kill_the_peers(four: Path) -> None:
+    assert metrics(four)[1]["iteration_s"] > 5
+
+
+def test_b11_two_nodes_of_two_ranks_train_together_with_four_seeds(four: Path) -> None:
+    assert [rank["seed"] for rank in ranks(four)] == [5, 6, 7, 8]
+    assert len({rank["pid"] for rank in ranks(four)}) == 4
+    assert metrics(four)[-1]["world_size"] == 4 and "step_value_loss" in metrics(four)[-1]
+
+
+@pytest.mark.long
+def test_b7_alone_two_and_two_iterations_are_four_to_the_bit_with_groups_of_one_start(tmp_path: Path) -> None:
+    more = ["train_algorithm=grpo", "algorithm.grpo.group_size=3", "distributed.eval_freq=0"]
+    for folder, stops in (("whole", [4]), ("halves", [2, 4])):
+        for stop in stops:
+            assert main(words(tmp_path / folder, *more, f"train_iterations={stop}")) == 0
+    starts = Counter((each.slot, each.ticket.seed) for each in episodes(tmp_path / "whole"))
+    assert sorted(starts.values())[-1] == 3
+    assert any(line["kept_trajectories"] > 0 for line in metrics(tmp_path / "whole") if "kept_trajectories" in line)
+    (policy, trainer), (again, trainer_again) = (state(tmp_path / folder) for folder in ("whole", "halves"))
+    assert all(torch.equal(policy[name], again[name]) for name in policy)
+    assert trainer["ranks"] == trainer_again["ranks"]
+
+
+def steps_until_good(folder: Path) -> int:
+    return next(line["global_step"] for line in metrics(folder) if line.get("episode_reward_avg_100", 0) > 0.8)
+
+
+@pytest.mark.long
+def test_b12_two_ranks_learn_and_one_needs_about_as_many_steps(tmp_path: Path) -> None:
+    more = ["train_iterations=7", "algorithm.ppo.anneal_iterations=100", "distributed.steps=64", "bsize=4"]
+    more += ["algorithm.ppo.learning_rate=0.005", "distributed.eval_freq=0"]
+    ended = launch(torchrun(2, *MODULE, *words(tmp_path / "two", *more)))
+    assert ended.status == 0, ended.out
+    assert main(words(tmp_path / "one", *more, "train_iterations=14")) == 0
+    two, one = steps_until_good(tmp_path / "two"), steps_until_good(tmp_path / "one")
+    assert 1 / 2.5 < two / one < 2.5
+
+
+def test_the_configuration_of_ranks_is_complete() -> None:
+    settings = configuration.load("config/multimachine", "ranks", [])
+    assert settings.distributed.steps * settings.bsize == 1024

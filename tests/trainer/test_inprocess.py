@@ -1,0 +1,210 @@
+"""The trainer survives: three iterations and three more are six, and what goes wrong costs one update."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from digirl_dist.agent.device import DevicePolicy
+from digirl_dist.agent.generic import GenericPolicy
+from digirl_dist.algorithm.digirl import DigiRL
+from digirl_dist.algorithm.filtered_bc import FilteredBC
+from digirl_dist.algorithm.grpo import Grpo
+from digirl_dist.collection import Harvest
+from digirl_dist.emulator import DeviceActions, DiscreteActions, EmulatorSpec
+from digirl_dist.errors import TrainingError, TrajectoryError
+from digirl_dist.parallel.peers import Peers
+from digirl_dist.settings import (
+    Advantage,
+    DeviceAgentSettings,
+    DigirlSettings,
+    FilteredBcSettings,
+    GenericAgentSettings,
+    GrpoSettings,
+)
+from digirl_dist.storage.checkpoint import Checkpoints
+from digirl_dist.storage.trajectory_store import Store
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trainer.inprocess import AlgorithmFactory, InProcessTrainer
+from digirl_dist.trajectory import Observation, Step, Trajectory
+
+RELEASED = DigirlSettings(advantage=Advantage.code, warmup_iterations=2)
+PICTURE = (64, 48)
+ALGORITHMS: dict[str, AlgorithmFactory] = {
+    "filtered_bc": lambda agent, peers: FilteredBC(agent, FilteredBcSettings(), 1, peers),
+    "paper": lambda agent, peers: DigiRL(agent, DigirlSettings(), 1, peers),
+    "code": lambda agent, peers: DigiRL(agent, RELEASED, 1, peers),
+    "grpo": lambda agent, peers: Grpo(agent, GrpoSettings(), 1, peers),
+}
+
+
+class Forgetful(GenericPolicy):
+    """Draws from the global generator while it learns, as a network with dropout does."""
+
+    def __init__(self) -> None:
+        super().__init__(GenericAgentSettings(width=8), EmulatorSpec(DiscreteActions(3), vector_size=3))
+
+    def log_prob(self, observations: Sequence[Observation], actions: Sequence[Any]) -> torch.Tensor:
+        noise = 0.1 * torch.rand(len(actions)) if torch.is_grad_enabled() else 0.0
+        return super().log_prob(observations, actions) * (1 + noise)
+
+
+def policy_of_shifted_pictures() -> DevicePolicy:
+    return DevicePolicy(DeviceAgentSettings(shift=8), EmulatorSpec(DeviceActions(), 0, PICTURE))
+
+
+def taps(iteration: int) -> list[Trajectory]:
+    """One tap each on a picture of noise."""
+    rng = np.random.default_rng([6, iteration])
+    return [_tap(Ticket(iteration, index, Task("t"), index // 4, iteration), rng) for index in range(8)]
+
+
+def _tap(ticket: Ticket, rng: np.random.Generator) -> Trajectory:
+    file, won = io.BytesIO(), ticket.index % 2 == 0
+    Image.fromarray(rng.integers(0, 255, (*PICTURE, 3), dtype=np.uint8)).save(file, "png")
+    seen = Observation("tap", file.getvalue())
+    step = Step(seen, {"type": "tap", "x": rng.random(), "y": rng.random()}, -3.0, float(won), True, False)
+    return Trajectory(ticket, f"e{ticket.index}", "here", 0, [step], seen, won)
+
+
+def episodes(iteration: int) -> list[Trajectory]:
+    rng = np.random.default_rng([5, iteration])
+    return [_episode(Ticket(iteration, index, Task("t"), index // 4, iteration), rng) for index in range(24)]
+
+
+def _episode(ticket: Ticket, rng: np.random.Generator) -> Trajectory:
+    seen = [Observation(vector=rng.normal(size=3).astype(np.float32)) for _ in range(3)]
+    won = rng.random() < 0.5
+    steps = [Step(seen[at], int(rng.integers(3)), -1.1, float(won and at), bool(at), False) for at in range(2)]
+    return Trajectory(ticket, f"e{ticket.iteration}-{ticket.index}", "here", 0, steps, seen[2], won)
+
+
+def trainer(folder: Path, algorithm: AlgorithmFactory, offline: Sequence[Trajectory] = ()) -> InProcessTrainer:
+    return InProcessTrainer(Forgetful, algorithm, Checkpoints(folder / "checkpoints"), 60, 4, offline=offline)
+
+
+def run(folder: Path, algorithm: AlgorithmFactory, until: int, offline: Sequence[Trajectory] = ()) -> None:
+    """As ``host.train`` does, in a process that is new."""
+    learn_until(until, trainer(folder, algorithm, offline), Store(folder / "trajectories"), episodes)
+
+
+def learn_until(
+    until: int, learner: InProcessTrainer, store: Store, collect: Callable[[int], list[Trajectory]]
+) -> None:
+    checkpoint = learner.resume()
+    while checkpoint.iteration < until:
+        store.append(Harvest(checkpoint.iteration, collect(checkpoint.iteration)))
+        checkpoint = learner.update(checkpoint, store).checkpoint
+
+
+def flat(state: Any) -> list[Any]:
+    if isinstance(state, dict):
+        return [leaf for key in sorted(state, key=str) for leaf in flat(state[key])]
+    if isinstance(state, list | tuple):
+        return [leaf for entry in state for leaf in flat(entry)]
+    return [state.numpy().tobytes()] if isinstance(state, torch.Tensor) else [state]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_three_iterations_and_three_more_are_six_bit_by_bit(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    run(tmp_path / "whole", ALGORITHMS[name], 6)
+    run(tmp_path / "halves", ALGORITHMS[name], 3)
+    torch.manual_seed(2)  # another process has another global state
+    run(tmp_path / "halves", ALGORITHMS[name], 6)
+    whole, halves = (Checkpoints(tmp_path / part / "checkpoints").open(6) for part in ("whole", "halves"))
+    assert whole.tensors == halves.tensors
+    assert flat(whole.trainer_state()) == flat(halves.trainer_state())
+    assert whole.metrics() == halves.metrics()
+    assert whole.tensors != Checkpoints(tmp_path / "whole" / "checkpoints").open(3).tensors
+
+
+@pytest.mark.parametrize("name", ["filtered_bc", "grpo"])
+def test_three_and_three_are_six_also_with_shifted_pictures(name: str, tmp_path: Path) -> None:
+    for folder, stops in (("whole", [6]), ("halves", [3, 6])):
+        for stop in stops:
+            torch.manual_seed(stop)
+            checkpoints = Checkpoints(tmp_path / folder / "checkpoints")
+            learner = InProcessTrainer(policy_of_shifted_pictures, ALGORITHMS[name], checkpoints, 16, 4)
+            learn_until(stop, learner, Store(tmp_path / folder / "trajectories"), taps)
+    whole, halves = (Checkpoints(tmp_path / part / "checkpoints").open(6) for part in ("whole", "halves"))
+    assert whole.tensors == halves.tensors != Checkpoints(tmp_path / "whole" / "checkpoints").open(3).tensors
+    assert flat(whole.trainer_state()) == flat(halves.trainer_state())
+
+
+def test_an_update_leaves_the_global_random_state_alone(tmp_path: Path) -> None:
+    before = torch.get_rng_state()
+    run(tmp_path, ALGORITHMS["filtered_bc"], 1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Breaks:
+    """An algorithm whose second update spoils a weight without noticing."""
+
+    def __init__(self, agent: nn.Module, peers: Peers) -> None:
+        self._agent = agent
+        self._updates = 0
+
+    def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
+        self._updates += 1
+        if self._updates == 2:
+            with torch.no_grad():
+                next(self._agent.parameters()).view(-1)[0] = float("nan")
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self._updates}
+
+    def load_state_dict(self, state: Any) -> None:
+        self._updates = state["updates"]
+
+
+def test_a_weight_that_is_no_number_stops_the_run_and_the_last_good_checkpoint_stays(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"the weight .* no numbers; .* goes on from .*000001"):
+        run(tmp_path, Breaks, 3)  # type: ignore[arg-type]
+    newest = Checkpoints(tmp_path / "checkpoints").newest()
+    assert newest is not None and newest.iteration == 1
+    assert all(torch.isfinite(tensor).all() for tensor in newest.state().values())
+
+
+def test_an_exploding_loss_keeps_the_last_good_checkpoint_and_a_lower_limit_lets_it_go_on(tmp_path: Path) -> None:
+    def bounded(most: float) -> AlgorithmFactory:
+        settings = FilteredBcSettings()
+        settings.actor.max_loss = most
+        return lambda agent, peers: FilteredBC(agent, settings, 1, peers)
+
+    run(tmp_path, bounded(100.0), 1)
+    with pytest.raises(TrainingError, match="the actor's loss became .* beyond max_loss"):
+        run(tmp_path, bounded(1e-3), 3)
+    newest = Checkpoints(tmp_path / "checkpoints").newest()
+    assert newest is not None and newest.iteration == 1
+    run(tmp_path, bounded(100.0), 3)
+
+
+def test_episodes_that_got_lost_between_two_updates_are_missed(tmp_path: Path) -> None:
+    run(tmp_path, ALGORITHMS["filtered_bc"], 2)
+    (tmp_path / "trajectories" / "000000.parquet").unlink()
+    with pytest.raises(TrajectoryError, match="has 48 of the 60 newest episodes"):
+        run(tmp_path, ALGORITHMS["filtered_bc"], 3)
+
+
+def test_offline_episodes_come_before_the_collected_ones_and_are_all_seen(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Sees(Breaks):
+        def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
+            seen.append((len(fresh), len(replay)))
+            assert [each.ticket.iteration for each in replay[:24]] == [9] * 24
+            return {}
+
+    run(tmp_path, partial(Sees), 4, offline=episodes(9))  # type: ignore[arg-type]
+    assert seen == [(24, 48), (24, 72), (24, 84), (24, 84)]

@@ -1,0 +1,340 @@
+"""The resident program: found again, replaced when it must be, gone when nobody needs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from things import Coin, Counter
+from watching import eventually, processes_with
+
+from digirl_dist.child_process import environment
+from digirl_dist.protocol.job_folder import JobFolder, encode
+from digirl_dist.rollout.slot import SlotLimits
+from digirl_dist.storage.checkpoint import describe, raw_bytes
+from digirl_dist.storage.digest import digest
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.user_code.packing import pack
+
+pytestmark = pytest.mark.long
+
+
+class Host:
+    """The host's end of an attached program, without SSH in between."""
+
+    def __init__(self, folder: Path, orphan_s: float = 30.0, *options: str) -> None:
+        command = [sys.executable, "-m", "digirl_dist.worker_program.attach", "--folder", str(folder)]
+        self.folder = JobFolder(folder)
+        self.process = subprocess.Popen(
+            [*command, "--orphan-s", str(orphan_s), *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment(),
+        )
+        self._said: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def say(self, kind: str, **content: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(encode(kind, **content))
+        self.process.stdin.flush()
+
+    def hear(self, kind: str, limit_s: float = 20.0) -> dict[str, Any]:
+        """The next message of this kind; others are passed over."""
+        while True:
+            message = self._said.get(timeout=limit_s)
+            assert message, f"the program hung up before it said {kind}"
+            if message["type"] == kind:
+                return message
+
+    def greet(self) -> dict[str, Any]:
+        """Say hello for run r1; what the program answers."""
+        self.say("hello", run="r1")
+        return self.hear("ready")
+
+    def has_ended(self, limit_s: float = 20.0) -> bool:
+        while self._said.get(timeout=limit_s):
+            pass
+        return True
+
+    def leave(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(10)
+
+    def start_job(self, **options: Any) -> None:
+        """Up to the point where it acts with version 0."""
+        agent, emulator = pack(partial(Coin, Counter.spec)), pack(partial(Counter, **options))
+        job = {
+            "name": "w",
+            "agent": digest(agent),
+            "emulator": digest(emulator),
+            "slots": 2,
+            "max_steps": None,
+            "limits": asdict(SlotLimits()),
+            "torch_threads": 1,
+        }
+        self.say("job", **job)
+        need = self.hear("need")
+        assert sorted(need["digests"]) == sorted({digest(agent), digest(emulator)})
+        for data in (agent, emulator):
+            self.put(data)
+        self.say("job", **job)
+        self.hear("working")
+        self.offer(0)
+        for tensor in Coin(Counter.spec).state_dict().values():
+            self.put(bytes(raw_bytes(tensor)))
+        self.offer(0)
+        self.hear("loaded")
+
+    def start_asking_job(self, answer_s: float) -> None:
+        """Up to the point where it asks for the actions of version 0."""
+        emulator = pack(Counter)
+        self.put(emulator)
+        limits = asdict(SlotLimits())
+        common = {"name": "w", "slots": 1, "max_steps": None, "limits": limits, "torch_threads": 1}
+        self.say("job", agent=None, emulator=digest(emulator), answer_s=answer_s, **common)
+        self.hear("working")
+        self.say("checkpoint", version=0, tensors={})
+        self.hear("loaded")
+
+    def offer(self, version: int, logits: float = 0.0) -> None:
+        described = describe(self.weights(logits))
+        tensors = {name: [info.digest, info.dtype, list(info.shape)] for name, info in described.items()}
+        self.say("checkpoint", version=version, tensors=tensors)
+
+    def weights(self, logits: float) -> dict[str, torch.Tensor]:
+        return {name: tensor + logits for name, tensor in Coin(Counter.spec).state_dict().items()}
+
+    def put(self, data: bytes) -> None:
+        self.folder.blob(digest(data)).write_bytes(data)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        while line := self.process.stdout.readline():
+            message = json.loads(line)
+            if "attached" in message:
+                message["attached"] = self.process.stdout.read(message["attached"])
+            self._said.put(message)
+        self._said.put(None)
+
+
+@contextmanager
+def attached(folder: Path, orphan_s: float = 30.0, *options: str) -> Iterator[Host]:
+    host = Host(folder, orphan_s, *options)
+    try:
+        yield host
+    finally:
+        host.leave()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder for a program, which is stopped in the end."""
+    yield tmp_path / "job"
+    for process in processes_with(tmp_path):
+        with suppress(psutil.NoSuchProcess):  # an emulator ends when its guard does
+            process.kill()
+
+
+def lease(host: Host, count: int) -> None:
+    tickets = [Ticket(0, index, Task("count"), seed=index, policy_version=0) for index in range(count)]
+    host.say("lease", tickets=[ticket.to_json() for ticket in tickets])
+
+
+def program(folder: Path) -> Any:
+    (found,) = [one for one in processes_with(folder) if "digirl_dist.worker_program.program" in one.cmdline()]
+    return found
+
+
+def test_a_host_that_comes_back_finds_what_was_finished_meanwhile(folder: Path) -> None:
+    with attached(folder) as host:
+        host.greet()
+        host.start_job()
+        lease(host, 4)
+        host.hear("acting")
+    first = program(folder).pid
+    eventually(lambda: len(list(folder.glob("episodes/*.json"))) == 4, 60, "the end of four episodes")
+    with attached(folder) as host:
+        ready = host.greet()
+        assert ready["pid"] == first and ready["held"] == []
+        notices = sorted(ready["spool"], key=lambda notice: notice["index"])
+        assert [notice["index"] for notice in notices] == [0, 1, 2, 3]
+        host.say("landed", episodes=[notice["episode_id"] for notice in notices])
+        eventually(lambda: not list(folder.glob("episodes/*")))
+
+
+def test_a_killed_program_leaves_its_finished_episodes_to_the_next(folder: Path) -> None:
+    with attached(folder) as host:
+        host.greet()
+        host.start_job(step_s=0.1)
+        lease(host, 5)
+        host.hear("episode")
+        host.hear("episode")
+        program(folder).kill()
+        assert host.has_ended()
+    with attached(folder) as host:
+        assert len(host.greet()["spool"]) >= 2
+    assert not [one for one in processes_with(folder) if "digirl_dist.rollout.emulator_process" in one.cmdline()]
+
+
+def test_the_newest_host_wins(folder: Path) -> None:
+    with attached(folder) as first:
+        first.greet()
+        with attached(folder) as second:
+            second.greet()
+            assert first.has_ended()
+
+
+def test_a_folder_serves_one_run(folder: Path) -> None:
+    with attached(folder) as host:
+        host.greet()
+        host.say("hello", run="r2")
+        assert "serves run r1, not r2" in host.hear("broken")["reason"]
+
+
+def test_stop_ends_the_program_and_removes_its_folder(folder: Path) -> None:
+    with attached(folder) as host:
+        host.greet()
+        host.start_job()
+        host.say("stop")
+        assert host.has_ended()
+        eventually(lambda: not folder.exists() and not processes_with(folder), 5, "the end of the program")
+
+
+def test_without_a_host_it_finishes_what_runs_and_ends(folder: Path) -> None:
+    with attached(folder, 6.0) as host:
+        host.greet()
+        host.start_job(step_s=0.5)
+        lease(host, 60)
+        host.hear("acting")
+        os.kill(host.process.pid, 9)
+    eventually(lambda: not processes_with(folder), 30, "the end of the orphan")
+    finished = list(folder.glob("episodes/*.json"))
+    assert 2 <= len(finished) < 60 and len(list(folder.glob("episodes/*.parquet"))) == len(finished)
+
+
+def test_a_frozen_program_is_replaced_when_asked_to(folder: Path) -> None:
+    with attached(folder) as host:
+        first = host.greet()["pid"]
+        program(folder).suspend()
+        with attached(folder, 30.0, "--replace") as again:
+            assert again.greet()["pid"] != first
+    assert program(folder).pid != first
+
+
+def test_only_a_worker_program_is_ever_replaced(folder: Path) -> None:
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        folder.mkdir()
+        JobFolder(folder).lock.write_text(f"{bystander.pid}\n")
+        with attached(folder, 30.0, "--replace") as host:
+            host.greet()
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_an_altered_tensor_is_asked_for_again(folder: Path) -> None:
+    with attached(folder) as host:
+        host.greet()
+        host.start_job()
+        (tensor,) = host.weights(1.0).values()
+        name = digest(bytes(raw_bytes(tensor)))
+        host.folder.blob(name).write_bytes(b"\0" * 7 + b"\1")
+        host.offer(1, logits=1.0)
+        assert host.hear("need")["digests"] == [name]
+
+
+def test_a_version_with_the_weights_of_another_is_ready_at_once_and_outlives_it(folder: Path) -> None:
+    with attached(folder) as host:
+        host.greet()
+        host.start_job()
+        (tensor,) = host.weights(0.0).values()
+        host.folder.blob(digest(bytes(raw_bytes(tensor)))).write_bytes(b"it is not read again")
+        for version, logits in ((1, 0.0), (2, 1.0), (3, 0.0), (4, 1.0)):
+            if version > 1:
+                host.put(bytes(raw_bytes(tensor + logits)))
+            host.offer(version, logits)
+            while host.hear("loaded")["version"] != version:
+                pass
+
+
+def test_a_job_that_cannot_be_built_is_said_to_be_broken(folder: Path) -> None:
+    with attached(folder) as host:
+        host.greet()
+        host.put(b"no pickle")
+        name = digest(b"no pickle")
+        limits = asdict(SlotLimits())
+        host.say("job", name="w", agent=name, emulator=name, slots=1, max_steps=None, limits=limits, torch_threads=1)
+        broken = host.hear("broken")
+        assert broken["during"] == "job" and "UnpicklingError" in broken["reason"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with attached(tmp_path / "file" / "job") as host:
+        broken = host.hear("broken")
+        assert broken["during"] == "attach" and str(tmp_path / "file" / "job") in broken["reason"]
+
+
+def test_what_a_host_did_not_answer_is_asked_of_the_next(folder: Path) -> None:
+    with attached(folder) as host:
+        host.greet()
+        host.start_asking_job(answer_s=60.0)
+        lease(host, 1)
+        first = host.hear("ask")
+    with attached(folder) as host:
+        assert host.greet()["held"] == [[0, 0]]
+        again = host.hear("ask")
+        assert again == first and again["stream"] == [0, 0, 0]
+        for step in range(3):
+            asked = again if step == 0 else host.hear("ask")
+            assert asked["stream"] == [0, 0, step] and len(asked["attached"]) == asked["vector"] == 8
+            host.say("decided", number=asked["number"], action=1, log_prob=-0.5)
+        assert host.hear("episode")["notice"]["policy_version"] == 0
+
+
+def test_an_answer_that_does_not_come_in_time_costs_the_episode(folder: Path) -> None:
+    with attached(folder) as host:
+        host.greet()
+        host.start_asking_job(answer_s=1.0)
+        lease(host, 1)
+        host.hear("ask")
+        assert "did not answer within 1 s" in host.hear("failed")["reason"]
+
+
+def test_without_a_host_that_answers_it_ends_though_episodes_are_under_way(folder: Path) -> None:
+    with attached(folder, 3.0) as host:
+        host.greet()
+        host.start_asking_job(answer_s=60.0)
+        lease(host, 1)
+        host.hear("ask")
+        os.kill(host.process.pid, 9)
+    eventually(lambda: not processes_with(folder), 20, "the end of the orphan")
+
+
+def test_a_stray_file_is_announced_until_the_host_says_to_forget_it(folder: Path) -> None:
+    with attached(folder) as host:
+        host.greet()
+        (folder / "episodes" / "stray.json").write_text('{"run": "r')
+        assert [stray["episode"] for stray in host.greet()["refused"]] == ["stray"]
+    with attached(folder) as host:  # the one before may have been gone before it heard of it
+        (stray,) = host.greet()["refused"]
+        assert "not a notice" in stray["reason"]
+        host.say("landed", episodes=["stray"])
+        eventually(lambda: not list((folder / "episodes").iterdir()))
