@@ -20,13 +20,13 @@ def main() -> None:
         shares, parts, before_tail = [], Counter[str](), []
         for number in range(1, ROUNDS + 1):
             ours.fleet.notices.clear()
-            harvest, seconds = ours.iteration(number, TICKETS)
+            result, seconds = ours.iteration(number, TICKETS)
             spent = Counter[str]()
             for _, notice in ours.fleet.notices:
                 spent.update(notice.spent)
             parts.update({name: value / (ours.slots * seconds) / ROUNDS for name, value in spent.items()})
             shares.append(sum(spent.values()) / (ours.slots * seconds))
-            before_tail.append(harvest.busy or 0.0)
+            before_tail.append(result.busy or 0.0)
         ours.go_ahead(TICKETS)
         ahead = _ahead(ours, ROUNDS + 1)
     show(

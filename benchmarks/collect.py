@@ -16,7 +16,7 @@ from statistics import mean
 from benchmarks.baselines.digirl import DigiRL
 from benchmarks.baselines.distrl import DistRL
 from benchmarks.stage import Machine, Stage, median, rounded, show, stage, tickets
-from digirl_dist.collection import Harvest
+from digirl_dist.collection import CollectionResult
 from digirl_dist.settings import LimitSettings, RehearsalSettings
 
 SCALE = 0.1
@@ -68,9 +68,9 @@ def main() -> None:
     show("collect", values, {**detail, **cold, "hangs": hangs, "scale": SCALE, "tickets": TICKETS, "note": note})
 
 
-def _of_as_many(harvest: Harvest, seconds: float) -> float:
+def _of_as_many(result: CollectionResult, seconds: float) -> float:
     """Seconds for ``TICKETS`` episodes: an iteration that closes early has fewer, and some of the one before."""
-    return seconds * TICKETS / len(harvest.trajectories)
+    return seconds * TICKETS / len(result.trajectories)
 
 
 def _of_pairs(theirs: list[float], ours: list[float]) -> float:

@@ -42,21 +42,21 @@ def main() -> None:
         fleet.fleet.notices.clear()
         host = psutil.Process()
         before, started = sum(host.cpu_times()[:2]), time.monotonic()
-        harvest, seconds = fleet.iteration(1, WORKERS * SLOTS * TICKETS_PER_SLOT)
+        result, seconds = fleet.iteration(1, WORKERS * SLOTS * TICKETS_PER_SLOT)
         cores = (sum(host.cpu_times()[:2]) - before) / (time.monotonic() - started)
         acting = {notice.episode_id.split("-", 2)[2] for _, notice in fleet.fleet.notices}
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     values = {"slots": (len(acting), ">=2048"), "host_cores": (cores, "<=1"), "host_rss_mb": (peak_mb, "<=800")}
     detail = {
         "iteration_s": round(seconds, 1),
-        "episodes": len(harvest.trajectories),
+        "episodes": len(result.trajectories),
         "attached_after_s": round(ready_s, 1),
     }
-    losses = sum(len(outcome.losses) for outcome in harvest.outcomes)
+    losses = sum(len(worker_result.losses) for worker_result in result.worker_results)
     show(
         "fleet",
         values,
-        {**detail, "busy": harvest.busy, "workers_lost": losses, "programs_per_process": WORKERS // PROCESSES},
+        {**detail, "busy": result.busy, "workers_lost": losses, "programs_per_process": WORKERS // PROCESSES},
     )
 
 

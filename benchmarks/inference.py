@@ -67,8 +67,8 @@ class Fleet:
         checkpoint = self._checkpoints.save(iteration, self._weights, {}, {})
         tickets = self._plan.tickets(iteration, iteration)
         started = time.monotonic()
-        harvest = self._collector.collect(checkpoint, tickets)
-        return sum(len(episode.steps) for episode in harvest.trajectories) / (time.monotonic() - started)
+        result = self._collector.collect(checkpoint, tickets)
+        return sum(len(episode.steps) for episode in result.trajectories) / (time.monotonic() - started)
 
 
 def main() -> None:

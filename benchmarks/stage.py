@@ -29,7 +29,7 @@ from digirl_dist.collect.ahead import AheadCollector
 from digirl_dist.collect.dispatch import DispatchRules
 from digirl_dist.collect.fleet_collector import FleetCollector
 from digirl_dist.collect.iteration import Closing
-from digirl_dist.collection import Harvest
+from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.roster import this_python
@@ -89,7 +89,7 @@ class Machine:
 
 
 class WatchedFleet(Fleet[Any]):
-    """Remembers what the workers said, for the figures that the harvest does not have."""
+    """Remembers what the workers said, for the figures that the result does not have."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -172,14 +172,14 @@ class Ours:
                 return
         raise TimeoutError("some slots of the workers never acted")
 
-    def iteration(self, number: int, count: int) -> tuple[Harvest, float]:
+    def iteration(self, number: int, count: int) -> tuple[CollectionResult, float]:
         """Collect ``count`` tickets under a new checkpoint; the seconds until all of them are in the store."""
         checkpoint, wanted = self.checkpoint(number), tickets(number, count)
         started = time.monotonic()
-        harvest = self.collector.collect(checkpoint, wanted)
-        self.store.append(harvest)
-        assert len(harvest.trajectories) == count or self.fleet_collector.closing.share < 1
-        return harvest, time.monotonic() - started
+        result = self.collector.collect(checkpoint, wanted)
+        self.store.append(result)
+        assert len(result.trajectories) == count or self.fleet_collector.closing.share < 1
+        return result, time.monotonic() - started
 
     def push(self, checkpoint: Checkpoint) -> tuple[float, int]:
         """Seconds until every worker acts with it, and the bytes of tensors that were sent."""

@@ -11,7 +11,7 @@ from digirl_dist.trajectory import Trajectory
 
 
 @dataclass
-class Outcome:
+class WorkerResult:
     """What one worker brought home in one iteration."""
 
     worker: str
@@ -25,18 +25,18 @@ class Outcome:
     push_bytes: int = 0
     pull_bytes: int = 0
     slot_seconds: dict[str, float] = field(default_factory=dict)
-    """Where the time of its slots went since the harvest before, by activity (see slot_time)."""
+    """Where the time of its slots went since the result before, by activity (see slot_time)."""
 
 
 @dataclass
-class Harvest:
+class CollectionResult:
     """What the fleet brought home: every ticket of the iteration, once, unless it closed early; and what the iteration
     before left under way. Times are monotonic seconds of the host."""
 
     iteration: int
     trajectories: Sequence[Trajectory]
     """In the order of their tickets."""
-    outcomes: Sequence[Outcome] = ()
+    worker_results: Sequence[WorkerResult] = ()
     started_at: float = 0.0
     acting_at: float | None = None
     """When the last slot sent its first action; None if nothing had to be run."""
@@ -50,14 +50,14 @@ class Harvest:
     seconds: dict[Key, float] = field(default_factory=dict)
     """How long its episodes took; those that landed before this process began are missing."""
     carried: int = 0
-    """Episodes that were under way when the iteration closed: the next harvest has them."""
+    """Episodes that were under way when the iteration closed: the next result has them."""
     cancelled: int = 0
     """Tickets that nobody had begun when the iteration closed: they are never run."""
     judging: dict[str, float] = field(default_factory=dict)
     """What judging took and cost, where it is not the emulator that judges."""
 
     @classmethod
-    def empty(cls, iteration: int) -> Harvest:
+    def empty(cls, iteration: int) -> CollectionResult:
         """What an iteration that learns offline brings home."""
         now = time.monotonic()
         return cls(iteration, (), started_at=now, ended_at=now)

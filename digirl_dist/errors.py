@@ -29,7 +29,7 @@
     │   ├── FileRefusedError     transient: a file cannot be read or written there; the connection stands
     │   ├── UnreachableError     transient: no connection within its limit
     │   └── LinkLostError        transient: a connection that stood is gone or silent
-    └── HarvestError             an iteration cannot be completed; names every worker's reason
+    └── CollectionError             an iteration cannot be completed; names every worker's reason
 
 Errors of paramiko, fabric, asyncssh, selenium and others become one of these inside the module that
 calls them, with ``from``. All of them can be pickled.
@@ -176,5 +176,5 @@ class LinkLostError(WorkerError):
     """The connection or the worker program went away or fell silent."""
 
 
-class HarvestError(DigirlDistError):
+class CollectionError(DigirlDistError):
     """The tickets of an iteration cannot be completed."""

@@ -33,9 +33,9 @@ class Evaluator:
         """Measure it if it is its turn and was not measured before. Harmless when repeated."""
         if not self._due(checkpoint.iteration) or self.report.has_evaluation(checkpoint):
             return
-        harvest = self.collector.collect(checkpoint, self._tickets(checkpoint.iteration))
-        self.store.append(harvest)
-        success_rate = self.report.evaluation(harvest, checkpoint)
+        result = self.collector.collect(checkpoint, self._tickets(checkpoint.iteration))
+        self.store.append(result)
+        success_rate = self.report.evaluation(result, checkpoint)
         self.checkpoints.rate(checkpoint, success_rate)
 
     def _due(self, iteration: int) -> bool:
@@ -61,10 +61,10 @@ def train(
     report.resumed(checkpoint, store, iterations)
     evaluator.look_at(checkpoint)
     while checkpoint.iteration < iterations:
-        harvest = collector.collect(checkpoint, plan.tickets(checkpoint.iteration, checkpoint.iteration))
-        store.append(harvest)
+        result = collector.collect(checkpoint, plan.tickets(checkpoint.iteration, checkpoint.iteration))
+        store.append(result)
         update = trainer.update(checkpoint, store)
-        report.iteration(harvest, update)
+        report.iteration(result, update)
         checkpoint = update.checkpoint
         evaluator.look_at(checkpoint)
 
@@ -74,6 +74,6 @@ def evaluate(
 ) -> None:
     """Measure ``checkpoint`` over ``iterations`` rounds of the plan, without learning."""
     for iteration in range(iterations):
-        harvest = collector.collect(checkpoint, plan.tickets(iteration, checkpoint.iteration))
-        store.append(harvest)
-        report.evaluation(harvest, checkpoint)
+        result = collector.collect(checkpoint, plan.tickets(iteration, checkpoint.iteration))
+        store.append(result)
+        report.evaluation(result, checkpoint)

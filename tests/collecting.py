@@ -20,7 +20,7 @@ from digirl_dist.build.choices import Device
 from digirl_dist.build.collector import Ground, build_collector
 from digirl_dist.collect import Collector
 from digirl_dist.collect.iteration import Closing
-from digirl_dist.collection import Harvest
+from digirl_dist.collection import CollectionResult
 from digirl_dist.settings import (
     Inference,
     InProcessSettings,
@@ -137,7 +137,7 @@ class Site:
         policy.logits.data += iteration * 0.25
         return self.checkpoints.save(iteration, policy.state_dict(), {}, {})
 
-    def collect(self, tickets: Sequence[Ticket]) -> Harvest:
+    def collect(self, tickets: Sequence[Ticket]) -> CollectionResult:
         return self.collector.collect(self.checkpoint, tickets)
 
     def count(self, kind: str) -> int:
@@ -155,8 +155,8 @@ def tickets(count: int, iteration: int = 0, **params: Any) -> list[Ticket]:
     return [Ticket(iteration, index, task, seed=index, policy_version=iteration) for index in range(count)]
 
 
-def keys(harvest: Harvest) -> list[tuple[int, int]]:
-    return [trajectory.ticket.key for trajectory in harvest.trajectories]
+def keys(result: CollectionResult) -> list[tuple[int, int]]:
+    return [trajectory.ticket.key for trajectory in result.trajectories]
 
 
 def programs(folder: Path) -> list[psutil.Process]:

@@ -111,8 +111,8 @@ def test_slots_that_do_not_boot_are_given_up_and_the_episodes_come_home(tmp_path
         )
         collector = build_collector(ground, stack)
         tickets = [Ticket(0, index, Task("count"), index, 0) for index in range(150)]
-        harvest = collector.collect(checkpoint, tickets)
-    assert len(harvest.trajectories) == 150 and {each.slot for each in harvest.trajectories} <= {0, 1, 2, 3}
+        result = collector.collect(checkpoint, tickets)
+    assert len(result.trajectories) == 150 and {each.slot for each in result.trajectories} <= {0, 1, 2, 3}
     chosen = [content for what, content in heard if what == "bsize"]
     assert [one["slots"] for one in chosen] == [4] and "cores carry 4" in chosen[0]["reason"]
     given_up = [

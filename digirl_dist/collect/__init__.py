@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from digirl_dist.collection import Harvest
+from digirl_dist.collection import CollectionResult
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.tasks import Ticket
 
@@ -13,8 +13,8 @@ from digirl_dist.tasks import Ticket
 class Collector(Protocol):
     """Runs tickets with a checkpoint's policy."""
 
-    def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> Harvest:
-        """Every ticket's episode, once each. Raises HarvestError, naming each worker's reason, if that cannot be had.
+    def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
+        """Every ticket's episode, once each. Raises CollectionError, naming each worker's reason, if one cannot be had.
 
         Episodes that an earlier, interrupted call of the same iteration brought home are not run again. If the
         iteration closes early (see ``iteration.Closing``), what was under way comes home with the next one.
@@ -28,5 +28,5 @@ class Collector(Protocol):
     def close(self) -> None:
         """Stop what runs on other machines and processes; a second call is harmless.
 
-        A ``collect`` that goes on in another thread ends with HarvestError.
+        A ``collect`` that goes on in another thread ends with CollectionError.
         """

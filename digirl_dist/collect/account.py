@@ -1,11 +1,11 @@
-"""Book-keeping of one iteration's collection: outcomes per worker, and where slot-seconds went."""
+"""Book-keeping of one iteration's collection: worker_results per worker, and where slot-seconds went."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 
-from digirl_dist.collection import Harvest, Outcome
+from digirl_dist.collection import CollectionResult, WorkerResult
 from digirl_dist.tasks import Key
 from digirl_dist.trajectory import Trajectory
 
@@ -17,17 +17,17 @@ class Account:
         self.iteration = iteration
         self.started_at = time.monotonic()
         self.seconds: dict[Key, float] = {}
-        self._outcomes: dict[str, Outcome] = {}
+        self._worker_results: dict[str, WorkerResult] = {}
         self._episodes: list[tuple[str, float, float]] = []
         self._acting: dict[tuple[str, int], float] = {}
 
-    def outcome(self, worker: str) -> Outcome:
-        """The worker's outcome, to be added to."""
-        return self._outcomes.setdefault(worker, Outcome(worker))
+    def worker_result(self, worker: str) -> WorkerResult:
+        """The worker's worker_result, to be added to."""
+        return self._worker_results.setdefault(worker, WorkerResult(worker))
 
     def spent(self, worker: str, seconds: Mapping[str, float]) -> None:
         """So many seconds of its slots went into each activity."""
-        booked = self.outcome(worker).slot_seconds
+        booked = self.worker_result(worker).slot_seconds
         for activity, more in seconds.items():
             booked[activity] = booked.get(activity, 0.0) + more
 
@@ -41,12 +41,12 @@ class Account:
         end = now - min(max(0.0, age_s), now - self.started_at)  # a worker may say anything, even nan
         self._episodes.append((worker, end - seconds, end))
 
-    def harvest(self, trajectories: Sequence[Trajectory], carried: int, cancelled: int) -> Harvest:
+    def result(self, trajectories: Sequence[Trajectory], carried: int, cancelled: int) -> CollectionResult:
         ends = [end for _, _, end in self._episodes]
-        return Harvest(
+        return CollectionResult(
             iteration=self.iteration,
             trajectories=trajectories,
-            outcomes=[self._outcomes[name] for name in sorted(self._outcomes)],
+            worker_results=[self._worker_results[name] for name in sorted(self._worker_results)],
             started_at=self.started_at,
             acting_at=max(self._acting.values(), default=None),
             last_ended_at=max(ends, default=None),
@@ -62,7 +62,7 @@ class Account:
 
         None if there were not more episodes than slots: then no ticket ever waited for a slot.
         """
-        slots = sum(outcome.slots for outcome in self._outcomes.values())
+        slots = sum(worker_result.slots for worker_result in self._worker_results.values())
         if not slots or len(self._episodes) <= slots:
             return None
         window = (self.started_at, max(start for _, start, _ in self._episodes))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from digirl_dist.collect import Collector
-from digirl_dist.collection import Harvest
+from digirl_dist.collection import CollectionResult
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.tasks import Ticket
 
@@ -32,12 +32,12 @@ class AheadCollector:
         self._ahead = ahead
         self._last = last
         self._newest: Checkpoint | None = None
-        self._pending: dict[int, Future[Harvest]] = {}
-        self._work: queue.SimpleQueue[tuple[Sequence[Ticket], Future[Harvest]] | None] = queue.SimpleQueue()
+        self._pending: dict[int, Future[CollectionResult]] = {}
+        self._work: queue.SimpleQueue[tuple[Sequence[Ticket], Future[CollectionResult]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._collect_all, name="collect-ahead", daemon=True)
         self._thread.start()
 
-    def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> Harvest:
+    def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
         number = tickets[0].iteration
         self._newest = checkpoint
         if number not in self._pending:

@@ -13,8 +13,8 @@ from digirl_dist.collect.dispatch import Dispatch, DispatchRules
 from digirl_dist.collect.iteration import Closing, Iteration
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collect.workforce import Workforce
-from digirl_dist.collection import Harvest
-from digirl_dist.errors import HarvestError
+from digirl_dist.collection import CollectionResult
+from digirl_dist.errors import CollectionError
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.worker_events import (
     Acting,
@@ -66,8 +66,8 @@ class FleetCollector:
         self.closed = threading.Event()
         self.fleet.start()
 
-    def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> Harvest:
-        return _Harvesting(self, checkpoint, tickets).run()
+    def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
+        return _Collection(self, checkpoint, tickets).run()
 
     def offer(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
         self.offers.put((checkpoint, tickets))
@@ -77,7 +77,7 @@ class FleetCollector:
         self.fleet.close()
 
 
-class _Harvesting:
+class _Collection:
     """One iteration of a fleet, from the first news to the last landed episode."""
 
     def __init__(self, collector: FleetCollector, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
@@ -96,7 +96,7 @@ class _Harvesting:
         self._account.started_at = time.monotonic()
         self._asked: set[str] = set()
 
-    def run(self) -> Harvest:
+    def run(self) -> CollectionResult:
         number = self._iteration.number
         self._status.host(f"collect iteration {number}")
         self._workforce.begin()
@@ -114,7 +114,9 @@ class _Harvesting:
     def _turn(self, timeout_s: float) -> None:
         """Hand out what there is, then take in what happens next, if anything does in that time."""
         if self._closed.is_set():
-            raise HarvestError(f"iteration {self._iteration.number}: the collection was ended before it was complete")
+            raise CollectionError(
+                f"iteration {self._iteration.number}: the collection was ended before it was complete"
+            )
         self._take_offers()
         self._dispatch.hand_out(self._checkpoint.iteration)
         self._workforce.let_go()
@@ -135,7 +137,7 @@ class _Harvesting:
         standing = self._workforce.standing
         self._asked = {name for name, each in standing.items() if each.slots}
         for name in self._asked:
-            self._account.outcome(name).slots = standing[name].slots
+            self._account.worker_result(name).slots = standing[name].slots
             self._fleet.workers[name].collected()
         deadline = time.monotonic() + _ACCOUNTS_S
         while self._asked and time.monotonic() < deadline:
@@ -170,16 +172,16 @@ class _Harvesting:
                 self._account.spent(worker, self._workforce.attendance.book(worker, seconds))
                 self._asked.discard(worker)
             case Lost(worker, error):
-                self._account.outcome(worker).losses.append(error.reason)
+                self._account.worker_result(worker).losses.append(error.reason)
                 self._asked.discard(worker)
                 self._workforce.take_in(news)
             case _:
                 self._workforce.take_in(news)
 
     def _loaded(self, worker: str, version: int, push_s: float, push_bytes: int) -> None:
-        outcome = self._account.outcome(worker)
-        outcome.push_s += push_s
-        outcome.push_bytes += push_bytes
+        worker_result = self._account.worker_result(worker)
+        worker_result.push_s += push_s
+        worker_result.push_bytes += push_bytes
         self._workforce.tell("pushed", worker, version=version, seconds=round(push_s, 4), bytes=push_bytes)
 
     def _ended(self, worker: str, notice: Notice) -> None:
@@ -200,10 +202,10 @@ class _Harvesting:
         worker, notice = pulled.worker, pulled.notice
         key = notice.iteration, notice.index
         account = self._account_of(self._iteration.counts_in(key))
-        self._account.outcome(worker).pull_bytes += notice.size
+        self._account.worker_result(worker).pull_bytes += notice.size
         self._dispatch.landed(worker, key)
         if self._iteration.land(pulled.trajectory, pulled.path):
-            account.outcome(worker).episodes += 1
+            account.worker_result(worker).episodes += 1
             account.seconds[key] = notice.seconds
             self._workforce.tell(
                 "episode",
@@ -228,6 +230,6 @@ class _Harvesting:
 
     def _retry(self, worker: str, slot: int, key: Key, reason: str) -> None:
         if key in self._leases.tickets:
-            self._account.outcome(worker).retried += 1
+            self._account.worker_result(worker).retried += 1
             self._workforce.tell("episode_retried", worker, slot=slot, ticket=key[1], reason=reason)
             self._leases.fail(worker, key, reason)

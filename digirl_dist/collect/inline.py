@@ -15,9 +15,9 @@ from digirl_dist.capacity import Choice
 from digirl_dist.collect.account import Account
 from digirl_dist.collect.iteration import Closing, Iteration
 from digirl_dist.collect.leases import Leases
-from digirl_dist.collection import Harvest
+from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator import EmulatorFactory
-from digirl_dist.errors import HarvestError
+from digirl_dist.errors import CollectionError
 from digirl_dist.inference.local import Policies
 from digirl_dist.rollout.rollout import Acting, Failed, Finished, Happening, Rollout, SlotChanged
 from digirl_dist.rollout.slot import Slot, SlotLimits
@@ -72,23 +72,23 @@ class InlineCollector:
             events.emit("bsize", worker=NAME, slots=job.pool.slots, reason=job.pool.reason)
             status.worker(NAME).bsize = f"bsize: auto chose {job.pool.slots}: {job.pool.reason}"
 
-    def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> Harvest:
+    def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
         with self._busy:
             return self._collect(checkpoint, Iteration(tickets, self._leases, self._store, self._closing))
 
     def offer(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
         self._offers.put((checkpoint, tickets))
 
-    def _collect(self, checkpoint: Checkpoint, iteration: Iteration) -> Harvest:
+    def _collect(self, checkpoint: Checkpoint, iteration: Iteration) -> CollectionResult:
         account = self._account_of(iteration.number)
         account.started_at = time.monotonic()
-        account.outcome(NAME).slots = len(self._rollout.slots)
+        account.worker_result(NAME).slots = len(self._rollout.slots)
         self._status.host(f"collect iteration {iteration.number}")
         if not iteration.is_over:
             self._act_with(checkpoint)
         while not iteration.is_over:
             if self._closed.is_set():
-                raise HarvestError(f"iteration {iteration.number}: the collection was ended before it was complete")
+                raise CollectionError(f"iteration {iteration.number}: the collection was ended before it was complete")
             self._take_offers(iteration)
             self._hand_out()
             self._look(iteration)
@@ -96,7 +96,7 @@ class InlineCollector:
                 self._account_for(happening, iteration)
             if not self._rollout.in_service():
                 reasons = "; ".join(f"slot {slot.index}: {slot.reason}" for slot in self._rollout.slots)
-                raise HarvestError(f"no emulator can be run on this machine: {reasons}")
+                raise CollectionError(f"no emulator can be run on this machine: {reasons}")
         account.spent(NAME, self._rollout.spent())
         self._rollout.idle("update")
         self._status.host(f"store iteration {iteration.number} and learn from it")
@@ -147,7 +147,7 @@ class InlineCollector:
                 self._events.emit("slot", worker=NAME, slot=slot, state=state, reason=reason)
             case Failed(ticket, slot, reason):
                 self._leases.fail(NAME, ticket.key, reason)
-                account.outcome(NAME).retried += 1
+                account.worker_result(NAME).retried += 1
                 self._events.emit("episode_retried", worker=NAME, slot=slot, ticket=ticket.index, reason=reason)
             case Finished(trajectory, started_at, ended_at, _):
                 self._land(trajectory, iteration, ended_at - started_at)
@@ -157,6 +157,6 @@ class InlineCollector:
         self._account_of(iteration.number).ended(NAME, seconds, 0.0)
         if iteration.land(trajectory):
             account = self._account_of(iteration.counts_in(ticket.key))
-            account.outcome(NAME).episodes += 1
+            account.worker_result(NAME).episodes += 1
             account.seconds[ticket.key] = seconds
             self._events.emit("episode", worker=NAME, ticket=ticket.index, success=trajectory.success)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from digirl_dist.collect.account import Account
 from digirl_dist.collect.leases import Leases
-from digirl_dist.collection import Harvest
+from digirl_dist.collection import CollectionResult
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Key, Ticket
 from digirl_dist.trajectory import Trajectory
@@ -70,7 +70,7 @@ class Iteration:
         return self._closing.is_due(landed, len(self._wanted), time.monotonic() - self._started_at)
 
     def counts_in(self, key: Key) -> int:
-        """The iteration whose harvest has this ticket's episode."""
+        """The iteration whose result has this ticket's episode."""
         return self.number if key in self._wanted else key[0]
 
     def land(self, trajectory: Trajectory, checked: Path | None = None) -> bool:
@@ -85,10 +85,10 @@ class Iteration:
             self._missing.discard(key)
         return True
 
-    def close(self, account: Account) -> Harvest:
+    def close(self, account: Account) -> CollectionResult:
         """From now on nothing counts here any more; what is missing is carried over or cancelled."""
         if not self._was_closed and self._missing:
             self._store.close(self.number, *self._leases.withdraw(self._missing))
         carried, cancelled = self._store.left_out(self.number)
         trajectories = [self._landed[key] for key in sorted(self._landed)]
-        return account.harvest(trajectories, len(carried), len(cancelled))
+        return account.result(trajectories, len(carried), len(cancelled))

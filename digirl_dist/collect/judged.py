@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from digirl_dist.collect import Collector
-from digirl_dist.collection import Harvest
+from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import DigirlDistError, JudgeError
 from digirl_dist.judge import Judge, Verdict
 from digirl_dist.storage.checkpoint import Checkpoint
@@ -41,19 +41,19 @@ class JudgedCollector:
         for number in range(judge.parallel):
             threading.Thread(target=self._work, name=f"judge-{number}", daemon=True).start()
 
-    def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> Harvest:
+    def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
         """Raises JudgeError besides what the other collector raises."""
         iteration = tickets[0].iteration
         if self._store.has(iteration):  # judged before: a crash came between its file and the checkpoint
             return self._collector.collect(checkpoint, tickets)
         for trajectory in self._store.landed(iteration).values():
             self._consider(trajectory)
-        harvest = self._collector.collect(checkpoint, tickets)
+        result = self._collector.collect(checkpoint, tickets)
         started = time.monotonic()
         self._status.host(f"wait for the judge's verdicts on iteration {iteration}")
-        harvest.trajectories = [self._judged(trajectory) for trajectory in harvest.trajectories]
-        harvest.judging = {**self._judge.take_figures(), "judge_wait_s": round(time.monotonic() - started, 4)}
-        return harvest
+        result.trajectories = [self._judged(trajectory) for trajectory in result.trajectories]
+        result.judging = {**self._judge.take_figures(), "judge_wait_s": round(time.monotonic() - started, 4)}
+        return result
 
     def offer(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
         self._collector.offer(checkpoint, tickets)

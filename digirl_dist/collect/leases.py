@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import replace
 
-from digirl_dist.errors import HarvestError
+from digirl_dist.errors import CollectionError
 from digirl_dist.tasks import Key, Ticket
 
 
@@ -112,7 +112,7 @@ class Leases:
     def fail(self, worker: str, key: Key, reason: str) -> None:
         """The episode was lost on ``worker``; its ticket runs again, before those that have not been tried.
 
-        Raises HarvestError when it failed too often.
+        Raises CollectionError when it failed too often.
         """
         self._running.get(worker, {}).pop(key, None)
         self._coming.get(worker, set()).discard(key)
@@ -121,7 +121,7 @@ class Leases:
         self._failures[key] += 1
         if self._failures[key] >= self._attempts:
             ticket = self.tickets[key]
-            raise HarvestError(
+            raise CollectionError(
                 f"ticket {ticket.index} of iteration {ticket.iteration} (task {ticket.task.id}) failed "
                 f"{self._attempts} times, last on worker {worker}: {reason}"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from digirl_dist.collect import Collector
-from digirl_dist.collection import Harvest
+from digirl_dist.collection import CollectionResult
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.tasks import Ticket
 
@@ -13,9 +13,9 @@ from digirl_dist.tasks import Ticket
 class OfflineCollector:
     """Collector that runs nothing and needs no worker."""
 
-    def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> Harvest:
-        """A harvest without episodes."""
-        return Harvest.empty(tickets[0].iteration)
+    def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
+        """A result without episodes."""
+        return CollectionResult.empty(tickets[0].iteration)
 
     def offer(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
         """Nothing begins."""
@@ -31,9 +31,9 @@ class OfflineFirst:
         self._collector = collector
         self._iterations = iterations
 
-    def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> Harvest:
+    def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
         if self._is_offline(tickets):
-            return Harvest.empty(tickets[0].iteration)
+            return CollectionResult.empty(tickets[0].iteration)
         return self._collector.collect(checkpoint, tickets)
 
     def offer(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from digirl_dist.collect.attendance import Attendance
 from digirl_dist.collect.leases import Leases
-from digirl_dist.errors import HarvestError, WorkerError
+from digirl_dist.errors import CollectionError, WorkerError
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.worker_events import (
     Added,
@@ -114,7 +114,7 @@ class Workforce:
         self._able_at = time.monotonic()
 
     def check_that_somebody_can(self, iteration: int, missing: int) -> None:
-        """Raises HarvestError when every worker is out for good, or none could run anything for too long."""
+        """Raises CollectionError when every worker is out for good, or none could run anything for too long."""
         now = time.monotonic()
         if any(standing.able for standing in self.standing.values()):
             self._able_at = now
@@ -123,7 +123,7 @@ class Workforce:
         if for_good or now - self._able_at > self._limits.no_worker_s:
             waited = "" if for_good else f" for {self._limits.no_worker_s:.0f} s"
             reasons = "\n  ".join(self._why_unable(name) for name in self.standing)
-            raise HarvestError(
+            raise CollectionError(
                 f"iteration {iteration}: no worker could run anything{waited}, "
                 f"{missing} episodes are missing\n  {reasons}"
             )

@@ -62,9 +62,9 @@ def _episodes(
     found: list[Trajectory] = []
     rounds = 0
     while not _enough(job, found):
-        harvest = collector.collect(checkpoint, plan.tickets(rounds, checkpoint.iteration))
-        store.append(harvest)
-        for episode in harvest.trajectories:
+        result = collector.collect(checkpoint, plan.tickets(rounds, checkpoint.iteration))
+        store.append(result)
+        for episode in result.trajectories:
             if not _enough(job, found):
                 # A round is no iteration of the run: in the dataset, episodes are numbered through.
                 found.append(replace(episode, ticket=replace(episode.ticket, iteration=0, index=len(found))))

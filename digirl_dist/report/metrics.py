@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from digirl_dist.collection import Harvest
+from digirl_dist.collection import CollectionResult
 from digirl_dist.report.interval import wilson
 from digirl_dist.rollout.slot_time import ACTIVITIES
 from digirl_dist.storage import atomic_files
@@ -77,38 +77,40 @@ def confidence(trajectories: Sequence[Trajectory]) -> Figures:
     return {"success_low": round(low, 4), "success_high": round(high, 4)}
 
 
-def collection(harvest: Harvest) -> Figures:
+def collection(result: CollectionResult) -> Figures:
     """What collecting took: seconds, bytes, and what went wrong."""
     return {
-        "collect_s": round(harvest.ended_at - harvest.started_at, 4),
-        "push_s": round(max((outcome.push_s for outcome in harvest.outcomes), default=0.0), 4),
-        "push_bytes": sum(outcome.push_bytes for outcome in harvest.outcomes),
-        "pull_bytes": sum(outcome.pull_bytes for outcome in harvest.outcomes),
-        "emulator_busy": None if harvest.busy is None else round(harvest.busy, 4),
-        "episodes_retried": sum(outcome.retried for outcome in harvest.outcomes),
-        "workers_lost": sum(len(outcome.losses) for outcome in harvest.outcomes),
-        "slot_seconds": _added([outcome.slot_seconds for outcome in harvest.outcomes]),
-        "slot_seconds_by_worker": {outcome.worker: _rounded(outcome.slot_seconds) for outcome in harvest.outcomes},
-        "carried_over": harvest.carried,
-        "cancelled": harvest.cancelled,
-        "carried_in_s_mean": _mean([s for key, s in harvest.seconds.items() if key[0] < harvest.iteration]),
-        "in_time_s_mean": _mean([s for key, s in harvest.seconds.items() if key[0] == harvest.iteration]),
-        "episodes_by_worker": {outcome.worker: outcome.episodes for outcome in harvest.outcomes},
-        **harvest.judging,
+        "collect_s": round(result.ended_at - result.started_at, 4),
+        "push_s": round(max((worker_result.push_s for worker_result in result.worker_results), default=0.0), 4),
+        "push_bytes": sum(worker_result.push_bytes for worker_result in result.worker_results),
+        "pull_bytes": sum(worker_result.pull_bytes for worker_result in result.worker_results),
+        "emulator_busy": None if result.busy is None else round(result.busy, 4),
+        "episodes_retried": sum(worker_result.retried for worker_result in result.worker_results),
+        "workers_lost": sum(len(worker_result.losses) for worker_result in result.worker_results),
+        "slot_seconds": _added([worker_result.slot_seconds for worker_result in result.worker_results]),
+        "slot_seconds_by_worker": {
+            worker_result.worker: _rounded(worker_result.slot_seconds) for worker_result in result.worker_results
+        },
+        "carried_over": result.carried,
+        "cancelled": result.cancelled,
+        "carried_in_s_mean": _mean([s for key, s in result.seconds.items() if key[0] < result.iteration]),
+        "in_time_s_mean": _mean([s for key, s in result.seconds.items() if key[0] == result.iteration]),
+        "episodes_by_worker": {worker_result.worker: worker_result.episodes for worker_result in result.worker_results},
+        **result.judging,
     }
 
 
-def overhead_s(harvest: Harvest, before: Update | None) -> float | None:
+def overhead_s(result: CollectionResult, before: Update | None) -> float | None:
     """Seconds in which neither emulators nor the update were at work.
 
     From the end of the update before to the first action in every slot, plus from the end of the last episode until
     all of them are in the store. None for the first iteration of a process, which starts everything from cold.
     """
-    if before is None or None in (harvest.acting_at, harvest.last_ended_at, harvest.stored_at):
+    if before is None or None in (result.acting_at, result.last_ended_at, result.stored_at):
         return None
-    assert harvest.acting_at is not None and harvest.last_ended_at is not None and harvest.stored_at is not None
-    begin = max(0.0, harvest.acting_at - before.learned_at)  # episodes that were begun ahead cost nothing here
-    return round(begin + harvest.stored_at - max(harvest.last_ended_at, before.learned_at), 4)
+    assert result.acting_at is not None and result.last_ended_at is not None and result.stored_at is not None
+    begin = max(0.0, result.acting_at - before.learned_at)  # episodes that were begun ahead cost nothing here
+    return round(begin + result.stored_at - max(result.last_ended_at, before.learned_at), 4)
 
 
 def _added(parts: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from digirl_dist.collection import Harvest
+from digirl_dist.collection import CollectionResult
 from digirl_dist.report.curves import Curves
 from digirl_dist.report.media import Media
 from digirl_dist.report.metrics import Figures, Metrics, collection, confidence, overhead_s, results
@@ -63,34 +63,34 @@ class Report:
         elif checkpoint.iteration:
             self._progress.say(f"continuing at iteration {checkpoint.iteration} of {self._folder.root}")
 
-    def iteration(self, harvest: Harvest, update: Update) -> None:
+    def iteration(self, result: CollectionResult, update: Update) -> None:
         figures: Figures = {
-            **results(harvest.iteration, harvest.trajectories),
-            **collection(harvest),
+            **results(result.iteration, result.trajectories),
+            **collection(result),
             "update_s": round(update.learned_at - update.started_at, 4),
-            "overhead_s": overhead_s(harvest, self._before),
-            "iteration_s": round(time.monotonic() - max(harvest.started_at, self._told_at), 4),
+            "overhead_s": overhead_s(result, self._before),
+            "iteration_s": round(time.monotonic() - max(result.started_at, self._told_at), 4),
             **update.figures,
         }
         self._before = update
         self._told_at = time.monotonic()
-        self._media.add(harvest.trajectories)
+        self._media.add(result.trajectories)
         self._metrics.append(figures)
         for curves in self._curves:
-            curves.add(figures, harvest.iteration)
+            curves.add(figures, result.iteration)
         self._progress.iteration(figures)
         if time.monotonic() - self._page_at > _PAGE_EVERY_S:
             self._write_page()
 
-    def evaluation(self, harvest: Harvest, checkpoint: Checkpoint) -> float:
+    def evaluation(self, result: CollectionResult, checkpoint: Checkpoint) -> float:
         """A round that measured ``checkpoint``; its line goes to ``evaluation.jsonl``. Answers the success rate."""
         figures = {
             "checkpoint": checkpoint.iteration,
-            **results(harvest.iteration, harvest.trajectories),
-            **confidence(harvest.trajectories),
+            **results(result.iteration, result.trajectories),
+            **confidence(result.trajectories),
         }
         Metrics(self._folder.evaluations, self._room).append(figures)
-        self._media.add(harvest.trajectories)
+        self._media.add(result.trajectories)
         for curves in self._curves:
             curves.add({f"evaluation/{name}": figures[name] for name in _MEASURED}, checkpoint.iteration)
         self._progress.evaluation(figures)

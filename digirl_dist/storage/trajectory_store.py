@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from digirl_dist.collection import Harvest
+from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import RunFolderError
 from digirl_dist.storage import atomic_files, parquet
 from digirl_dist.storage.disk_full import AtOnce, Patience, ask_for
@@ -100,18 +100,18 @@ class Store:
         except (ValueError, KeyError, TypeError) as error:
             raise RunFolderError(f"{path} is damaged; restore it or choose another save_path") from error
 
-    def append(self, harvest: Harvest) -> None:
+    def append(self, result: CollectionResult) -> None:
         """Write the iteration's file, unless it brought nothing. Harmless when repeated."""
-        path = self._file(harvest.iteration)
-        if harvest.trajectories and not path.exists():
+        path = self._file(result.iteration)
+        if result.trajectories and not path.exists():
             self._room.wait_for(str(path), lambda: path.parent.mkdir(parents=True, exist_ok=True))
-            self._room.wait_for(str(path), lambda: parquet.write(path, harvest.trajectories))
+            self._room.wait_for(str(path), lambda: parquet.write(path, result.trajectories))
         with self._lock:
-            shutil.rmtree(self._landing / _name(harvest.iteration), ignore_errors=True)
-            self._landed.pop(harvest.iteration, None)
-        if harvest.iteration >= 0:
-            self._recent[harvest.iteration] = harvest.trajectories
-        harvest.stored_at = time.monotonic()
+            shutil.rmtree(self._landing / _name(result.iteration), ignore_errors=True)
+            self._landed.pop(result.iteration, None)
+        if result.iteration >= 0:
+            self._recent[result.iteration] = result.trajectories
+        result.stored_at = time.monotonic()
 
     def has(self, iteration: int) -> bool:
         """Whether the iteration's file was written; none is of an iteration that learned offline."""

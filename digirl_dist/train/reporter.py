@@ -10,7 +10,7 @@ import torch
 
 from digirl_dist.agent import Agent
 from digirl_dist.algorithm import Algorithm
-from digirl_dist.collection import Harvest
+from digirl_dist.collection import CollectionResult
 from digirl_dist.report.curves import Curves
 from digirl_dist.report.metrics import Metrics, results
 from digirl_dist.storage.checkpoint import Checkpoints
@@ -74,7 +74,7 @@ class FirstRank:
     def iteration(self, iteration: Iteration) -> None:
         episodes = joined(iteration.episodes)
         self.global_step += self.steps
-        self.store.append(Harvest(iteration.number, episodes))
+        self.store.append(CollectionResult(iteration.number, episodes))
         figures = {
             **results(iteration.number, episodes),
             "policy_version": iteration.number,

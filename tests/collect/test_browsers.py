@@ -19,7 +19,7 @@ from watching import eventually, nothing_is_left_of
 
 from digirl_dist.build.choices import choose_device
 from digirl_dist.build.collector import Ground, build_collector
-from digirl_dist.collection import Harvest
+from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.settings import LimitSettings, MiniwobSettings, Parallel, Settings, TaskOrder
 from digirl_dist.storage.checkpoint import Checkpoints
@@ -68,7 +68,7 @@ class Browsers:
         )
         self._tickets = plan.tickets(0, 0)
 
-    def collect(self) -> Harvest:
+    def collect(self) -> CollectionResult:
         return self._collector.collect(self._checkpoint, self._tickets)
 
     def landed(self) -> int:
@@ -102,17 +102,17 @@ def test_a_browser_that_fails_in_mid_episode_costs_one_retry(tmp_path: Path, fau
 
         striker = threading.Thread(target=strike)
         striker.start()
-        harvest = here.collect()
+        result = here.collect()
         striker.join()
-    assert [trajectory.ticket.index for trajectory in harvest.trajectories] == list(range(16))
-    assert sum(outcome.retried for outcome in harvest.outcomes) == 1
+    assert [trajectory.ticket.index for trajectory in result.trajectories] == list(range(16))
+    assert sum(worker_result.retried for worker_result in result.worker_results) == 1
     nothing_is_left_of(tmp_path)
 
 
 def test_two_workers_bring_home_every_ticket_of_every_page(tmp_path: Path) -> None:
     with browsers(tmp_path, Parallel.host, episodes=20) as here:
-        harvest = here.collect()
-    assert Counter(trajectory.ticket.task.id for trajectory in harvest.trajectories) == dict.fromkeys(PAGES, 4)
-    assert {trajectory.worker for trajectory in harvest.trajectories} == {"localhost-0", "localhost-1"}
-    assert sum(outcome.retried for outcome in harvest.outcomes) == 0
-    assert all(len(trajectory.steps) == 8 for trajectory in harvest.trajectories if not trajectory.success)
+        result = here.collect()
+    assert Counter(trajectory.ticket.task.id for trajectory in result.trajectories) == dict.fromkeys(PAGES, 4)
+    assert {trajectory.worker for trajectory in result.trajectories} == {"localhost-0", "localhost-1"}
+    assert sum(worker_result.retried for worker_result in result.worker_results) == 0
+    assert all(len(trajectory.steps) == 8 for trajectory in result.trajectories if not trajectory.success)

@@ -11,7 +11,7 @@ from watching import eventually, processes_with
 
 from digirl_dist.collect.ahead import AheadCollector
 from digirl_dist.collect.iteration import Closing
-from digirl_dist.errors import HarvestError
+from digirl_dist.errors import CollectionError
 from digirl_dist.report.metrics import collection, results
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Ticket
@@ -33,26 +33,26 @@ def uneven(count: int, iteration: int = 0) -> list[Ticket]:
 
 
 def rounds(here: Site, count: int, first: int = 0, last: int = 3) -> list[list[tuple[int, int]]]:
-    """Iterations as the loop makes them; the tickets whose episodes each harvest has."""
-    harvests = []
+    """Iterations as the loop makes them; the tickets whose episodes each result has."""
+    collected = []
     for number in range(first, last + 1):
         here.checkpoint = here.save(number)
-        harvest = here.collect(uneven(count, number))
-        here.store.append(harvest)
-        harvests.append(keys(harvest))
-    return harvests
+        result = here.collect(uneven(count, number))
+        here.store.append(result)
+        collected.append(keys(result))
+    return collected
 
 
 @pytest.mark.parametrize("kind", EARLY)
 def test_what_is_under_way_at_the_quorum_counts_in_the_next_iteration(tmp_path: Path, kind: Kind) -> None:
     with site(tmp_path, kind, workers=1, closing=Closing(share=0.8), speculate=False) as here:
-        harvests = rounds(here, 10)
+        collected = rounds(here, 10)
         left_out = [here.store.left_out(number) for number in range(4)]
-    landed = [key for harvest in harvests for key in harvest]
+    landed = [key for result in collected for key in result]
     carried_on = [ticket.key for ticket in left_out[3][0]]
     cancelled = [ticket.key for _, untried in left_out for ticket in untried]
     assert sorted(landed + carried_on + cancelled) == sorted((number, k) for number in range(4) for k in range(10))
-    assert any(key[0] == 0 for key in harvests[1]), "nothing was carried over"
+    assert any(key[0] == 0 for key in collected[1]), "nothing was carried over"
     versions = {t.ticket.key: t.ticket.policy_version for number in range(4) for t in here.store.read(number)}
     assert all(version <= key[0] + 1 for key, version in versions.items())
 
@@ -61,10 +61,10 @@ def test_what_is_under_way_at_the_quorum_counts_in_the_next_iteration(tmp_path: 
 def test_a_deadline_cancels_what_nobody_has_begun(tmp_path: Path, kind: Kind) -> None:
     with site(tmp_path, kind, workers=1, closing=Closing(after_s=4.0), step_s=0.3) as here:
         started = time.monotonic()
-        harvest = here.collect(tickets(200))
+        result = here.collect(tickets(200))
         assert time.monotonic() - started < 60
-        assert harvest.cancelled > 100 and harvest.carried <= 20  # what runs, and what lies ready
-        assert len(harvest.trajectories) + harvest.carried + harvest.cancelled == 200
+        assert result.cancelled > 100 and result.carried <= 20  # what runs, and what lies ready
+        assert len(result.trajectories) + result.carried + result.cancelled == 200
 
 
 @pytest.mark.parametrize("kind", EARLY)
@@ -88,9 +88,9 @@ def test_metrics_compare_the_length_of_what_came_late(tmp_path: Path) -> None:
         here.store.append(here.collect(uneven(6)))
         carried = len(here.store.left_out(0)[0])
         here.checkpoint = here.save(1)
-        harvest = here.collect(tickets(30, iteration=1, at="step", suffers="pause"))
-    figures = {**results(1, harvest.trajectories), **collection(harvest)}
-    assert figures["carried_in"] == sum(key[0] == 0 for key in keys(harvest)) > 0
+        result = here.collect(tickets(30, iteration=1, at="step", suffers="pause"))
+    figures = {**results(1, result.trajectories), **collection(result)}
+    assert figures["carried_in"] == sum(key[0] == 0 for key in keys(result)) > 0
     assert figures["carried_in_steps_mean"] == figures["in_time_steps_mean"] == 3
     assert figures["carried_in_s_mean"] > 1 > figures["in_time_s_mean"] > 0
     assert figures["staleness_max"] == 1
@@ -103,29 +103,29 @@ def test_a_ticket_that_hangs_is_run_a_second_time_elsewhere(tmp_path: Path) -> N
         here.collect(tickets(4))
         here.checkpoint = here.save(1)
         started = time.monotonic()
-        harvest = here.collect(tickets(4, iteration=1, **trouble))
-        assert keys(harvest) == [(1, index) for index in range(4)]
+        result = here.collect(tickets(4, iteration=1, **trouble))
+        assert keys(result) == [(1, index) for index in range(4)]
         assert time.monotonic() - started < 2.5, "the limit of a step is 3 s"
         assert here.count("episode_doubled") >= 1 and here.count("episode_retried") == 0
         time.sleep(3.0)
         here.checkpoint = here.save(2)
-        harvest = here.collect(tickets(4, iteration=2))
-        lost = sum(outcome.slot_seconds.get("speculation", 0.0) for outcome in harvest.outcomes)
+        result = here.collect(tickets(4, iteration=2))
+        lost = sum(worker_result.slot_seconds.get("speculation", 0.0) for worker_result in result.worker_results)
     assert lost == pytest.approx(3.0, rel=0.3), "the loser's time is booked"
 
 
 @pytest.mark.parametrize("kind", [Kind.inline_ahead, Kind.fleet_ahead])
 def test_the_next_iteration_begins_while_the_host_learns(tmp_path: Path, kind: Kind) -> None:
     with site(tmp_path, kind, iterations=3, workers=1) as here:
-        harvests = []
+        collected = []
         for number in range(3):
             here.checkpoint = here.save(number)
-            harvests.append(here.collect(tickets(6, iteration=number)))
-            here.store.append(harvests[-1])
+            collected.append(here.collect(tickets(6, iteration=number)))
+            here.store.append(collected[-1])
             if number == 0:
                 eventually(lambda: len(here.store.landed(1)) == 6, 20, "episodes of the next iteration")
-        assert [keys(harvest) for harvest in harvests] == [[(n, k) for k in range(6)] for n in range(3)]
-        staleness = [{number - t.ticket.policy_version for t in h.trajectories} for number, h in enumerate(harvests)]
+        assert [keys(result) for result in collected] == [[(n, k) for k in range(6)] for n in range(3)]
+        staleness = [{number - t.ticket.policy_version for t in h.trajectories} for number, h in enumerate(collected)]
         assert staleness[:2] == [{0}, {1}] and staleness[2] <= {0, 1}
     eventually(lambda: not processes_with(tmp_path), 10, "the end of all processes")
 
@@ -135,7 +135,7 @@ def test_an_error_of_the_background_surfaces_in_the_loop_with_its_traceback(tmp_
         broken = tickets(4, iteration=1, at="reset", suffers="raise")
         ahead = AheadCollector(here.collector, lambda number, version: broken, ahead=1, last=1)
         assert len(ahead.collect(here.checkpoint, tickets(2)).trajectories) == 2
-        with pytest.raises(HarvestError, match="the device is on fire") as caught:
+        with pytest.raises(CollectionError, match="the device is on fire") as caught:
             ahead.collect(here.save(1), broken)
         ahead.close()
     assert any(entry.name == "_collect_all" for entry in caught.traceback)

@@ -16,7 +16,7 @@ import pytest
 from collecting import Kind, in_the_middle, keys, programs, site, tickets
 from watching import eventually, nothing_is_left_of, processes_with
 
-from digirl_dist.errors import HarvestError
+from digirl_dist.errors import CollectionError
 from digirl_dist.rollout.slot_time import ACTIVITIES
 from digirl_dist.settings import Inference
 
@@ -31,11 +31,11 @@ KINDS = [Kind.inline, Kind.fleet, pytest.param(Kind.ray, marks=pytest.mark.ray)]
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_every_ticket_comes_home_once_and_in_order(tmp_path: Path, kind: Kind) -> None:
     with site(tmp_path, kind, iterations=3) as here:
-        harvest = here.collect(tickets(9))
-        assert keys(harvest) == [(0, index) for index in range(9)]
-        assert sum(outcome.episodes for outcome in harvest.outcomes) == 9
-        assert harvest.acting_at is not None and harvest.last_ended_at is not None
-        assert harvest.started_at < harvest.acting_at and harvest.last_ended_at <= harvest.ended_at
+        result = here.collect(tickets(9))
+        assert keys(result) == [(0, index) for index in range(9)]
+        assert sum(worker_result.episodes for worker_result in result.worker_results) == 9
+        assert result.acting_at is not None and result.last_ended_at is not None
+        assert result.started_at < result.acting_at and result.last_ended_at <= result.ended_at
         assert sorted(here.store.landed(0)) == [(0, index) for index in range(9)]
     nothing_is_left_of(tmp_path)
 
@@ -46,8 +46,8 @@ def test_all_collectors_collect_the_same(tmp_path: Path) -> None:
     for kind in (Kind.inline, Kind.fleet, Kind.fleet_host, Kind.ray, Kind.ray_host):
         with site(tmp_path / kind.value, kind) as here:
             here.checkpoint = here.save(2)
-            harvest = here.collect(tickets(8))
-            episodes = [trajectory.steps for trajectory in harvest.trajectories]
+            result = here.collect(tickets(8))
+            episodes = [trajectory.steps for trajectory in result.trajectories]
             actions.append([[(step.action, np.float32(step.log_prob)) for step in steps] for steps in episodes])
     assert all(each == actions[0] for each in actions)
 
@@ -55,12 +55,12 @@ def test_all_collectors_collect_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_episodes_that_landed_before_are_not_run_again(tmp_path: Path, kind: Kind) -> None:
     with site(tmp_path, kind, workers=1) as here:
-        harvest = here.collect(tickets(4))
+        result = here.collect(tickets(4))
         again = here.collect(tickets(6))
         assert keys(again) == [(0, index) for index in range(6)]
-        before = [trajectory.episode_id for trajectory in harvest.trajectories]
+        before = [trajectory.episode_id for trajectory in result.trajectories]
         assert [trajectory.episode_id for trajectory in again.trajectories][:4] == before
-        assert sum(outcome.episodes for outcome in again.outcomes) == 2
+        assert sum(worker_result.episodes for worker_result in again.worker_results) == 2
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
@@ -68,24 +68,24 @@ def test_the_next_iteration_acts_with_the_next_checkpoint(tmp_path: Path, kind: 
     with site(tmp_path, kind, workers=1) as here:
         here.collect(tickets(2))
         here.checkpoint = here.save(1)
-        harvest = here.collect(tickets(2, iteration=1))
-        assert [trajectory.ticket.policy_version for trajectory in harvest.trajectories] == [1, 1]
+        result = here.collect(tickets(2, iteration=1))
+        assert [trajectory.ticket.policy_version for trajectory in result.trajectories] == [1, 1]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, Kind.fleet_host])
 def test_every_second_of_every_slot_is_accounted_for(tmp_path: Path, kind: Kind) -> None:
     with site(tmp_path, kind, iterations=4, workers=1, step_s=0.1) as here:
-        harvest = here.collect(tickets(6))
+        result = here.collect(tickets(6))
         for iteration in range(1, 4):  # both ends of a span are known to a round trip, which busy cores make long
-            before = harvest
+            before = result
             time.sleep(0.5)
             here.checkpoint = here.save(iteration)
-            harvest = here.collect(tickets(8, iteration))
-            slots = sum(outcome.slots for outcome in harvest.outcomes)
+            result = here.collect(tickets(8, iteration))
+            slots = sum(worker_result.slots for worker_result in result.worker_results)
             spent: Counts[str] = Counts()
-            for outcome in harvest.outcomes:
-                spent.update(outcome.slot_seconds)
-            whole_s = pytest.approx(slots * (harvest.ended_at - before.ended_at), rel=0.02, abs=slots * 0.1)
+            for worker_result in result.worker_results:
+                spent.update(worker_result.slot_seconds)
+            whole_s = pytest.approx(slots * (result.ended_at - before.ended_at), rel=0.02, abs=slots * 0.1)
             if sum(spent.values()) == whole_s:
                 break
     assert sum(spent.values()) == whole_s
@@ -98,8 +98,8 @@ def test_every_second_of_every_slot_is_accounted_for(tmp_path: Path, kind: Kind)
 def test_the_time_of_lost_episodes_is_booked_under_faults(tmp_path: Path, kind: Kind) -> None:
     trouble = {"at": "step", "suffers": "hang", "once": str(tmp_path / "once")}
     with site(tmp_path / "run", kind, workers=1, speculate=False) as here:
-        harvest = here.collect(tickets(4, **trouble))
-    lost = sum(outcome.slot_seconds.get("faults", 0.0) for outcome in harvest.outcomes)
+        result = here.collect(tickets(4, **trouble))
+    lost = sum(worker_result.slot_seconds.get("faults", 0.0) for worker_result in result.worker_results)
     assert 2.8 <= lost <= 4.5, "the limit of a step, and what two busy cores add"
 
 
@@ -108,15 +108,15 @@ def test_the_time_of_lost_episodes_is_booked_under_faults(tmp_path: Path, kind: 
 def test_a_failing_emulator_costs_a_retry_and_nothing_else(tmp_path: Path, kind: Kind, how: str) -> None:
     trouble = {"at": "step", "suffers": how, "once": str(tmp_path / "once")}
     with site(tmp_path / "run", kind, iterations=2, workers=1, speculate=False) as here:
-        harvest = here.collect(tickets(8, **trouble))
-        assert keys(harvest) == [(0, index) for index in range(8)]
-        assert sum(outcome.retried for outcome in harvest.outcomes) == 1
+        result = here.collect(tickets(8, **trouble))
+        assert keys(result) == [(0, index) for index in range(8)]
+        assert sum(worker_result.retried for worker_result in result.worker_results) == 1
         assert here.count("episode_retried") == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_emulator_that_never_works_ends_the_iteration_with_its_reason(tmp_path: Path, kind: Kind) -> None:
-    with site(tmp_path, kind, workers=1) as here, pytest.raises(HarvestError, match="the device is on fire"):
+    with site(tmp_path, kind, workers=1) as here, pytest.raises(CollectionError, match="the device is on fire"):
         here.collect(tickets(4, at="reset", suffers="raise"))
     nothing_is_left_of(tmp_path)
 
@@ -135,15 +135,17 @@ def test_a_killed_worker_program_costs_retries_and_time_that_is_booked(tmp_path:
         before = here.collect(tickets(4))
         here.checkpoint = here.save(1)
         killer = in_the_middle(here, lambda: programs(tmp_path)[0].kill())
-        harvest = here.collect(tickets(120, iteration=1))
+        result = here.collect(tickets(120, iteration=1))
         killer.join()
-        assert keys(harvest) == [(1, index) for index in range(120)]
-        assert sum(len(outcome.losses) for outcome in harvest.outcomes) == 1
+        assert keys(result) == [(1, index) for index in range(120)]
+        assert sum(len(worker_result.losses) for worker_result in result.worker_results) == 1
         assert here.count("worker_joined") == 3
-        whole_s = max(outcome.slots for outcome in harvest.outcomes) * (harvest.ended_at - before.ended_at)
-        for outcome in harvest.outcomes:
-            assert sum(outcome.slot_seconds.values()) == pytest.approx(whole_s, rel=0.02, abs=1.5)
-            assert (outcome.slot_seconds.get("away", 0.0) > 1.0) == bool(outcome.losses)
+        whole_s = max(worker_result.slots for worker_result in result.worker_results) * (
+            result.ended_at - before.ended_at
+        )
+        for worker_result in result.worker_results:
+            assert sum(worker_result.slot_seconds.values()) == pytest.approx(whole_s, rel=0.02, abs=1.5)
+            assert (worker_result.slot_seconds.get("away", 0.0) > 1.0) == bool(worker_result.losses)
     nothing_is_left_of(tmp_path)
 
 
@@ -157,9 +159,9 @@ def test_a_frozen_worker_program_is_noticed_and_replaced(tmp_path: Path) -> None
 
         freezer = in_the_middle(here, freeze)
         started = time.monotonic()
-        harvest = here.collect(tickets(200))
+        result = here.collect(tickets(200))
         freezer.join()
-        assert keys(harvest) == [(0, index) for index in range(200)]
+        assert keys(result) == [(0, index) for index in range(200)]
         eventually(lambda: not frozen[0].is_running(), 40, "the replacement of the frozen program")
         assert time.monotonic() - started < 120
     nothing_is_left_of(tmp_path)
@@ -173,9 +175,9 @@ def test_a_killed_ssh_server_is_survived_by_the_others(tmp_path: Path) -> None:
             servers[0].kill()
 
         killer = in_the_middle(here, kill)
-        harvest = here.collect(tickets(30))
+        result = here.collect(tickets(30))
         killer.join()
-        assert keys(harvest) == [(0, index) for index in range(30)]
+        assert keys(result) == [(0, index) for index in range(30)]
     eventually(lambda: not processes_with(tmp_path), 20, "the end of the orphaned program")
 
 
@@ -187,8 +189,8 @@ def test_what_a_worker_spooled_for_nobody_is_dropped_unread(tmp_path: Path) -> N
         here.checkpoint = here.save(1)
         for process in programs(tmp_path):
             process.resume()
-        harvest = here.collect(tickets(4, iteration=1))
-        assert keys(harvest) == [(1, index) for index in range(4)]
+        result = here.collect(tickets(4, iteration=1))
+        assert keys(result) == [(1, index) for index in range(4)]
         eventually(lambda: not list(tmp_path.rglob("jobs/*/episodes/*")), 20, "the deletion on the workers")
 
 
@@ -204,7 +206,7 @@ def test_a_ticket_is_not_leased_to_a_program_that_has_no_job_yet(tmp_path: Path)
     with site(tmp_path, Kind.fleet, step_s=0.1, speculate=False) as here:
         here.store.listen(hold_up)
         with ThreadPoolExecutor(1) as pool:
-            harvest = pool.submit(here.collect, tickets(30))
+            result = pool.submit(here.collect, tickets(30))
             try:
                 assert held.wait(60)
                 folders = list(tmp_path.rglob("episodes"))
@@ -215,6 +217,6 @@ def test_a_ticket_is_not_leased_to_a_program_that_has_no_job_yet(tmp_path: Path)
                 eventually(lambda: {program.pid for program in programs(tmp_path)} - old, 20, "the next program")
             finally:
                 go_on.set()
-            assert keys(harvest.result(90)) == [(0, index) for index in range(30)]
+            assert keys(result.result(90)) == [(0, index) for index in range(30)]
         lost = [content for kind, content in here.events if kind == "worker_lost"]
         assert len(lost) == 1 and not lost[0]["fatal"], lost

@@ -26,9 +26,9 @@ def test_workers_get_no_weights_and_need_no_torch(tmp_path: Path) -> None:
     with site(tmp_path, Kind.fleet_host) as here:
         for version in (0, 1):
             here.checkpoint = here.save(version)
-            harvest = here.collect(tickets(4, iteration=version))
-            assert {episode.ticket.policy_version for episode in harvest.trajectories} == {version}
-            assert sum(outcome.push_bytes for outcome in harvest.outcomes) == 0
+            result = here.collect(tickets(4, iteration=version))
+            assert {episode.ticket.policy_version for episode in result.trajectories} == {version}
+            assert sum(worker_result.push_bytes for worker_result in result.worker_results) == 0
         assert len(programs(tmp_path)) == 2 and not any(map(loads_torch, programs(tmp_path)))
         assert [loads_torch(policy) for policy in policies()] == [True]
     assert not policies()
@@ -39,10 +39,10 @@ def test_a_killed_policy_and_a_killed_worker_cost_retries_only(tmp_path: Path) -
     with site(tmp_path, Kind.fleet_host, step_s=0.05) as here:
         first = in_the_middle(here, lambda: policies()[0].kill())
         second = in_the_middle(here, lambda: programs(tmp_path)[0].kill(), after=10)
-        harvest = here.collect(tickets(40))
+        result = here.collect(tickets(40))
         first.join()
         second.join()
-        assert keys(harvest) == [(0, index) for index in range(40)]
+        assert keys(result) == [(0, index) for index in range(40)]
         assert here.count("episode") == 40
         assert here.count("policy_lost") == 1 and here.count("worker_lost") == 1
     nothing_is_left_of(tmp_path)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from digirl_dist.collect.leases import Leases as Bare
-from digirl_dist.errors import HarvestError
+from digirl_dist.errors import CollectionError
 from digirl_dist.tasks import Key, Task, Ticket
 
 
@@ -82,7 +82,7 @@ def test_a_failed_ticket_runs_again_until_it_failed_too_often() -> None:
     leases.take("a", 1, version=3)
     leases.fail("a", (3, 0), "hung")
     assert indices(leases.take("b", 1, version=3)) == [0]
-    with pytest.raises(HarvestError, match="ticket 0 .* failed 2 times, last on worker b: crashed"):
+    with pytest.raises(CollectionError, match="ticket 0 .* failed 2 times, last on worker b: crashed"):
         leases.fail("b", (3, 0), "crashed")
 
 

@@ -18,7 +18,7 @@ from watching import eventually
 from digirl_dist.collect.dispatch import DispatchRules
 from digirl_dist.collect.fleet_collector import FleetCollector
 from digirl_dist.collect.iteration import Closing
-from digirl_dist.collection import Harvest
+from digirl_dist.collection import CollectionResult
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.roster import this_python
 from digirl_dist.fleet.spec import Job, WorkerSpec
@@ -76,9 +76,9 @@ class Site:
     def job_folder(self, machine: Machine) -> str:
         return str(job_folder(machine, self.folder.run_id))
 
-    def collecting(self, tickets: Sequence[Ticket]) -> Future[Harvest]:
+    def collecting(self, tickets: Sequence[Ticket]) -> Future[CollectionResult]:
         """Collect in the background, so that the test can do harm meanwhile."""
-        future: Future[Harvest] = Future()
+        future: Future[CollectionResult] = Future()
 
         def collect() -> None:
             try:
@@ -114,8 +114,8 @@ class Site:
             self._iteration += 1
             iteration = self._iteration
             count = 4 * len(self.machines)  # enough for each
-            harvest = self.collecting(tickets(count, iteration)).result(70)
-            assert_once_each(self, harvest, count, iteration)
+            result = self.collecting(tickets(count, iteration)).result(70)
+            assert_once_each(self, result, count, iteration)
             if len(self.seen("worker_joined", worker)) >= joins and len(self.seen("episode", worker)) > before:
                 return
             assert time.monotonic() < deadline, f"{worker} did not come back"
@@ -157,10 +157,10 @@ def tickets(count: int, iteration: int = 0) -> list[Ticket]:
     return [Ticket(iteration, index, Task("count"), seed=index, policy_version=0) for index in range(count)]
 
 
-def assert_once_each(here: Site, harvest: Harvest, count: int, iteration: int = 0) -> None:
-    """Every ticket is in the harvest once, in order, and on disk."""
+def assert_once_each(here: Site, result: CollectionResult, count: int, iteration: int = 0) -> None:
+    """Every ticket is in the result once, in order, and on disk."""
     expected = [(iteration, index) for index in range(count)]
-    assert [trajectory.ticket.key for trajectory in harvest.trajectories] == expected
+    assert [trajectory.ticket.key for trajectory in result.trajectories] == expected
     assert sorted(here.store.landed(iteration)) == [(iteration, index) for index in range(count)]
     landed = [content["ticket"] for content in here.seen("episode") if content["iteration"] == iteration]
     assert len(landed) == len(set(landed)), "an episode landed twice"

@@ -148,9 +148,9 @@ def test_what_an_earlier_host_did_not_fetch_is_not_run_again(
     for ticket in tickets(3):
         spool.episode(ticket)
     with site(tmp_path / "run", machines[:1]) as here:
-        harvest = here.collecting(tickets(6)).result(50)
-        assert_once_each(here, harvest, 6)
-        assert [is_spooled(trajectory) for trajectory in harvest.trajectories] == [True] * 3 + [False] * 3
+        result = here.collecting(tickets(6)).result(50)
+        assert_once_each(here, result, 6)
+        assert [is_spooled(trajectory) for trajectory in result.trajectories] == [True] * 3 + [False] * 3
         assert not here.seen("episode_retried")
 
 
@@ -169,9 +169,9 @@ def test_a_whole_file_that_is_not_the_tickets_episode_is_refused(
     spool.episode(ours[6], size=11, digest=file_digest(garbage))
     garbage.write_bytes(b"not a table")
     with site(tmp_path / "run", machines[:1]) as here:
-        harvest = here.collecting(ours).result(50)
-        assert_once_each(here, harvest, 8)
-        assert not any(map(is_spooled, harvest.trajectories))
+        result = here.collecting(ours).result(50)
+        assert_once_each(here, result, 8)
+        assert not any(map(is_spooled, result.trajectories))
         retried = {content["ticket"]: content["reason"] for content in here.seen("episode_retried")}
         assert sorted(retried) == list(range(7))
         assert all("another ticket" in retried[index] for index in range(5))
@@ -187,9 +187,9 @@ def test_episodes_of_another_run_or_iteration_are_not_taken(
     stale = replace(ours[1], iteration=7)
     spool.episode(stale)
     with site(tmp_path / "run", machines[:1]) as here:
-        harvest = here.collecting(ours).result(50)
-        assert_once_each(here, harvest, 4)
-        assert not any(map(is_spooled, harvest.trajectories))
+        result = here.collecting(ours).result(50)
+        assert_once_each(here, result, 4)
+        assert not any(map(is_spooled, result.trajectories))
         assert [content["episode"] for content in here.seen("episode_dropped")] == ["000007-00001-w1-0"]
         eventually(lambda: not list(spool.folder.episodes.glob("000007-*")), 5, "the deletion of the stale episode")
 
@@ -218,9 +218,9 @@ def test_a_notice_that_cannot_be_read_costs_that_episode_only(
         notice.write_text(spoil(notice.read_text()))
     spool.episode(ours[-1])
     with site(tmp_path / "run", machines[:1]) as here:
-        harvest = here.collecting(ours).result(50)
-        assert_once_each(here, harvest, len(ours))
-        assert [is_spooled(trajectory) for trajectory in harvest.trajectories] == [False] * (len(ours) - 1) + [True]
+        result = here.collecting(ours).result(50)
+        assert_once_each(here, result, len(ours))
+        assert [is_spooled(trajectory) for trajectory in result.trajectories] == [False] * (len(ours) - 1) + [True]
 
 
 def test_odd_times_of_a_worker_reach_no_figure(machines: list[Machine], tmp_path: Path, spool: Spool) -> None:
@@ -228,11 +228,11 @@ def test_odd_times_of_a_worker_reach_no_figure(machines: list[Machine], tmp_path
     for ticket, odd in zip(tickets(3), ages, strict=True):
         spool.episode(ticket, **odd)
     with site(tmp_path / "run", machines[:1]) as here:
-        harvest = here.collecting(tickets(6)).result(50)
-        assert_once_each(here, harvest, 6)
-        assert harvest.last_ended_at is not None
-        assert harvest.last_ended_at <= harvest.ended_at
-        assert harvest.busy is None or 0 <= harvest.busy <= 1
+        result = here.collecting(tickets(6)).result(50)
+        assert_once_each(here, result, 6)
+        assert result.last_ended_at is not None
+        assert result.last_ended_at <= result.ended_at
+        assert result.busy is None or 0 <= result.busy <= 1
 
 
 def test_nothing_on_the_way_of_an_episode_asks_for_the_time_of_day() -> None:

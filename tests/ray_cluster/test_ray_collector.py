@@ -14,7 +14,7 @@ from things import Counter
 from watching import eventually, processes_with
 
 from digirl_dist.cli.main import main
-from digirl_dist.errors import ClusterError, HarvestError
+from digirl_dist.errors import ClusterError, CollectionError
 from digirl_dist.ray_cluster.connect import connect
 from digirl_dist.settings import RayCollectorSettings
 
@@ -28,9 +28,9 @@ def actors_of(folder: Path) -> list[psutil.Process]:
     return [one for one in parents if one is not None and "WorkerActor" in " ".join(one.cmdline())]
 
 
-def check(here: Site, count: int, harvest: Any) -> None:
+def check(here: Site, count: int, result: Any) -> None:
     """No ticket is lost or counted twice."""
-    assert keys(harvest) == [(0, index) for index in range(count)]
+    assert keys(result) == [(0, index) for index in range(count)]
     landed = [content["ticket"] for kind, content in here.events if kind == "episode"]
     assert sorted(landed) == list(range(count))
 
@@ -51,10 +51,13 @@ def test_a_killed_node_costs_retries_only(tmp_path: Path) -> None:
     settings = RayCollectorSettings(workers=2, resources={"apart": 0.6}, start_s=40)
     with site(tmp_path, Kind.ray, step_s=0.1, collector=settings) as here:
         killer = in_the_middle(here, lambda: cluster.remove_node(nodes[0], allow_graceful=False), after=12)
-        harvest = here.collect(tickets(100))
+        result = here.collect(tickets(100))
         killer.join()
-        check(here, 100, harvest)
-        assert here.count("worker_lost") >= 1 and sum(len(outcome.losses) > 0 for outcome in harvest.outcomes) == 1
+        check(here, 100, result)
+        assert (
+            here.count("worker_lost") >= 1
+            and sum(len(worker_result.losses) > 0 for worker_result in result.worker_results) == 1
+        )
     cluster.remove_node(nodes[1])
     eventually(lambda: not processes_with(tmp_path), 10, "the end of all emulators")
 
@@ -62,7 +65,10 @@ def test_a_killed_node_costs_retries_only(tmp_path: Path) -> None:
 def test_a_cluster_without_room_says_what_was_asked_for(tmp_path: Path) -> None:
     settings = RayCollectorSettings(workers=1, resources={"androids": 2.0}, start_s=1)
     told = r"androids 2, did not start within 1 s.* androids 0 \(free 0\)"
-    with site(tmp_path, Kind.ray, collector=settings, no_worker_s=3) as here, pytest.raises(HarvestError, match=told):
+    with (
+        site(tmp_path, Kind.ray, collector=settings, no_worker_s=3) as here,
+        pytest.raises(CollectionError, match=told),
+    ):
         here.collect(tickets(2))
 
 
@@ -71,9 +77,11 @@ def test_a_checkpoint_goes_to_each_node_once(tmp_path: Path) -> None:
     node = add_node(cluster, num_cpus=2, resources={"sole": 1.0})
     settings = RayCollectorSettings(workers=2, num_cpus=0.5, resources={"sole": 0.001})
     with site(tmp_path, Kind.ray, collector=settings, step_s=0.2) as here:
-        harvest = here.collect(tickets(24))
+        result = here.collect(tickets(24))
         pushed = [content["bytes"] for kind, content in here.events if kind == "pushed"]
-        assert sorted(pushed) == [0, 4 * Counter.spec.actions.n] and sum(o.push_bytes for o in harvest.outcomes) == 8
+        assert (
+            sorted(pushed) == [0, 4 * Counter.spec.actions.n] and sum(o.push_bytes for o in result.worker_results) == 8
+        )
     cluster.remove_node(node)
 
 

@@ -16,7 +16,7 @@ import torch
 from things import Coin, Counter
 from watching import eventually
 
-from digirl_dist.collection import Harvest
+from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import RunFolderError
 from digirl_dist.report.curves import TensorBoard
 from digirl_dist.report.metrics import Metrics
@@ -88,7 +88,7 @@ def append_metrics(disk: Disk) -> object:
 
 def append_harvest(disk: Disk) -> object:
     store = Store(disk.folder / "trajectories", disk.room)
-    store.append(Harvest(0, [trajectory(index) for index in range(5)]))
+    store.append(CollectionResult(0, [trajectory(index) for index in range(5)]))
     assert len(store.landed(0)) == 5
     return store
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from digirl_dist.collection import Harvest
+from digirl_dist.collection import CollectionResult
 from digirl_dist.storage import parquet
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Task, Ticket
@@ -18,8 +18,8 @@ def episode(iteration: int, index: int) -> Trajectory:
     return Trajectory(ticket, f"{iteration}-{index}", "w", 0, [step], Observation("y"), True)
 
 
-def harvest(iteration: int, count: int = 2) -> Harvest:
-    return Harvest(iteration, [episode(iteration, index) for index in range(count)])
+def result(iteration: int, count: int = 2) -> CollectionResult:
+    return CollectionResult(iteration, [episode(iteration, index) for index in range(count)])
 
 
 def test_an_episode_lands_once(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_file_that_is_still_incoming_has_not_landed(tmp_path: Path) -> None:
 def test_a_finished_iteration_counts_as_landed_and_takes_nothing_more(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.land(0, episode(0, 0))
-    done = harvest(0)
+    done = result(0)
     store.append(done)
     assert done.stored_at is not None and done.stored_at <= time.monotonic()
     assert not (tmp_path / ".landing" / "000000").exists()
@@ -56,16 +56,16 @@ def test_a_finished_iteration_counts_as_landed_and_takes_nothing_more(tmp_path: 
 
 def test_appending_twice_changes_nothing(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.append(harvest(0))
+    store.append(result(0))
     before = (tmp_path / "000000.parquet").stat().st_mtime_ns
-    store.append(harvest(0))
+    store.append(result(0))
     assert (tmp_path / "000000.parquet").stat().st_mtime_ns == before
 
 
 def test_replay_is_the_newest_episodes_oldest_first_also_after_a_restart(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for iteration in range(3):
-        store.append(harvest(iteration))
+        store.append(result(iteration))
     for reader in (store, Store(tmp_path)):
         keys = [trajectory.ticket.key for trajectory in reader.replay(until=2, capacity=3)]
         assert keys == [(1, 1), (2, 0), (2, 1)]
@@ -91,6 +91,6 @@ def test_nothing_lands_in_an_iteration_that_is_closed_but_in_the_next(tmp_path: 
 def test_episodes_of_too_old_a_policy_are_left_out(tmp_path: Path) -> None:
     store = Store(tmp_path)
     old, new = episode(1, 0), episode(3, 0)
-    store.append(Harvest(3, [old, new]))
+    store.append(CollectionResult(3, [old, new]))
     assert store.fresh(3) == [old, new] and store.fresh(3, max_staleness=2) == [old, new]
     assert store.fresh(3, max_staleness=1) == [new] and store.replay(3, 10, max_staleness=0) == [new]

@@ -19,7 +19,7 @@ from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.algorithm.digirl import DigiRL
 from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.algorithm.grpo import Grpo
-from digirl_dist.collection import Harvest
+from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator import DeviceActions, DiscreteActions, EmulatorSpec
 from digirl_dist.errors import TrainingError, TrajectoryError
 from digirl_dist.parallel.peers import Peers
@@ -102,7 +102,7 @@ def learn_until(
 ) -> None:
     checkpoint = learner.resume()
     while checkpoint.iteration < until:
-        store.append(Harvest(checkpoint.iteration, collect(checkpoint.iteration)))
+        store.append(CollectionResult(checkpoint.iteration, collect(checkpoint.iteration)))
         checkpoint = learner.update(checkpoint, store).checkpoint
 
 
