@@ -35,7 +35,7 @@ from digirl_dist.report.curves import Curves, TensorBoard, WeightsAndBiases
 from digirl_dist.report.media import Media
 from digirl_dist.report.progress import Progress
 from digirl_dist.report.report import Report
-from digirl_dist.storage.disk_full import Room
+from digirl_dist.storage.disk_full import WaitForSpace
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.settings import (
     Parallel,
@@ -99,14 +99,14 @@ def _lead(chosen: Chosen, learning: Learning, rank: Rank | None) -> None:
         events = Events(folder.events, (progress.listen,))
         stack.callback(events.close)
         status = Status(folder.root / "status.json")
-        room = Room(events, status, settings.limits.full_disk_s)
-        trainer = _trainer(settings, learning, folder, room, rank, stack)
+        write_policy = WaitForSpace(events, status, settings.limits.full_disk_s)
+        trainer = _trainer(settings, learning, folder, write_policy, rank, stack)
         stack.callback(trainer.close)
         media = Media(folder.media, settings.media, events)
-        report = Report(folder, events, progress, status, build_curves(settings, folder), media, room)
+        report = Report(folder, events, progress, status, build_curves(settings, folder), media, write_policy)
         stack.callback(report.close)
         measured = trainer.resume() if only_measures(settings) else None
-        store = Store(folder.evaluation(measured.iteration) if measured else folder.trajectories, room)
+        store = Store(folder.evaluation(measured.iteration) if measured else folder.trajectories, write_policy)
         collector = build_collector(
             Ground(
                 settings,
@@ -162,10 +162,10 @@ def _learning(settings: Settings, device: Device, agent: AgentFactory, root: Pat
 
 
 def _trainer(
-    settings: Settings, learning: Learning, folder: RunFolder, room: Room, rank: Rank | None, stack: ExitStack
+    settings: Settings, learning: Learning, folder: RunFolder, write_policy: WaitForSpace, rank: Rank | None, stack: ExitStack
 ) -> Trainer:
     """One of three: this process, all ranks of its launch with this one in the lead, or a group that it starts."""
-    patient = replace(learning, checkpoints=learning.checkpoints.patient(room))
+    patient = replace(learning, checkpoints=learning.checkpoints.with_write_policy(write_policy))
     match settings.trainer:
         case TorchrunSettings() as chosen:
             from digirl_dist.trainer.torchrun import TorchrunTrainer

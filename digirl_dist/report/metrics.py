@@ -13,7 +13,7 @@ from digirl_dist.collection import CollectionResult
 from digirl_dist.report.interval import wilson
 from digirl_dist.rollout.slot_time import ACTIVITIES
 from digirl_dist.storage import atomic_files
-from digirl_dist.storage.disk_full import AtOnce, Patience
+from digirl_dist.storage.disk_full import FailFast, WritePolicy
 from digirl_dist.trainer import Update
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
@@ -24,20 +24,20 @@ Figures = dict[str, Json]
 class Metrics:
     """The metrics file of a run folder. Writes wait for ``room``."""
 
-    def __init__(self, path: Path, room: Patience | None = None) -> None:
+    def __init__(self, path: Path, write_policy: WritePolicy | None = None) -> None:
         self.path = path
-        self._room = room or AtOnce()
+        self._write_policy = write_policy or FailFast()
         self.lines: list[Figures] = list(_whole_lines(path))
 
     def keep_until(self, iteration: int) -> None:
         """Forget lines of iterations that a crash made undone, and a line that was cut in the middle."""
         self.lines = [line for line in self.lines if line["iteration"] < iteration]
         text = "".join(json.dumps(line) + "\n" for line in self.lines)
-        self._room.wait_for(str(self.path), lambda: atomic_files.write_text(self.path, text))
+        self._write_policy.wait_for(str(self.path), lambda: atomic_files.write_text(self.path, text))
 
     def append(self, figures: Figures) -> None:
         self.lines.append(figures)
-        self._room.wait_for(str(self.path), lambda: _append_whole(self.path, json.dumps(figures) + "\n"))
+        self._write_policy.wait_for(str(self.path), lambda: _append_whole(self.path, json.dumps(figures) + "\n"))
 
 
 def results(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:

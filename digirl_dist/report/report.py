@@ -12,7 +12,7 @@ from digirl_dist.report.metrics import Figures, Metrics, collection, confidence,
 from digirl_dist.report.page import write_page
 from digirl_dist.report.progress import Progress
 from digirl_dist.storage.checkpoint import Checkpoint
-from digirl_dist.storage.disk_full import Patience
+from digirl_dist.storage.disk_full import WritePolicy
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.status import Status
@@ -35,15 +35,15 @@ class Report:
         status: Status,
         curves: Sequence[Curves],
         media: Media,
-        room: Patience,
+        write_policy: WritePolicy,
     ) -> None:
         self._folder = folder
         self._events = events
         self._progress = progress
         self._status = status
         self._media = media
-        self._room = room
-        self._metrics = Metrics(folder.metrics, room)
+        self._write_policy = write_policy
+        self._metrics = Metrics(folder.metrics, write_policy)
         self._curves = curves
         self._before: Update | None = None
         self._page_at = 0.0
@@ -89,7 +89,7 @@ class Report:
             **results(result.iteration, result.trajectories),
             **confidence(result.trajectories),
         }
-        Metrics(self._folder.evaluations, self._room).append(figures)
+        Metrics(self._folder.evaluations, self._write_policy).append(figures)
         self._media.add(result.trajectories)
         for curves in self._curves:
             curves.add({f"evaluation/{name}": figures[name] for name in _MEASURED}, checkpoint.iteration)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from digirl_dist.errors import CheckpointError
 from digirl_dist.storage import atomic_files
 from digirl_dist.storage.digest import digest
-from digirl_dist.storage.disk_full import AtOnce, Patience, full_disks_as_oserror
+from digirl_dist.storage.disk_full import FailFast, WritePolicy, full_disks_as_oserror
 from digirl_dist.types import Json
 
 if TYPE_CHECKING:
@@ -110,17 +110,17 @@ class Checkpoints:
         keep_every: int = 1,
         keep: int | None = None,
         in_use: int = 0,
-        room: Patience | None = None,
+        write_policy: WritePolicy | None = None,
     ) -> None:
         self.root = root
         self._keep_every = keep_every
         self._keep = keep
         self._in_use = in_use
-        self._room = room or AtOnce()
+        self._write_policy = write_policy or FailFast()
 
-    def patient(self, room: Patience) -> Checkpoints:
+    def with_write_policy(self, write_policy: WritePolicy) -> Checkpoints:
         """The same, with writes that wait for ``room``."""
-        return Checkpoints(self.root, self._keep_every, self._keep, self._in_use, room)
+        return Checkpoints(self.root, self._keep_every, self._keep, self._in_use, write_policy)
 
     def newest(self) -> Checkpoint | None:
         iterations = self._iterations()
@@ -158,8 +158,8 @@ class Checkpoints:
         part = self._folder(iteration).with_suffix(".part")
         checkpoint = Checkpoint(self._folder(iteration), iteration, describe(policy))
         name = f"checkpoint {iteration}"
-        self._room.wait_for(name, lambda: _write(part, checkpoint, policy, trainer, metrics))
-        self._room.wait_for(name, lambda: self._publish(part, checkpoint.folder))
+        self._write_policy.wait_for(name, lambda: _write(part, checkpoint, policy, trainer, metrics))
+        self._write_policy.wait_for(name, lambda: self._publish(part, checkpoint.folder))
         self._remove_superseded(iteration)
         return checkpoint
 

@@ -22,20 +22,20 @@ _NEXT_TO_NOTHING = 1 << 20
 _SPARE = 1 << 16
 
 
-class Patience(Protocol):
+class WritePolicy(Protocol):
     """Whether a write may wait for room."""
 
     def wait_for(self, what: str, write: Callable[[], T]) -> T: ...
 
 
-class AtOnce:
+class FailFast:
     """A write that cannot be done now fails now."""
 
     def wait_for(self, what: str, write: Callable[[], T]) -> T:
         return write()
 
 
-class Room:
+class WaitForSpace:
     """Makes writes wait while the disk is full, at most ``limit_s``, and says so."""
 
     def __init__(self, events: Events, status: Status, limit_s: float) -> None:
@@ -62,7 +62,7 @@ class Room:
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
 
 
-def ask_for(size: int, folder: Path) -> None:
+def require_space(size: int, folder: Path) -> None:
     """Raises OSError if ``size`` more bytes would leave next to nothing of the folder's disk."""
     if shutil.disk_usage(folder).free < size + _SPARE:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))

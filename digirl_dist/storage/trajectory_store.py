@@ -19,7 +19,7 @@ from pathlib import Path
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import RunFolderError
 from digirl_dist.storage import atomic_files, parquet
-from digirl_dist.storage.disk_full import AtOnce, Patience, ask_for
+from digirl_dist.storage.disk_full import FailFast, WritePolicy, require_space
 from digirl_dist.tasks import Key, Ticket, evaluated_version
 from digirl_dist.trajectory import Trajectory
 
@@ -27,9 +27,9 @@ from digirl_dist.trajectory import Trajectory
 class Store:
     """Reads and writes the trajectories below ``root``; writes wait for ``room``."""
 
-    def __init__(self, root: Path, room: Patience | None = None) -> None:
+    def __init__(self, root: Path, write_policy: WritePolicy | None = None) -> None:
         self.root = root
-        self._room = room or AtOnce()
+        self._write_policy = write_policy or FailFast()
         self._landing = root / ".landing"
         self._closed = root / ".closed"
         self._recent: dict[int, Sequence[Trajectory]] = {}
@@ -46,8 +46,8 @@ class Store:
     def incoming(self, iteration: int, name: str, size: int) -> Path:
         """Where a transfer may write ``size`` bytes that are not checked yet, once the disk has room for them."""
         folder = self._landing / "incoming"  # of all iterations: what is on its way may count in a later one
-        self._room.wait_for(str(folder), lambda: folder.mkdir(parents=True, exist_ok=True))
-        self._room.wait_for(str(folder / name), lambda: ask_for(size, folder))
+        self._write_policy.wait_for(str(folder), lambda: folder.mkdir(parents=True, exist_ok=True))
+        self._write_policy.wait_for(str(folder / name), lambda: require_space(size, folder))
         return folder / f"{iteration:06d}-{name}"
 
     def land(self, iteration: int, trajectory: Trajectory, checked: Path | None = None) -> bool:
@@ -61,11 +61,11 @@ class Store:
             landed = self._known(iteration)
             if key in landed or self.is_closed(iteration):
                 return False
-            self._room.wait_for(str(path.parent), lambda: path.parent.mkdir(parents=True, exist_ok=True))
+            self._write_policy.wait_for(str(path.parent), lambda: path.parent.mkdir(parents=True, exist_ok=True))
             if checked is None:
-                self._room.wait_for(str(path), lambda: parquet.write(path, [trajectory]))
+                self._write_policy.wait_for(str(path), lambda: parquet.write(path, [trajectory]))
             else:
-                self._room.wait_for(str(path), lambda: atomic_files.replace(checked, path))
+                self._write_policy.wait_for(str(path), lambda: atomic_files.replace(checked, path))
             landed[key] = trajectory
         for listener in self._listeners:
             listener(trajectory)
@@ -85,8 +85,8 @@ class Store:
         if not self._closing(iteration).exists():
             path, content = self._closing(iteration), {"carried": carried, "cancelled": cancelled}
             lists = {name: [ticket.to_json() for ticket in tickets] for name, tickets in content.items()}
-            self._room.wait_for(str(self._closed), lambda: self._closed.mkdir(exist_ok=True))
-            self._room.wait_for(str(path), lambda: atomic_files.write_json(path, lists))
+            self._write_policy.wait_for(str(self._closed), lambda: self._closed.mkdir(exist_ok=True))
+            self._write_policy.wait_for(str(path), lambda: atomic_files.write_json(path, lists))
 
     def left_out(self, iteration: int) -> tuple[list[Ticket], list[Ticket]]:
         """What ``iteration`` closed without: tickets that the next one takes over, and those that are never run."""
@@ -104,8 +104,8 @@ class Store:
         """Write the iteration's file, unless it brought nothing. Harmless when repeated."""
         path = self._file(result.iteration)
         if result.trajectories and not path.exists():
-            self._room.wait_for(str(path), lambda: path.parent.mkdir(parents=True, exist_ok=True))
-            self._room.wait_for(str(path), lambda: parquet.write(path, result.trajectories))
+            self._write_policy.wait_for(str(path), lambda: path.parent.mkdir(parents=True, exist_ok=True))
+            self._write_policy.wait_for(str(path), lambda: parquet.write(path, result.trajectories))
         with self._lock:
             shutil.rmtree(self._landing / _name(result.iteration), ignore_errors=True)
             self._landed.pop(result.iteration, None)

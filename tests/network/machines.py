@@ -210,7 +210,7 @@ def fill(disk: Path) -> None:
 
 
 def keep_full(disk: Path, seconds: float) -> None:
-    """Fill ``disk`` again and again, because what runs there frees some room, and then make room."""
+    """Fill ``disk`` again and again, because what runs there frees some write_policy, and then make room."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         fill(disk)

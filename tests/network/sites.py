@@ -26,7 +26,7 @@ from digirl_dist.fleet.ssh_connection import SshDial
 from digirl_dist.rollout.slot import SlotLimits
 from digirl_dist.settings import LimitSettings, SshSettings
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
-from digirl_dist.storage.disk_full import Room
+from digirl_dist.storage.disk_full import WaitForSpace
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.status import Status
@@ -63,7 +63,7 @@ class Site:
         self.log = Events(self.folder.events, (self._listen,))
         stack.callback(self.log.close)
         self.status = Status(self.folder.root / "status.json")
-        self.store = Store(self.folder.trajectories, Room(self.log, self.status, limit_s=30))
+        self.store = Store(self.folder.trajectories, WaitForSpace(self.log, self.status, limit_s=30))
         self.checkpoint = self._save()
         job = _job(self.folder.run_id, limits[1], step_s)
         specs = [WorkerSpec(one.address, 2, self.job_folder(one), this_python, package=package) for one in machines]

@@ -21,7 +21,7 @@ from digirl_dist.errors import RunFolderError
 from digirl_dist.report.curves import TensorBoard
 from digirl_dist.report.metrics import Metrics
 from digirl_dist.storage.checkpoint import Checkpoints
-from digirl_dist.storage.disk_full import Room
+from digirl_dist.storage.disk_full import WaitForSpace
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
@@ -36,7 +36,7 @@ class Disk:
         self.folder = folder
         self.said: list[str] = []
         self.events = Events(notes / "events.jsonl", (self._listen,))
-        self.room = Room(self.events, Status(notes / "status.json"), limit_s=20.0)
+        self.write_policy = WaitForSpace(self.events, Status(notes / "status.json"), limit_s=20.0)
 
     def _listen(self, kind: str, content: dict[str, Any]) -> None:
         self.said.append(f"{kind}: {content['reason']}")
@@ -73,28 +73,30 @@ def trajectory(index: int) -> Trajectory:
 
 def save_checkpoint(disk: Disk) -> object:
     state = {**Coin(Counter.spec).state_dict(), "much": torch.rand(20_000)}
-    Checkpoints(disk.folder / "checkpoints", room=disk.room).save(1, state, {"state": torch.rand(20_000)}, {})
+    Checkpoints(disk.folder / "checkpoints", write_policy=disk.write_policy).save(
+        1, state, {"state": torch.rand(20_000)}, {}
+    )
     newest = Checkpoints(disk.folder / "checkpoints").newest()
     assert newest is not None and torch.equal(newest.state()["much"], state["much"])
     return newest.trainer_state()
 
 
 def append_metrics(disk: Disk) -> object:
-    metrics = Metrics(disk.folder / "metrics.jsonl", disk.room)
+    metrics = Metrics(disk.folder / "metrics.jsonl", disk.write_policy)
     metrics.append({"iteration": 0, "text": "x" * 9000})
     assert Metrics(metrics.path).lines == metrics.lines
     return metrics
 
 
 def append_harvest(disk: Disk) -> object:
-    store = Store(disk.folder / "trajectories", disk.room)
+    store = Store(disk.folder / "trajectories", disk.write_policy)
     store.append(CollectionResult(0, [trajectory(index) for index in range(5)]))
     assert len(store.landed(0)) == 5
     return store
 
 
 def land_episode(disk: Disk) -> object:
-    store = Store(disk.folder / "trajectories", disk.room)
+    store = Store(disk.folder / "trajectories", disk.write_policy)
     assert store.land(0, trajectory(0)) and not store.land(0, trajectory(0))
     return store
 
@@ -128,20 +130,20 @@ def test_curves_go_on_after_a_full_disk(disk: Disk) -> None:
 
 
 def test_a_disk_that_stays_full_ends_the_run_with_its_reason(tmp_path: Path) -> None:
-    room = Room(Events(tmp_path / "events.jsonl"), Status(tmp_path / "status.json"), limit_s=0.2)
+    write_policy = WaitForSpace(Events(tmp_path / "events.jsonl"), Status(tmp_path / "status.json"), limit_s=0.2)
 
     def write() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(RunFolderError, match=r"metrics cannot be written: No space left on device, for 0 s; free some"):
-        room.wait_for("metrics", write)
+        write_policy.wait_for("metrics", write)
 
 
 def test_other_errors_of_a_disk_are_not_waited_for(tmp_path: Path) -> None:
-    room = Room(Events(tmp_path / "events.jsonl"), Status(tmp_path / "status.json"), limit_s=60.0)
+    write_policy = WaitForSpace(Events(tmp_path / "events.jsonl"), Status(tmp_path / "status.json"), limit_s=60.0)
 
     def write() -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     with pytest.raises(PermissionError):
-        room.wait_for("metrics", write)
+        write_policy.wait_for("metrics", write)
