@@ -25,7 +25,7 @@ from digirl_dist.fleet.worker_events import (
     Stray,
     Trying,
 )
-from digirl_dist.inference.requests import Answer, Question
+from digirl_dist.inference.requests import InferenceReply, InferenceRequest
 from digirl_dist.protocol.job_folder import PROTOCOL, Notice, decode, encode
 from digirl_dist.settings import LimitSettings
 from digirl_dist.tasks import Ticket
@@ -38,10 +38,10 @@ _MOST_ATTACHED = 64 << 20
 """Bytes that a worker may attach to a message: more than any screenshot has."""
 
 
-class Decider(Protocol):
+class InferenceService(Protocol):
     """Who answers what the workers' episodes ask."""
 
-    def ask(self, question: Question, tell: Callable[[Answer], None]) -> None:
+    def ask(self, request: InferenceRequest, tell: Callable[[InferenceReply], None]) -> None:
         """Returns at once; ``tell`` gets the answer, and must not wait."""
 
 
@@ -59,13 +59,13 @@ class Session:
         contact: Opening,
         limits: LimitSettings,
         post: Callable[[News], None],
-        decider: Decider | None,
+        inference: InferenceService | None,
     ) -> None:
         self._spec = spec
         self._job = job
         self._limits = limits
         self._post = post
-        self._decider = decider
+        self._decider = inference
         self._offered: Offer | None = None
         self._offered_at = 0.0
         self._pushed_bytes = 0
@@ -180,7 +180,7 @@ class Session:
             case "loaded":
                 self._loaded(int(message["version"]))
             case "ask":
-                self._ask(Question.from_wire(message, message.get("attached", b"")))
+                self._ask(InferenceRequest.from_wire(message, message.get("attached", b"")))
             case "acting":
                 self._post(Acting(name, int(message["slot"]), int(message["iteration"])))
             case "episode":
@@ -200,10 +200,10 @@ class Session:
             case "broken":
                 raise self._broken(str(message["during"]), str(message["reason"]))
 
-    def _ask(self, question: Question) -> None:
-        """Without a decider it is of a job before this one, which ends as soon as ours comes there."""
+    def _ask(self, request: InferenceRequest) -> None:
+        """Without a inference it is of a job before this one, which ends as soon as ours comes there."""
         if self._decider is not None:
-            self._decider.ask(question, lambda answer: self.send(encode("decided", **answer.to_wire())))
+            self._decider.ask(request, lambda answer: self.send(encode("decided", **answer.to_wire())))
 
     def _greeted(self, message: dict[str, Any]) -> None:
         if (message["protocol"], message["package"]) != (PROTOCOL, self._spec.package):

@@ -13,7 +13,7 @@ from pathlib import Path
 from digirl_dist.errors import JobError, LinkLostError, WorkerError
 from digirl_dist.fleet.connection import Contact
 from digirl_dist.fleet.outgoing import Offer
-from digirl_dist.fleet.session import Decider, ProgramSilent, Session
+from digirl_dist.fleet.session import InferenceService, ProgramSilent, Session
 from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.fleet.worker_events import Lost, News
 from digirl_dist.protocol.job_folder import Notice, encode
@@ -37,14 +37,14 @@ class RemoteWorker:
         contact: Contact,
         limits: LimitSettings,
         post: Callable[[News], None],
-        decider: Decider | None = None,
+        inference: InferenceService | None = None,
     ) -> None:
         self.spec = spec
         self._job = job
         self._contact = contact
         self._limits = limits
         self._post = post
-        self._decider = decider
+        self._decider = inference
         self._checkpoint: Offer | None = None
         self._session: Session | None = None
         self._has_been_there = False

@@ -12,14 +12,14 @@ from typing import Any
 
 from digirl_dist.child_process import environment, last_lines
 from digirl_dist.errors import PolicyLostError
-from digirl_dist.inference.requests import Answer, Question
+from digirl_dist.inference.requests import InferenceReply, InferenceRequest
 from digirl_dist.storage.checkpoint import Checkpoint
 
 _END_S = 5.0
 
 
 class PolicyProcess:
-    """Belongs to one thread, but for ``close``. After PolicyLostError it is gone; the next question starts another."""
+    """Belongs to one thread, but for ``close``. After PolicyLostError it is gone; the next request starts another."""
 
     def __init__(self, packed_agent: bytes, log: Path, limit_s: float) -> None:
         self._packed_agent = packed_agent
@@ -39,9 +39,9 @@ class PolicyProcess:
         self._serving = dict(checkpoints)
         return missing
 
-    def decide(self, questions: Sequence[Question]) -> list[Answer]:
+    def decide(self, requests: Sequence[InferenceRequest]) -> list[InferenceReply]:
         """One answer to each, in any order."""
-        answers: list[Answer] = self._ask("decide", list(questions), f"decide {len(questions)} actions")
+        answers: list[InferenceReply] = self._ask("decide", list(requests), f"decide {len(requests)} actions")
         return answers
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class PolicyProcess:
         try:
             self._connection.send_bytes(self._packed_agent)
         except OSError:
-            pass  # its end is read as such by the first question
+            pass  # its end is read as such by the first request
 
     def _ask(self, request: str, content: Any, doing: str) -> Any:
         """Raises PolicyLostError if the process ended, or did not answer within the limit."""

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from digirl_dist.agent import Agent, AgentFactory
-from digirl_dist.inference.requests import Answer, Decided, Question, RandomStream, Undecided
+from digirl_dist.inference.requests import (
+    InferenceFailure,
+    InferenceReply,
+    InferenceRequest,
+    InferenceResult,
+    RandomStream,
+)
 from digirl_dist.storage.checkpoint import State
 from digirl_dist.trajectory import Decision, NoDecision
 
@@ -23,7 +29,7 @@ class Policies:
         self._factory = factory
         self._serving: dict[int, Agent] = {}
         self._retired: list[Agent] = []
-        self._answers: list[Answer] = []
+        self._answers: list[InferenceReply] = []
 
     def load(self, version: int, state: State) -> None:
         """Make ``version`` ready to act with the weights ``state``."""
@@ -46,19 +52,19 @@ class Policies:
         """Make its generator now, which takes longer than a small policy takes to decide."""
         _ = stream.rng
 
-    def ask(self, questions: Sequence[Question]) -> None:
+    def ask(self, requests: Sequence[InferenceRequest]) -> None:
         """Decide now, without gradients. What the agent raises goes to the caller."""
         import torch
 
-        for version in sorted({question.version for question in questions}):
-            asked = [question for question in questions if question.version == version]
+        for version in sorted({request.version for request in requests}):
+            asked = [request for request in requests if request.version == version]
             with torch.inference_mode():
                 decisions = self._serving[version].act(
-                    [question.observation for question in asked], [question.stream.rng for question in asked]
+                    [request.observation for request in asked], [request.stream.rng for request in asked]
                 )
             self._answers += [_answer(one, decision) for one, decision in zip(asked, decisions, strict=True)]
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[InferenceReply]:
         answers, self._answers = self._answers, []
         return answers
 
@@ -69,7 +75,7 @@ class Policies:
         return iter(self._serving)
 
 
-def _answer(question: Question, decision: Decision | NoDecision) -> Answer:
+def _answer(request: InferenceRequest, decision: Decision | NoDecision) -> InferenceReply:
     if isinstance(decision, NoDecision):
-        return Undecided(question.number, decision.reason)
-    return Decided(question.number, decision)
+        return InferenceFailure(request.number, decision.reason)
+    return InferenceResult(request.number, decision)

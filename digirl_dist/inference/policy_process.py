@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 
 from digirl_dist.inference.local import Policies
-from digirl_dist.inference.requests import Answer, Question, Undecided
+from digirl_dist.inference.requests import InferenceFailure, InferenceReply, InferenceRequest
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.user_code.packing import unpack
 
@@ -51,22 +51,22 @@ class Desk:
                 self._missing[version] = traceback.format_exc(limit=_FRAMES)
         return self._missing
 
-    def decide(self, questions: Sequence[Question]) -> list[Answer]:
+    def decide(self, requests: Sequence[InferenceRequest]) -> list[InferenceReply]:
         """One answer to each. What the agent cannot decide is found by asking it one by one."""
-        known = [question for question in questions if question.version in self._policies]
-        unknown = [self._unknown(question) for question in questions if question.version not in self._policies]
+        known = [request for request in requests if request.version in self._policies]
+        unknown = [self._unknown(request) for request in requests if request.version not in self._policies]
         try:
             self._policies.ask(known)
         except Exception:
             self._policies.answers()
             if len(known) == 1:
-                return [*unknown, Undecided(known[0].number, traceback.format_exc(limit=_FRAMES))]
-            return [*unknown, *(answer for question in known for answer in self.decide([question]))]
+                return [*unknown, InferenceFailure(known[0].number, traceback.format_exc(limit=_FRAMES))]
+            return [*unknown, *(answer for request in known for answer in self.decide([request]))]
         return [*unknown, *self._policies.answers()]
 
-    def _unknown(self, question: Question) -> Undecided:
-        why = self._missing.get(question.version, "it is out of use")
-        return Undecided(question.number, f"the host no longer acts with policy version {question.version}: {why}")
+    def _unknown(self, request: InferenceRequest) -> InferenceFailure:
+        why = self._missing.get(request.version, "it is out of use")
+        return InferenceFailure(request.number, f"the host no longer acts with policy version {request.version}: {why}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Answers the questions of all workers in batches, and starts the policy's process again when it is lost."""
+"""Answers the requests of all workers in batches, and starts the policy's process again when it is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from digirl_dist.agent import AgentFactory
 from digirl_dist.errors import PolicyLostError
 from digirl_dist.inference.child import PolicyProcess
-from digirl_dist.inference.requests import Answer, Question, Undecided
+from digirl_dist.inference.requests import InferenceFailure, InferenceReply, InferenceRequest
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status, WorkerStatus
@@ -24,7 +24,7 @@ _STOP_S = 5.0
 
 @dataclass(frozen=True)
 class Batching:
-    """A batch is decided once so many questions wait, or the oldest has waited for so long."""
+    """A batch is decided once so many requests wait, or the oldest has waited for so long."""
 
     size: int
     wait_s: float
@@ -32,8 +32,8 @@ class Batching:
 
 @dataclass
 class _Asked:
-    question: Question
-    tell: Callable[[Answer], None]
+    request: InferenceRequest
+    tell: Callable[[InferenceReply], None]
     at: float = field(default_factory=time.monotonic)
     is_repeated: bool = False
 
@@ -66,10 +66,10 @@ class PolicyServer:
             self._is_new = True
             self._something.notify()
 
-    def ask(self, question: Question, tell: Callable[[Answer], None]) -> None:
+    def ask(self, request: InferenceRequest, tell: Callable[[InferenceReply], None]) -> None:
         """``tell`` gets the answer, in a thread of ours; it must not wait."""
         with self._something:
-            self._asked.append(_Asked(question, tell))
+            self._asked.append(_Asked(request, tell))
             self._something.notify()
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class PolicyServer:
 
     def _run(self) -> None:
         while not self._closing:
-            self._does("wait for questions", None)
+            self._does("wait for requests", None)
             batch = self._next()
             try:
                 if not self._closing:
@@ -115,20 +115,20 @@ class PolicyServer:
             return
         self._does(f"decide {len(batch)} actions", self._limit_s)
         places = dict(enumerate(batch))  # numbers of different workers may be the same
-        questions = [replace(asked.question, number=place) for place, asked in places.items()]
-        for answer in self._process.decide(questions):
+        requests = [replace(asked.request, number=place) for place, asked in places.items()]
+        for answer in self._process.decide(requests):
             asked = places[answer.number]
-            asked.tell(replace(answer, number=asked.question.number))
+            asked.tell(replace(answer, number=asked.request.number))
 
     def _lost(self, reason: str, batch: list[_Asked]) -> None:
         """Ask once more what was asked; what has now been lost twice may be the cause, and its episode runs again."""
         if self._closing:
             return
         self._seen.last_trouble, self._seen.troubled_at = reason, time.monotonic()
-        self._events.emit("policy_lost", reason=reason, questions=len(batch))
+        self._events.emit("policy_lost", reason=reason, requests=len(batch))
         for asked in batch:
             if asked.is_repeated:
-                asked.tell(Undecided(asked.question.number, reason))
+                asked.tell(InferenceFailure(asked.request.number, reason))
         again = [asked for asked in batch if not asked.is_repeated]
         for asked in again:
             asked.is_repeated = True

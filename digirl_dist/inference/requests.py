@@ -29,7 +29,7 @@ class RandomStream:
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class InferenceRequest:
     """What to do next, in one step of one episode. ``number`` names it among those of its asker."""
 
     number: int
@@ -52,7 +52,7 @@ class Question:
         return content, (seen.image or b"") + (vector or b"")
 
     @classmethod
-    def from_wire(cls, content: Mapping[str, Json], data: bytes) -> Question:
+    def from_wire(cls, content: Mapping[str, Json], data: bytes) -> InferenceRequest:
         """Checks every part, because it came from another machine. Raises ValueError or KeyError."""
         seed, index, step = (_natural(part) for part in content["stream"])
         image, vector = content["image"], content["vector"]
@@ -70,8 +70,8 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Decided:
-    """The answer to the question of that number."""
+class InferenceResult:
+    """The answer to the request of that number."""
 
     number: int
     decision: Decision
@@ -81,8 +81,8 @@ class Decided:
 
 
 @dataclass(frozen=True)
-class Undecided:
-    """The question of that number has no answer, for this reason; its episode must run again."""
+class InferenceFailure:
+    """The request of that number has no answer, for this reason; its episode must run again."""
 
     number: int
     reason: str
@@ -91,13 +91,13 @@ class Undecided:
         return {"number": self.number, "reason": self.reason}
 
 
-Answer = Decided | Undecided
+InferenceReply = InferenceResult | InferenceFailure
 
 
-def answer_from_wire(content: Mapping[str, Json]) -> Answer:
+def reply_from_wire(content: Mapping[str, Json]) -> InferenceReply:
     if "reason" in content:
-        return Undecided(content["number"], content["reason"])
-    return Decided(content["number"], Decision(content["action"], content["log_prob"]))
+        return InferenceFailure(content["number"], content["reason"])
+    return InferenceResult(content["number"], Decision(content["action"], content["log_prob"]))
 
 
 def _natural(value: Json) -> int:

@@ -10,7 +10,13 @@ from multiprocessing.connection import wait
 from typing import Any, Protocol
 
 from digirl_dist.errors import ActionError, EmulatorError
-from digirl_dist.inference.requests import Answer, Decided, Question, RandomStream, Undecided
+from digirl_dist.inference.requests import (
+    InferenceFailure,
+    InferenceReply,
+    InferenceRequest,
+    InferenceResult,
+    RandomStream,
+)
 from digirl_dist.rollout.slot import Slot, State
 from digirl_dist.rollout.slot_time import SlotTime
 from digirl_dist.tasks import Key, Ticket
@@ -26,16 +32,16 @@ class Policies(Protocol):
     """… for so many seconds at most; None: the answer comes at once."""
 
     def __contains__(self, version: object) -> bool:
-        """Whether questions to this policy version can be answered by now."""
+        """Whether requests to this policy version can be answered by now."""
 
     def expect(self, stream: RandomStream) -> None:
-        """The next question of an episode will have this stream. Called while nobody waits for an action of it."""
+        """The next request of an episode will have this stream. Called while nobody waits for an action of it."""
 
-    def ask(self, questions: Sequence[Question]) -> None:
+    def ask(self, requests: Sequence[InferenceRequest]) -> None:
         """Only to versions that are there."""
 
-    def answers(self) -> Sequence[Answer]:
-        """Those that came since the last call; each question gets one."""
+    def answers(self) -> Sequence[InferenceReply]:
+        """Those that came since the last call; each request gets one."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,7 @@ class _Episode:
     """Of the next decision."""
     observation: Observation | None = None
     asked: int | None = None
-    """The number of the question that is open …"""
+    """The number of the request that is open …"""
     asked_at: float = 0.0
     """… since this monotonic time."""
     decision: Decision | None = None
@@ -301,9 +307,9 @@ class Rollout:
         """
         waiting = self._waiting()
         asking = [episode for _, episode in waiting if episode.asked is None]
-        questions = [self._question(one) for one in asking if one.ticket.policy_version in self._policies]
-        if questions:
-            self._policies.ask(questions)
+        requests = [self._question(one) for one in asking if one.ticket.policy_version in self._policies]
+        if requests:
+            self._policies.ask(requests)
         asked = {episode.asked: (slot, episode) for slot, episode in waiting}
         for answer in self._policies.answers():
             if answer.number in asked:  # else its episode was dropped or lost meanwhile
@@ -314,19 +320,19 @@ class Rollout:
         idle = [slot for slot in self.slots if slot.state is State.idle]
         return [(slot, self._episodes[slot.index]) for slot in idle if slot.index in self._episodes]
 
-    def _question(self, episode: _Episode) -> Question:
+    def _question(self, episode: _Episode) -> InferenceRequest:
         assert episode.observation is not None
         self._questions += 1
         episode.asked, episode.asked_at = self._questions, time.monotonic()
-        return Question(self._questions, episode.ticket.policy_version, episode.stream, episode.observation)
+        return InferenceRequest(self._questions, episode.ticket.policy_version, episode.stream, episode.observation)
 
-    def _heed(self, slot: Slot, episode: _Episode, answer: Answer) -> None:
+    def _heed(self, slot: Slot, episode: _Episode, answer: InferenceReply) -> None:
         episode.asked = None
         episode.spent["policy"] += time.monotonic() - episode.asked_at
         match answer:
-            case Undecided(_, reason):
+            case InferenceFailure(_, reason):
                 self._lose(slot, reason)
-            case Decided(_, decision):
+            case InferenceResult(_, decision):
                 if not episode.steps:
                     self._happened.append(Acting(slot.index, episode.ticket))
                 episode.decision = decision

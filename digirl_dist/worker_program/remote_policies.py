@@ -5,7 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from digirl_dist.inference.requests import Answer, Question, RandomStream, Undecided, answer_from_wire
+from digirl_dist.inference.requests import (
+    InferenceFailure,
+    InferenceReply,
+    InferenceRequest,
+    RandomStream,
+    reply_from_wire,
+)
 from digirl_dist.types import Json
 from digirl_dist.worker_program.link import Link
 
@@ -20,9 +26,9 @@ class HostPolicies:
         self._link = link
         self._longest_s = limit_s
         self._serving: set[int] = set()
-        self._open: dict[int, tuple[Question, float]] = {}
+        self._open: dict[int, tuple[InferenceRequest, float]] = {}
         """Questions by number, and when they must be answered at the latest (monotonic)."""
-        self._answers: list[Answer] = []
+        self._answers: list[InferenceReply] = []
 
     def load(self, version: int, state: Mapping[str, Json]) -> None:
         """The host has said that it acts with ``version``; there are no weights to ``state``."""
@@ -37,34 +43,36 @@ class HostPolicies:
     def expect(self, stream: RandomStream) -> None:
         """Its generator is made on the host."""
 
-    def ask(self, questions: Sequence[Question]) -> None:
+    def ask(self, requests: Sequence[InferenceRequest]) -> None:
         """Each in a message of its own, so that heartbeats find room between large images."""
-        for question in questions:
-            self._open[question.number] = question, time.monotonic() + self._longest_s
-            self._send(question)
+        for request in requests:
+            self._open[request.number] = request, time.monotonic() + self._longest_s
+            self._send(request)
 
     def ask_again(self) -> None:
-        """A host has come that knows of no question yet."""
-        for question, _ in self._open.values():
-            self._send(question)
+        """A host has come that knows of no request yet."""
+        for request, _ in self._open.values():
+            self._send(request)
 
     def receive(self, content: Mapping[str, Json]) -> None:
         """What the host answered, perhaps twice, or too late."""
-        answer = answer_from_wire(content)
+        answer = reply_from_wire(content)
         if self._open.pop(answer.number, None) is not None:
             self._answers.append(answer)
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[InferenceReply]:
         now = time.monotonic()
         overdue = [number for number, (_, until) in self._open.items() if now > until]
         for number in overdue:
             del self._open[number]
-            self._answers.append(Undecided(number, f"the host's policy did not answer within {self._longest_s:g} s"))
+            self._answers.append(
+                InferenceFailure(number, f"the host's policy did not answer within {self._longest_s:g} s")
+            )
         answers, self._answers = self._answers, []
         return answers
 
-    def _send(self, question: Question) -> None:
-        content, data = question.to_wire()
+    def _send(self, request: InferenceRequest) -> None:
+        content, data = request.to_wire()
         self._link.send("ask", data, **content)
 
     def __contains__(self, version: object) -> bool:

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from digirl_dist.inference.requests import Decided, Question, RandomStream, Undecided, answer_from_wire
+from digirl_dist.inference.requests import (
+    InferenceFailure,
+    InferenceRequest,
+    InferenceResult,
+    RandomStream,
+    reply_from_wire,
+)
 from digirl_dist.trajectory import Decision, Observation
 
 SEEN = [
@@ -21,8 +27,8 @@ SEEN = [
 
 @pytest.mark.parametrize("seen", SEEN)
 def test_a_question_comes_across_as_it_is(seen: Observation) -> None:
-    content, data = Question(3, 7, RandomStream(11, 2, 5), seen).to_wire()
-    came = Question.from_wire(json.loads(json.dumps(content)), data)
+    content, data = InferenceRequest(3, 7, RandomStream(11, 2, 5), seen).to_wire()
+    came = InferenceRequest.from_wire(json.loads(json.dumps(content)), data)
     assert (came.number, came.version, came.stream.key) == (3, 7, (11, 2, 5))
     assert came.stream.rng.random() == np.random.default_rng([11, 2, 5]).random()
     assert (came.observation.text, came.observation.image) == (seen.text, seen.image)
@@ -45,11 +51,14 @@ def test_a_question_comes_across_as_it_is(seen: Observation) -> None:
     ],
 )
 def test_a_malformed_question_is_refused(wrong: dict[str, Any]) -> None:
-    content, data = Question(3, 7, RandomStream(11, 2, 5), SEEN[0]).to_wire()
+    content, data = InferenceRequest(3, 7, RandomStream(11, 2, 5), SEEN[0]).to_wire()
     with pytest.raises(ValueError):
-        Question.from_wire(content | wrong, data)
+        InferenceRequest.from_wire(content | wrong, data)
 
 
 def test_answers_come_across_as_they_are() -> None:
-    for answer in (Decided(4, Decision({"type": "tap", "at": [0.25, 0.5]}, -0.1234567890123)), Undecided(5, "gone")):
-        assert answer_from_wire(json.loads(json.dumps(answer.to_wire()))) == answer
+    for answer in (
+        InferenceResult(4, Decision({"type": "tap", "at": [0.25, 0.5]}, -0.1234567890123)),
+        InferenceFailure(5, "gone"),
+    ):
+        assert reply_from_wire(json.loads(json.dumps(answer.to_wire()))) == answer

@@ -15,7 +15,13 @@ from things import Coin, Counter
 
 from digirl_dist.inference.policy_process import Desk
 from digirl_dist.inference.policy_server import Batching, PolicyServer
-from digirl_dist.inference.requests import Answer, Decided, Question, RandomStream, Undecided
+from digirl_dist.inference.requests import (
+    InferenceFailure,
+    InferenceReply,
+    InferenceRequest,
+    InferenceResult,
+    RandomStream,
+)
 from digirl_dist.report.why import explain
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
 from digirl_dist.storage.events import Events
@@ -38,8 +44,8 @@ class Moody(Coin):
         return [Decision(len(words), float(self.logits.sum())) for _ in words]
 
 
-def ask(number: int, text: str = "", version: int = 1) -> Question:
-    return Question(number, version, RandomStream(0, number, 0), Observation(text))
+def ask(number: int, text: str = "", version: int = 1) -> InferenceRequest:
+    return InferenceRequest(number, version, RandomStream(0, number, 0), Observation(text))
 
 
 @pytest.fixture
@@ -56,9 +62,9 @@ def test_one_unreadable_observation_leaves_the_others_their_answers(saved: dict[
     desk = Desk(pack(partial(Moody, Counter.spec)))
     assert desk.serve(saved) == {}
     answers = {answer.number: answer for answer in desk.decide([ask(0), ask(1, "poison"), ask(2, version=2)])}
-    assert answers[0] == Decided(0, Decision(1, 2.0)) and answers[2] == Decided(2, Decision(1, 4.0))
+    assert answers[0] == InferenceResult(0, Decision(1, 2.0)) and answers[2] == InferenceResult(2, Decision(1, 4.0))
     poisoned = answers[1]
-    assert isinstance(poisoned, Undecided) and "I cannot read this" in poisoned.reason
+    assert isinstance(poisoned, InferenceFailure) and "I cannot read this" in poisoned.reason
 
 
 def test_a_version_that_is_gone_is_named(saved: dict[int, Checkpoint]) -> None:
@@ -66,9 +72,9 @@ def test_a_version_that_is_gone_is_named(saved: dict[int, Checkpoint]) -> None:
     (saved[1].folder / "policy.safetensors").unlink()
     assert list(desk.serve(saved)) == [1]
     lost, retired, answered = desk.decide([ask(0), ask(1, version=0), ask(2, version=2)])
-    assert isinstance(lost, Undecided) and "version 1" in lost.reason and "policy.safetensors" in lost.reason
-    assert isinstance(retired, Undecided) and "version 0" in retired.reason
-    assert isinstance(answered, Decided)
+    assert isinstance(lost, InferenceFailure) and "version 1" in lost.reason and "policy.safetensors" in lost.reason
+    assert isinstance(retired, InferenceFailure) and "version 0" in retired.reason
+    assert isinstance(answered, InferenceResult)
 
 
 @contextmanager
@@ -88,7 +94,7 @@ def server(folder: Path, size: int, wait_s: float) -> Iterator[tuple[PolicyServe
 def test_batches_are_bounded_in_size_and_time_and_survive_the_process(
     saved: dict[int, Checkpoint], tmp_path: Path
 ) -> None:
-    answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[InferenceReply] = queue.SimpleQueue()
     with server(tmp_path, size=3, wait_s=0.5) as (running, told, status):
         for number in range(7):
             running.ask(ask(number), answers.put)
@@ -97,10 +103,10 @@ def test_batches_are_bounded_in_size_and_time_and_survive_the_process(
         assert {one.number: one.decision.action for one in decided} == {0: 3, 1: 3, 2: 3, 3: 3, 4: 3, 5: 3, 6: 1}
         running.ask(ask(7, "bomb"), answers.put)
         blown = answers.get(timeout=60)
-        assert isinstance(blown, Undecided) and "ended, asked to decide 1 actions" in blown.reason
+        assert isinstance(blown, InferenceFailure) and "ended, asked to decide 1 actions" in blown.reason
         assert told == ["policy_lost", "policy_lost"]
         running.ask(ask(8), answers.put)
-        assert answers.get(timeout=60) == Decided(8, Decision(1, 2.0))
+        assert answers.get(timeout=60) == InferenceResult(8, Decision(1, 2.0))
         status.write()
         said = explain(tmp_path)
-        assert "the host's policy: wait for questions" in said and "last trouble" in said and "ended, asked to" in said
+        assert "the host's policy: wait for requests" in said and "last trouble" in said and "ended, asked to" in said
