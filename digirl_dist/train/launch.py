@@ -28,7 +28,7 @@ from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.train.loop import Chronicle, Episodes, Feed, Groups, Pieces, RankLoop, Silence
+from digirl_dist.train.loop import Episodes, Feed, Groups, NullReporter, Pieces, RankLoop, Reporter
 from digirl_dist.train.parquet_bytes import packed, unpacked
 from digirl_dist.train.rendezvous import Meeting, meet
 from digirl_dist.train.streams import Stream, Streams
@@ -97,12 +97,12 @@ def train(settings: Settings, distributed: bool) -> None:
         window = EpisodeWindow()
         _take_up(beginning, rank, learner, streams, window)
         _tell_ranks(folder, group, settings.seed, meeting.device)
-        chronicle: Chronicle = Silence()
+        reporter: Reporter = NullReporter()
         if folder is not None:
-            chronicle = _first_rank(place, folder, learner, beginning, stack)
+            reporter = _first_rank(place, folder, learner, beginning, stack)
         feed = _feed(settings, beginning, rank)
         steps, seed = settings.distributed.steps, settings.seed + rank.rank
-        loop = RankLoop(group, learner.agent, learner.algorithm, streams, feed, window, chronicle, steps, seed)
+        loop = RankLoop(group, learner.agent, learner.algorithm, streams, feed, window, reporter, steps, seed)
         loop.train(beginning.iteration, settings.train_iterations)
 
 
@@ -193,10 +193,10 @@ def _tell_ranks(folder: RunFolder | None, group: Group, seed: int, device: str) 
         events.close()
 
 
-def _first_rank(place: Place, folder: RunFolder, learner: Learner, beginning: Beginning, stack: ExitStack) -> Chronicle:
+def _first_rank(place: Place, folder: RunFolder, learner: Learner, beginning: Beginning, stack: ExitStack) -> Reporter:
     from digirl_dist.build.run import build_curves
     from digirl_dist.report.metrics import Metrics
-    from digirl_dist.train.reporter import FirstRank, Measure  # TensorBoard is slow to import
+    from digirl_dist.train.reporter import Measure, RankZeroReporter  # TensorBoard is slow to import
 
     settings, own = place.settings, place.settings.distributed
     metrics = Metrics(folder.metrics)
@@ -206,7 +206,7 @@ def _first_rank(place: Place, folder: RunFolder, learner: Learner, beginning: Be
         stack.callback(drawn.close)
     stream = partial(stream_of, place, _EVALUATION_SLOT)
     measure = Measure(stream, place.emulator.max_steps, own.eval_freq, own.eval_episodes)
-    return FirstRank(
+    return RankZeroReporter(
         learner.agent,
         learner.algorithm,
         _checkpoints(folder, settings),

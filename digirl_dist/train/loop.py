@@ -94,13 +94,13 @@ class Iteration:
     states: Sequence[Json]
 
 
-class Chronicle(Protocol):
+class Reporter(Protocol):
     """What becomes of an iteration: rank 0 measures, saves and tells; the others do nothing."""
 
     def iteration(self, iteration: Iteration) -> None: ...
 
 
-class Silence:
+class NullReporter:
     """Of every rank but the first."""
 
     def iteration(self, iteration: Iteration) -> None:
@@ -117,7 +117,7 @@ class RankLoop:
     streams: Streams
     feed: Feed
     window: EpisodeWindow
-    chronicle: Chronicle
+    reporter: Reporter
     steps: int
     seed: int
     """Of what an agent draws while it learns."""
@@ -135,7 +135,7 @@ class RankLoop:
             learned_at = time.monotonic()
             figures |= self._averages(collected)
             figures |= {"collect_s": collected_at - started, "update_s": learned_at - collected_at}
-            self.chronicle.iteration(self._brought_together(number, figures, collected))
+            self.reporter.iteration(self._brought_together(number, figures, collected))
 
     def _learn(self, number: int, collected: Collected) -> dict[str, float]:
         """No update while no rank has anything to learn from; one that has nothing gives empty minibatches."""

@@ -55,8 +55,8 @@ class Measure:
 
 
 @dataclass
-class FirstRank:
-    """Chronicle of rank 0."""
+class RankZeroReporter:
+    """Reporter of rank 0."""
 
     agent: Agent
     algorithm: Algorithm
