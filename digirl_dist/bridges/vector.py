@@ -20,7 +20,7 @@ from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.settings import configuration
 from digirl_dist.train.launch import Place, stream_of
-from digirl_dist.train.rendezvous import meet
+from digirl_dist.train.rendezvous import join_ranks
 from digirl_dist.train.streams import Stream
 from digirl_dist.trajectory import Decision
 
@@ -99,12 +99,12 @@ def ranked_vector(
     Under torchrun or alone. The group is NCCL on CUDA, else gloo. Raises SettingsError, DeviceError or PeerError.
     """
     settings = configuration.load(config_path, config_name, overrides)
-    with meet(settings) as meeting:
-        rank = meeting.group.rank
+    with join_ranks(settings) as rendezvous:
+        rank = rendezvous.group.rank
         envs = _vector(Place(settings, choose_device(settings, settings.emulator), rank))
         try:
             folder = Path(settings.save_path).expanduser().resolve()
-            yield RankedVector(envs, rank, meeting.device, meeting.group, folder)
+            yield RankedVector(envs, rank, rendezvous.device, rendezvous.group, folder)
         finally:
             envs.close()
 

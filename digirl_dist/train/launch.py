@@ -29,8 +29,8 @@ from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.train.loop import Episodes, Feed, Groups, NullReporter, Pieces, RankLoop, Reporter
-from digirl_dist.train.parquet_bytes import packed, unpacked
-from digirl_dist.train.rendezvous import Meeting, meet
+from digirl_dist.train.parquet_bytes import from_parquet_bytes, to_parquet_bytes
+from digirl_dist.train.rendezvous import Rendezvous, join_ranks
 from digirl_dist.train.streams import Stream, Streams
 from digirl_dist.trajectory import Trajectory
 
@@ -86,7 +86,7 @@ def train(settings: Settings, distributed: bool) -> None:
     """Train as one rank of a launch, or alone."""
     refuse_contradictions(settings)
     with ExitStack() as stack:
-        meeting = stack.enter_context(meet(settings, distributed))
+        meeting = stack.enter_context(join_ranks(settings, distributed))
         group, rank = meeting.group, meeting.group.rank
         place = Place(settings, choose_device(settings, settings.emulator), rank)
         learner = _learner(place, meeting)
@@ -106,7 +106,7 @@ def train(settings: Settings, distributed: bool) -> None:
         loop.train(beginning.iteration, settings.train_iterations)
 
 
-def _learner(place: Place, meeting: Meeting) -> Learner:
+def _learner(place: Place, meeting: Rendezvous) -> Learner:
     """The same first weights on every rank, since they follow from the seed."""
     settings = place.settings
     with torch.random.fork_rng(devices=[]):
@@ -150,7 +150,7 @@ def _beginning(folder: RunFolder | None, settings: Settings, group: Group) -> Be
     else:
         words, replay = (group.from_first(part) for part in _read(folder, settings, group.rank.world_size))
     state = torch.load(io.BytesIO(words), map_location="cpu", weights_only=True)
-    return Beginning(state["iteration"], state["policy"], state["trainer"], unpacked(replay))
+    return Beginning(state["iteration"], state["policy"], state["trainer"], from_parquet_bytes(replay))
 
 
 def _read(folder: RunFolder, settings: Settings, world_size: int) -> tuple[bytes, bytes]:
@@ -163,7 +163,7 @@ def _read(folder: RunFolder, settings: Settings, world_size: int) -> tuple[bytes
     state = {"iteration": newest.iteration, "policy": newest.state(), "trainer": newest.trainer_state()}
     torch.save(state, words)
     capacity = settings.trainer.replay_size * world_size
-    return words.getvalue(), packed(Store(folder.trajectories).replay(newest.iteration - 1, capacity))
+    return words.getvalue(), to_parquet_bytes(Store(folder.trajectories).replay(newest.iteration - 1, capacity))
 
 
 def _take_up(beginning: Beginning, rank: Rank, learner: Learner, streams: Streams, window: EpisodeWindow) -> None:

@@ -17,7 +17,7 @@ from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.statistics import EpisodeWindow
 from digirl_dist.storage.checkpoint import describe
 from digirl_dist.storage.digest import digest
-from digirl_dist.train.parquet_bytes import numbered, packed
+from digirl_dist.train.parquet_bytes import numbered, to_parquet_bytes
 from digirl_dist.train.streams import Collected, Streams
 from digirl_dist.trainer.seeding import seeded
 from digirl_dist.trajectory import Trajectory
@@ -155,6 +155,6 @@ class RankLoop:
 
     def _brought_together(self, number: int, figures: dict[str, float], collected: Collected) -> Iteration:
         state = {"streams": self.streams.state(), "window": self.window.state()}
-        episodes = self.group.to_first(packed(collected.episodes))
+        episodes = self.group.to_first(to_parquet_bytes(collected.episodes))
         states = [json.loads(part) for part in self.group.to_first(json.dumps(state).encode())]
         return Iteration(number, figures, episodes, states)

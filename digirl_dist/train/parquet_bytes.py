@@ -19,7 +19,7 @@ def numbered(trajectories: Sequence[Trajectory], rank: Rank) -> list[Trajectory]
     return [replace(each, ticket=replace(each.ticket, index=index)) for each, index in pairs]
 
 
-def packed(trajectories: Sequence[Trajectory]) -> bytes:
+def to_parquet_bytes(trajectories: Sequence[Trajectory]) -> bytes:
     """Empty for none. Their tickets must differ."""
     if not trajectories:
         return b""
@@ -29,7 +29,7 @@ def packed(trajectories: Sequence[Trajectory]) -> bytes:
         return path.read_bytes()
 
 
-def unpacked(data: bytes) -> list[Trajectory]:
+def from_parquet_bytes(data: bytes) -> list[Trajectory]:
     """The inverse. Raises TrajectoryError for anything else."""
     if not data:
         return []
@@ -41,5 +41,5 @@ def unpacked(data: bytes) -> list[Trajectory]:
 
 def joined(parcels: Sequence[bytes]) -> list[Trajectory]:
     """The trajectories of all ranks, in the order of their tickets."""
-    found = [each for parcel in parcels for each in unpacked(parcel)]
+    found = [each for parcel in parcels for each in from_parquet_bytes(parcel)]
     return sorted(found, key=lambda each: each.ticket.key)

@@ -16,7 +16,7 @@ from digirl_dist.settings import JaxSettings, Settings, TrainerSettings
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """The ranks, the device on which this one learns, and the one on which its policy acts."""
 
     group: Group
@@ -43,7 +43,7 @@ def check_trainer(trainer: TrainerSettings, rank: Rank, environ: Mapping[str, st
 
 
 @contextmanager
-def meet(settings: Settings, distributed: bool | None = None) -> Iterator[Meeting]:
+def join_ranks(settings: Settings, distributed: bool | None = None) -> Iterator[Rendezvous]:
     """Meet the other ranks of the launch, if there are any, and leave them at the end.
 
     ``distributed``: whether a launch is meant, which then must agree; None takes what there is.
@@ -60,9 +60,9 @@ def meet(settings: Settings, distributed: bool | None = None) -> Iterator[Meetin
             from digirl_dist.parallel import jax_group
 
             with jax_group.joined(rank, trainer.device, limits) as group:
-                yield Meeting(group, jax_group.device_in_use(), acts_on="cpu")
+                yield Rendezvous(group, jax_group.device_in_use(), acts_on="cpu")
         case _:
             visible = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
             device = resolve_device(Wish(trainer.device), launched, visible)
             with joined(rank, device, limits) as group:
-                yield Meeting(group, device, acts_on=device)
+                yield Rendezvous(group, device, acts_on=device)

@@ -9,7 +9,7 @@ import numpy as np
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.train.loop import Groups
-from digirl_dist.train.parquet_bytes import joined, numbered, packed, unpacked
+from digirl_dist.train.parquet_bytes import from_parquet_bytes, joined, numbered, to_parquet_bytes
 from digirl_dist.train.streams import Collected
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
@@ -27,12 +27,12 @@ def names(episodes: Sequence[Trajectory]) -> list[str]:
 def test_a_rank_finds_its_own_episodes_again_however_many_each_rank_had() -> None:
     first = numbered([episode(f"a{k}") for k in range(3)], Rank(0, 2, 0, 2))
     second = numbered([episode("b0")], Rank(1, 2, 1, 2))
-    together = joined([packed(first), packed(second)])
+    together = joined([to_parquet_bytes(first), to_parquet_bytes(second)])
     assert names(together) == ["a0", "b0", "a1", "a2"]
-    back = unpacked(packed(together))
+    back = from_parquet_bytes(to_parquet_bytes(together))
     assert [each.ticket.index for each in back] == [0, 1, 2, 4]
     assert names([each for each in back if each.ticket.index % 2 == 1]) == ["b0"]
-    assert unpacked(packed([])) == []
+    assert from_parquet_bytes(to_parquet_bytes([])) == []
 
 
 def test_a_group_is_learned_from_once_it_is_complete() -> None:
