@@ -28,7 +28,7 @@ from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.train.loop import Episodes, Feed, Groups, NullReporter, Pieces, RankLoop, Reporter
+from digirl_dist.train.loop import DataSelector, Episodes, Groups, NullReporter, Pieces, RankLoop, Reporter
 from digirl_dist.train.parquet_bytes import from_parquet_bytes, to_parquet_bytes
 from digirl_dist.train.rendezvous import Rendezvous, join_ranks
 from digirl_dist.train.streams import Stream, Streams
@@ -100,9 +100,9 @@ def train(settings: Settings, distributed: bool) -> None:
         reporter: Reporter = NullReporter()
         if folder is not None:
             reporter = _first_rank(place, folder, learner, beginning, stack)
-        feed = _feed(settings, beginning, rank)
+        selector = _data_selector(settings, beginning, rank)
         steps, seed = settings.distributed.steps, settings.seed + rank.rank
-        loop = RankLoop(group, learner.agent, learner.algorithm, streams, feed, window, reporter, steps, seed)
+        loop = RankLoop(group, learner.agent, learner.algorithm, streams, selector, window, reporter, steps, seed)
         loop.train(beginning.iteration, settings.train_iterations)
 
 
@@ -124,7 +124,7 @@ def stream_of(place: Place, slot: int) -> Stream:
     return Stream(emulator.factory(), emulator.tasks, f"rank{rank}", slot, seed, group_size)
 
 
-def _feed(settings: Settings, beginning: Beginning, rank: Rank) -> Feed:
+def _data_selector(settings: Settings, beginning: Beginning, rank: Rank) -> DataSelector:
     if settings.train_algorithm is TrainAlgorithm.ppo:
         return Pieces()
     own = [each for each in beginning.replay if each.ticket.index % rank.world_size == rank.rank]

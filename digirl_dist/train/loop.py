@@ -25,24 +25,24 @@ from digirl_dist.types import Json
 
 
 @dataclass(frozen=True)
-class Lesson:
+class UpdateData:
     """What an algorithm is to learn from in one iteration."""
 
     fresh: Sequence[Trajectory]
     replay: Sequence[Trajectory]
 
 
-class Feed(Protocol):
+class DataSelector(Protocol):
     """Which part of what was collected an algorithm learns from."""
 
-    def lesson(self, collected: Collected) -> Lesson: ...
+    def select(self, collected: Collected) -> UpdateData: ...
 
 
 class Pieces:
     """Every step of this iteration: for algorithms that learn from what the newest policy did."""
 
-    def lesson(self, collected: Collected) -> Lesson:
-        return Lesson(collected.pieces, collected.pieces)
+    def select(self, collected: Collected) -> UpdateData:
+        return UpdateData(collected.pieces, collected.pieces)
 
 
 class Episodes:
@@ -52,9 +52,9 @@ class Episodes:
         self._replay = list(remembered)
         self._capacity = capacity
 
-    def lesson(self, collected: Collected) -> Lesson:
+    def select(self, collected: Collected) -> UpdateData:
         self._replay = [*self._replay, *collected.episodes][-self._capacity :]
-        return Lesson(collected.episodes, self._replay)
+        return UpdateData(collected.episodes, self._replay)
 
 
 class Groups:
@@ -68,9 +68,9 @@ class Groups:
         self._waiting: dict[tuple[str, int], list[Trajectory]] = defaultdict(list)
         self._completed(remembered)
 
-    def lesson(self, collected: Collected) -> Lesson:
+    def select(self, collected: Collected) -> UpdateData:
         fresh = self._completed(collected.episodes)
-        return Lesson(fresh, fresh)
+        return UpdateData(fresh, fresh)
 
     def _completed(self, episodes: Sequence[Trajectory]) -> list[Trajectory]:
         for episode in episodes:
@@ -115,7 +115,7 @@ class RankLoop:
     agent: Agent
     algorithm: Algorithm
     streams: Streams
-    feed: Feed
+    selector: DataSelector
     window: EpisodeWindow
     reporter: Reporter
     steps: int
@@ -139,11 +139,11 @@ class RankLoop:
 
     def _learn(self, number: int, collected: Collected) -> dict[str, float]:
         """No update while no rank has anything to learn from; one that has nothing gives empty minibatches."""
-        lesson = self.feed.lesson(collected)
-        if self.group.largest(len(lesson.replay)) == 0:
+        data = self.selector.select(collected)
+        if self.group.largest(len(data.replay)) == 0:
             return {}
         with seeded(self.seed, number):
-            figures = self.algorithm.update(lesson.fresh, lesson.replay)
+            figures = self.algorithm.update(data.fresh, data.replay)
         tensors = describe({name: tensor.cpu() for name, tensor in self.agent.state_dict().items()})
         self.group.check_in_step(digest(repr(sorted(tensors.items())).encode()))
         return figures

@@ -36,17 +36,17 @@ def test_a_rank_finds_its_own_episodes_again_however_many_each_rank_had() -> Non
 
 
 def test_a_group_is_learned_from_once_it_is_complete() -> None:
-    feed = Groups([], size=2)
-    first = feed.lesson(Collected(episodes=[episode("a0", 0, seed=1), episode("b0", 0, seed=2)]))
+    selector = Groups([], size=2)
+    first = selector.select(Collected(episodes=[episode("a0", 0, seed=1), episode("b0", 0, seed=2)]))
     assert not first.fresh
-    second = feed.lesson(Collected(episodes=[episode("b1", 1, seed=2)]))
+    second = selector.select(Collected(episodes=[episode("b1", 1, seed=2)]))
     assert names(second.fresh) == ["b0", "b1"]
     assert [each.ticket.iteration for each in second.fresh] == [1, 1]
     assert [each.ticket.policy_version for each in second.fresh] == [0, 1]
-    assert names(feed.lesson(Collected(episodes=[episode("a1", 2, seed=1)])).fresh) == ["a0", "a1"]
+    assert names(selector.select(Collected(episodes=[episode("a1", 2, seed=1)])).fresh) == ["a0", "a1"]
 
 
 def test_what_waits_for_its_group_is_found_in_what_was_remembered() -> None:
     remembered = [episode("a0", 0, seed=1), episode("b0", 0, seed=2), episode("b1", 1, seed=2)]
-    feed = Groups(remembered, size=2)
-    assert names(feed.lesson(Collected(episodes=[episode("a1", 2, seed=1)])).fresh) == ["a0", "a1"]
+    selector = Groups(remembered, size=2)
+    assert names(selector.select(Collected(episodes=[episode("a1", 2, seed=1)])).fresh) == ["a0", "a1"]
