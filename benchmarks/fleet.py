@@ -36,7 +36,7 @@ def main() -> None:
             here.stack.enter_context(_programs(folders))
         fleet = here.ours("fleet", machines, LIMITS)
         started = time.monotonic()
-        while any(standing.slots == 0 for standing in fleet.fleet_collector.workforce.standing.values()):
+        while any(states.slots == 0 for states in fleet.fleet_collector.table.states.values()):
             fleet.iteration(1000 + len(fleet.fleet.notices), 8)
         ready_s = time.monotonic() - started
         fleet.fleet.notices.clear()

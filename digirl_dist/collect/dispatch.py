@@ -9,7 +9,7 @@ from typing import Any
 
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collect.pace import Pace
-from digirl_dist.collect.workforce import Standing
+from digirl_dist.collect.worker_table import WorkerState
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.storage.events import Events
 from digirl_dist.tasks import Key
@@ -36,14 +36,14 @@ class Dispatch:
     def __init__(
         self,
         fleet: Fleet[Any],
-        standing: Mapping[str, Standing],
+        states: Mapping[str, WorkerState],
         leases: Leases,
         rules: DispatchRules,
         events: Events,
     ) -> None:
         self.pace = Pace()
         self._fleet = fleet
-        self._standing = standing
+        self._states = states
         self._leases = leases
         self._rules = rules
         self._events = events
@@ -51,7 +51,7 @@ class Dispatch:
 
     def hand_out(self, version: int) -> None:
         """Lease what every able worker has room for, to be run with that policy version."""
-        slots = {name: each.in_service for name, each in self._standing.items() if each.able}
+        slots = {name: each.in_service for name, each in self._states.items() if each.able}
         able = sorted(slots, key=lambda name: self.pace.of(name) or 0.0)
         plenty = self._leases.queued > sum(slots.values())
         start = not any(self._leases.running(name) for name in able)

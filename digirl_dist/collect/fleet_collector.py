@@ -8,11 +8,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from digirl_dist.collect.account import Account
 from digirl_dist.collect.dispatch import Dispatch, DispatchRules
 from digirl_dist.collect.iteration import Closing, Iteration
+from digirl_dist.collect.iteration_stats import IterationStats
 from digirl_dist.collect.leases import Leases
-from digirl_dist.collect.workforce import Workforce
+from digirl_dist.collect.worker_table import WorkerTable
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import CollectionError
 from digirl_dist.fleet.fleet import Fleet
@@ -59,9 +59,9 @@ class FleetCollector:
         self.store = store
         self.status = status
         self.leases = Leases(limits.episode_attempts)
-        self.workforce = Workforce(fleet, self.leases, limits, events, status)
-        self.dispatch = Dispatch(fleet, self.workforce.standing, self.leases, rules, events)
-        self.accounts: dict[int, Account] = {}
+        self.table = WorkerTable(fleet, self.leases, limits, events, status)
+        self.dispatch = Dispatch(fleet, self.table.states, self.leases, rules, events)
+        self.all_stats: dict[int, IterationStats] = {}
         self.offers: queue.SimpleQueue[tuple[Checkpoint, Sequence[Ticket]]] = queue.SimpleQueue()
         self.closed = threading.Event()
         self.fleet.start()
@@ -85,31 +85,31 @@ class _Collection:
         self._leases = collector.leases
         self._dispatch = collector.dispatch
         self._store = collector.store
-        self._workforce = collector.workforce
+        self._table = collector.table
         self._status = collector.status
         self._offers = collector.offers
         self._closed = collector.closed
         self._checkpoint = checkpoint
         self._iteration = Iteration(tickets, self._leases, self._store, collector.closing)
-        self._accounts = collector.accounts
-        self._account = self._account_of(self._iteration.number)
-        self._account.started_at = time.monotonic()
+        self._all_stats = collector.all_stats
+        self._stats = self._stats_of(self._iteration.number)
+        self._stats.started_at = time.monotonic()
         self._asked: set[str] = set()
 
     def run(self) -> CollectionResult:
         number = self._iteration.number
         self._status.host(f"collect iteration {number}")
-        self._workforce.begin()
+        self._table.begin()
         if not self._iteration.is_over:
             self._dispatch.hand_out(self._checkpoint.iteration)  # emulators reset while the checkpoint comes
             self._fleet.publish(self._checkpoint, self._leases.versions())
         while not self._iteration.is_over:
             self._turn(_LOOK_S)
             self._status.collecting(number, self._iteration.missing)
-            self._workforce.check_that_somebody_can(number, self._iteration.missing)
+            self._table.check_that_somebody_can(number, self._iteration.missing)
         self._settle_accounts()
         self._status.host(f"store iteration {number} and learn from it")
-        return self._iteration.close(self._accounts.pop(number))
+        return self._iteration.close(self._all_stats.pop(number))
 
     def _turn(self, timeout_s: float) -> None:
         """Hand out what there is, then take in what happens next, if anything does in that time."""
@@ -119,7 +119,7 @@ class _Collection:
             )
         self._take_offers()
         self._dispatch.hand_out(self._checkpoint.iteration)
-        self._workforce.let_go()
+        self._table.let_go()
         news = self._fleet.news(timeout_s)
         if news is not None:
             self._take_in(news)
@@ -134,29 +134,29 @@ class _Collection:
 
     def _settle_accounts(self) -> None:
         """Ask every worker where its slots' time went; what one does not answer at once, it tells the next time."""
-        standing = self._workforce.standing
-        self._asked = {name for name, each in standing.items() if each.slots}
+        states = self._table.states
+        self._asked = {name for name, each in states.items() if each.slots}
         for name in self._asked:
-            self._account.worker_result(name).slots = standing[name].slots
+            self._stats.worker_result(name).slots = states[name].slots
             self._fleet.workers[name].collected()
         deadline = time.monotonic() + _ACCOUNTS_S
         while self._asked and time.monotonic() < deadline:
             self._turn(_ACCOUNTS_S)
-        for name in [name for name, each in standing.items() if not each.slots]:
-            self._account.spent(name, self._workforce.attendance.book(name))
+        for name in [name for name, each in states.items() if not each.slots]:
+            self._stats.spent(name, self._table.ledger.book(name))
 
-    def _account_of(self, number: int) -> Account:
-        return self._accounts.setdefault(number, Account(number))
+    def _stats_of(self, number: int) -> IterationStats:
+        return self._all_stats.setdefault(number, IterationStats(number))
 
     def _take_in(self, news: News) -> None:
         worker = getattr(news, "worker", None)
-        if worker is not None and not self._workforce.knows(worker) and not isinstance(news, Added):
+        if worker is not None and not self._table.knows(worker) and not isinstance(news, Added):
             return  # the last words of one that was let go
         match news:
             case Loaded(worker, version, push_s, push_bytes):
                 self._loaded(worker, version, push_s, push_bytes)
             case Acting(worker, slot, iteration):
-                self._account_of(max(iteration, self._iteration.number)).acting(worker, slot)
+                self._stats_of(max(iteration, self._iteration.number)).acting(worker, slot)
             case Ended(worker, notice):
                 self._ended(worker, notice)
             case Pulled():
@@ -164,25 +164,25 @@ class _Collection:
             case Refused(worker, notice, reason):
                 self._refused(worker, notice, reason)
             case Stray(worker, episode, reason):
-                self._workforce.tell("episode_refused", worker, episode=episode, reason=reason)
+                self._table.tell("episode_refused", worker, episode=episode, reason=reason)
                 self._fleet.workers[worker].forget(episode)
             case EpisodeFailed(worker, slot, iteration, index, reason):
                 self._retry(worker, slot, (iteration, index), reason)
             case Spent(worker, seconds):
-                self._account.spent(worker, self._workforce.attendance.book(worker, seconds))
+                self._stats.spent(worker, self._table.ledger.book(worker, seconds))
                 self._asked.discard(worker)
             case Lost(worker, error):
-                self._account.worker_result(worker).losses.append(error.reason)
+                self._stats.worker_result(worker).losses.append(error.reason)
                 self._asked.discard(worker)
-                self._workforce.take_in(news)
+                self._table.take_in(news)
             case _:
-                self._workforce.take_in(news)
+                self._table.take_in(news)
 
     def _loaded(self, worker: str, version: int, push_s: float, push_bytes: int) -> None:
-        worker_result = self._account.worker_result(worker)
+        worker_result = self._stats.worker_result(worker)
         worker_result.push_s += push_s
         worker_result.push_bytes += push_bytes
-        self._workforce.tell("pushed", worker, version=version, seconds=round(push_s, 4), bytes=push_bytes)
+        self._table.tell("pushed", worker, version=version, seconds=round(push_s, 4), bytes=push_bytes)
 
     def _ended(self, worker: str, notice: Notice) -> None:
         """Pull the episode if its ticket is still open; a stale or repeated one is deleted unread."""
@@ -190,10 +190,10 @@ class _Collection:
         ticket = self._leases.tickets.get(key)
         self._dispatch.pace.ended(worker, sum(notice.spent.values()))  # without what it waited for the checkpoint
         if ticket is None or not self._leases.expect(worker, key):
-            self._workforce.tell("episode_dropped", worker, episode=notice.episode_id, reason="not wanted any more")
+            self._table.tell("episode_dropped", worker, episode=notice.episode_id, reason="not wanted any more")
             self._fleet.workers[worker].forget(notice.episode_id)
             return
-        self._account.ended(worker, notice.seconds, notice.age_s)
+        self._stats.ended(worker, notice.seconds, notice.age_s)
         path = self._store.incoming(self._iteration.counts_in(key), f"{worker}-{key[0]}-{key[1]}", notice.size)
         self._fleet.workers[worker].pull(notice, ticket, path)
 
@@ -201,13 +201,13 @@ class _Collection:
         """Make it durable, and only then let the worker delete it."""
         worker, notice = pulled.worker, pulled.notice
         key = notice.iteration, notice.index
-        account = self._account_of(self._iteration.counts_in(key))
-        self._account.worker_result(worker).pull_bytes += notice.size
+        stats = self._stats_of(self._iteration.counts_in(key))
+        self._stats.worker_result(worker).pull_bytes += notice.size
         self._dispatch.landed(worker, key)
         if self._iteration.land(pulled.trajectory, pulled.path):
-            account.worker_result(worker).episodes += 1
-            account.seconds[key] = notice.seconds
-            self._workforce.tell(
+            stats.worker_result(worker).episodes += 1
+            stats.seconds[key] = notice.seconds
+            self._table.tell(
                 "episode",
                 worker,
                 iteration=notice.iteration,
@@ -224,12 +224,12 @@ class _Collection:
         self._fleet.workers[worker].forget(notice.episode_id)
 
     def _refused(self, worker: str, notice: Notice, reason: str) -> None:
-        self._workforce.tell("episode_refused", worker, episode=notice.episode_id, reason=reason)
+        self._table.tell("episode_refused", worker, episode=notice.episode_id, reason=reason)
         self._fleet.workers[worker].forget(notice.episode_id)
         self._retry(worker, notice.slot, (notice.iteration, notice.index), reason)
 
     def _retry(self, worker: str, slot: int, key: Key, reason: str) -> None:
         if key in self._leases.tickets:
-            self._account.worker_result(worker).retried += 1
-            self._workforce.tell("episode_retried", worker, slot=slot, ticket=key[1], reason=reason)
+            self._stats.worker_result(worker).retried += 1
+            self._table.tell("episode_retried", worker, slot=slot, ticket=key[1], reason=reason)
             self._leases.fail(worker, key, reason)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from digirl_dist.agent import AgentFactory
 from digirl_dist.capacity import Choice
-from digirl_dist.collect.account import Account
 from digirl_dist.collect.iteration import Closing, Iteration
+from digirl_dist.collect.iteration_stats import IterationStats
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator import EmulatorFactory
@@ -59,7 +59,7 @@ class InlineCollector:
         slots = [Slot(k, packed, job.limits, folder / f"slot-{k}.log") for k in range(job.pool.slots)]
         self._rollout = Rollout(NAME, slots, self._policies, job.max_steps, shrink=bool(job.pool.reason))
         self._leases = Leases(attempts)
-        self._accounts: dict[int, Account] = {}
+        self._all_stats: dict[int, IterationStats] = {}
         self._version = -1
         self._closing = closing
         self._store = store
@@ -80,9 +80,9 @@ class InlineCollector:
         self._offers.put((checkpoint, tickets))
 
     def _collect(self, checkpoint: Checkpoint, iteration: Iteration) -> CollectionResult:
-        account = self._account_of(iteration.number)
-        account.started_at = time.monotonic()
-        account.worker_result(NAME).slots = len(self._rollout.slots)
+        stats = self._stats_of(iteration.number)
+        stats.started_at = time.monotonic()
+        stats.worker_result(NAME).slots = len(self._rollout.slots)
         self._status.host(f"collect iteration {iteration.number}")
         if not iteration.is_over:
             self._act_with(checkpoint)
@@ -97,10 +97,10 @@ class InlineCollector:
             if not self._rollout.in_service():
                 reasons = "; ".join(f"slot {slot.index}: {slot.reason}" for slot in self._rollout.slots)
                 raise CollectionError(f"no emulator can be run on this machine: {reasons}")
-        account.spent(NAME, self._rollout.spent())
+        stats.spent(NAME, self._rollout.spent())
         self._rollout.idle("update")
         self._status.host(f"store iteration {iteration.number} and learn from it")
-        return iteration.close(self._accounts.pop(iteration.number))
+        return iteration.close(self._all_stats.pop(iteration.number))
 
     def _act_with(self, checkpoint: Checkpoint) -> None:
         """What begins from now on acts with this checkpoint; what has begun keeps its own."""
@@ -121,8 +121,8 @@ class InlineCollector:
         room = len(self._rollout.slots) - self._leases.running(NAME)
         self._rollout.lease(self._leases.take(NAME, room, self._version) if room > 0 else [])
 
-    def _account_of(self, number: int) -> Account:
-        return self._accounts.setdefault(number, Account(number))
+    def _stats_of(self, number: int) -> IterationStats:
+        return self._all_stats.setdefault(number, IterationStats(number))
 
     def _look(self, iteration: Iteration) -> None:
         """Keep the picture of who waits for whom up to date."""
@@ -139,24 +139,24 @@ class InlineCollector:
         self._folder.cleanup()
 
     def _account_for(self, happening: Happening, iteration: Iteration) -> None:
-        account = self._account_of(iteration.number)
+        stats = self._stats_of(iteration.number)
         match happening:
             case Acting(slot, ticket):
-                self._account_of(max(ticket.iteration, iteration.number)).acting(NAME, slot)
+                self._stats_of(max(ticket.iteration, iteration.number)).acting(NAME, slot)
             case SlotChanged(slot, state, reason):
                 self._events.emit("slot", worker=NAME, slot=slot, state=state, reason=reason)
             case Failed(ticket, slot, reason):
                 self._leases.fail(NAME, ticket.key, reason)
-                account.worker_result(NAME).retried += 1
+                stats.worker_result(NAME).retried += 1
                 self._events.emit("episode_retried", worker=NAME, slot=slot, ticket=ticket.index, reason=reason)
             case Finished(trajectory, started_at, ended_at, _):
                 self._land(trajectory, iteration, ended_at - started_at)
 
     def _land(self, trajectory: Trajectory, iteration: Iteration, seconds: float) -> None:
         ticket = trajectory.ticket
-        self._account_of(iteration.number).ended(NAME, seconds, 0.0)
+        self._stats_of(iteration.number).ended(NAME, seconds, 0.0)
         if iteration.land(trajectory):
-            account = self._account_of(iteration.counts_in(ticket.key))
-            account.worker_result(NAME).episodes += 1
-            account.seconds[ticket.key] = seconds
+            stats = self._stats_of(iteration.counts_in(ticket.key))
+            stats.worker_result(NAME).episodes += 1
+            stats.seconds[ticket.key] = seconds
             self._events.emit("episode", worker=NAME, ticket=ticket.index, success=trajectory.success)

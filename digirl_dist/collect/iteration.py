@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from digirl_dist.collect.account import Account
+from digirl_dist.collect.iteration_stats import IterationStats
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collection import CollectionResult
 from digirl_dist.storage.trajectory_store import Store
@@ -85,10 +85,10 @@ class Iteration:
             self._missing.discard(key)
         return True
 
-    def close(self, account: Account) -> CollectionResult:
+    def close(self, stats: IterationStats) -> CollectionResult:
         """From now on nothing counts here any more; what is missing is carried over or cancelled."""
         if not self._was_closed and self._missing:
             self._store.close(self.number, *self._leases.withdraw(self._missing))
         carried, cancelled = self._store.left_out(self.number)
         trajectories = [self._landed[key] for key in sorted(self._landed)]
-        return account.result(trajectories, len(carried), len(cancelled))
+        return stats.result(trajectories, len(carried), len(cancelled))

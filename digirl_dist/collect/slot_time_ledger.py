@@ -14,7 +14,7 @@ class _Sheet:
     was_away: bool = False
 
 
-class Attendance:
+class SlotTimeLedger:
     """What the worker programs tell of their slots' time, and what died with a program or passed without one.
 
     ``now`` is a monotonic clock in seconds.

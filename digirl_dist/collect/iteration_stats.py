@@ -10,7 +10,7 @@ from digirl_dist.tasks import Key
 from digirl_dist.trajectory import Trajectory
 
 
-class Account:
+class IterationStats:
     """Collects what happens in one iteration and adds it up. Times are monotonic seconds of the host."""
 
     def __init__(self, iteration: int) -> None:

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from digirl_dist.collect.attendance import Attendance
 from digirl_dist.collect.leases import Leases
+from digirl_dist.collect.slot_time_ledger import SlotTimeLedger
 from digirl_dist.errors import CollectionError, WorkerError
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.worker_events import (
@@ -28,7 +28,7 @@ from digirl_dist.types import Json
 
 
 @dataclass
-class Standing:
+class WorkerState:
     """What the host knows of a worker between its news."""
 
     slots: int = 0
@@ -49,14 +49,14 @@ class Standing:
         return closed or (self.error is not None and self.error.fatal)
 
 
-class Workforce:
-    """The standing of every worker, by the news of it; what happens to workers is told in events and status."""
+class WorkerTable:
+    """The states of every worker, by the news of it; what happens to workers is told in events and status."""
 
     def __init__(
         self, fleet: Fleet[Any], leases: Leases, limits: LimitSettings, events: Events, status: Status
     ) -> None:
-        self.standing = {name: Standing() for name in fleet.workers}
-        self.attendance = Attendance()
+        self.states = {name: WorkerState() for name in fleet.workers}
+        self.ledger = SlotTimeLedger()
         self._fleet = fleet
         self._leases = leases
         self._limits = limits
@@ -66,7 +66,7 @@ class Workforce:
 
     def knows(self, worker: str) -> bool:
         """False for one that was let go; its last words may still come."""
-        return worker in self.standing
+        return worker in self.states
 
     def take_in(self, news: News) -> None:
         """What concerns workers rather than episodes."""
@@ -82,10 +82,10 @@ class Workforce:
             case Alive():
                 self._alive(news)
             case Added(worker):
-                self.standing[worker] = Standing()
+                self.states[worker] = WorkerState()
                 self.tell("worker_added", worker)
             case Leaving(worker):
-                self.standing[worker].leaving = True
+                self.states[worker].leaving = True
                 self.tell("worker_leaving", worker)
             case RosterRefused(reason):
                 self._events.emit("roster_refused", reason=reason)
@@ -101,11 +101,11 @@ class Workforce:
 
     def let_go(self) -> None:
         """Part from workers that were to leave and hold nothing any more."""
-        for name in [name for name, standing in self.standing.items() if standing.leaving]:
+        for name in [name for name, states in self.states.items() if states.leaving]:
             if not self._leases.holds(name):
                 self._fleet.remove(name)
-                del self.standing[name]
-                self.attendance.left(name)
+                del self.states[name]
+                self.ledger.left(name)
                 self._status.workers.pop(name, None)
                 self._events.emit("worker_left", worker=name)
 
@@ -116,30 +116,30 @@ class Workforce:
     def check_that_somebody_can(self, iteration: int, missing: int) -> None:
         """Raises CollectionError when every worker is out for good, or none could run anything for too long."""
         now = time.monotonic()
-        if any(standing.able for standing in self.standing.values()):
+        if any(states.able for states in self.states.values()):
             self._able_at = now
             return
-        for_good = all(standing.is_out_for_good for standing in self.standing.values())
+        for_good = all(states.is_out_for_good for states in self.states.values())
         if for_good or now - self._able_at > self._limits.no_worker_s:
             waited = "" if for_good else f" for {self._limits.no_worker_s:.0f} s"
-            reasons = "\n  ".join(self._why_unable(name) for name in self.standing)
+            reasons = "\n  ".join(self._why_unable(name) for name in self.states)
             raise CollectionError(
                 f"iteration {iteration}: no worker could run anything{waited}, "
                 f"{missing} episodes are missing\n  {reasons}"
             )
 
     def _why_unable(self, name: str) -> str:
-        standing = self.standing[name]
-        if standing.error is not None:
-            return str(standing.error)
-        if standing.slots and not standing.in_service:
-            return f"worker {name}: every emulator failed: {next(iter(standing.slot_reasons.values()), '')}"
+        states = self.states[name]
+        if states.error is not None:
+            return str(states.error)
+        if states.slots and not states.in_service:
+            return f"worker {name}: every emulator failed: {next(iter(states.slot_reasons.values()), '')}"
         return f"worker {name}: it has not answered yet ({self._status.worker(name).doing})"
 
     def _joined(self, joined: Joined) -> None:
         worker, slots, held = joined.worker, joined.slots, joined.held
-        self.attendance.joined(worker, slots)
-        self.standing[worker] = replace(self.standing[worker], slots=slots, in_service=slots, error=None)
+        self.ledger.joined(worker, slots)
+        self.states[worker] = replace(self.states[worker], slots=slots, in_service=slots, error=None)
         if joined.chosen:
             self._status.worker(worker).bsize = f"bsize: auto chose {slots}: {joined.chosen}"
             self.tell("bsize", worker, slots=slots, reason=joined.chosen)
@@ -151,17 +151,17 @@ class Workforce:
 
     def _lost(self, worker: str, error: WorkerError) -> None:
         released = self._leases.release(worker)
-        self.attendance.lost(worker)
-        self.standing[worker] = Standing(error=error, leaving=self.standing[worker].leaving)
+        self.ledger.lost(worker)
+        self.states[worker] = WorkerState(error=error, leaving=self.states[worker].leaving)
         seen = self._status.worker(worker)
         seen.doing = "out for good" if error.fatal else "lost, to be tried again"
         seen.since, seen.limit_s, seen.slots = time.monotonic(), None, []
         self.tell("worker_lost", worker, reason=error.reason, remedy=error.remedy, fatal=error.fatal, released=released)
 
     def _slot_changed(self, worker: str, slot: int, state: str, reason: str, in_service: int) -> None:
-        standing = self.standing[worker]
-        standing.in_service = in_service
-        standing.slot_reasons[slot] = reason
+        states = self.states[worker]
+        states.in_service = in_service
+        states.slot_reasons[slot] = reason
         self.tell("slot", worker, slot=slot, state=state, reason=reason)
 
     def _alive(self, news: Alive) -> None:

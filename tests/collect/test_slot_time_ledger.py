@@ -1,0 +1,63 @@
+from digirl_dist.collect.slot_time_ledger import SlotTimeLedger
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    at = 100.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+def test_of_a_worker_that_was_never_lost_only_its_own_seconds_are_booked() -> None:
+    clock = Clock()
+    ledger = SlotTimeLedger(clock)
+    ledger.joined("w1", 2)
+    clock.at += 10
+    assert ledger.book("w1", {"step": 19.9}) == {"step": 19.9}
+
+
+def test_what_died_with_a_program_was_time_away() -> None:
+    clock = Clock()
+    ledger = SlotTimeLedger(clock)
+    ledger.joined("w1", 2)
+    ledger.lost("w1")
+    ledger.joined("w1", 2)
+    clock.at += 10
+    assert ledger.book("w1", {"boot": 2.0, "step": 6.0}) == {"boot": 2.0, "step": 6.0, "away": 12.0}
+    clock.at += 5
+    assert ledger.book("w1", {"step": 9.9}) == {"step": 9.9}, "it was there all the time"
+
+
+def test_a_worker_that_is_away_is_booked_until_it_is_back() -> None:
+    clock = Clock()
+    ledger = SlotTimeLedger(clock)
+    ledger.joined("w1", 2)
+    clock.at += 1
+    ledger.lost("w1")
+    clock.at += 9
+    assert ledger.book("w1") == {"away": 20.0}
+    clock.at += 10
+    assert ledger.book("w1") == {"away": 20.0}
+
+
+def test_no_second_is_booked_twice_when_only_the_link_was_down() -> None:
+    """The program went on and tells of all its time, of which half was booked as away before."""
+    clock = Clock()
+    ledger = SlotTimeLedger(clock)
+    ledger.joined("w1", 1)
+    ledger.lost("w1")
+    clock.at += 10
+    assert ledger.book("w1") == {"away": 10.0}
+    ledger.joined("w1", 1)
+    clock.at += 10
+    assert ledger.book("w1", {"step": 15.0, "barrier": 5.0}) == {"step": 7.5, "barrier": 2.5}
+
+
+def test_nothing_is_booked_for_a_worker_that_was_never_there_or_was_let_go() -> None:
+    ledger = SlotTimeLedger(Clock())
+    assert ledger.book("w1") == {}
+    ledger.joined("w1", 1)
+    ledger.left("w1")
+    assert ledger.book("w1") == {}
