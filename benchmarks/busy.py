@@ -19,11 +19,11 @@ def main() -> None:
         ours.warm_up()
         shares, parts, before_tail = [], Counter[str](), []
         for number in range(1, ROUNDS + 1):
-            ours.fleet.notices.clear()
+            ours.fleet.manifests.clear()
             result, seconds = ours.iteration(number, TICKETS)
             spent = Counter[str]()
-            for _, notice in ours.fleet.notices:
-                spent.update(notice.spent)
+            for _, manifest in ours.fleet.manifests:
+                spent.update(manifest.spent)
             parts.update({name: value / (ours.slots * seconds) / ROUNDS for name, value in spent.items()})
             shares.append(sum(spent.values()) / (ours.slots * seconds))
             before_tail.append(result.busy or 0.0)
@@ -44,11 +44,11 @@ def main() -> None:
 def _ahead(ours: Ours, first: int) -> float:
     """Over several iterations, from the end of one to the end of another, as the slots never wait in between."""
     ours.iteration(first, TICKETS)
-    started, before = time.monotonic(), len(ours.fleet.notices)
+    started, before = time.monotonic(), len(ours.fleet.manifests)
     for number in range(first + 1, first + 1 + ROUNDS):
         ours.iteration(number, TICKETS)
     seconds = time.monotonic() - started
-    return sum(sum(notice.spent.values()) for _, notice in ours.fleet.notices[before:]) / (ours.slots * seconds)
+    return sum(sum(manifest.spent.values()) for _, manifest in ours.fleet.manifests[before:]) / (ours.slots * seconds)
 
 
 if __name__ == "__main__":

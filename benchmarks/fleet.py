@@ -37,14 +37,14 @@ def main() -> None:
         fleet = here.ours("fleet", machines, LIMITS)
         started = time.monotonic()
         while any(states.slots == 0 for states in fleet.fleet_collector.table.states.values()):
-            fleet.iteration(1000 + len(fleet.fleet.notices), 8)
+            fleet.iteration(1000 + len(fleet.fleet.manifests), 8)
         ready_s = time.monotonic() - started
-        fleet.fleet.notices.clear()
+        fleet.fleet.manifests.clear()
         host = psutil.Process()
         before, started = sum(host.cpu_times()[:2]), time.monotonic()
         result, seconds = fleet.iteration(1, WORKERS * SLOTS * TICKETS_PER_SLOT)
         cores = (sum(host.cpu_times()[:2]) - before) / (time.monotonic() - started)
-        acting = {notice.episode_id.split("-", 2)[2] for _, notice in fleet.fleet.notices}
+        acting = {manifest.episode_id.split("-", 2)[2] for _, manifest in fleet.fleet.manifests}
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     values = {"slots": (len(acting), ">=2048"), "host_cores": (cores, "<=1"), "host_rss_mb": (peak_mb, "<=800")}
     detail = {

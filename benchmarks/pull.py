@@ -13,8 +13,8 @@ from digirl_dist.emulator.rehearsal import RehearsalEmulator
 from digirl_dist.fleet.roster import this_python
 from digirl_dist.fleet.ssh_connection import CourierFiles
 from digirl_dist.fleet.transfers import Transfers
-from digirl_dist.fleet.worker_events import Lost, News, Pulled
-from digirl_dist.protocol.job_folder import Notice, episode_name
+from digirl_dist.fleet.worker_events import Lost, Pulled, WorkerEvent
+from digirl_dist.protocol.job_folder import EpisodeManifest, episode_name
 from digirl_dist.settings import LimitSettings, RehearsalSettings, SshSettings
 from digirl_dist.ssh.connection import Address, connect
 from digirl_dist.ssh.courier import Courier
@@ -40,7 +40,7 @@ def main() -> None:
             ratios.append(theirs[-1] / ours[-1])
         arrivals = _arrivals(here)
     values = {"vs_scp": (median(ratios), ">=0.9"), "first_episode_s": (max(arrivals), "<=1")}
-    size = sum(notice.size for _, notice in episodes)
+    size = sum(manifest.size for _, manifest in episodes)
     show(
         "pull",
         values,
@@ -55,13 +55,13 @@ def main() -> None:
     )
 
 
-def _episodes(folder: Path) -> list[tuple[Ticket, Notice]]:
+def _episodes(folder: Path) -> list[tuple[Ticket, EpisodeManifest]]:
     """Episodes as a worker writes them."""
     (folder / "episodes").mkdir(parents=True)
     return [(ticket, _episode(folder, ticket)) for ticket in tickets(1, EPISODES)]
 
 
-def _episode(folder: Path, ticket: Ticket) -> Notice:
+def _episode(folder: Path, ticket: Ticket) -> EpisodeManifest:
     emulator, steps, ended = RehearsalEmulator(SCREENSHOTS), [], False
     seen = emulator.reset(ticket.task, ticket.seed)
     while not ended:
@@ -73,7 +73,9 @@ def _episode(folder: Path, ticket: Ticket) -> Notice:
     path = folder / episode_name(name)
     parquet.write(path, [Trajectory(ticket, name, "w0", 0, steps, seen, False)])
     size, digest = path.stat().st_size, file_digest(path)
-    return Notice("bench", 1, ticket.index, ticket.attempt, ticket.policy_version, name, size, digest, 0, 0.0, 0.0)
+    return EpisodeManifest(
+        "bench", 1, ticket.index, ticket.attempt, ticket.policy_version, name, size, digest, 0, 0.0, 0.0
+    )
 
 
 def _scp(address: Address, source: Path, target: Path) -> float:
@@ -84,16 +86,16 @@ def _scp(address: Address, source: Path, target: Path) -> float:
     return seconds
 
 
-def _pull(address: Address, source: Path, episodes: Sequence[tuple[Ticket, Notice]], store: Store) -> float:
+def _pull(address: Address, source: Path, episodes: Sequence[tuple[Ticket, EpisodeManifest]], store: Store) -> float:
     """What the host does with each episode, on a connection that stands."""
     command = [*this_python(None), "-m", "digirl_dist.worker_program.courier", "--folder", str(source)]
-    news: queue.SimpleQueue[News] = queue.SimpleQueue()
+    news: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
     with connect(address, SshSettings()) as connection, Courier(connection, command, SshSettings()) as courier:
         courier.delete([])  # it has started
         transfers = Transfers(CourierFiles(courier), "w0", news.put, lambda error: news.put(Lost("w0", error)))
         started = time.monotonic()
-        for ticket, notice in episodes:
-            transfers.pull(notice, ticket, store.incoming(1, f"w0-{notice.index}", notice.size))
+        for ticket, manifest in episodes:
+            transfers.pull(manifest, ticket, store.incoming(1, f"w0-{manifest.index}", manifest.size))
         for _ in episodes:
             pulled = news.get()
             assert isinstance(pulled, Pulled), pulled
@@ -108,8 +110,8 @@ def _arrivals(here: Stage) -> list[float]:
     ours = here.ours("ours", [Machine(address, 4, PACED) for address in here.serve(4)], LimitSettings())
     ours.warm_up()
     ours.iteration(1, 64)
-    notices = [(at, notice) for at, notice in ours.fleet.notices if notice.iteration == 1]
-    return [ours.landed[1, notice.index] - (at - notice.age_s) for at, notice in notices]
+    manifests = [(at, manifest) for at, manifest in ours.fleet.manifests if manifest.iteration == 1]
+    return [ours.landed[1, manifest.index] - (at - manifest.age_s) for at, manifest in manifests]
 
 
 if __name__ == "__main__":

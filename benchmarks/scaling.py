@@ -19,9 +19,9 @@ def main() -> None:
         for number in range(1, ROUNDS + 1):
             for count, fleet in fleets.items():
                 wanted = count * SLOTS * TICKETS_PER_SLOT
-                fleet.fleet.notices.clear()
+                fleet.fleet.manifests.clear()
                 seconds = fleet.iteration(number, wanted)[1]
-                device = sum(notice.seconds for _, notice in fleet.fleet.notices)
+                device = sum(manifest.seconds for _, manifest in fleet.fleet.manifests)
                 rates[count].append(device / seconds)
     efficiency = [many / (WORKERS * one) for one, many in zip(rates[1], rates[WORKERS], strict=True)]
     show(

@@ -35,9 +35,9 @@ from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.roster import this_python
 from digirl_dist.fleet.spec import Job, WorkerSpec
 from digirl_dist.fleet.ssh_connection import SshDial
-from digirl_dist.fleet.worker_events import Acting, Ended, Loaded, News
+from digirl_dist.fleet.worker_events import Acting, EpisodeReady, Loaded, WorkerEvent
 from digirl_dist.parallel.free_port import free_port
-from digirl_dist.protocol.job_folder import Notice
+from digirl_dist.protocol.job_folder import EpisodeManifest
 from digirl_dist.rollout.slot import SlotLimits
 from digirl_dist.settings import LimitSettings, PushDtype, RehearsalSettings, SshSettings
 from digirl_dist.ssh.connection import Address
@@ -93,13 +93,13 @@ class WatchedFleet(Fleet[Any]):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.notices: list[tuple[float, Notice]] = []
+        self.manifests: list[tuple[float, EpisodeManifest]] = []
         self.acted: set[tuple[str, int]] = set()
 
-    def news(self, timeout_s: float) -> News | None:
-        news = super().news(timeout_s)
-        if isinstance(news, Ended):
-            self.notices.append((time.monotonic(), news.notice))
+    def next_event(self, timeout_s: float) -> WorkerEvent | None:
+        news = super().next_event(timeout_s)
+        if isinstance(news, EpisodeReady):
+            self.manifests.append((time.monotonic(), news.manifest))
         if isinstance(news, Acting):
             self.acted.add((news.worker, news.slot))
         return news
@@ -168,7 +168,7 @@ class Ours:
         for number in range(_WARM_UP, _WARM_UP + rounds):
             self.iteration(number, self.slots)
             if len(self.fleet.acted) == self.slots:
-                self.fleet.notices.clear()
+                self.fleet.manifests.clear()
                 return
         raise TimeoutError("some slots of the workers never acted")
 
@@ -186,7 +186,7 @@ class Ours:
         started, waiting, sent = time.monotonic(), set(self.fleet.workers), 0
         self.fleet.publish(checkpoint)
         while waiting:
-            news = self.fleet.news(60.0)
+            news = self.fleet.next_event(60.0)
             assert news is not None, f"{waiting} have not loaded the checkpoint"
             if isinstance(news, Loaded) and news.version == checkpoint.iteration:
                 waiting.discard(news.worker)

@@ -276,12 +276,12 @@ FAULTS = [
         "episode_dropped",
     ),
     Fault(
-        "half-written notice",
+        "half-written manifest",
         _plant(lambda scene: forgery.plant(scene.machine.jobs, cut=True)),
         _REFUSED,
-        "not a notice",
+        "not a manifest",
         12.0,
-        "not a notice",
+        "not a manifest",
     ),
     Fault(
         "disk full on a worker",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from digirl_dist.protocol.job_folder import JobFolder, Notice
+from digirl_dist.protocol.job_folder import EpisodeManifest, JobFolder
 from digirl_dist.storage import parquet
 from digirl_dist.storage.digest import file_digest
 from digirl_dist.tasks import Task, Ticket
@@ -34,13 +34,13 @@ def spoil_next(jobs: Path, change: Callable[[bytes], bytes], limit_s: float) -> 
     old = set(folder.episodes.glob("*.json"))
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
-        for notice in set(folder.episodes.glob("*.json")) - old:
-            file = notice.with_suffix(".parquet")
+        for manifest in set(folder.episodes.glob("*.json")) - old:
+            file = manifest.with_suffix(".parquet")
             try:
                 file.write_bytes(change(file.read_bytes()))
             except OSError:  # it was fetched and deleted after all, or the disk is full
                 return None
-            return notice.stem
+            return manifest.stem
         time.sleep(0.02)
     return None
 
@@ -48,7 +48,7 @@ def spoil_next(jobs: Path, change: Callable[[bytes], bytes], limit_s: float) -> 
 def plant(jobs: Path, run: str | None = None, iteration: int = 0, cut: bool = False) -> bool:
     """Put a whole, well-announced episode there that is not wanted: of another ``run``, or of another iteration.
 
-    ``cut``: its notice is half-written.
+    ``cut``: its manifest is half-written.
     """
     folder = job_folder(jobs)
     if folder is None:
@@ -61,16 +61,18 @@ def plant(jobs: Path, run: str | None = None, iteration: int = 0, cut: bool = Fa
     path = folder.episode(episode_id)
     try:
         parquet.write(path, [Trajectory(ticket, episode_id, name[1], 0, [step], seen, success=True)])
-        notice = _notice(run or name[0], ticket, episode_id, path)
-        text = json.dumps(notice.to_json())
-        part = folder.notice(episode_id).with_suffix(".part")
+        manifest = _notice(run or name[0], ticket, episode_id, path)
+        text = json.dumps(manifest.to_json())
+        part = folder.manifest(episode_id).with_suffix(".part")
         part.write_text(text[: len(text) // 2] if cut else text)
-        os.replace(part, folder.notice(episode_id))
+        os.replace(part, folder.manifest(episode_id))
     except OSError:  # the folder is gone, or its disk is full
         return False
     return True
 
 
-def _notice(run: str, ticket: Ticket, episode_id: str, path: Path) -> Notice:
+def _notice(run: str, ticket: Ticket, episode_id: str, path: Path) -> EpisodeManifest:
     size, digest = path.stat().st_size, file_digest(path)
-    return Notice(run, ticket.iteration, ticket.index, 0, ticket.policy_version, episode_id, size, digest, 0, 0.1, 0.0)
+    return EpisodeManifest(
+        run, ticket.iteration, ticket.index, 0, ticket.policy_version, episode_id, size, digest, 0, 0.1, 0.0
+    )

@@ -19,17 +19,17 @@ from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.worker_events import (
     Acting,
     Added,
-    Ended,
     EpisodeFailed,
+    EpisodeReady,
     Loaded,
     Lost,
-    News,
     Pulled,
     Refused,
     Spent,
-    Stray,
+    UnknownFile,
+    WorkerEvent,
 )
-from digirl_dist.protocol.job_folder import Notice
+from digirl_dist.protocol.job_folder import EpisodeManifest
 from digirl_dist.settings import LimitSettings
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.events import Events
@@ -78,7 +78,7 @@ class FleetCollector:
 
 
 class _Collection:
-    """One iteration of a fleet, from the first news to the last landed episode."""
+    """One iteration of a fleet, from the first event to the last landed episode."""
 
     def __init__(self, collector: FleetCollector, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
         self._fleet = collector.fleet
@@ -120,9 +120,9 @@ class _Collection:
         self._take_offers()
         self._dispatch.hand_out(self._checkpoint.iteration)
         self._table.let_go()
-        news = self._fleet.news(timeout_s)
-        if news is not None:
-            self._take_in(news)
+        event = self._fleet.next_event(timeout_s)
+        if event is not None:
+            self._take_in(event)
 
     def _take_offers(self) -> None:
         while not self._offers.empty():  # this is its only reader
@@ -148,22 +148,22 @@ class _Collection:
     def _stats_of(self, number: int) -> IterationStats:
         return self._all_stats.setdefault(number, IterationStats(number))
 
-    def _take_in(self, news: News) -> None:
-        worker = getattr(news, "worker", None)
-        if worker is not None and not self._table.knows(worker) and not isinstance(news, Added):
+    def _take_in(self, event: WorkerEvent) -> None:
+        worker = getattr(event, "worker", None)
+        if worker is not None and not self._table.knows(worker) and not isinstance(event, Added):
             return  # the last words of one that was let go
-        match news:
+        match event:
             case Loaded(worker, version, push_s, push_bytes):
                 self._loaded(worker, version, push_s, push_bytes)
             case Acting(worker, slot, iteration):
                 self._stats_of(max(iteration, self._iteration.number)).acting(worker, slot)
-            case Ended(worker, notice):
-                self._ended(worker, notice)
+            case EpisodeReady(worker, manifest):
+                self._ended(worker, manifest)
             case Pulled():
-                self._land(news)
-            case Refused(worker, notice, reason):
-                self._refused(worker, notice, reason)
-            case Stray(worker, episode, reason):
+                self._land(event)
+            case Refused(worker, manifest, reason):
+                self._refused(worker, manifest, reason)
+            case UnknownFile(worker, episode, reason):
                 self._table.tell("episode_refused", worker, episode=episode, reason=reason)
                 self._fleet.workers[worker].forget(episode)
             case EpisodeFailed(worker, slot, iteration, index, reason):
@@ -174,9 +174,9 @@ class _Collection:
             case Lost(worker, error):
                 self._stats.worker_result(worker).losses.append(error.reason)
                 self._asked.discard(worker)
-                self._table.take_in(news)
+                self._table.take_in(event)
             case _:
-                self._table.take_in(news)
+                self._table.take_in(event)
 
     def _loaded(self, worker: str, version: int, push_s: float, push_bytes: int) -> None:
         worker_result = self._stats.worker_result(worker)
@@ -184,49 +184,49 @@ class _Collection:
         worker_result.push_bytes += push_bytes
         self._table.tell("pushed", worker, version=version, seconds=round(push_s, 4), bytes=push_bytes)
 
-    def _ended(self, worker: str, notice: Notice) -> None:
+    def _ended(self, worker: str, manifest: EpisodeManifest) -> None:
         """Pull the episode if its ticket is still open; a stale or repeated one is deleted unread."""
-        key = notice.iteration, notice.index
+        key = manifest.iteration, manifest.index
         ticket = self._leases.tickets.get(key)
-        self._dispatch.pace.ended(worker, sum(notice.spent.values()))  # without what it waited for the checkpoint
+        self._dispatch.pace.ended(worker, sum(manifest.spent.values()))  # without what it waited for the checkpoint
         if ticket is None or not self._leases.expect(worker, key):
-            self._table.tell("episode_dropped", worker, episode=notice.episode_id, reason="not wanted any more")
-            self._fleet.workers[worker].forget(notice.episode_id)
+            self._table.tell("episode_dropped", worker, episode=manifest.episode_id, reason="not wanted any more")
+            self._fleet.workers[worker].forget(manifest.episode_id)
             return
-        self._stats.ended(worker, notice.seconds, notice.age_s)
-        path = self._store.incoming(self._iteration.counts_in(key), f"{worker}-{key[0]}-{key[1]}", notice.size)
-        self._fleet.workers[worker].pull(notice, ticket, path)
+        self._stats.ended(worker, manifest.seconds, manifest.age_s)
+        path = self._store.incoming(self._iteration.counts_in(key), f"{worker}-{key[0]}-{key[1]}", manifest.size)
+        self._fleet.workers[worker].pull(manifest, ticket, path)
 
     def _land(self, pulled: Pulled) -> None:
         """Make it durable, and only then let the worker delete it."""
-        worker, notice = pulled.worker, pulled.notice
-        key = notice.iteration, notice.index
+        worker, manifest = pulled.worker, pulled.manifest
+        key = manifest.iteration, manifest.index
         stats = self._stats_of(self._iteration.counts_in(key))
-        self._stats.worker_result(worker).pull_bytes += notice.size
+        self._stats.worker_result(worker).pull_bytes += manifest.size
         self._dispatch.landed(worker, key)
         if self._iteration.land(pulled.trajectory, pulled.path):
             stats.worker_result(worker).episodes += 1
-            stats.seconds[key] = notice.seconds
+            stats.seconds[key] = manifest.seconds
             self._table.tell(
                 "episode",
                 worker,
-                iteration=notice.iteration,
-                ticket=notice.index,
+                iteration=manifest.iteration,
+                ticket=manifest.index,
                 success=pulled.trajectory.success,
                 reward=pulled.trajectory.reward,
-                attempt=notice.attempt,
-                policy_version=notice.policy_version,
-                digest=notice.digest,
+                attempt=manifest.attempt,
+                policy_version=manifest.policy_version,
+                digest=manifest.digest,
                 pull_s=round(pulled.pull_s, 4),
             )
         else:
             pulled.path.unlink(missing_ok=True)
-        self._fleet.workers[worker].forget(notice.episode_id)
+        self._fleet.workers[worker].forget(manifest.episode_id)
 
-    def _refused(self, worker: str, notice: Notice, reason: str) -> None:
-        self._table.tell("episode_refused", worker, episode=notice.episode_id, reason=reason)
-        self._fleet.workers[worker].forget(notice.episode_id)
-        self._retry(worker, notice.slot, (notice.iteration, notice.index), reason)
+    def _refused(self, worker: str, manifest: EpisodeManifest, reason: str) -> None:
+        self._table.tell("episode_refused", worker, episode=manifest.episode_id, reason=reason)
+        self._fleet.workers[worker].forget(manifest.episode_id)
+        self._retry(worker, manifest.slot, (manifest.iteration, manifest.index), reason)
 
     def _retry(self, worker: str, slot: int, key: Key, reason: str) -> None:
         if key in self._leases.tickets:

@@ -16,10 +16,10 @@ from digirl_dist.fleet.worker_events import (
     Joined,
     Leaving,
     Lost,
-    News,
     RosterRefused,
     SlotChanged,
     Trying,
+    WorkerEvent,
 )
 from digirl_dist.settings import LimitSettings
 from digirl_dist.storage.events import Events
@@ -29,7 +29,7 @@ from digirl_dist.types import Json
 
 @dataclass
 class WorkerState:
-    """What the host knows of a worker between its news."""
+    """What the host knows of a worker between its event."""
 
     slots: int = 0
     in_service: int = 0
@@ -50,7 +50,7 @@ class WorkerState:
 
 
 class WorkerTable:
-    """The states of every worker, by the news of it; what happens to workers is told in events and status."""
+    """The states of every worker, by the event of it; what happens to workers is told in events and status."""
 
     def __init__(
         self, fleet: Fleet[Any], leases: Leases, limits: LimitSettings, events: Events, status: Status
@@ -68,11 +68,11 @@ class WorkerTable:
         """False for one that was let go; its last words may still come."""
         return worker in self.states
 
-    def take_in(self, news: News) -> None:
+    def take_in(self, event: WorkerEvent) -> None:
         """What concerns workers rather than episodes."""
-        match news:
+        match event:
             case Joined():
-                self._joined(news)
+                self._joined(event)
             case Lost(worker, error):
                 self._lost(worker, error)
             case SlotChanged(worker, slot, state, reason, in_service):
@@ -80,7 +80,7 @@ class WorkerTable:
             case Trying(worker, doing, limit_s):
                 self._status.workers[worker] = WorkerStatus(doing, limit_s=limit_s)
             case Alive():
-                self._alive(news)
+                self._alive(event)
             case Added(worker):
                 self.states[worker] = WorkerState()
                 self.tell("worker_added", worker)
@@ -164,8 +164,8 @@ class WorkerTable:
         states.slot_reasons[slot] = reason
         self.tell("slot", worker, slot=slot, state=state, reason=reason)
 
-    def _alive(self, news: Alive) -> None:
-        seen = self._status.worker(news.worker)
+    def _alive(self, event: Alive) -> None:
+        seen = self._status.worker(event.worker)
         seen.heard_at = time.monotonic()
-        seen.doing, seen.since, seen.limit_s = news.doing, seen.heard_at - news.for_s, self._limits.stuck_s
-        seen.slots = news.slots
+        seen.doing, seen.since, seen.limit_s = event.doing, seen.heard_at - event.for_s, self._limits.stuck_s
+        seen.slots = event.slots

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 from digirl_dist.errors import WorkerError
 from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.spec import Job, Spec
-from digirl_dist.protocol.job_folder import Notice
+from digirl_dist.protocol.job_folder import EpisodeManifest
 
 
 class Files(Protocol):
@@ -18,7 +18,7 @@ class Files(Protocol):
     def push(self, blobs: Sequence[Blob]) -> int:
         """Bring the blobs to the worker; returns the bytes that were sent. Raises WorkerError."""
 
-    def fetch(self, notice: Notice, path: Path) -> None:
+    def fetch(self, manifest: EpisodeManifest, path: Path) -> None:
         """Bring an episode to ``path``. Raises TrajectoryError or FileRefusedError if it alone is lost."""
 
 

@@ -13,7 +13,7 @@ from digirl_dist.fleet.connection import AnySpec, Dial
 from digirl_dist.fleet.outgoing import Named, Offer, Outgoing, Weights
 from digirl_dist.fleet.spec import Job
 from digirl_dist.fleet.worker import RemoteWorker
-from digirl_dist.fleet.worker_events import Added, Leaving, News, RosterRefused
+from digirl_dist.fleet.worker_events import Added, Leaving, RosterRefused, WorkerEvent
 from digirl_dist.inference.policy_server import PolicyServer
 from digirl_dist.settings import LimitSettings, PushDtype
 from digirl_dist.storage.checkpoint import Checkpoint
@@ -24,7 +24,7 @@ _IN_ORDER = 0.7
 
 
 class Fleet(Generic[AnySpec]):
-    """Workers by name. ``news`` is meant for one reader.
+    """Workers by name. ``event`` is meant for one reader.
 
     With a ``policy``, which is closed with the fleet, that acts for all workers; else each acts with what is pushed.
     """
@@ -41,7 +41,7 @@ class Fleet(Generic[AnySpec]):
         self._push_dtype = push_dtype
         self._policy = policy
         self._offered: Offer | None = None
-        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._events_queue: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._dial = dial
         self._roster = threading.Lock()
@@ -50,7 +50,7 @@ class Fleet(Generic[AnySpec]):
 
     def _worker(self, spec: AnySpec, job: Job) -> RemoteWorker:
         contact = partial(self._dial, spec, job)
-        return RemoteWorker(spec, job, contact, self._limits, self._news.put, self._policy)
+        return RemoteWorker(spec, job, contact, self._limits, self._events_queue.put, self._policy)
 
     def start(self) -> None:
         for worker in self.workers.values():
@@ -85,7 +85,7 @@ class Fleet(Generic[AnySpec]):
         if self._closing.is_set():
             return
         worker = self._worker(spec, job)
-        self._news.put(Added(spec.name))
+        self._events_queue.put(Added(spec.name))
         with self._roster:
             self.workers = {**self.workers, spec.name: worker}
             if self._offered is not None:
@@ -94,11 +94,11 @@ class Fleet(Generic[AnySpec]):
 
     def release(self, name: str) -> None:
         """Ask for a worker to be let go when it has finished what it holds; Leaving tells the collector."""
-        self._news.put(Leaving(name))
+        self._events_queue.put(Leaving(name))
 
     def refuse(self, reason: str) -> None:
         """A change of the workers that cannot be made; RosterRefused tells the collector."""
-        self._news.put(RosterRefused(reason))
+        self._events_queue.put(RosterRefused(reason))
 
     def remove(self, name: str) -> None:
         """Stop a worker's program and forget the worker. Does not wait."""
@@ -107,10 +107,10 @@ class Fleet(Generic[AnySpec]):
             self.workers = {other: each for other, each in self.workers.items() if other != name}
         threading.Thread(target=_part_from, args=[[worker], self._limits.stop_s], name=f"part-{name}").start()
 
-    def news(self, timeout_s: float) -> News | None:
+    def next_event(self, timeout_s: float) -> WorkerEvent | None:
         """What happened next, or None if nothing did in that time."""
         try:
-            return self._news.get(timeout=timeout_s)
+            return self._events_queue.get(timeout=timeout_s)
         except queue.Empty:
             return None
 

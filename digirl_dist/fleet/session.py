@@ -1,4 +1,4 @@
-"""One connection to one worker, from login to loss: what the worker program says becomes news."""
+"""One connection to one worker, from login to loss: what the worker program says becomes event."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from digirl_dist.fleet.transfers import Transfers
 from digirl_dist.fleet.worker_events import (
     Acting,
     Alive,
-    Ended,
     EpisodeFailed,
+    EpisodeReady,
     Joined,
     Loaded,
-    News,
     SlotChanged,
     Spent,
-    Stray,
     Trying,
+    UnknownFile,
+    WorkerEvent,
 )
 from digirl_dist.inference.requests import InferenceReply, InferenceRequest
-from digirl_dist.protocol.job_folder import PROTOCOL, Notice, decode, encode
+from digirl_dist.protocol.job_folder import PROTOCOL, EpisodeManifest, decode, encode
 from digirl_dist.settings import LimitSettings
 from digirl_dist.tasks import Ticket
 
@@ -58,7 +58,7 @@ class Session:
         job: Job,
         contact: Opening,
         limits: LimitSettings,
-        post: Callable[[News], None],
+        post: Callable[[WorkerEvent], None],
         inference: InferenceService | None,
     ) -> None:
         self._spec = spec
@@ -72,8 +72,8 @@ class Session:
         self._working = False
         self._has_loaded = False
         self._held: list[tuple[int, int]] = []
-        self._spool: list[Notice] = []
-        self._strays: list[Stray] = []
+        self._spool: list[EpisodeManifest] = []
+        self._strays: list[UnknownFile] = []
         self._error: WorkerError | None = None
         self._line = contact(self._try)
         self._outbox = Outbox(self._line, spec.name, self._fail)
@@ -184,7 +184,7 @@ class Session:
             case "acting":
                 self._post(Acting(name, int(message["slot"]), int(message["iteration"])))
             case "episode":
-                self._post(Ended(name, self._own(Notice.from_json(message["notice"]))))
+                self._post(EpisodeReady(name, self._own(EpisodeManifest.from_json(message["manifest"]))))
             case "failed":
                 place = int(message["slot"]), int(message["iteration"]), int(message["index"])
                 self._post(EpisodeFailed(name, *place, str(message["reason"])))
@@ -209,16 +209,16 @@ class Session:
         if (message["protocol"], message["package"]) != (PROTOCOL, self._spec.package):
             raise ProgramSilent(self._spec.name, "a program of another version serves this run; it is replaced")
         self._held = [(int(iteration), int(index)) for iteration, index in message["held"]]
-        self._spool = [self._own(Notice.from_json(notice)) for notice in message["spool"]]
+        self._spool = [self._own(EpisodeManifest.from_json(manifest)) for manifest in message["spool"]]
         refused = [(str(entry["episode"]), str(entry["reason"])) for entry in message["refused"]]
-        self._strays = [Stray(self._spec.name, episode, reason) for episode, reason in refused]
+        self._strays = [UnknownFile(self._spec.name, episode, reason) for episode, reason in refused]
         self.send(self._job.message(self._spec))
 
-    def _own(self, notice: Notice) -> Notice:
-        """Raises TrajectoryError for the notice of another run."""
-        if notice.run != self._job.run:
-            raise TrajectoryError(f"it is of run {notice.run}, not of {self._job.run}")
-        return notice
+    def _own(self, manifest: EpisodeManifest) -> EpisodeManifest:
+        """Raises TrajectoryError for the manifest of another run."""
+        if manifest.run != self._job.run:
+            raise TrajectoryError(f"it is of run {manifest.run}, not of {self._job.run}")
+        return manifest
 
     def _joined(self, checkpoint: Offer | None, slots: int, chosen: str) -> None:
         if self._working:
@@ -229,8 +229,8 @@ class Session:
         self._post(Joined(self._spec.name, slots, self._held, chosen))
         for stray in self._strays:
             self._post(stray)
-        for notice in self._spool:
-            self._post(Ended(self._spec.name, notice))
+        for manifest in self._spool:
+            self._post(EpisodeReady(self._spec.name, manifest))
         if checkpoint is not None:
             self.offer(checkpoint)
 

@@ -10,7 +10,7 @@ from digirl_dist.fleet.connection import Files, Trying
 from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.push import Push
 from digirl_dist.fleet.spec import Job, WorkerSpec
-from digirl_dist.protocol.job_folder import Notice, episode_name
+from digirl_dist.protocol.job_folder import EpisodeManifest, episode_name
 from digirl_dist.settings import LimitSettings, SshSettings
 from digirl_dist.ssh.channel import Channel
 from digirl_dist.ssh.connection import Connection, connect
@@ -88,5 +88,5 @@ class CourierFiles:
     def push(self, blobs: Sequence[Blob]) -> int:
         return self._push(blobs)
 
-    def fetch(self, notice: Notice, path: Path) -> None:
-        self._courier.get(episode_name(notice.episode_id), path, notice.digest, notice.size)
+    def fetch(self, manifest: EpisodeManifest, path: Path) -> None:
+        self._courier.get(episode_name(manifest.episode_id), path, manifest.digest, manifest.size)

@@ -12,8 +12,8 @@ from pathlib import Path
 from digirl_dist.errors import FileRefusedError, JobError, LinkLostError, RunFolderError, TrajectoryError, WorkerError
 from digirl_dist.fleet.connection import Files
 from digirl_dist.fleet.outgoing import Blob
-from digirl_dist.fleet.worker_events import News, Pulled, Refused
-from digirl_dist.protocol.job_folder import Notice
+from digirl_dist.fleet.worker_events import Pulled, Refused, WorkerEvent
+from digirl_dist.protocol.job_folder import EpisodeManifest
 from digirl_dist.storage import atomic_files, parquet
 from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Trajectory
@@ -32,7 +32,7 @@ class Transfers:
     """
 
     def __init__(
-        self, files: Files, worker: str, post: Callable[[News], None], failed: Callable[[WorkerError], None]
+        self, files: Files, worker: str, post: Callable[[WorkerEvent], None], failed: Callable[[WorkerError], None]
     ) -> None:
         self._files = files
         self._worker = worker
@@ -47,9 +47,9 @@ class Transfers:
         """Bring the blobs to the worker, then call ``then`` with the number of bytes that were sent."""
         self._jobs.put(lambda: then(self._files.push(blobs)))
 
-    def pull(self, notice: Notice, ticket: Ticket, path: Path) -> None:
+    def pull(self, manifest: EpisodeManifest, ticket: Ticket, path: Path) -> None:
         """Bring the episode to ``path`` and check it; Pulled or Refused tells how it went."""
-        self._jobs.put(lambda: self._pull(notice, ticket, path))
+        self._jobs.put(lambda: self._pull(manifest, ticket, path))
 
     def close(self) -> None:
         """Carry what was asked for before, then end."""
@@ -78,27 +78,27 @@ class Transfers:
             self._failed(JobError(self._worker, f"internal error: {traceback.format_exc()}", "please report it"))
         return False
 
-    def _pull(self, notice: Notice, ticket: Ticket, path: Path) -> None:
+    def _pull(self, manifest: EpisodeManifest, ticket: Ticket, path: Path) -> None:
         started = time.monotonic()
         try:
-            self._files.fetch(notice, path)
+            self._files.fetch(manifest, path)
         except (TrajectoryError, FileRefusedError) as error:
-            refused = Refused(self._worker, notice, str(error))
+            refused = Refused(self._worker, manifest, str(error))
             self._arrived.put(lambda: self._post(refused))
         else:
-            self._arrived.put(lambda: self._check(notice, ticket, path, started))
+            self._arrived.put(lambda: self._check(manifest, ticket, path, started))
 
-    def _check(self, notice: Notice, ticket: Ticket, path: Path, started: float) -> None:
+    def _check(self, manifest: EpisodeManifest, ticket: Ticket, path: Path, started: float) -> None:
         try:
             trajectory = _checked(path, ticket, self._worker)
         except TrajectoryError as error:
-            self._post(Refused(self._worker, notice, str(error)))
+            self._post(Refused(self._worker, manifest, str(error)))
             return
         try:
             atomic_files.flush(path)
         except OSError as error:
             raise RunFolderError(f"cannot write {path} on this machine: {error.strerror}") from error
-        self._post(Pulled(self._worker, notice, trajectory, path, time.monotonic() - started))
+        self._post(Pulled(self._worker, manifest, trajectory, path, time.monotonic() - started))
 
 
 def _checked(path: Path, ticket: Ticket, worker: str) -> Trajectory:

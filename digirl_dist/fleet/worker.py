@@ -15,8 +15,8 @@ from digirl_dist.fleet.connection import Contact
 from digirl_dist.fleet.outgoing import Offer
 from digirl_dist.fleet.session import InferenceService, ProgramSilent, Session
 from digirl_dist.fleet.spec import Job, Spec
-from digirl_dist.fleet.worker_events import Lost, News
-from digirl_dist.protocol.job_folder import Notice, encode
+from digirl_dist.fleet.worker_events import Lost, WorkerEvent
+from digirl_dist.protocol.job_folder import EpisodeManifest, encode
 from digirl_dist.settings import LimitSettings
 from digirl_dist.tasks import Key, Ticket
 
@@ -36,7 +36,7 @@ class RemoteWorker:
         job: Job,
         contact: Contact,
         limits: LimitSettings,
-        post: Callable[[News], None],
+        post: Callable[[WorkerEvent], None],
         inference: InferenceService | None = None,
     ) -> None:
         self.spec = spec
@@ -67,9 +67,9 @@ class RemoteWorker:
         """These tickets are no longer wanted of this worker; their seconds are booked there (see slot_time)."""
         self._tell(lambda session: session.send(encode("drop", keys=[list(key) for key in keys], lost_to=lost_to)))
 
-    def pull(self, notice: Notice, ticket: Ticket, path: Path) -> None:
+    def pull(self, manifest: EpisodeManifest, ticket: Ticket, path: Path) -> None:
         """Bring the episode to ``path``; Pulled or Refused tells how it went."""
-        self._tell(lambda session: session.transfers.pull(notice, ticket, path))
+        self._tell(lambda session: session.transfers.pull(manifest, ticket, path))
 
     def forget(self, episode_id: str) -> None:
         """The episode is safe here, or of no use: the worker may delete it."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from digirl_dist.errors import WorkerError
-from digirl_dist.protocol.job_folder import Notice
+from digirl_dist.protocol.job_folder import EpisodeManifest
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 
@@ -42,11 +42,11 @@ class Acting:
 
 
 @dataclass(frozen=True)
-class Ended:
+class EpisodeReady:
     """An episode lies ready on the worker."""
 
     worker: str
-    notice: Notice
+    manifest: EpisodeManifest
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Pulled:
     """A checked episode lies at ``path`` on the host, not yet landed."""
 
     worker: str
-    notice: Notice
+    manifest: EpisodeManifest
     trajectory: Trajectory
     path: Path
     pull_s: float
@@ -65,12 +65,12 @@ class Refused:
     """An episode's file was altered, truncated, foreign or gone."""
 
     worker: str
-    notice: Notice
+    manifest: EpisodeManifest
     reason: str
 
 
 @dataclass(frozen=True)
-class Stray:
+class UnknownFile:
     """A worker found a file among its episodes that is none of this run. It says so until it is told to forget it."""
 
     worker: str
@@ -157,5 +157,5 @@ class Spent:
 
 
 Roster = Added | Leaving | RosterRefused
-Episodes = Acting | Ended | Pulled | Refused | Stray | EpisodeFailed
-News = Joined | Loaded | Episodes | SlotChanged | Trying | Alive | Spent | Lost | Roster
+Episodes = Acting | EpisodeReady | Pulled | Refused | UnknownFile | EpisodeFailed
+WorkerEvent = Joined | Loaded | Episodes | SlotChanged | Trying | Alive | Spent | Lost | Roster

@@ -1,7 +1,7 @@
 """The folder of one run on one worker, and the lines that host and worker program exchange about it.
 
 The folder is the wire: everything that must survive a lost connection or a killed program is a file in it, and a
-file appears by rename. An episode is ``episodes/ID.parquet`` and then, last, its notice ``episodes/ID.json``; it is
+file appears by rename. An episode is ``episodes/ID.parquet`` and then, last, its manifest ``episodes/ID.json``; it is
 deleted only when the host has said that it landed.
 """
 
@@ -33,7 +33,7 @@ def episode_name(episode_id: str) -> str:
 
 
 def notice_name(episode_id: str) -> str:
-    """Where the notice of an episode lies, relative to the folder."""
+    """Where the manifest of an episode lies, relative to the folder."""
     return f"episodes/{episode_id}.json"
 
 
@@ -70,7 +70,7 @@ class JobFolder:
     def episode(self, episode_id: str) -> Path:
         return self.root / episode_name(episode_id)
 
-    def notice(self, episode_id: str) -> Path:
+    def manifest(self, episode_id: str) -> Path:
         return self.root / notice_name(episode_id)
 
     def slot_log(self, slot: int) -> Path:
@@ -92,7 +92,7 @@ class JobFolder:
 
 
 @dataclass(frozen=True)
-class Notice:
+class EpisodeManifest:
     """What a worker says of an episode that lies ready in its folder.
 
     ``seconds`` is how long the episode took, ``age_s`` how long ago it ended when this was written or sent;
@@ -116,19 +116,19 @@ class Notice:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, value: Json) -> Notice:
+    def from_json(cls, value: Json) -> EpisodeManifest:
         """Checks every field, because it came from another machine. Raises TrajectoryError."""
         kinds: dict[str, Any] = {"str": str, "int": int, "float": (int, float), "dict[str, float]": dict}
         known = {entry.name: kinds[str(entry.type)] for entry in fields(cls)}
         if not isinstance(value, dict) or set(value) != set(known):
-            raise TrajectoryError(f"{value!r} is not an episode's notice")
+            raise TrajectoryError(f"{value!r} is not an episode's manifest")
         for name, kind in known.items():
             if isinstance(value[name], bool) or not isinstance(value[name], kind):
-                raise TrajectoryError(f"an episode's notice has a wrong {name}: {value[name]!r}")
+                raise TrajectoryError(f"an episode's manifest has a wrong {name}: {value[name]!r}")
         if not all(type(seconds) in (int, float) for seconds in value["spent"].values()):
-            raise TrajectoryError(f"an episode's notice has a wrong spent: {value['spent']!r}")
+            raise TrajectoryError(f"an episode's manifest has a wrong spent: {value['spent']!r}")
         if not _EPISODE_ID.fullmatch(value["episode_id"]):
-            raise TrajectoryError(f"an episode's notice has a wrong episode_id: {value['episode_id']!r}")
+            raise TrajectoryError(f"an episode's manifest has a wrong episode_id: {value['episode_id']!r}")
         return cls(**value)
 
 

@@ -19,7 +19,7 @@ from digirl_dist.errors import FileRefusedError, LinkLostError, TrajectoryError,
 from digirl_dist.fleet.connection import Files, Trying
 from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.spec import Job
-from digirl_dist.protocol.job_folder import Notice
+from digirl_dist.protocol.job_folder import EpisodeManifest
 from digirl_dist.ray_cluster.actor import WorkerActor
 from digirl_dist.ray_cluster.connect import Cluster
 from digirl_dist.settings import LimitSettings, RayCollectorSettings
@@ -194,10 +194,10 @@ class ObjectFiles:
         _result(self._worker, self._actor.push.remote(references, self._limit_s), self._limit_s)
         return sum(size for _, size in taken.values())
 
-    def fetch(self, notice: Notice, path: Path) -> None:
-        content = _result(self._worker, self._actor.fetch.remote(notice.episode_id), self._limit_s)
-        if len(content) != notice.size or digest(content) != notice.digest:
-            raise TrajectoryError(f"episode {notice.episode_id} was altered on worker {self._worker}")
+    def fetch(self, manifest: EpisodeManifest, path: Path) -> None:
+        content = _result(self._worker, self._actor.fetch.remote(manifest.episode_id), self._limit_s)
+        if len(content) != manifest.size or digest(content) != manifest.digest:
+            raise TrajectoryError(f"episode {manifest.episode_id} was altered on worker {self._worker}")
         path.write_bytes(content)
 
 

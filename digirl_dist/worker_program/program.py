@@ -23,7 +23,7 @@ from typing import Any
 from digirl_dist.capacity import Choice, Machine, Needs, choose
 from digirl_dist.errors import CheckpointError, DigirlDistError, TrajectoryError
 from digirl_dist.inference.local import Policies
-from digirl_dist.protocol.job_folder import PROTOCOL, JobFolder, Notice
+from digirl_dist.protocol.job_folder import PROTOCOL, EpisodeManifest, JobFolder
 from digirl_dist.rollout.rollout import Acting, Failed, Finished, Happening, Rollout, SlotChanged
 from digirl_dist.rollout.slot import Slot, SlotLimits
 from digirl_dist.storage import atomic_files, parquet
@@ -163,7 +163,7 @@ class Program:
         spool, refused = [], []
         for path in sorted(self._folder.episodes.glob("*.json")):
             try:
-                spool.append(_read_notice(path, self._run).to_json())
+                spool.append(_read_manifest(path, self._run).to_json())
             except TrajectoryError as error:
                 refused.append({"episode": path.stem, "reason": str(error)})
         return {"spool": spool, "refused": refused}
@@ -258,9 +258,9 @@ class Program:
             self._rollout.drop({(iteration, index) for iteration, index in keys}, lost_to)
 
     def _forget(self, episodes: list[str]) -> None:
-        """The host has these safely, or knows that they are none: delete them, the notice first."""
+        """The host has these safely, or knows that they are none: delete them, the manifest first."""
         for episode_id in episodes:
-            self._folder.notice(episode_id).unlink(missing_ok=True)
+            self._folder.manifest(episode_id).unlink(missing_ok=True)
             self._folder.episode(episode_id).unlink(missing_ok=True)
 
     def _report(self, happening: Happening) -> None:
@@ -279,20 +279,20 @@ class Program:
 
     def _deliver(self, finished: Finished) -> None:
         try:
-            self._link.send("episode", notice=self._spool(finished).to_json())
+            self._link.send("episode", manifest=self._spool(finished).to_json())
         except OSError as error:  # a full disk: no fault of the ticket, which the host takes back with the others
             reason = f"the episode cannot be written to {self._folder.episodes}: {error.strerror}"
             self._link.send("broken", during="disk", reason=reason)
 
-    def _spool(self, finished: Finished) -> Notice:
-        """Put the episode into the folder: its rows first, its notice last.
+    def _spool(self, finished: Finished) -> EpisodeManifest:
+        """Put the episode into the folder: its rows first, its manifest last.
 
         Unflushed, so that no slot waits for the disk: what a power cut damages here is refused and run again.
         """
         trajectory = finished.trajectory
         path = self._folder.episode(trajectory.episode_id)
         parquet.write(path, [trajectory], flushed=False)
-        notice = Notice(
+        manifest = EpisodeManifest(
             run=self._run,
             iteration=trajectory.ticket.iteration,
             index=trajectory.ticket.index,
@@ -306,19 +306,19 @@ class Program:
             age_s=time.monotonic() - finished.ended_at,
             spent=finished.spent,
         )
-        atomic_files.write_json(self._folder.notice(trajectory.episode_id), notice.to_json(), flushed=False)
-        return notice
+        atomic_files.write_json(self._folder.manifest(trajectory.episode_id), manifest.to_json(), flushed=False)
+        return manifest
 
 
-def _read_notice(path: Path, run: str) -> Notice:
+def _read_manifest(path: Path, run: str) -> EpisodeManifest:
     """Raises TrajectoryError for one that is damaged or of another run."""
     try:
-        notice = Notice.from_json(json.loads(path.read_text()))
+        manifest = EpisodeManifest.from_json(json.loads(path.read_text()))
     except (OSError, ValueError) as error:
-        raise TrajectoryError(f"{path.name} is not a notice: {error}") from error
-    if notice.run != run:
-        raise TrajectoryError(f"{path.name} is of run {notice.run}, not of {run}")
-    return notice
+        raise TrajectoryError(f"{path.name} is not a manifest: {error}") from error
+    if manifest.run != run:
+        raise TrajectoryError(f"{path.name} is of run {manifest.run}, not of {run}")
+    return manifest
 
 
 def _packed(job: dict[str, Any]) -> list[str]:

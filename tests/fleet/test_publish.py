@@ -21,7 +21,7 @@ from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.roster import this_python
 from digirl_dist.fleet.spec import Job, WorkerSpec
 from digirl_dist.fleet.ssh_connection import SshDial
-from digirl_dist.fleet.worker_events import Ended, Loaded, Lost, News, Pulled
+from digirl_dist.fleet.worker_events import EpisodeReady, Loaded, Lost, Pulled, WorkerEvent
 from digirl_dist.rollout.slot import SlotLimits
 from digirl_dist.settings import LimitSettings, PushDtype, SshSettings
 from digirl_dist.ssh.connection import Address
@@ -73,24 +73,26 @@ def save(folder: Path, iteration: int, seed: int) -> Checkpoint:
     return Checkpoints(folder / "checkpoints", keep_every=100).save(iteration, policy.state_dict(), {}, {})
 
 
-def await_news(fleet: Fleet, found: Callable[[News], bool], limit_s: float = 40.0) -> tuple[News, list[News]]:
-    """The first news of that kind, and all that came before."""
+def await_news(
+    fleet: Fleet, found: Callable[[WorkerEvent], bool], limit_s: float = 40.0
+) -> tuple[WorkerEvent, list[WorkerEvent]]:
+    """The first event of that kind, and all that came before."""
     deadline, before = time.monotonic() + limit_s, []
     while time.monotonic() < deadline:
-        news = fleet.news(0.5)
-        if news is not None and found(news):
-            return news, before
-        if news is not None:
-            before.append(news)
+        event = fleet.next_event(0.5)
+        if event is not None and found(event):
+            return event, before
+        if event is not None:
+            before.append(event)
     raise AssertionError(f"it did not come within {limit_s:g} s; {before[-10:]}")
 
 
-def loaded(fleet: Fleet, worker: str, version: int) -> tuple[Loaded, list[News]]:
-    news, before = await_news(
+def loaded(fleet: Fleet, worker: str, version: int) -> tuple[Loaded, list[WorkerEvent]]:
+    event, before = await_news(
         fleet, lambda one: isinstance(one, Loaded) and (one.worker, one.version) == (worker, version)
     )
-    assert isinstance(news, Loaded)
-    return news, before
+    assert isinstance(event, Loaded)
+    return event, before
 
 
 def test_a_stalled_worker_delays_no_other_and_catches_up(serve: Callable[[str], Address], tmp_path: Path) -> None:
@@ -107,7 +109,7 @@ def test_a_stalled_worker_delays_no_other_and_catches_up(serve: Callable[[str], 
         here.publish(save(tmp_path, 3, 3))
         assert time.monotonic() - started < 1.0, "the host waited for the stuck worker"
         _, later = loaded(here, "quick", 3)
-        assert not any(isinstance(news, Lost | Loaded) and news.worker == "stuck" for news in [*before, *later])
+        assert not any(isinstance(event, Lost | Loaded) and event.worker == "stuck" for event in [*before, *later])
         await_news(here, lambda one: isinstance(one, Lost) and one.worker == "stuck")
         relay.go_on()
         loaded(here, "stuck", 3)
@@ -130,9 +132,9 @@ def test_in_bfloat16_the_worker_acts_with_the_rounded_policy(serve: Callable[[st
         assert loaded(here, "w1", 1)[0].push_bytes < MEGABYTES * 510_000
         ticket = Ticket(1, 0, Task("count"), seed=0, policy_version=1)
         here.workers["w1"].lease([ticket])
-        ended, _ = await_news(here, lambda one: isinstance(one, Ended))
-        assert isinstance(ended, Ended)
-        here.workers["w1"].pull(ended.notice, ticket, tmp_path / "episode")
+        ended, _ = await_news(here, lambda one: isinstance(one, EpisodeReady))
+        assert isinstance(ended, EpisodeReady)
+        here.workers["w1"].pull(ended.manifest, ticket, tmp_path / "episode")
         pulled, _ = await_news(here, lambda one: isinstance(one, Pulled))
     assert isinstance(pulled, Pulled)
     exact = torch.tensor([0.1234567, 1.0])

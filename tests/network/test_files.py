@@ -16,7 +16,7 @@ from network.sites import Site, assert_once_each, job_folder, site, tickets
 from watching import eventually
 
 import digirl_dist
-from digirl_dist.protocol.job_folder import JobFolder, Notice
+from digirl_dist.protocol.job_folder import EpisodeManifest, JobFolder
 from digirl_dist.storage import parquet
 from digirl_dist.storage.digest import file_digest
 from digirl_dist.storage.run_folder import RunFolder
@@ -85,9 +85,9 @@ def change(here: Site, machine: Machine, changes: Sequence[Change]) -> dict[int,
     eventually(lambda: len(set(episodes.glob("*.json")) - old) > len(changes), 20, "more episodes")
     *new, intact = sorted(set(episodes.glob("*.json")) - old)
     done = {}
-    for one, notice in zip(changes, new, strict=False):
-        one(notice.with_suffix(".parquet"), intact.with_suffix(".parquet"))
-        done[int(json.loads(notice.read_text())["index"])] = one.__name__
+    for one, manifest in zip(changes, new, strict=False):
+        one(manifest.with_suffix(".parquet"), intact.with_suffix(".parquet"))
+        done[int(json.loads(manifest.read_text())["index"])] = one.__name__
     courier.resume()
     return done
 
@@ -105,12 +105,12 @@ class Spool:
         self.folder = JobFolder(job_folder(machine, self.run))
         self.folder.create()
 
-    def episode(self, ticket: Ticket, *holds: Trajectory, **notice: Any) -> Path:
-        """An episode of ``ticket`` whose file ``holds`` something else, or whose notice says something else."""
+    def episode(self, ticket: Ticket, *holds: Trajectory, **manifest: Any) -> Path:
+        """An episode of ``ticket`` whose file ``holds`` something else, or whose manifest says something else."""
         episode_id = f"{ticket.iteration:06d}-{ticket.index:05d}-w1-0"
         path = self.folder.episode(episode_id)
         parquet.write(path, holds or [spooled(ticket)])
-        announced = Notice(
+        announced = EpisodeManifest(
             self.run,
             *ticket.key,
             0,
@@ -122,7 +122,7 @@ class Spool:
             seconds=0.1,
             age_s=1.0,
         )
-        self.folder.notice(episode_id).write_text(json.dumps(replace(announced, **notice).to_json()))
+        self.folder.manifest(episode_id).write_text(json.dumps(replace(announced, **manifest).to_json()))
         return path
 
 
@@ -214,8 +214,8 @@ def test_a_notice_that_cannot_be_read_costs_that_episode_only(
 ) -> None:
     ours = tickets(len(NOTICES) + 2)
     for ticket, spoil in zip(ours, NOTICES.values(), strict=False):
-        notice = spool.episode(ticket).with_suffix(".json")
-        notice.write_text(spoil(notice.read_text()))
+        manifest = spool.episode(ticket).with_suffix(".json")
+        manifest.write_text(spoil(manifest.read_text()))
     spool.episode(ours[-1])
     with site(tmp_path / "run", machines[:1]) as here:
         result = here.collecting(ours).result(50)

@@ -171,9 +171,9 @@ def test_a_host_that_comes_back_finds_what_was_finished_meanwhile(folder: Path) 
     with attached(folder) as host:
         ready = host.greet()
         assert ready["pid"] == first and ready["held"] == []
-        notices = sorted(ready["spool"], key=lambda notice: notice["index"])
-        assert [notice["index"] for notice in notices] == [0, 1, 2, 3]
-        host.say("landed", episodes=[notice["episode_id"] for notice in notices])
+        manifests = sorted(ready["spool"], key=lambda manifest: manifest["index"])
+        assert [manifest["index"] for manifest in manifests] == [0, 1, 2, 3]
+        host.say("landed", episodes=[manifest["episode_id"] for manifest in manifests])
         eventually(lambda: not list(folder.glob("episodes/*")))
 
 
@@ -306,7 +306,7 @@ def test_what_a_host_did_not_answer_is_asked_of_the_next(folder: Path) -> None:
             asked = again if step == 0 else host.hear("ask")
             assert asked["stream"] == [0, 0, step] and len(asked["attached"]) == asked["vector"] == 8
             host.say("decided", number=asked["number"], action=1, log_prob=-0.5)
-        assert host.hear("episode")["notice"]["policy_version"] == 0
+        assert host.hear("episode")["manifest"]["policy_version"] == 0
 
 
 def test_an_answer_that_does_not_come_in_time_costs_the_episode(folder: Path) -> None:
@@ -335,6 +335,6 @@ def test_a_stray_file_is_announced_until_the_host_says_to_forget_it(folder: Path
         assert [stray["episode"] for stray in host.greet()["refused"]] == ["stray"]
     with attached(folder) as host:  # the one before may have been gone before it heard of it
         (stray,) = host.greet()["refused"]
-        assert "not a notice" in stray["reason"]
+        assert "not a manifest" in stray["reason"]
         host.say("landed", episodes=["stray"])
         eventually(lambda: not list((folder / "episodes").iterdir()))
