@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.stage import median, rounded, show, stage
 from digirl_dist.build.choices import choose_agent, choose_device
-from digirl_dist.build.collector import Ground, build_collector
+from digirl_dist.build.collector import RunContext, build_collector
 from digirl_dist.build.validate import training_plan
 from digirl_dist.settings import (
     DeviceAgentSettings,
@@ -57,7 +57,7 @@ class Fleet:
         self._checkpoints = Checkpoints(run.checkpoints, keep_every=10**9)
         self._store = Store(run.trajectories)
         status = Status(folder / "status.json")
-        ground = Ground(chosen, device, self._agent, self._plan, run, self._store, events, status)
+        ground = RunContext(chosen, device, self._agent, self._plan, run, self._store, events, status)
         self._collector = build_collector(ground, stack)
         torch.manual_seed(0)
         self._weights = self._agent().state_dict()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import psutil
 
 from chaos.faults import Fault, faults
-from chaos.ground import LIMITS, Ground, ground
+from chaos.ground import LIMITS, RunContext, ground
 from chaos.invariants import Invariant, judge
 from chaos.machine import eventually
 from chaos.processes import processes_with
@@ -42,7 +42,7 @@ def strike(kinds: Sequence[Fault], count: int, seed: int, inference: Inference) 
         return chaos.trials, found
 
 
-def _finish(here: Ground) -> int:
+def _finish(here: RunContext) -> int:
     """End the run in order, then let it finish the iteration it was in. Returns the number of iterations."""
     here.clock.write_text("0")
     if (status := here.end_host()) != 130:
@@ -56,7 +56,7 @@ def _finish(here: Ground) -> int:
     return iterations
 
 
-def _left(here: Ground) -> list[str]:
+def _left(here: RunContext) -> list[str]:
     """What of the run is still there when the orphan time is over; our SSH servers are not of the run."""
 
     def running() -> list[str]:
@@ -74,7 +74,7 @@ def _words(process: psutil.Process) -> str:
         return ""
 
 
-def _keep(here: Ground) -> None:
+def _keep(here: RunContext) -> None:
     """What is needed to understand a failure."""
     kept = f"{here.folder}.kept"
     os.makedirs(kept)

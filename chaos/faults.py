@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from chaos import forgery
-from chaos.ground import LIMITS, POLICY_STUCK_S, Ground
+from chaos.ground import LIMITS, POLICY_STUCK_S, RunContext
 from chaos.machine import Machine, eventually, send
 from chaos.watch import Event, Watch
 from digirl_dist.settings import Inference
@@ -28,7 +28,7 @@ _AT_ONCE_S = _LOADED_S
 class Scene:
     """Where a fault strikes."""
 
-    ground: Ground
+    ground: RunContext
     watch: Watch
     machine: Machine
     rng: random.Random

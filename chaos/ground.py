@@ -51,7 +51,7 @@ _RUN = [
 ]
 
 
-class Ground:
+class RunContext:
     """The machines and the host of one chaos run; ``run`` is its save_path, ``clock`` says how far clocks are off."""
 
     def __init__(self, folder: Path, machines: int, inference: Inference, stack: ExitStack) -> None:
@@ -159,9 +159,9 @@ def _hydra(workers: str) -> str:
 
 
 @contextmanager
-def ground(machines: int, inference: Inference) -> Iterator[Ground]:
+def ground(machines: int, inference: Inference) -> Iterator[RunContext]:
     with ExitStack() as stack:
         folder = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="digirl-dist-chaos-", ignore_cleanup_errors=True))
         )
-        yield Ground(folder, machines, inference, stack)
+        yield RunContext(folder, machines, inference, stack)

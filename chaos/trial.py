@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chaos.faults import Fault, Scene
-from chaos.ground import Ground
+from chaos.ground import RunContext
 from chaos.machine import Machine
 from chaos.watch import Event, Watch
 
@@ -42,7 +42,7 @@ def plan(kinds: Sequence[Fault], count: int, seed: int) -> list[Fault]:
 class Chaos:
     """Strikes a run on ``ground`` with ``faults``; ``trials`` tell what came of it."""
 
-    def __init__(self, ground: Ground, watch: Watch, seed: int) -> None:
+    def __init__(self, ground: RunContext, watch: Watch, seed: int) -> None:
         self.trials: list[Trial] = []
         self._ground = ground
         self._watch = watch

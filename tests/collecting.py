@@ -17,7 +17,7 @@ from watching import eventually, processes_with
 
 from chaos.processes import running
 from digirl_dist.build.choices import Device
-from digirl_dist.build.collector import Ground, build_collector
+from digirl_dist.build.collector import RunContext, build_collector
 from digirl_dist.collect import Collector
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.collection import CollectionResult
@@ -124,10 +124,10 @@ class Site:
         plan = Plan([Task("count")], 6, seed=0)
         status = Status(folder / "status.json")
         make = partial(agent, Counter.spec)
-        ground = Ground(
+        context = RunContext(
             settings, device, make, plan, self.folder, self.store, events, status, closing, ahead=kind.ahead
         )
-        self.collector: Collector = build_collector(ground, stack)
+        self.collector: Collector = build_collector(context, stack)
 
     def save(self, iteration: int) -> Checkpoint:
         """The checkpoint of that many updates, as it was if there is one."""

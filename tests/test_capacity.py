@@ -13,7 +13,7 @@ import pytest
 from things import Coin, Counter
 
 from digirl_dist.build.choices import Device
-from digirl_dist.build.collector import Ground, build_collector
+from digirl_dist.build.collector import RunContext, build_collector
 from digirl_dist.capacity import Machine, Needs, choose, core_limits, memory_limits
 from digirl_dist.errors import SettingsError
 from digirl_dist.fleet.roster import members
@@ -99,7 +99,7 @@ def test_slots_that_do_not_boot_are_given_up_and_the_episodes_come_home(tmp_path
         policy = Coin(Counter.spec)
         checkpoint = Checkpoints(folder.checkpoints).save(0, policy.state_dict(), {}, {})
         store, status = Store(folder.trajectories), Status(folder.root / "status.json")
-        ground = Ground(
+        context = RunContext(
             settings,
             device,
             partial(Coin, Counter.spec),
@@ -109,7 +109,7 @@ def test_slots_that_do_not_boot_are_given_up_and_the_episodes_come_home(tmp_path
             events,
             status,
         )
-        collector = build_collector(ground, stack)
+        collector = build_collector(context, stack)
         tickets = [Ticket(0, index, Task("count"), index, 0) for index in range(150)]
         result = collector.collect(checkpoint, tickets)
     assert len(result.trajectories) == 150 and {each.slot for each in result.trajectories} <= {0, 1, 2, 3}

@@ -1,1 +1,1 @@
-"""Learning results: real runs over several seeds, their curves and their tables. See script/results."""
+"""TrainerSpec results: real runs over several seeds, their curves and their tables. See script/results."""

@@ -19,7 +19,7 @@ from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.settings import configuration
-from digirl_dist.train.launch import Place, stream_of
+from digirl_dist.train.launch import RankContext, stream_of
 from digirl_dist.train.rendezvous import join_ranks
 from digirl_dist.train.streams import Stream
 from digirl_dist.trajectory import Decision
@@ -101,7 +101,7 @@ def ranked_vector(
     settings = configuration.load(config_path, config_name, overrides)
     with join_ranks(settings) as rendezvous:
         rank = rendezvous.group.rank
-        envs = _vector(Place(settings, choose_device(settings, settings.emulator), rank))
+        envs = _vector(RankContext(settings, choose_device(settings, settings.emulator), rank))
         try:
             folder = Path(settings.save_path).expanduser().resolve()
             yield RankedVector(envs, rank, rendezvous.device, rendezvous.group, folder)
@@ -109,9 +109,9 @@ def ranked_vector(
             envs.close()
 
 
-def _vector(place: Place) -> EmulatorVector:
-    streams = [stream_of(place, slot) for slot in range(place.bsize)]
-    return EmulatorVector(streams, place.emulator.spec, place.emulator.max_steps)
+def _vector(context: RankContext) -> EmulatorVector:
+    streams = [stream_of(context, slot) for slot in range(context.bsize)]
+    return EmulatorVector(streams, context.emulator.spec, context.emulator.max_steps)
 
 
 def _action_space(spec: EmulatorSpec) -> gymnasium.Space[Any]:

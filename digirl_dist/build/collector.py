@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Ground:
+class RunContext:
     """What the parts of one run stand on."""
 
     settings: Settings
@@ -64,28 +64,28 @@ class Ground:
     """Where the settings came from, if workers that are added there while the run goes on shall join it."""
 
 
-def build_collector(ground: Ground, stack: ExitStack) -> Collector:
+def build_collector(context: RunContext, stack: ExitStack) -> Collector:
     """The collector; ``stack`` takes it down at the end whatever happens."""
-    settings = ground.settings
+    settings = context.settings
     if not validate.needs_emulators(settings):
         return OfflineCollector()
     collector: Collector
-    collector = _workers_collector(ground, stack) if settings.parallel is Parallel.host else _inline_collector(ground)
-    judge = choose_judge(settings, ground.folder.verdicts, ground.events)
+    collector = _workers_collector(context, stack) if settings.parallel is Parallel.host else _inline_collector(context)
+    judge = choose_judge(settings, context.folder.verdicts, context.events)
     if judge is not None:
-        collector = JudgedCollector(collector, judge, ground.store, ground.events, ground.status)
+        collector = JudgedCollector(collector, judge, context.store, context.events, context.status)
     collector = OfflineFirst(collector, validate.offline_iterations(settings))
-    if ground.ahead:
+    if context.ahead:
         from digirl_dist.collect.ahead import AheadCollector
 
-        collector = AheadCollector(collector, ground.plan.tickets, ground.ahead, settings.train_iterations - 1)
+        collector = AheadCollector(collector, context.plan.tickets, context.ahead, settings.train_iterations - 1)
     stack.callback(collector.close)
     return collector
 
 
-def _inline_collector(ground: Ground) -> Collector:
+def _inline_collector(context: RunContext) -> Collector:
     return inline_collector(
-        ground.settings, ground.device, ground.agent, ground.store, ground.events, ground.status, ground.closing
+        context.settings, context.device, context.agent, context.store, context.events, context.status, context.closing
     )
 
 
@@ -107,57 +107,57 @@ def inline_collector(
     return InlineCollector(job, settings.limits.episode_attempts, closing, store, events, status)
 
 
-def _workers_collector(ground: Ground, stack: ExitStack) -> Collector:
+def _workers_collector(context: RunContext, stack: ExitStack) -> Collector:
     from digirl_dist.collect.dispatch import DispatchRules
     from digirl_dist.collect.fleet_collector import FleetCollector
 
-    settings = ground.settings
+    settings = context.settings
     match settings.collector:
         case RayCollectorSettings():
-            fleet: Fleet[Any] = _ray_fleet(ground, settings.collector, stack)
+            fleet: Fleet[Any] = _ray_fleet(context, settings.collector, stack)
         case _:
-            fleet = _ssh_fleet(ground, stack)
+            fleet = _ssh_fleet(context, stack)
     rules = DispatchRules(settings.prefetch, settings.speculate)
-    return FleetCollector(fleet, settings.limits, rules, ground.closing, ground.store, ground.events, ground.status)
+    return FleetCollector(fleet, settings.limits, rules, context.closing, context.store, context.events, context.status)
 
 
-def _ray_fleet(ground: Ground, cluster: RayCollectorSettings, stack: ExitStack) -> Fleet[Any]:
+def _ray_fleet(context: RunContext, cluster: RayCollectorSettings, stack: ExitStack) -> Fleet[Any]:
     from digirl_dist.ray_cluster.connect import LOCAL, connect
     from digirl_dist.ray_cluster.connection import RayDial, RayWorkerSpec
     from digirl_dist.fleet.fleet import Fleet
 
-    settings = ground.settings
+    settings = context.settings
     connection = connect(LOCAL if settings.dry_run else cluster.address, cluster.start_s)
     stack.callback(connection.close)
-    job = _job(ground.device, ground)
+    job = _job(context.device, context)
     names = [f"ray-{number}" for number in range(settings.dry_run_workers if settings.dry_run else cluster.workers)]
-    folder = f"{settings.worker_temp_path}/{ground.folder.run_id}"
+    folder = f"{settings.worker_temp_path}/{context.folder.run_id}"
     slots = settings.bsize if isinstance(settings.bsize, int) else None
     workers = [(RayWorkerSpec(name, slots, f"{folder}-{name}"), job) for name in names]
     dial = RayDial(connection, cluster, settings.limits)
-    return Fleet(workers, dial, settings.limits, settings.push_dtype, _host_policy(ground))
+    return Fleet(workers, dial, settings.limits, settings.push_dtype, _host_policy(context))
 
 
-def _ssh_fleet(ground: Ground, stack: ExitStack) -> Fleet[Any]:
+def _ssh_fleet(context: RunContext, stack: ExitStack) -> Fleet[Any]:
     from digirl_dist.fleet.fleet import Fleet
     from digirl_dist.fleet.roster import localhost_members
     from digirl_dist.fleet.ssh_connection import SshDial
 
-    settings = ground.settings
+    settings = context.settings
     if settings.dry_run:
-        found = localhost_members(settings, ground.folder.dry_run, stack)
+        found = localhost_members(settings, context.folder.dry_run, stack)
     else:
         found = members(settings)
-    package = None if settings.dry_run else _package(ground, stack)
+    package = None if settings.dry_run else _package(context, stack)
 
     def prepare(member: Member) -> tuple[WorkerSpec, Job]:
-        return _worker_spec(member, ground, package), _job(_own_device(member, ground), ground)
+        return _worker_spec(member, context, package), _job(_own_device(member, context), context)
 
     dial = SshDial(settings.ssh, settings.limits)
     prepared = [prepare(member) for member in found]
-    fleet = Fleet(prepared, dial, settings.limits, settings.push_dtype, _host_policy(ground))
-    if ground.source and not settings.dry_run and not ground.source.overrides_key("worker_ips"):
-        _watch_roster(ground.source, prepare, fleet, stack)
+    fleet = Fleet(prepared, dial, settings.limits, settings.push_dtype, _host_policy(context))
+    if context.source and not settings.dry_run and not context.source.overrides_key("worker_ips"):
+        _watch_roster(context.source, prepare, fleet, stack)
     return fleet
 
 
@@ -175,42 +175,42 @@ def _watch_roster(
     roster.start()
 
 
-def _package(ground: Ground, stack: ExitStack) -> Package:
+def _package(context: RunContext, stack: ExitStack) -> Package:
     from digirl_dist.fleet.install import this_package
 
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="digirl-dist-wheel-")))
-    return this_package(ground.settings.install, ground.device.extras, folder)
+    return this_package(context.settings.install, context.device.extras, folder)
 
 
-def _worker_spec(member: Member, ground: Ground, package: Package | None) -> WorkerSpec:
+def _worker_spec(member: Member, context: RunContext, package: Package | None) -> WorkerSpec:
     """``package`` is None for localhost workers, which use the host's own."""
     from digirl_dist.fleet.roster import installer, this_python
     from digirl_dist.fleet.spec import WorkerSpec
 
-    folder = f"{member.temp_path}/{ground.folder.run_id}-{member.name}"
-    install = this_python if package is None else installer(member, package, ground.events)
+    folder = f"{member.temp_path}/{context.folder.run_id}-{member.name}"
+    install = this_python if package is None else installer(member, package, context.events)
     version = "" if package is None else file_digest(package.wheel)
     limit_s = 0.0 if package is None else package.limit_s
     return WorkerSpec(member.address, member.slots, folder, install, limit_s, version)
 
 
-def _own_device(member: Member, ground: Ground) -> Device:
+def _own_device(member: Member, context: RunContext) -> Device:
     """The emulator with the worker's own settings, if it has any, which are checked here."""
-    settings = ground.settings
+    settings = context.settings
     if not member.emulator:
-        return ground.device
+        return context.device
     return choose_device(settings, configuration.merged(settings.emulator, member.emulator, f"worker {member.name}"))
 
 
-def _job(device: Device, ground: Ground) -> Job:
+def _job(device: Device, context: RunContext) -> Job:
     """What a worker is to do."""
     from digirl_dist.fleet.spec import Job
     from digirl_dist.user_code.packing import pack
 
-    settings = ground.settings
+    settings = context.settings
     return Job(
-        run=ground.folder.run_id,
-        agent=None if settings.inference is Inference.host else pack(ground.agent),
+        run=context.folder.run_id,
+        agent=None if settings.inference is Inference.host else pack(context.agent),
         emulator=pack(device.factory),
         max_steps=device.max_steps,
         limits=SlotLimits.of(settings.limits),
@@ -222,6 +222,6 @@ def _job(device: Device, ground: Ground) -> Job:
     )
 
 
-def _host_policy(ground: Ground) -> PolicyServer | None:
-    log = ground.folder.root / "policy.log"
-    return choose_host_policy(ground.settings, ground.agent, log, ground.events, ground.status)
+def _host_policy(context: RunContext) -> PolicyServer | None:
+    log = context.folder.root / "policy.log"
+    return choose_host_policy(context.settings, context.agent, log, context.events, context.status)

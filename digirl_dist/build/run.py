@@ -12,7 +12,7 @@ from digirl_dist import host
 from digirl_dist.settings import configuration
 from digirl_dist.build import validate
 from digirl_dist.agent import AgentFactory
-from digirl_dist.build.collector import Ground, build_collector
+from digirl_dist.build.collector import RunContext, build_collector
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.build.choices import (
     Device,
@@ -46,14 +46,14 @@ from digirl_dist.settings import (
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.trainer import Trainer
-from digirl_dist.trainer.rank_process import Learning
+from digirl_dist.trainer.rank_process import TrainerSpec
 
 if TYPE_CHECKING:
     pass
 
 
 @dataclass(frozen=True)
-class Chosen:
+class RunSpec:
     """What the settings ask for, found and checked before anything is made."""
 
     settings: Settings
@@ -82,25 +82,25 @@ def run(settings: Settings, source: configuration.Source | None = None) -> None:
     check_judge(settings)
     agent = choose_agent(settings.agent, device.spec)
     root = Path(settings.save_path).expanduser().resolve()
-    learning = _learning(settings, device, agent, root)
+    trainer_spec = _trainer_spec(settings, device, agent, root)
     if rank is None or rank.is_first:
-        _lead(Chosen(settings, source, root, closing, ahead, device, agent), learning, rank)
+        _lead(RunSpec(settings, source, root, closing, ahead, device, agent), trainer_spec, rank)
     else:
-        _follow(learning, rank)
+        _follow(trainer_spec, rank)
 
 
-def _lead(chosen: Chosen, learning: Learning, rank: Rank | None) -> None:
-    settings = chosen.settings
-    plan = validate.training_plan(settings, chosen.device.tasks)
+def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None) -> None:
+    settings = spec.settings
+    plan = validate.training_plan(settings, spec.device.tasks)
     with ExitStack() as stack:
-        folder = RunFolder(chosen.root, configuration.to_yaml(settings))
+        folder = RunFolder(spec.root, configuration.to_yaml(settings))
         stack.callback(folder.close)
         progress = Progress(settings.rollout_size)
         events = Events(folder.events, (progress.listen,))
         stack.callback(events.close)
         status = Status(folder.root / "status.json")
         write_policy = WaitForSpace(events, status, settings.limits.full_disk_s)
-        trainer = _trainer(settings, learning, folder, write_policy, rank, stack)
+        trainer = _trainer(settings, trainer_spec, folder, write_policy, rank, stack)
         stack.callback(trainer.close)
         media = Media(folder.media, settings.media, events)
         report = Report(folder, events, progress, status, build_curves(settings, folder), media, write_policy)
@@ -108,18 +108,18 @@ def _lead(chosen: Chosen, learning: Learning, rank: Rank | None) -> None:
         measured = trainer.resume() if only_measures(settings) else None
         store = Store(folder.evaluation(measured.iteration) if measured else folder.trajectories, write_policy)
         collector = build_collector(
-            Ground(
+            RunContext(
                 settings,
-                chosen.device,
-                chosen.agent,
+                spec.device,
+                spec.agent,
                 plan,
                 folder,
                 store,
                 events,
                 status,
-                chosen.closing,
-                chosen.ahead,
-                chosen.source,
+                spec.closing,
+                spec.ahead,
+                spec.source,
             ),
             stack,
         )
@@ -128,7 +128,7 @@ def _lead(chosen: Chosen, learning: Learning, rank: Rank | None) -> None:
         else:
             every, last = settings.evaluation.every, settings.train_iterations
             test_plan = validate.evaluation_plan(settings)
-            evaluator = Evaluator(collector, test_plan, store, learning.checkpoints, report, every, last)
+            evaluator = Evaluator(collector, test_plan, store, trainer_spec.checkpoints, report, every, last)
             host.train(collector, trainer, store, plan, evaluator, report, settings.train_iterations)
 
 
@@ -140,10 +140,10 @@ def build_curves(settings: Settings, folder: RunFolder) -> list[Curves]:
     return drawn
 
 
-def _learning(settings: Settings, device: Device, agent: AgentFactory, root: Path) -> Learning:
+def _trainer_spec(settings: Settings, device: Device, agent: AgentFactory, root: Path) -> TrainerSpec:
     """What every process that makes updates of the run folder ``root`` must know."""
     trainer = settings.trainer
-    return Learning(
+    return TrainerSpec(
         agent=agent,
         algorithm=choose_algorithm(settings, device.max_steps),
         checkpoints=Checkpoints(
@@ -162,15 +162,15 @@ def _learning(settings: Settings, device: Device, agent: AgentFactory, root: Pat
 
 
 def _trainer(
-    settings: Settings, learning: Learning, folder: RunFolder, write_policy: WaitForSpace, rank: Rank | None, stack: ExitStack
+    settings: Settings, trainer_spec: TrainerSpec, folder: RunFolder, write_policy: WaitForSpace, rank: Rank | None, stack: ExitStack
 ) -> Trainer:
     """One of three: this process, all ranks of its launch with this one in the lead, or a group that it starts."""
-    patient = replace(learning, checkpoints=learning.checkpoints.with_write_policy(write_policy))
+    patient = replace(trainer_spec, checkpoints=trainer_spec.checkpoints.with_write_policy(write_policy))
     match settings.trainer:
-        case TorchrunSettings() as chosen:
+        case TorchrunSettings() as spec:
             from digirl_dist.trainer.torchrun import TorchrunTrainer
 
-            return TorchrunTrainer(learning, chosen, folder.root / "trainer.log")
+            return TorchrunTrainer(trainer_spec, spec, folder.root / "trainer.log")
         case _ if rank is not None and rank.world_size > 1:
             from digirl_dist.trainer.joint import JointTrainer
 
@@ -179,9 +179,9 @@ def _trainer(
             return patient.alone(rank)
 
 
-def _follow(learning: Learning, rank: Rank) -> None:
+def _follow(trainer_spec: TrainerSpec, rank: Rank) -> None:
     """What a rank of ``torchrun run.py`` does when it is not the first: its share of every update."""
     from digirl_dist.trainer.joint import follow
 
-    with telling(rank), learning.joined(rank) as (trainer, group):
-        follow(trainer, group, Store(learning.trajectories), learning.idle_s)
+    with telling(rank), trainer_spec.joined(rank) as (trainer, group):
+        follow(trainer, group, Store(trainer_spec.trajectories), trainer_spec.idle_s)

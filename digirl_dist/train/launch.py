@@ -39,7 +39,7 @@ _EVALUATION_SLOT = 10**6
 
 
 @dataclass(frozen=True)
-class Place:
+class RankContext:
     """What every part of this rank is built from."""
 
     settings: Settings
@@ -88,9 +88,9 @@ def train(settings: Settings, distributed: bool) -> None:
     with ExitStack() as stack:
         meeting = stack.enter_context(join_ranks(settings, distributed))
         group, rank = meeting.group, meeting.group.rank
-        place = Place(settings, choose_device(settings, settings.emulator), rank)
-        learner = _learner(place, meeting)
-        streams = Streams([stream_of(place, slot) for slot in range(place.bsize)], place.emulator.max_steps)
+        context = RankContext(settings, choose_device(settings, settings.emulator), rank)
+        learner = _learner(context, meeting)
+        streams = Streams([stream_of(context, slot) for slot in range(context.bsize)], context.emulator.max_steps)
         stack.callback(streams.close)
         folder = _open_folder(settings, stack) if rank.is_first else None
         beginning = _beginning(folder, settings, group)
@@ -99,27 +99,27 @@ def train(settings: Settings, distributed: bool) -> None:
         _tell_ranks(folder, group, settings.seed, meeting.device)
         reporter: Reporter = NullReporter()
         if folder is not None:
-            reporter = _first_rank(place, folder, learner, beginning, stack)
+            reporter = _first_rank(context, folder, learner, beginning, stack)
         selector = _data_selector(settings, beginning, rank)
         steps, seed = settings.distributed.steps, settings.seed + rank.rank
         loop = RankLoop(group, learner.agent, learner.algorithm, streams, selector, window, reporter, steps, seed)
         loop.train(beginning.iteration, settings.train_iterations)
 
 
-def _learner(place: Place, meeting: Rendezvous) -> Learner:
+def _learner(context: RankContext, meeting: Rendezvous) -> Learner:
     """The same first weights on every rank, since they follow from the seed."""
-    settings = place.settings
+    settings = context.settings
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        agent = Placed(choose_agent(settings.agent, place.emulator.spec), meeting.acts_on)()
+        agent = Placed(choose_agent(settings.agent, context.emulator.spec), meeting.acts_on)()
         agent.train(False)
-        algorithm = choose_algorithm(settings, place.emulator.max_steps)
+        algorithm = choose_algorithm(settings, context.emulator.max_steps)
         return Learner(agent, algorithm(agent, OwnRows(meeting.group)))
 
 
-def stream_of(place: Place, slot: int) -> Stream:
+def stream_of(context: RankContext, slot: int) -> Stream:
     """Ranks differ by their seed: that of the configuration plus the rank."""
-    rank, emulator, settings = place.rank.rank, place.emulator, place.settings
+    rank, emulator, settings = context.rank.rank, context.emulator, context.settings
     seed, group_size = settings.seed + rank, validate.group_size(settings)
     return Stream(emulator.factory(), emulator.tasks, f"rank{rank}", slot, seed, group_size)
 
@@ -193,19 +193,21 @@ def _tell_ranks(folder: RunFolder | None, group: Group, seed: int, device: str) 
         events.close()
 
 
-def _first_rank(place: Place, folder: RunFolder, learner: Learner, beginning: Beginning, stack: ExitStack) -> Reporter:
+def _first_rank(
+    context: RankContext, folder: RunFolder, learner: Learner, beginning: Beginning, stack: ExitStack
+) -> Reporter:
     from digirl_dist.build.run import build_curves
     from digirl_dist.report.metrics import Metrics
     from digirl_dist.train.reporter import Measure, RankZeroReporter  # TensorBoard is slow to import
 
-    settings, own = place.settings, place.settings.distributed
+    settings, own = context.settings, context.settings.distributed
     metrics = Metrics(folder.metrics)
     metrics.keep_until(beginning.iteration)
     curves = build_curves(settings, folder)
     for drawn in curves:
         stack.callback(drawn.close)
-    stream = partial(stream_of, place, _EVALUATION_SLOT)
-    measure = Measure(stream, place.emulator.max_steps, own.eval_freq, own.eval_episodes)
+    stream = partial(stream_of, context, _EVALUATION_SLOT)
+    measure = Measure(stream, context.emulator.max_steps, own.eval_freq, own.eval_episodes)
     return RankZeroReporter(
         learner.agent,
         learner.algorithm,
@@ -215,6 +217,6 @@ def _first_rank(place: Place, folder: RunFolder, learner: Learner, beginning: Be
         curves,
         measure,
         partial(print, flush=True),
-        steps=own.steps * place.bsize * place.rank.world_size,
+        steps=own.steps * context.bsize * context.rank.world_size,
         global_step=beginning.trainer["ranks"]["global_step"] if beginning.iteration else 0,
     )

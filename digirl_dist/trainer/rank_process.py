@@ -31,7 +31,7 @@ from digirl_dist.user_code.packing import unpack_file
 
 
 @dataclass(frozen=True)
-class Learning:
+class TrainerSpec:
     """Everything that a rank needs to learn with the others."""
 
     agent: AgentFactory
@@ -85,8 +85,8 @@ class MemberFolder:
     root: Path
 
     @property
-    def learning(self) -> Path:
-        """The packed Learning; only the host writes it."""
+    def trainer_spec(self) -> Path:
+        """The packed TrainerSpec; only the host writes it."""
         return self.root / "learning"
 
     @property
@@ -112,18 +112,18 @@ def main(folder: MemberFolder) -> None:
     """Learn with the other ranks until the host ends; what goes wrong is told with the rank."""
     rank = own_rank(os.environ)
     with telling(rank):
-        learning: Learning = unpack_file(folder.learning)
-        with learning.joined(rank) as (trainer, group):
+        trainer_spec: TrainerSpec = unpack_file(folder.trainer_spec)
+        with trainer_spec.joined(rank) as (trainer, group):
             if rank.is_first:
                 with folder.connect() as host:
-                    _serve(host, JointTrainer(trainer, group), learning)
+                    _serve(host, JointTrainer(trainer, group), trainer_spec)
             else:
-                follow(trainer, group, Store(learning.trajectories), learning.idle_s)
+                follow(trainer, group, Store(trainer_spec.trajectories), trainer_spec.idle_s)
 
 
-def _serve(host: Connection, trainer: JointTrainer, learning: Learning) -> None:
+def _serve(host: Connection, trainer: JointTrainer, trainer_spec: TrainerSpec) -> None:
     """Answer the host's orders until it closes its end, or is gone."""
-    store = Store(learning.trajectories)
+    store = Store(trainer_spec.trajectories)
     while True:
         try:
             order = json.loads(host.recv_bytes())
@@ -131,17 +131,17 @@ def _serve(host: Connection, trainer: JointTrainer, learning: Learning) -> None:
             trainer.close()
             return
         try:
-            answer = _answer(order, trainer, learning, store)
+            answer = _answer(order, trainer, trainer_spec, store)
         except DigirlDistError as error:
             host.send_bytes(json.dumps({"error": str(error)}).encode())
             raise
         host.send_bytes(json.dumps(answer).encode())
 
 
-def _answer(order: Json, trainer: JointTrainer, learning: Learning, store: Store) -> Json:
+def _answer(order: Json, trainer: JointTrainer, trainer_spec: TrainerSpec, store: Store) -> Json:
     if order is None:
         return {"iteration": trainer.resume().iteration}
-    update = trainer.update(learning.checkpoints.open(order), store)
+    update = trainer.update(trainer_spec.checkpoints.open(order), store)
     return {
         "iteration": update.checkpoint.iteration,
         "figures": update.figures,

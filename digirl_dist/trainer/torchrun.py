@@ -20,7 +20,7 @@ from digirl_dist.settings import TorchrunSettings
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.trainer import Update
-from digirl_dist.trainer.rank_process import Learning, MemberFolder
+from digirl_dist.trainer.rank_process import MemberFolder, TrainerSpec
 from digirl_dist.types import Json
 from digirl_dist.user_code.packing import pack
 
@@ -34,26 +34,26 @@ class TorchrunTrainer:
     Only this process sends them anything: rank 0 comes to a Unix socket in a private folder.
     """
 
-    def __init__(self, learning: Learning, settings: TorchrunSettings, log: Path) -> None:
-        self._learning = learning
+    def __init__(self, trainer_spec: TrainerSpec, settings: TorchrunSettings, log: Path) -> None:
+        self._trainer_spec = trainer_spec
         self._settings = settings
         self._log = log
         self._log_began = log.stat().st_size if log.exists() else 0
         self._stack = ExitStack()
         folder = MemberFolder(Path(self._stack.enter_context(TemporaryDirectory(prefix="digirl-dist-group-"))))
-        folder.learning.write_bytes(pack(learning))
+        folder.trainer_spec.write_bytes(pack(trainer_spec))
         self._listener = self._stack.enter_context(folder.listen())
         self._process = self._start(folder)
         self._rank_0: Connection | None = None
 
     def resume(self) -> Checkpoint:
         answer = self._ask(None, self._settings.start_s)
-        return self._learning.checkpoints.open(answer["iteration"])
+        return self._trainer_spec.checkpoints.open(answer["iteration"])
 
     def update(self, checkpoint: Checkpoint, store: Store) -> Update:
         """Raises TrainingError when a rank fails, or the update takes longer than ``update_s``."""
         answer = self._ask(checkpoint.iteration, self._settings.update_s)
-        saved = self._learning.checkpoints.open(answer["iteration"])
+        saved = self._trainer_spec.checkpoints.open(answer["iteration"])
         # The monotonic clock is the machine's, so the times of rank 0 are ours.
         return Update(saved, answer["figures"], answer["started_at"], answer["learned_at"])
 

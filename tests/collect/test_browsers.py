@@ -18,7 +18,7 @@ from torch import nn
 from watching import eventually, nothing_is_left_of
 
 from digirl_dist.build.choices import choose_device
-from digirl_dist.build.collector import Ground, build_collector
+from digirl_dist.build.collector import RunContext, build_collector
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.settings import LimitSettings, MiniwobSettings, Parallel, Settings, TaskOrder
@@ -64,7 +64,7 @@ class Browsers:
         store, status = Store(run_folder.trajectories), Status(run_folder.root / "status.json")
         plan = Plan(device.tasks, episodes, seed=0, order=TaskOrder.sequential.value)
         self._collector = build_collector(
-            Ground(settings, device, lambda: Corner(device.spec), plan, run_folder, store, events, status), stack
+            RunContext(settings, device, lambda: Corner(device.spec), plan, run_folder, store, events, status), stack
         )
         self._tickets = plan.tickets(0, 0)
 
