@@ -20,7 +20,7 @@ class Collector(Protocol):
         iteration closes early (see ``iteration.Closing``), what was under way comes home with the next one.
         """
 
-    def offer(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
+    def prefetch(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
         """Slots without anything else to do may begin with these tickets of later iterations; what begins from now on
         acts with ``checkpoint``. Their own ``collect`` brings them home. May be called while another thread collects.
         """

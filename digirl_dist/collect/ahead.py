@@ -45,11 +45,11 @@ class AheadCollector:
         if number < 0:  # a measurement; the iterations after it are on their way already
             return self._pending.pop(number).result()
         for later in range(number + 1, min(number + self._ahead, self._last) + 1):
-            self.offer(checkpoint, self._tickets(later, checkpoint.iteration))
+            self.prefetch(checkpoint, self._tickets(later, checkpoint.iteration))
         return self._pending.pop(number).result()
 
-    def offer(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
-        self._inner.offer(checkpoint, tickets)
+    def prefetch(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
+        self._inner.prefetch(checkpoint, tickets)
         if tickets[0].iteration not in self._pending:
             self._submit(tickets[0].iteration, tickets)
 

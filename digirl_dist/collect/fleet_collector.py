@@ -62,15 +62,15 @@ class FleetCollector:
         self.table = WorkerTable(fleet, self.leases, limits, events, status)
         self.dispatch = Dispatch(fleet, self.table.states, self.leases, rules, events)
         self.all_stats: dict[int, IterationStats] = {}
-        self.offers: queue.SimpleQueue[tuple[Checkpoint, Sequence[Ticket]]] = queue.SimpleQueue()
+        self.prefetches: queue.SimpleQueue[tuple[Checkpoint, Sequence[Ticket]]] = queue.SimpleQueue()
         self.closed = threading.Event()
         self.fleet.start()
 
     def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
         return _Collection(self, checkpoint, tickets).run()
 
-    def offer(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
-        self.offers.put((checkpoint, tickets))
+    def prefetch(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
+        self.prefetches.put((checkpoint, tickets))
 
     def close(self) -> None:
         self.closed.set()
@@ -87,7 +87,7 @@ class _Collection:
         self._store = collector.store
         self._table = collector.table
         self._status = collector.status
-        self._offers = collector.offers
+        self._prefetches = collector.prefetches
         self._closed = collector.closed
         self._checkpoint = checkpoint
         self._iteration = Iteration(tickets, self._leases, self._store, collector.closing)
@@ -125,8 +125,8 @@ class _Collection:
             self._take_in(event)
 
     def _take_offers(self) -> None:
-        while not self._offers.empty():  # this is its only reader
-            checkpoint, tickets = self._offers.get()
+        while not self._prefetches.empty():  # this is its only reader
+            checkpoint, tickets = self._prefetches.get()
             if checkpoint.iteration > self._checkpoint.iteration:
                 self._checkpoint = checkpoint
                 self._fleet.publish(checkpoint, self._leases.versions())

@@ -65,7 +65,7 @@ class InlineCollector:
         self._store = store
         self._events = events
         self._status = status
-        self._offers: queue.SimpleQueue[tuple[Checkpoint, Sequence[Ticket]]] = queue.SimpleQueue()
+        self._prefetches: queue.SimpleQueue[tuple[Checkpoint, Sequence[Ticket]]] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._busy = threading.Lock()
         if job.pool.reason:
@@ -76,8 +76,8 @@ class InlineCollector:
         with self._busy:
             return self._collect(checkpoint, Iteration(tickets, self._leases, self._store, self._closing))
 
-    def offer(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
-        self._offers.put((checkpoint, tickets))
+    def prefetch(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
+        self._prefetches.put((checkpoint, tickets))
 
     def _collect(self, checkpoint: Checkpoint, iteration: Iteration) -> CollectionResult:
         stats = self._stats_of(iteration.number)
@@ -111,8 +111,8 @@ class InlineCollector:
         self._rollout.idle("barrier")
 
     def _take_offers(self, iteration: Iteration) -> None:
-        while not self._offers.empty():  # this is its only reader
-            checkpoint, tickets = self._offers.get()
+        while not self._prefetches.empty():  # this is its only reader
+            checkpoint, tickets = self._prefetches.get()
             if checkpoint.iteration > self._version:
                 self._act_with(checkpoint)
             iteration.begin_later(tickets)

@@ -55,8 +55,8 @@ class JudgedCollector:
         result.judging = {**self._judge.take_figures(), "judge_wait_s": round(time.monotonic() - started, 4)}
         return result
 
-    def offer(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
-        self._collector.offer(checkpoint, tickets)
+    def prefetch(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
+        self._collector.prefetch(checkpoint, tickets)
 
     def close(self) -> None:
         for _ in range(self._judge.parallel):

@@ -17,7 +17,7 @@ class OfflineCollector:
         """A result without episodes."""
         return CollectionResult.empty(tickets[0].iteration)
 
-    def offer(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
+    def prefetch(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
         """Nothing begins."""
 
     def close(self) -> None:
@@ -36,9 +36,9 @@ class OfflineFirst:
             return CollectionResult.empty(tickets[0].iteration)
         return self._collector.collect(checkpoint, tickets)
 
-    def offer(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
+    def prefetch(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
         if not self._is_offline(tickets):
-            self._collector.offer(checkpoint, tickets)
+            self._collector.prefetch(checkpoint, tickets)
 
     def _is_offline(self, tickets: Sequence[Ticket]) -> bool:
         """Measurements (see ``tasks.evaluation_of``) are made at any time."""

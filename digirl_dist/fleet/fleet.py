@@ -10,7 +10,7 @@ from functools import partial
 from typing import Generic
 
 from digirl_dist.fleet.connection import AnySpec, Dial
-from digirl_dist.fleet.outgoing import Named, Offer, Outgoing, Weights
+from digirl_dist.fleet.outgoing import Named, Outgoing, PublishedPolicy, Weights
 from digirl_dist.fleet.spec import Job
 from digirl_dist.fleet.worker import RemoteWorker
 from digirl_dist.fleet.worker_events import Added, Leaving, RosterRefused, WorkerEvent
@@ -40,7 +40,7 @@ class Fleet(Generic[AnySpec]):
         self._limits = limits
         self._push_dtype = push_dtype
         self._policy = policy
-        self._offered: Offer | None = None
+        self._announced: PublishedPolicy | None = None
         self._events_queue: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._dial = dial
@@ -62,22 +62,22 @@ class Fleet(Generic[AnySpec]):
 
         ``in_use`` are versions of episodes under way.
         """
-        offer: Offer
+        published: PublishedPolicy
         if self._policy is None:
-            offer = self._weights(checkpoint)
+            published = self._weights(checkpoint)
         else:
             self._policy.serve(checkpoint, in_use)
-            offer = Named(checkpoint.iteration)
+            published = Named(checkpoint.iteration)
         with self._roster:
-            self._offered = offer
+            self._announced = published
             workers = self.workers
         for worker in workers.values():
-            worker.publish(offer)
+            worker.publish(published)
 
     def _weights(self, checkpoint: Checkpoint) -> Outgoing:
-        before = self._offered.weights if isinstance(self._offered, Outgoing) else None
-        if isinstance(self._offered, Outgoing) and self._offered.weights.checkpoint == checkpoint:
-            return self._offered
+        before = self._announced.weights if isinstance(self._announced, Outgoing) else None
+        if isinstance(self._announced, Outgoing) and self._announced.weights.checkpoint == checkpoint:
+            return self._announced
         return Outgoing(Weights(checkpoint, self._push_dtype, before), before)
 
     def add(self, spec: AnySpec, job: Job) -> None:
@@ -88,8 +88,8 @@ class Fleet(Generic[AnySpec]):
         self._events_queue.put(Added(spec.name))
         with self._roster:
             self.workers = {**self.workers, spec.name: worker}
-            if self._offered is not None:
-                worker.publish(self._offered)
+            if self._announced is not None:
+                worker.publish(self._announced)
         worker.start()
 
     def release(self, name: str) -> None:

@@ -118,7 +118,7 @@ class Weights:
         return replace(info, digest=digest(self.content(name)), dtype="bfloat16")
 
 
-class Offer(Protocol):
+class PublishedPolicy(Protocol):
     """A policy version that workers shall run episodes with."""
 
     @property

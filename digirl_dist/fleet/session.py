@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from digirl_dist.errors import JobError, LinkLostError, TrajectoryError, WorkerError
 from digirl_dist.fleet.connection import Opening
 from digirl_dist.fleet.outbox import Outbox
-from digirl_dist.fleet.outgoing import Blob, Offer
+from digirl_dist.fleet.outgoing import Blob, PublishedPolicy
 from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.fleet.transfers import Transfers
 from digirl_dist.fleet.worker_events import (
@@ -66,8 +66,8 @@ class Session:
         self._limits = limits
         self._post = post
         self._decider = inference
-        self._offered: Offer | None = None
-        self._offered_at = 0.0
+        self._announced: PublishedPolicy | None = None
+        self._announced_at = 0.0
         self._pushed_bytes = 0
         self._working = False
         self._has_loaded = False
@@ -98,10 +98,10 @@ class Session:
         """Hand the line in. That it cannot be sent ends the session later."""
         self._outbox.send(line)
 
-    def offer(self, checkpoint: Offer) -> None:
+    def announce(self, checkpoint: PublishedPolicy) -> None:
         """Ask the worker to act with this checkpoint; it answers with what it lacks, or that it is loaded."""
         if self._working:
-            self._offered, self._offered_at, self._pushed_bytes = checkpoint, time.monotonic(), 0
+            self._announced, self._announced_at, self._pushed_bytes = checkpoint, time.monotonic(), 0
             self.send(encode("checkpoint", version=checkpoint.iteration, tensors=checkpoint.wire()))
 
     def lease(self, tickets: Sequence[Ticket]) -> None:
@@ -109,7 +109,7 @@ class Session:
         if self._working:
             self.send(encode("lease", tickets=[ticket.to_json() for ticket in tickets]))
 
-    def serve(self, newest: Callable[[], Offer | None]) -> None:
+    def serve(self, newest: Callable[[], PublishedPolicy | None]) -> None:
         """Greet the program and act on what it says until it ends. Raises WorkerError when that is too early."""
         self.send(encode("hello", run=self._job.run))
         try:
@@ -161,14 +161,14 @@ class Session:
             raise LinkLostError(self._spec.name, f"the program attached {size!r} bytes to a {message['type']}")
         return {"attached": self._line.read(size, self._limits.silence_s)} if size else {}
 
-    def obey(self, message: dict[str, Any], checkpoint: Offer | None) -> None:
+    def obey(self, message: dict[str, Any], checkpoint: PublishedPolicy | None) -> None:
         """Act on one message of the program. Anything malformed in it is the worker's failure."""
         try:
             self._obey(message, checkpoint)
         except (KeyError, TypeError, ValueError, TrajectoryError) as error:
             raise LinkLostError(self._spec.name, f"the program sent a malformed {message['type']}: {error}") from error
 
-    def _obey(self, message: dict[str, Any], checkpoint: Offer | None) -> None:
+    def _obey(self, message: dict[str, Any], checkpoint: PublishedPolicy | None) -> None:
         name = self._spec.name
         match message["type"]:
             case "ready":
@@ -220,7 +220,7 @@ class Session:
             raise TrajectoryError(f"it is of run {manifest.run}, not of {self._job.run}")
         return manifest
 
-    def _joined(self, checkpoint: Offer | None, slots: int, chosen: str) -> None:
+    def _joined(self, checkpoint: PublishedPolicy | None, slots: int, chosen: str) -> None:
         if self._working:
             return
         if not 1 <= slots <= _MOST_SLOTS:
@@ -232,26 +232,26 @@ class Session:
         for manifest in self._spool:
             self._post(EpisodeReady(self._spec.name, manifest))
         if checkpoint is not None:
-            self.offer(checkpoint)
+            self.announce(checkpoint)
 
     def _loaded(self, version: int) -> None:
         self._has_loaded = True
-        if self._offered is not None and self._offered.iteration == version:
-            self._post(Loaded(self._spec.name, version, time.monotonic() - self._offered_at, self._pushed_bytes))
+        if self._announced is not None and self._announced.iteration == version:
+            self._post(Loaded(self._spec.name, version, time.monotonic() - self._announced_at, self._pushed_bytes))
 
     def _push(self, what: str, digests: set[str]) -> None:
         """Send what the worker lacks for its job or for a checkpoint, then say again what it is needed for."""
-        offered = self._offered
-        if what == "job" or offered is None:
+        announced = self._announced
+        if what == "job" or announced is None:
             blobs = [Blob.of(data) for name, data in self._job.blobs().items() if name in digests]
             self.transfers.push(blobs, lambda _: self.send(self._job.message(self._spec)))
             return
 
         def then(sent: int) -> None:
             self._pushed_bytes += sent
-            self.send(encode("checkpoint", version=offered.iteration, tensors=offered.wire()))
+            self.send(encode("checkpoint", version=announced.iteration, tensors=announced.wire()))
 
-        self.transfers.push(offered.blobs(digests), then)
+        self.transfers.push(announced.blobs(digests), then)
 
     def _fail(self, error: WorkerError) -> None:
         """Nothing more can be sent: end the session with the first reason."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from digirl_dist.errors import JobError, LinkLostError, WorkerError
 from digirl_dist.fleet.connection import Contact
-from digirl_dist.fleet.outgoing import Offer
+from digirl_dist.fleet.outgoing import PublishedPolicy
 from digirl_dist.fleet.session import InferenceService, ProgramSilent, Session
 from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.fleet.worker_events import Lost, WorkerEvent
@@ -45,7 +45,7 @@ class RemoteWorker:
         self._limits = limits
         self._post = post
         self._decider = inference
-        self._checkpoint: Offer | None = None
+        self._checkpoint: PublishedPolicy | None = None
         self._session: Session | None = None
         self._has_been_there = False
         self._did_not_end = False
@@ -55,10 +55,10 @@ class RemoteWorker:
     def start(self) -> None:
         self._thread.start()
 
-    def publish(self, checkpoint: Offer) -> None:
+    def publish(self, checkpoint: PublishedPolicy) -> None:
         """From now on act with this checkpoint; Loaded tells when it does."""
         self._checkpoint = checkpoint
-        self._tell(lambda session: session.offer(checkpoint))
+        self._tell(lambda session: session.announce(checkpoint))
 
     def lease(self, tickets: list[Ticket]) -> None:
         self._tell(lambda session: session.lease(tickets))

@@ -260,8 +260,8 @@ def test_all_means_every_page_that_the_package_registers() -> None:
     registered = {
         name.removeprefix("miniwob/").removesuffix("-v1") for name in gymnasium.registry if "miniwob/" in name
     }
-    offered = {task.id for task in miniwob_tasks(MiniwobSettings(task="all"))}
-    assert offered == {name for name in registered if not name.startswith("flight.")}
+    announced = {task.id for task in miniwob_tasks(MiniwobSettings(task="all"))}
+    assert announced == {name for name in registered if not name.startswith("flight.")}
 
 
 def test_an_unknown_page_is_refused_with_the_nearest() -> None:

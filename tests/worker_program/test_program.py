@@ -94,10 +94,10 @@ class Host:
             self.put(data)
         self.say("job", **job)
         self.hear("working")
-        self.offer(0)
+        self.announce(0)
         for tensor in Coin(Counter.spec).state_dict().values():
             self.put(bytes(raw_bytes(tensor)))
-        self.offer(0)
+        self.announce(0)
         self.hear("loaded")
 
     def start_asking_job(self, answer_s: float) -> None:
@@ -111,7 +111,7 @@ class Host:
         self.say("checkpoint", version=0, tensors={})
         self.hear("loaded")
 
-    def offer(self, version: int, logits: float = 0.0) -> None:
+    def announce(self, version: int, logits: float = 0.0) -> None:
         described = describe(self.weights(logits))
         tensors = {name: [info.digest, info.dtype, list(info.shape)] for name, info in described.items()}
         self.say("checkpoint", version=version, tensors=tensors)
@@ -256,7 +256,7 @@ def test_an_altered_tensor_is_asked_for_again(folder: Path) -> None:
         (tensor,) = host.weights(1.0).values()
         name = digest(bytes(raw_bytes(tensor)))
         host.folder.blob(name).write_bytes(b"\0" * 7 + b"\1")
-        host.offer(1, logits=1.0)
+        host.announce(1, logits=1.0)
         assert host.hear("need")["digests"] == [name]
 
 
@@ -269,7 +269,7 @@ def test_a_version_with_the_weights_of_another_is_ready_at_once_and_outlives_it(
         for version, logits in ((1, 0.0), (2, 1.0), (3, 0.0), (4, 1.0)):
             if version > 1:
                 host.put(bytes(raw_bytes(tensor + logits)))
-            host.offer(version, logits)
+            host.announce(version, logits)
             while host.hear("loaded")["version"] != version:
                 pass
 
