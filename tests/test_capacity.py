@@ -16,7 +16,7 @@ from digirl_dist.build.choices import Device
 from digirl_dist.build.collector import RunContext, build_collector
 from digirl_dist.capacity import Machine, Needs, choose, core_limits, memory_limits
 from digirl_dist.errors import SettingsError
-from digirl_dist.fleet.roster import members
+from digirl_dist.fleet.roster import worker_configs
 from digirl_dist.report.why import explain
 from digirl_dist.settings import LimitSettings, Parallel, Settings
 from digirl_dist.storage.checkpoint import Checkpoints
@@ -64,9 +64,9 @@ def test_control_groups_limit_cores_and_memory(tmp_path: Path) -> None:
 
 def test_a_worker_may_choose_while_the_others_are_told() -> None:
     settings = Settings(worker_ips=["a", {"host": "b", "bsize": "auto"}], bsize=3)
-    assert [member.slots for member in members(settings)] == [3, None]
+    assert [member.slots for member in worker_configs(settings)] == [3, None]
     with pytest.raises(SettingsError, match="bsize of b must be a whole number above 0 or auto, not 'many'"):
-        members(Settings(worker_ips=[{"host": "b", "bsize": "many"}]))
+        worker_configs(Settings(worker_ips=[{"host": "b", "bsize": "many"}]))
 
 
 class OnlyTwo(Counter):

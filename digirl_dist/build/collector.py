@@ -26,7 +26,7 @@ from digirl_dist.collect.offline import OfflineCollector, OfflineFirst
 from digirl_dist.storage.digest import file_digest
 from digirl_dist.rollout.slot import SlotLimits
 from digirl_dist.storage.events import Events
-from digirl_dist.fleet.roster import members
+from digirl_dist.fleet.roster import worker_configs
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.settings import (
     Inference,
@@ -41,7 +41,7 @@ from digirl_dist.tasks import Plan
 if TYPE_CHECKING:
     from digirl_dist.fleet.fleet import Fleet
     from digirl_dist.fleet.install import Package
-    from digirl_dist.fleet.roster import Member
+    from digirl_dist.fleet.roster import WorkerConfig
     from digirl_dist.fleet.spec import Job, WorkerSpec
     from digirl_dist.inference.policy_server import PolicyServer
 
@@ -140,21 +140,21 @@ def _ray_fleet(context: RunContext, cluster: RayCollectorSettings, stack: ExitSt
 
 def _ssh_fleet(context: RunContext, stack: ExitStack) -> Fleet[Any]:
     from digirl_dist.fleet.fleet import Fleet
-    from digirl_dist.fleet.roster import localhost_members
+    from digirl_dist.fleet.roster import localhost_worker_configs
     from digirl_dist.fleet.ssh_connection import SshDial
 
     settings = context.settings
     if settings.dry_run:
-        found = localhost_members(settings, context.folder.dry_run, stack)
+        found = localhost_worker_configs(settings, context.folder.dry_run, stack)
     else:
-        found = members(settings)
+        found = worker_configs(settings)
     package = None if settings.dry_run else _package(context, stack)
 
-    def prepare(member: Member) -> tuple[WorkerSpec, Job]:
-        return _worker_spec(member, context, package), _job(_own_device(member, context), context)
+    def prepare(worker_config: WorkerConfig) -> tuple[WorkerSpec, Job]:
+        return _worker_spec(worker_config, context, package), _job(_own_device(worker_config, context), context)
 
     dial = SshDial(settings.ssh, settings.limits)
-    prepared = [prepare(member) for member in found]
+    prepared = [prepare(worker_config) for worker_config in found]
     fleet = Fleet(prepared, dial, settings.limits, settings.push_dtype, _host_policy(context))
     if context.source and not settings.dry_run and not context.source.overrides_key("worker_ips"):
         _watch_roster(context.source, prepare, fleet, stack)
@@ -163,14 +163,14 @@ def _ssh_fleet(context: RunContext, stack: ExitStack) -> Fleet[Any]:
 
 def _watch_roster(
     source: configuration.Source,
-    prepare: Callable[[Member], tuple[WorkerSpec, Job]],
+    prepare: Callable[[WorkerConfig], tuple[WorkerSpec, Job]],
     fleet: Fleet[WorkerSpec],
     stack: ExitStack,
 ) -> None:
     """From now on, who is in the file's worker_ips is in the fleet."""
     from digirl_dist.fleet.watched_roster import WatchedRoster
 
-    roster = WatchedRoster(source.folder, lambda: members(source.load()), prepare, fleet)
+    roster = WatchedRoster(source.folder, lambda: worker_configs(source.load()), prepare, fleet)
     stack.callback(roster.close)
     roster.start()
 
@@ -182,24 +182,24 @@ def _package(context: RunContext, stack: ExitStack) -> Package:
     return this_package(context.settings.install, context.device.extras, folder)
 
 
-def _worker_spec(member: Member, context: RunContext, package: Package | None) -> WorkerSpec:
+def _worker_spec(worker_config: WorkerConfig, context: RunContext, package: Package | None) -> WorkerSpec:
     """``package`` is None for localhost workers, which use the host's own."""
     from digirl_dist.fleet.roster import installer, this_python
     from digirl_dist.fleet.spec import WorkerSpec
 
-    folder = f"{member.temp_path}/{context.folder.run_id}-{member.name}"
-    install = this_python if package is None else installer(member, package, context.events)
+    folder = f"{worker_config.temp_path}/{context.folder.run_id}-{worker_config.name}"
+    install = this_python if package is None else installer(worker_config, package, context.events)
     version = "" if package is None else file_digest(package.wheel)
     limit_s = 0.0 if package is None else package.limit_s
-    return WorkerSpec(member.address, member.slots, folder, install, limit_s, version)
+    return WorkerSpec(worker_config.address, worker_config.slots, folder, install, limit_s, version)
 
 
-def _own_device(member: Member, context: RunContext) -> Device:
+def _own_device(worker_config: WorkerConfig, context: RunContext) -> Device:
     """The emulator with the worker's own settings, if it has any, which are checked here."""
     settings = context.settings
-    if not member.emulator:
+    if not worker_config.emulator:
         return context.device
-    return choose_device(settings, configuration.merged(settings.emulator, member.emulator, f"worker {member.name}"))
+    return choose_device(settings, configuration.merged(settings.emulator, worker_config.emulator, f"worker {worker_config.name}"))
 
 
 def _job(device: Device, context: RunContext) -> Job:

@@ -27,7 +27,7 @@ from digirl_dist.build.choices import (
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.host import Evaluator
 from digirl_dist.storage.events import Events
-from digirl_dist.fleet.roster import members
+from digirl_dist.fleet.roster import worker_configs
 from digirl_dist.parallel.failure import telling
 from digirl_dist.parallel.group import GroupLimits
 from digirl_dist.parallel.rank import Rank, launched_rank
@@ -76,7 +76,7 @@ def run(settings: Settings, source: configuration.Source | None = None) -> None:
     validate.refuse_contradictions(settings, rank)
     over_ssh = settings.parallel is Parallel.host and isinstance(settings.collector, SshCollectorSettings)
     if over_ssh and not settings.dry_run and validate.needs_emulators(settings):
-        members(settings)  # what is wrong there is refused before anything is made
+        worker_configs(settings)  # what is wrong there is refused before anything is made
     closing, ahead = choose_closing(settings), choose_ahead(settings)
     device = choose_device(settings, settings.emulator)
     check_judge(settings)

@@ -18,7 +18,7 @@ from digirl_dist.doctor.trial import Trial, some_action
 from digirl_dist.rollout.slot import SlotLimits
 from digirl_dist.errors import SettingsError, WorkerError
 from digirl_dist.fleet.install import Package, this_package
-from digirl_dist.fleet.roster import Member, localhost_members, members, this_python
+from digirl_dist.fleet.roster import WorkerConfig, localhost_worker_configs, worker_configs, this_python
 from digirl_dist.setup.prepare import Preparation, Tell, prepare
 from digirl_dist.setup.scripts import steps
 from digirl_dist.settings import EmulatorSettings, Parallel, Settings
@@ -31,7 +31,7 @@ def setup(settings: Settings, dry_run: bool, tell: Tell) -> list[WorkerError]:
     """Prepare all workers at once; returns the failures. Raises SettingsError."""
     with ExitStack() as stack:
         package = _package(settings, choose_device(settings, settings.emulator), stack)
-        found = [_preparation(member, settings, package, dry_run) for member in members(settings)]
+        found = [_preparation(worker_config, settings, package, dry_run) for worker_config in worker_configs(settings)]
         with ThreadPoolExecutor(min(_AT_ONCE, len(found))) as pool:
             done = pool.map(lambda one: prepare(one, settings.ssh, tell), found)
             return [error for error in done if error is not None]
@@ -56,40 +56,40 @@ def doctor(settings: Settings, try_emulators: bool) -> Iterator[Check]:
                 yield from checks
 
 
-def _preparation(member: Member, settings: Settings, package: Package, dry_run: bool) -> Preparation:
-    script = steps(_emulator(member, settings), member, settings.install.android, dry_run)
-    return Preparation(member, script, package, dry_run)
+def _preparation(worker_config: WorkerConfig, settings: Settings, package: Package, dry_run: bool) -> Preparation:
+    script = steps(_emulator(worker_config, settings), worker_config, settings.install.android, dry_run)
+    return Preparation(worker_config, script, package, dry_run)
 
 
 def _patients(settings: Settings, device: Device, try_emulators: bool, stack: ExitStack) -> list[Patient]:
     if settings.parallel is not Parallel.host:
         return []
     if settings.dry_run:
-        found = localhost_members(settings, Path(mkdtemp(prefix="digirl-dist-doctor-")), stack)
+        found = localhost_worker_configs(settings, Path(mkdtemp(prefix="digirl-dist-doctor-")), stack)
         package = None
     else:
-        found = members(settings)
+        found = worker_configs(settings)
         package = _package(settings, device, stack)
-    return [_patient(member, settings, package, try_emulators) for member in found]
+    return [_patient(worker_config, settings, package, try_emulators) for worker_config in found]
 
 
-def _patient(member: Member, settings: Settings, package: Package | None, try_emulators: bool) -> Patient:
-    emulator = _emulator(member, settings)
-    python = this_python(None) if package is None else [f"{member.run_path}/venv/bin/python"]
+def _patient(worker_config: WorkerConfig, settings: Settings, package: Package | None, try_emulators: bool) -> Patient:
+    emulator = _emulator(worker_config, settings)
+    python = this_python(None) if package is None else [f"{worker_config.run_path}/venv/bin/python"]
     device = choose_device(settings, emulator)
     trial = _trial(settings, device) if try_emulators else None
-    return Patient(member, needs_of(emulator, device.needs), package, python, trial)
+    return Patient(worker_config, needs_of(emulator, device.needs), package, python, trial)
 
 
 def _trial(settings: Settings, device: Device) -> Trial:
     return Trial(pack(device.factory), device.tasks[0], some_action(device.spec), SlotLimits.of(settings.limits))
 
 
-def _emulator(member: Member, settings: Settings) -> EmulatorSettings:
-    """The member's own settings, if it has any."""
-    if not member.emulator:
+def _emulator(worker_config: WorkerConfig, settings: Settings) -> EmulatorSettings:
+    """The worker's own settings, if it has any."""
+    if not worker_config.emulator:
         return settings.emulator
-    merged = configuration.merged(settings.emulator, member.emulator, f"worker {member.name}")
+    merged = configuration.merged(settings.emulator, worker_config.emulator, f"worker {worker_config.name}")
     assert isinstance(merged, EmulatorSettings)
     return merged
 

@@ -14,7 +14,7 @@ from digirl_dist.doctor.trial import Trial, try_there
 from digirl_dist.errors import InstallError, WorkerError
 from digirl_dist.fleet.install import Package, what_is_missing
 from digirl_dist.fleet.remote_python import RemotePython
-from digirl_dist.fleet.roster import Member
+from digirl_dist.fleet.roster import WorkerConfig
 from digirl_dist.settings import Settings
 from digirl_dist.ssh.connection import Connection, connect
 
@@ -26,7 +26,7 @@ _SETUP = "run `digirl-dist setup`; a run does it by itself as well"
 class Patient:
     """A worker, and what a run would want of it. ``package`` None: it uses the host's own copy by ``python``."""
 
-    member: Member
+    worker_config: WorkerConfig
     needs: Needs
     package: Package | None
     python: list[str]
@@ -37,9 +37,9 @@ class Patient:
 
 def examine(patient: Patient, settings: Settings) -> list[Check]:
     """All checks of one worker; what cannot be looked at any more after a failure is left out. Raises nothing."""
-    worker = patient.member.name
+    worker = patient.worker_config.name
     try:
-        connection = connect(patient.member.address, settings.ssh)
+        connection = connect(patient.worker_config.address, settings.ssh)
     except WorkerError as error:
         return link.unreachable(worker, error)
     checks = link.reached(connection)
@@ -62,7 +62,7 @@ def _look_inside(patient: Patient, connection: Connection, settings: Settings) -
         package = _package(patient, connection)
         yield from _insides(patient, connection, settings, installed=package.ok)
     except InstallError as error:
-        yield Check(patient.member.name, "python", False, error.reason, error.remedy)
+        yield Check(patient.worker_config.name, "python", False, error.reason, error.remedy)
         return
     yield package
     yield from link.speed(connection)
@@ -72,19 +72,19 @@ def _look_inside(patient: Patient, connection: Connection, settings: Settings) -
 
 def _package(patient: Patient, connection: Connection) -> Check:
     """Raises InstallError when Python there cannot be run, or LinkLostError."""
-    worker, member = patient.member.name, patient.member
+    worker, worker_config = patient.worker_config.name, patient.worker_config
     if patient.package is None:
         return Check(worker, "package", True, "the host's own copy")
-    missing = what_is_missing(connection, patient.package, member.run_path, member.python)
+    missing = what_is_missing(connection, patient.package, worker_config.run_path, worker_config.python)
     detail = f"{patient.package.wheel.name.split('-')[1]}, digest {patient.package.digest[:12]}"
     return Check(worker, "package", not missing, missing or detail, _SETUP, blocks=False)
 
 
 def _insides(patient: Patient, connection: Connection, settings: Settings, installed: bool) -> Iterator[Check]:
     """Raises InstallError when Python there cannot be run, or LinkLostError."""
-    member, needs = patient.member, patient.needs
-    slots = member.slots or 1  # bsize: auto takes what fits, but one must
-    folders = {"run_path": member.run_path, "temp_path": member.temp_path}
+    worker_config, needs = patient.worker_config, patient.needs
+    slots = worker_config.slots or 1  # bsize: auto takes what fits, but one must
+    folders = {"run_path": worker_config.run_path, "temp_path": worker_config.temp_path}
     order = probe.Order(
         folders={name: path for name, path in folders.items() if path},
         torch_python=patient.python if installed else [],
@@ -92,12 +92,12 @@ def _insides(patient: Patient, connection: Connection, settings: Settings, insta
         android=None if needs.android is None else asdict(needs.android),
         slots=slots,
     )
-    with RemotePython(connection, member.python, Path(probe.__file__), asdict(order)) as remote:
+    with RemotePython(connection, worker_config.python, Path(probe.__file__), asdict(order)) as remote:
         asked = time.time()
         facts = remote.answer(time.monotonic() + _PROBE_LIMIT_S)
         answered = time.time()
-    yield from judgement.judge(member.name, facts, needs, slots, settings.worker_torch_threads)
-    yield judgement.clock(member.name, _ahead_s(facts["time"], asked, answered))
+    yield from judgement.judge(worker_config.name, facts, needs, slots, settings.worker_torch_threads)
+    yield judgement.clock(worker_config.name, _ahead_s(facts["time"], asked, answered))
 
 
 def _ahead_s(there: float, asked: float, answered: float) -> float:
@@ -106,7 +106,7 @@ def _ahead_s(there: float, asked: float, answered: float) -> float:
 
 
 def _tried(patient: Patient, trial: Trial, connection: Connection, installed: bool) -> Check:
-    worker = patient.member.name
+    worker = patient.worker_config.name
     if not installed:
         return Check(worker, "try", False, "needs the package on the worker", "run `digirl-dist setup` first")
     try:

@@ -23,7 +23,7 @@ _KEYS = ("host", "name", "port", "username", "key", "bsize", "temp_path", "run_p
 
 
 @dataclass(frozen=True)
-class Member:
+class WorkerConfig:
     """One worker as the configuration describes it, every default filled in."""
 
     address: Address
@@ -40,22 +40,22 @@ class Member:
         return self.address.name
 
 
-def members(settings: Settings) -> list[Member]:
+def worker_configs(settings: Settings) -> list[WorkerConfig]:
     """The workers of ``worker_ips``. Raises SettingsError naming the entry that is wrong."""
     if not settings.worker_ips:
         raise SettingsError(
             "worker_ips is empty: name machines that you can ssh to, as worker_ips=[10.0.0.2,10.0.0.3], "
             "or try it on this machine with dry_run=true"
         )
-    found = [_member(entry, settings) for entry in settings.worker_ips]
-    names = [member.name for member in found]
+    found = [_worker_config(entry, settings) for entry in settings.worker_ips]
+    names = [worker_config.name for worker_config in found]
     for name in names:
         if names.count(name) > 1:
             raise SettingsError(f"worker_ips names {name!r} twice; give one of them another `name` and `temp_path`")
     return found
 
 
-def _member(entry: Any, settings: Settings) -> Member:
+def _worker_config(entry: Any, settings: Settings) -> WorkerConfig:
     if isinstance(entry, str):
         entry = {"host": entry}
     if not isinstance(entry, Mapping) or "host" not in entry:
@@ -75,7 +75,7 @@ def _member(entry: Any, settings: Settings) -> Member:
         user=entry.get("username", settings.worker_username),
         key=None if entry.get("key") is None else str(Path(entry["key"]).expanduser()),
     )
-    return Member(
+    return WorkerConfig(
         address=address,
         slots=_slots(bsize),
         temp_path=str(entry.get("temp_path", settings.worker_temp_path)),
@@ -89,7 +89,7 @@ def _slots(bsize: int | str) -> int | None:
     return bsize if isinstance(bsize, int) else None
 
 
-def localhost_members(settings: Settings, folder: Path, stack: ExitStack) -> list[Member]:
+def localhost_worker_configs(settings: Settings, folder: Path, stack: ExitStack) -> list[WorkerConfig]:
     """Start the dry run's SSH servers; ``stack`` stops them and removes ``folder`` at the end."""
     if settings.dry_run_workers < 1:
         raise SettingsError(f"dry_run_workers={settings.dry_run_workers}: at least one is needed")
@@ -99,16 +99,16 @@ def localhost_members(settings: Settings, folder: Path, stack: ExitStack) -> lis
         name = f"localhost-{number}"
         address = stack.enter_context(LocalhostServer(name, folder / "ssh" / name))
         jobs = str(folder / "jobs")
-        found.append(Member(address, _slots(settings.bsize), jobs, run_path="", python=sys.executable))
+        found.append(WorkerConfig(address, _slots(settings.bsize), jobs, run_path="", python=sys.executable))
     return found
 
 
-def installer(member: Member, package: Package, events: Events) -> Callable[[Connection], list[str]]:
+def installer(worker_config: WorkerConfig, package: Package, events: Events) -> Callable[[Connection], list[str]]:
     """What makes sure that ``package`` is on the worker and says how its Python is called there."""
 
     def install(connection: Connection) -> list[str]:
-        events.emit("installing", worker=member.name, run_path=member.run_path)
-        return [ensure_installed(connection, package, member.run_path, member.python)]
+        events.emit("installing", worker=worker_config.name, run_path=worker_config.run_path)
+        return [ensure_installed(connection, package, worker_config.run_path, worker_config.python)]
 
     return install
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from digirl_dist.errors import SettingsError
 from digirl_dist.fleet.fleet import Fleet
-from digirl_dist.fleet.roster import Member
+from digirl_dist.fleet.roster import WorkerConfig
 from digirl_dist.fleet.spec import Job, WorkerSpec
 
 _EVERY_S = 3.0
@@ -20,15 +20,15 @@ Stamp = Mapping[Path, tuple[int, int]]
 class WatchedRoster:
     """Looks every few seconds, in a thread of its own, whether the YAML files below ``folder`` changed.
 
-    ``read`` gives the members that they name now, or raises SettingsError; ``prepare`` makes of a member what the fleet
+    ``read`` gives the workers that they name now, or raises SettingsError; ``prepare`` makes of a worker what the fleet
     needs. Who is new joins the fleet, who is missing is let go. An entry that changed keeps working as it was.
     """
 
     def __init__(
         self,
         folder: Path,
-        read: Callable[[], Sequence[Member]],
-        prepare: Callable[[Member], tuple[WorkerSpec, Job]],
+        read: Callable[[], Sequence[WorkerConfig]],
+        prepare: Callable[[WorkerConfig], tuple[WorkerSpec, Job]],
         fleet: Fleet[WorkerSpec],
         every_s: float = _EVERY_S,
     ) -> None:
@@ -60,16 +60,20 @@ class WatchedRoster:
     def _look(self) -> None:
         """Bring the fleet to what the files say; what cannot be used changes nothing and is told."""
         try:
-            members = {member.name: member for member in self._read()}
-            added = {name: self._prepare(member) for name, member in members.items() if name not in self._known}
+            worker_configs = {worker_config.name: worker_config for worker_config in self._read()}
+            added = {
+                name: self._prepare(worker_config)
+                for name, worker_config in worker_configs.items()
+                if name not in self._known
+            }
         except SettingsError as error:
             self._fleet.refuse(str(error))
             return
         for spec, job in added.values():
             self._fleet.add(spec, job)
-        for name in self._known - set(members):
+        for name in self._known - set(worker_configs):
             self._fleet.release(name)
-        self._known = set(members)
+        self._known = set(worker_configs)
 
 
 def _stamp(folder: Path) -> Stamp:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from digirl_dist.errors import InstallError, LinkLostError, WorkerError
 from digirl_dist.fleet.install import Package, ensure_installed, what_is_missing
-from digirl_dist.fleet.roster import Member
+from digirl_dist.fleet.roster import WorkerConfig
 from digirl_dist.settings import SshSettings
 from digirl_dist.setup.scripts import Steps
 from digirl_dist.ssh.channel import Channel
@@ -35,7 +35,7 @@ Tell = Callable[[Progress], None]
 class Preparation:
     """What is to be done on one worker, at most for ``package.limit_s`` per step."""
 
-    member: Member
+    worker_config: WorkerConfig
     steps: Steps
     package: Package
     dry_run: bool
@@ -44,11 +44,11 @@ class Preparation:
 def prepare(preparation: Preparation, ssh: SshSettings, tell: Tell) -> WorkerError | None:
     """Tells each step as it happens; returns why it did not come to the end, if so. The failure of one is data."""
     try:
-        with connect(preparation.member.address, ssh) as connection:
+        with connect(preparation.worker_config.address, ssh) as connection:
             _run(preparation, preparation.steps.script, connection, tell)
             _install(preparation, connection, tell)
         if preparation.steps.after:  # in a new login, in which new memberships of groups count
-            with connect(preparation.member.address, ssh) as connection:
+            with connect(preparation.worker_config.address, ssh) as connection:
                 _run(preparation, preparation.steps.after, connection, tell)
     except WorkerError as error:
         return error
@@ -100,23 +100,23 @@ def _line(channel: Channel, limit_s: float) -> str:
 
 
 def _install(preparation: Preparation, connection: Connection, tell: Tell) -> None:
-    member, package = preparation.member, preparation.package
-    place = package, member.run_path, member.python
+    worker_config, package = preparation.worker_config, preparation.package
+    place = package, worker_config.run_path, worker_config.python
     started = time.monotonic()
     if preparation.dry_run:
         missing = _what_would_be_missing(connection, preparation)
-        tell(Progress(member.name, "would" if missing else "ok", _PACKAGE, missing and f"install it: {missing}"))
+        tell(Progress(worker_config.name, "would" if missing else "ok", _PACKAGE, missing and f"install it: {missing}"))
     elif not what_is_missing(connection, *place):
-        tell(Progress(member.name, "ok", _PACKAGE))
+        tell(Progress(worker_config.name, "ok", _PACKAGE))
     else:
-        tell(Progress(member.name, "doing", _PACKAGE))
+        tell(Progress(worker_config.name, "doing", _PACKAGE))
         ensure_installed(connection, *place)
-        tell(Progress(member.name, "done", _PACKAGE, f"{time.monotonic() - started:.0f} s"))
+        tell(Progress(worker_config.name, "done", _PACKAGE, f"{time.monotonic() - started:.0f} s"))
 
 
 def _what_would_be_missing(connection: Connection, preparation: Preparation) -> str:
-    member = preparation.member
+    worker_config = preparation.worker_config
     try:
-        return what_is_missing(connection, preparation.package, member.run_path, member.python)
+        return what_is_missing(connection, preparation.package, worker_config.run_path, worker_config.python)
     except InstallError as error:
         return error.reason  # Python itself is not there yet: that was told as a step

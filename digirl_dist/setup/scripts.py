@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import digirl_dist
-from digirl_dist.fleet.roster import Member
+from digirl_dist.fleet.roster import WorkerConfig
 from digirl_dist.settings import AndroidInstallSettings, AndroidSettings, EmulatorSettings
 
 
@@ -19,14 +19,16 @@ class Steps:
     variables: dict[str, str] = field(default_factory=dict)
 
 
-def steps(emulator: EmulatorSettings, member: Member, android: AndroidInstallSettings, dry_run: bool) -> Steps:
+def steps(
+    emulator: EmulatorSettings, worker_config: WorkerConfig, android: AndroidInstallSettings, dry_run: bool
+) -> Steps:
     """Of one worker. An emulator without a file of its own needs Python only."""
     folder = _folder()
     frame = (folder / "steps.sh").read_text()
     own, after = (_text(folder / place / f"{emulator.name}.sh") for place in ("emulators", "after"))
     variables = {
-        "PYTHON": member.python,
-        "PACKAGE_PYTHON": f"{member.run_path}/venv/bin/python",
+        "PYTHON": worker_config.python,
+        "PACKAGE_PYTHON": f"{worker_config.run_path}/venv/bin/python",
         "DRY_RUN": "yes" if dry_run else "",
     }
     if isinstance(emulator, AndroidSettings):

@@ -79,7 +79,7 @@ class TrainerSpec:
 
 
 @dataclass(frozen=True)
-class MemberFolder:
+class RankFolder:
     """What host and group share beside the run folder."""
 
     root: Path
@@ -108,7 +108,7 @@ class MemberFolder:
             return Connection(ours.detach())
 
 
-def main(folder: MemberFolder) -> None:
+def main(folder: RankFolder) -> None:
     """Learn with the other ranks until the host ends; what goes wrong is told with the rank."""
     rank = own_rank(os.environ)
     with telling(rank):
@@ -152,6 +152,6 @@ def _answer(order: Json, trainer: JointTrainer, trainer_spec: TrainerSpec, store
 
 if __name__ == "__main__":
     try:
-        main(MemberFolder(Path(sys.argv[1])))
+        main(RankFolder(Path(sys.argv[1])))
     except Exception:
         sys.exit(1)  # it has been told, with the rank

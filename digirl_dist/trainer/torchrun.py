@@ -20,7 +20,7 @@ from digirl_dist.settings import TorchrunSettings
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.trainer import Update
-from digirl_dist.trainer.rank_process import MemberFolder, TrainerSpec
+from digirl_dist.trainer.rank_process import RankFolder, TrainerSpec
 from digirl_dist.types import Json
 from digirl_dist.user_code.packing import pack
 
@@ -40,7 +40,7 @@ class TorchrunTrainer:
         self._log = log
         self._log_began = log.stat().st_size if log.exists() else 0
         self._stack = ExitStack()
-        folder = MemberFolder(Path(self._stack.enter_context(TemporaryDirectory(prefix="digirl-dist-group-"))))
+        folder = RankFolder(Path(self._stack.enter_context(TemporaryDirectory(prefix="digirl-dist-group-"))))
         folder.trainer_spec.write_bytes(pack(trainer_spec))
         self._listener = self._stack.enter_context(folder.listen())
         self._process = self._start(folder)
@@ -69,7 +69,7 @@ class TorchrunTrainer:
             self._process.wait()
         self._stack.close()
 
-    def _start(self, folder: MemberFolder) -> subprocess.Popen[bytes]:
+    def _start(self, folder: RankFolder) -> subprocess.Popen[bytes]:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         ranks = [f"--nproc_per_node={self._settings.nproc_per_node}"]
         member = ["-m", "digirl_dist.trainer.rank_process", str(folder.root)]

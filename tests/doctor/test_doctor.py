@@ -23,7 +23,7 @@ from digirl_dist.doctor.trial import Trial, some_action, try_there
 from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, EmulatorSpec
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import JobError
-from digirl_dist.fleet.roster import Member, this_python
+from digirl_dist.fleet.roster import WorkerConfig, this_python
 from digirl_dist.rollout.slot import SlotLimits
 from digirl_dist.settings import PhoneSettings, Settings, SshSettings
 from digirl_dist.ssh.connection import connect
@@ -36,24 +36,24 @@ PLAIN = Needs("plain", 10, 0.01)
 
 
 @pytest.fixture
-def member(tmp_path: Path) -> Iterator[Member]:
+def worker_config(tmp_path: Path) -> Iterator[WorkerConfig]:
     with LocalhostServer("w1", tmp_path / "server") as address:
-        yield Member(address, slots=1, temp_path=str(tmp_path / "jobs"), run_path="", python=sys.executable)
+        yield WorkerConfig(address, slots=1, temp_path=str(tmp_path / "jobs"), run_path="", python=sys.executable)
 
 
 def a_trial(task: Task, **limits: float) -> Trial:
     return Trial(pack(partial(Counter, 3)), task, 1, SlotLimits(boot_s=60, **limits))
 
 
-def test_an_emulator_that_fails_when_it_is_tried_keeps_a_run_from_starting(member: Member) -> None:
+def test_an_emulator_that_fails_when_it_is_tried_keeps_a_run_from_starting(worker_config: WorkerConfig) -> None:
     trial = a_trial(Task("count", params={"at": "step", "suffers": "raise"}))
-    found = examine(Patient(member, PLAIN, None, this_python(None), trial), Settings())
+    found = examine(Patient(worker_config, PLAIN, None, this_python(None), trial), Settings())
     assert [check.check for check in found if not check.ok] == ["try"] and not would_start(found)
     assert "the device is on fire" in found[-1].detail and found[-1].remedy
 
 
-def test_an_emulator_that_hangs_or_works_when_it_is_tried(member: Member) -> None:
-    with connect(member.address, SshSettings()) as connection:
+def test_an_emulator_that_hangs_or_works_when_it_is_tried(worker_config: WorkerConfig) -> None:
+    with connect(worker_config.address, SshSettings()) as connection:
         with pytest.raises(JobError, match="did not answer its reset in time"):
             hanging = a_trial(Task("count", params={"at": "reset", "suffers": "hang"}), reset_s=0.5)
             try_there(connection, this_python(None), hanging)
@@ -68,11 +68,13 @@ def test_each_kind_of_emulator_knows_the_action_of_a_trial() -> None:
     assert DeviceAction.from_json(some_action(EmulatorSpec(DeviceActions()))).type == "tap"
 
 
-def test_a_package_that_is_not_there_cannot_be_tried(member: Member, tmp_path: Path) -> None:
+def test_a_package_that_is_not_there_cannot_be_tried(worker_config: WorkerConfig, tmp_path: Path) -> None:
     from digirl_dist.fleet.install import Package, build_wheel
 
     trial = Trial(b"", Task("count"), 0, SlotLimits())
-    patient = Patient(replace(member, run_path=str(tmp_path / "env")), PLAIN, Package(build_wheel(tmp_path)), [], trial)
+    patient = Patient(
+        replace(worker_config, run_path=str(tmp_path / "env")), PLAIN, Package(build_wheel(tmp_path)), [], trial
+    )
     check = next(check for check in examine(patient, Settings()) if check.check == "try")
     assert not check.ok and "digirl-dist setup" in check.remedy
 

@@ -23,7 +23,7 @@ from digirl_dist.doctor.check import Check
 from digirl_dist.doctor.examine import Patient, examine
 from digirl_dist.doctor.needs import AndroidNeeds, Needs
 from digirl_dist.emulator.chromium import BROWSERS, DRIVERS
-from digirl_dist.fleet.roster import Member
+from digirl_dist.fleet.roster import WorkerConfig
 from digirl_dist.settings import AndroidInstallSettings, AndroidSettings, Settings, SshSettings
 from digirl_dist.setup.scripts import steps
 from digirl_dist.ssh.connection import connect
@@ -34,13 +34,13 @@ AVD = Needs("android", 100, 0.1, android=AndroidNeeds(avd="pixel"))
 SETTINGS = Settings(ssh=SshSettings(connect_s=5, login_s=5))
 
 
-def member(bare: BareMachine, **changes: Any) -> Member:
-    usual = Member(bare.address, slots=1, temp_path="~/jobs", run_path="~/env", python="python3")
+def worker_config(bare: BareMachine, **changes: Any) -> WorkerConfig:
+    usual = WorkerConfig(bare.address, slots=1, temp_path="~/jobs", run_path="~/env", python="python3")
     return replace(usual, **changes)
 
 
 def look(bare: BareMachine, needs: Needs = PLAIN, **changes: Any) -> dict[str, Check]:
-    there = member(bare, **changes)
+    there = worker_config(bare, **changes)
     return {check.check: check for check in examine(Patient(there, needs, None, ["python3"]), SETTINGS)}
 
 
@@ -226,7 +226,9 @@ def test_a_torch_that_is_damaged_or_has_more_threads_than_cores(bare: BareMachin
     python = bare.write("with_torch", '#!/bin/sh\nexec env PYTHONPATH=$HOME/fake python3 "$@"')
 
     def torch(threads: int) -> Check:
-        found = examine(Patient(member(bare), PLAIN, None, [python]), replace(SETTINGS, worker_torch_threads=threads))
+        found = examine(
+            Patient(worker_config(bare), PLAIN, None, [python]), replace(SETTINGS, worker_torch_threads=threads)
+        )
         return next(check for check in found if check.check == "torch")
 
     check = torch(999)
@@ -282,7 +284,7 @@ def test_a_driver_of_another_version(bare: BareMachine, market: None) -> None:
 
 def set_up(bare: BareMachine, emulator: AndroidSettings, as_root: bool = False) -> None:
     """What ``digirl-dist setup`` runs there before it installs the package."""
-    found = steps(emulator, member(bare), AndroidInstallSettings(accept_licenses=True), dry_run=False)
+    found = steps(emulator, worker_config(bare), AndroidInstallSettings(accept_licenses=True), dry_run=False)
     variables = {
         **found.variables,
         "HOME": f"/home/{USER}",
