@@ -52,7 +52,7 @@ IMPLEMENTATIONS = {
     "algorithm.grpo",
     "algorithm.ppo",
     "algorithm.ppo_jax",
-    "algorithm.untrained",
+    "algorithm.no_training",
     "collect.fleet_collector",
     "collect.inline",
     "emulator.android",

@@ -20,7 +20,7 @@ class NextLogits(Protocol):
 
 
 @dataclass(frozen=True)
-class Speech:
+class SamplingParams:
     """How answers are drawn: until one of the tokens ``ends``, at most ``length`` tokens, at a temperature > 0."""
 
     ends: frozenset[int]
@@ -45,20 +45,20 @@ class Answer:
     log_prob: float
 
 
-def sample(next_logits: NextLogits, rngs: Sequence[np.random.Generator], speech: Speech) -> list[Answer]:
+def sample(next_logits: NextLogits, rngs: Sequence[np.random.Generator], sampling: SamplingParams) -> list[Answer]:
     """B answers, row i with randomness from ``rngs[i]`` alone: one number for each of its tokens."""
     answers: list[list[int]] = [[] for _ in rngs]
     sums = [0.0] * len(rngs)
     speaking = list(range(len(rngs)))
     chosen: torch.Tensor | None = None
-    for _ in range(speech.length):
+    for _ in range(sampling.length):
         logits = next_logits(chosen)
-        log_probs = speech.log_probs(logits).double().cpu().numpy()
+        log_probs = sampling.log_probs(logits).double().cpu().numpy()
         for row in speaking:
             token = draw(log_probs[row], rngs[row])
             answers[row].append(token)
             sums[row] += float(log_probs[row, token])
-        speaking = [row for row in speaking if answers[row][-1] not in speech.ends]
+        speaking = [row for row in speaking if answers[row][-1] not in sampling.ends]
         if not speaking:
             break
         chosen = torch.tensor([answer[-1] for answer in answers], device=logits.device)
@@ -73,8 +73,10 @@ def padded(rows: Sequence[Sequence[int]], filler: int = 0) -> tuple[torch.Tensor
     return tokens.reshape(len(rows), width), mask.reshape(len(rows), width)
 
 
-def log_probs_of_answers(logits: torch.Tensor, answers: Sequence[Sequence[int]], speech: Speech) -> torch.Tensor:
+def log_probs_of_answers(
+    logits: torch.Tensor, answers: Sequence[Sequence[int]], sampling: SamplingParams
+) -> torch.Tensor:
     """Natural log of each answer's probability, shape [B]; ``logits`` [B, T, V] are those from which it was chosen."""
     tokens, mask = (part.to(logits.device) for part in padded(answers))
-    of_tokens = speech.log_probs(logits).gather(2, tokens[:, :, None])[:, :, 0]
+    of_tokens = sampling.log_probs(logits).gather(2, tokens[:, :, None])[:, :, 0]
     return of_tokens.masked_fill(~mask, 0.0).sum(dim=1)

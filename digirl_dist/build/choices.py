@@ -187,10 +187,10 @@ def choose_host_policy(
         return None
     from digirl_dist.agent.placement import Placed
     from digirl_dist.inference.policy_server import Batching, PolicyServer
-    from digirl_dist.parallel.compute_device import Wish, resolve_device, visible_devices
+    from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
 
     device = resolve_device(
-        Wish(settings.trainer.device), None, visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        DeviceRequest(settings.trainer.device), None, visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
     )
     batching = Batching(settings.inference_batch, settings.inference_wait_ms / 1000)
     return PolicyServer(Placed(agent, device), batching, settings.limits.stuck_s, log, events, status)
@@ -235,10 +235,10 @@ def choose_algorithm(settings: Settings, horizon: int | None) -> AlgorithmFactor
     Raises SettingsError for an agent that cannot learn, unless nothing is to be learned.
     """
     if isinstance(settings.agent, EndpointSettings):
-        from digirl_dist.algorithm.untrained import Untrained
+        from digirl_dist.algorithm.no_training import NoTraining
 
         _refuse_training(settings)
-        return lambda agent, peers: Untrained()
+        return lambda agent, peers: NoTraining()
     if isinstance(settings.trainer, JaxSettings) and settings.train_algorithm is not TrainAlgorithm.ppo:
         raise SettingsError(f"trainer=jax learns by train_algorithm=ppo, not {settings.train_algorithm.value}")
     match settings.train_algorithm:

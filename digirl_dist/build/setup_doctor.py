@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory, mkdtemp
 from digirl_dist.settings import configuration
 from digirl_dist.build.choices import Device, choose_device
 from digirl_dist.doctor.check import HOST, Check
-from digirl_dist.doctor.examine import Patient, examine
+from digirl_dist.doctor.examine import Target, examine
 from digirl_dist.doctor.host import examine_emulators, examine_host
 from digirl_dist.doctor.needs import needs_of
 from digirl_dist.doctor.trial import Trial, some_action
@@ -43,16 +43,16 @@ def doctor(settings: Settings, try_emulators: bool) -> Iterator[Check]:
     with ExitStack() as stack:
         try:
             device = choose_device(settings, settings.emulator)
-            patients = _patients(settings, device, try_emulators, stack)
+            targets = _targets(settings, device, try_emulators, stack)
         except SettingsError as error:
             reason, _, remedy = str(error).partition(" -> ")
             yield Check(HOST, "settings", False, reason, remedy or "correct the configuration")
             return
-        yield Check(HOST, "settings", True, f"emulator={settings.emulator.name}, {len(patients)} workers")
+        yield Check(HOST, "settings", True, f"emulator={settings.emulator.name}, {len(targets)} workers")
         if settings.parallel is not Parallel.host:
             yield from examine_emulators(settings, needs_of(settings.emulator, device.needs))
-        with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(patients)))) as pool:
-            for checks in pool.map(lambda patient: examine(patient, settings), patients):
+        with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(targets)))) as pool:
+            for checks in pool.map(lambda target: examine(target, settings), targets):
                 yield from checks
 
 
@@ -61,7 +61,7 @@ def _preparation(worker_config: WorkerConfig, settings: Settings, package: Packa
     return Preparation(worker_config, script, package, dry_run)
 
 
-def _patients(settings: Settings, device: Device, try_emulators: bool, stack: ExitStack) -> list[Patient]:
+def _targets(settings: Settings, device: Device, try_emulators: bool, stack: ExitStack) -> list[Target]:
     if settings.parallel is not Parallel.host:
         return []
     if settings.dry_run:
@@ -70,15 +70,15 @@ def _patients(settings: Settings, device: Device, try_emulators: bool, stack: Ex
     else:
         found = worker_configs(settings)
         package = _package(settings, device, stack)
-    return [_patient(worker_config, settings, package, try_emulators) for worker_config in found]
+    return [_target(worker_config, settings, package, try_emulators) for worker_config in found]
 
 
-def _patient(worker_config: WorkerConfig, settings: Settings, package: Package | None, try_emulators: bool) -> Patient:
+def _target(worker_config: WorkerConfig, settings: Settings, package: Package | None, try_emulators: bool) -> Target:
     emulator = _emulator(worker_config, settings)
     python = this_python(None) if package is None else [f"{worker_config.run_path}/venv/bin/python"]
     device = choose_device(settings, emulator)
     trial = _trial(settings, device) if try_emulators else None
-    return Patient(worker_config, needs_of(emulator, device.needs), package, python, trial)
+    return Target(worker_config, needs_of(emulator, device.needs), package, python, trial)
 
 
 def _trial(settings: Settings, device: Device) -> Trial:

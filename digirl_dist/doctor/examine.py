@@ -23,7 +23,7 @@ _SETUP = "run `digirl-dist setup`; a run does it by itself as well"
 
 
 @dataclass(frozen=True)
-class Patient:
+class Target:
     """A worker, and what a run would want of it. ``package`` None: it uses the host's own copy by ``python``."""
 
     worker_config: WorkerConfig
@@ -35,59 +35,59 @@ class Patient:
     """The emulator to try; None: none is tried."""
 
 
-def examine(patient: Patient, settings: Settings) -> list[Check]:
+def examine(target: Target, settings: Settings) -> list[Check]:
     """All checks of one worker; what cannot be looked at any more after a failure is left out. Raises nothing."""
-    worker = patient.worker_config.name
+    worker = target.worker_config.name
     try:
-        connection = connect(patient.worker_config.address, settings.ssh)
+        connection = connect(target.worker_config.address, settings.ssh)
     except WorkerError as error:
         return link.unreachable(worker, error)
     checks = link.reached(connection)
     with connection:
         try:
-            for check in _look_inside(patient, connection, settings):
+            for check in _look_inside(target, connection, settings):
                 checks.append(check)
         except WorkerError as error:
             checks.append(Check(worker, "connection", False, error.reason, error.remedy or "try again"))
     return checks
 
 
-def _look_inside(patient: Patient, connection: Connection, settings: Settings) -> Iterator[Check]:
+def _look_inside(target: Target, connection: Connection, settings: Settings) -> Iterator[Check]:
     """Raises WorkerError when the link breaks."""
     shell = link.shell(connection)
     yield shell
     if not shell.ok:
         return
     try:
-        package = _package(patient, connection)
-        yield from _insides(patient, connection, settings, installed=package.ok)
+        package = _package(target, connection)
+        yield from _insides(target, connection, settings, installed=package.ok)
     except InstallError as error:
-        yield Check(patient.worker_config.name, "python", False, error.reason, error.remedy)
+        yield Check(target.worker_config.name, "python", False, error.reason, error.remedy)
         return
     yield package
     yield from link.speed(connection)
-    if patient.trial is not None:
-        yield _tried(patient, patient.trial, connection, package.ok)
+    if target.trial is not None:
+        yield _tried(target, target.trial, connection, package.ok)
 
 
-def _package(patient: Patient, connection: Connection) -> Check:
+def _package(target: Target, connection: Connection) -> Check:
     """Raises InstallError when Python there cannot be run, or LinkLostError."""
-    worker, worker_config = patient.worker_config.name, patient.worker_config
-    if patient.package is None:
+    worker, worker_config = target.worker_config.name, target.worker_config
+    if target.package is None:
         return Check(worker, "package", True, "the host's own copy")
-    missing = what_is_missing(connection, patient.package, worker_config.run_path, worker_config.python)
-    detail = f"{patient.package.wheel.name.split('-')[1]}, digest {patient.package.digest[:12]}"
+    missing = what_is_missing(connection, target.package, worker_config.run_path, worker_config.python)
+    detail = f"{target.package.wheel.name.split('-')[1]}, digest {target.package.digest[:12]}"
     return Check(worker, "package", not missing, missing or detail, _SETUP, blocks=False)
 
 
-def _insides(patient: Patient, connection: Connection, settings: Settings, installed: bool) -> Iterator[Check]:
+def _insides(target: Target, connection: Connection, settings: Settings, installed: bool) -> Iterator[Check]:
     """Raises InstallError when Python there cannot be run, or LinkLostError."""
-    worker_config, needs = patient.worker_config, patient.needs
+    worker_config, needs = target.worker_config, target.needs
     slots = worker_config.slots or 1  # bsize: auto takes what fits, but one must
     folders = {"run_path": worker_config.run_path, "temp_path": worker_config.temp_path}
     order = probe.Order(
         folders={name: path for name, path in folders.items() if path},
-        torch_python=patient.python if installed else [],
+        torch_python=target.python if installed else [],
         browser=needs.browser,
         android=None if needs.android is None else asdict(needs.android),
         slots=slots,
@@ -105,11 +105,11 @@ def _ahead_s(there: float, asked: float, answered: float) -> float:
     return min(0.0, there - asked) + max(0.0, there - answered)
 
 
-def _tried(patient: Patient, trial: Trial, connection: Connection, installed: bool) -> Check:
-    worker = patient.worker_config.name
+def _tried(target: Target, trial: Trial, connection: Connection, installed: bool) -> Check:
+    worker = target.worker_config.name
     if not installed:
         return Check(worker, "try", False, "needs the package on the worker", "run `digirl-dist setup` first")
     try:
-        return Check(worker, "try", True, try_there(connection, patient.python, trial))
+        return Check(worker, "try", True, try_there(connection, target.python, trial))
     except WorkerError as error:
         return Check(worker, "try", False, error.reason, error.remedy)

@@ -21,7 +21,7 @@ from digirl_dist.errors import SettingsError
 from digirl_dist.evaluate.jobs import EvalJob, read_jobs
 from digirl_dist.evaluate.results import DONE, FAILED, JobResult, OutputFolder, merge, table, wait_for_all
 from digirl_dist.exit_status import end_by_sigterm_as_by_ctrl_c, exit_status
-from digirl_dist.parallel.compute_device import Wish, resolve_device, visible_devices
+from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
 from digirl_dist.parallel.rank import Rank, launched_rank
 
 
@@ -103,8 +103,8 @@ def _prepared(options: argparse.Namespace) -> EvalRun:
     listed = read_jobs(options.eval_jobs_config)
     rank = launched_rank(os.environ)
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
-    wish = Wish(listed.device, options.policy_device, options.policy_device_id)
-    device = resolve_device(wish, rank, visible_devices(mask))
+    wanted = DeviceRequest(listed.device, options.policy_device, options.policy_device_id)
+    device = resolve_device(wanted, rank, visible_devices(mask))
     folder = OutputFolder(options.output_dir.expanduser().resolve(), _launched_at(rank))
     if options.resume and not folder.root.is_dir():
         raise SettingsError(f"--resume: {folder.root} is not there; leave --resume out, or name the right --output_dir")

@@ -25,15 +25,15 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # its owner ends it
     requests = Connection(int(argv[0]))
     try:
-        desk = Desk(requests.recv_bytes())
+        handler = RequestHandler(requests.recv_bytes())
         while True:
             request, content = requests.recv()
-            requests.send(desk.serve(content) if request == "serve" else desk.decide(content))
+            requests.send(handler.serve(content) if request == "serve" else handler.decide(content))
     except (EOFError, OSError):
         return 0
 
 
-class Desk:
+class RequestHandler:
     """Answers what is asked, and says why where it cannot."""
 
     def __init__(self, packed_agent: bytes) -> None:

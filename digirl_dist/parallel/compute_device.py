@@ -20,7 +20,7 @@ class Visible:
 
 
 @dataclass(frozen=True)
-class Wish:
+class DeviceRequest:
     """What was asked for: by number, by name, or by the configuration (``cpu``, ``cuda``, ``cuda:1``, ``auto``)."""
 
     configured: str = AUTO
@@ -28,14 +28,14 @@ class Wish:
     number: int | None = None
 
 
-def resolve_device(wish: Wish, rank: Rank | None, visible: Visible) -> str:
+def resolve_device(wanted: DeviceRequest, rank: Rank | None, visible: Visible) -> str:
     """``cpu`` or ``cuda:N``.
 
     A launcher's local rank decides which CUDA device, then the number asked for, then the name; whether it is CUDA at
     all is decided by what was asked for alone. ``rank`` is None without a launcher. Raises DeviceError when what was
     asked for is not there, or ranks would have to share a device.
     """
-    asked = wish.name if wish.name is not None else "cuda" if wish.number is not None else wish.configured
+    asked = wanted.name if wanted.name is not None else "cuda" if wanted.number is not None else wanted.configured
     kind, _, index = asked.partition(":")
     if kind == AUTO:
         kind = "cuda" if visible.count else "cpu"
@@ -49,7 +49,7 @@ def resolve_device(wish: Wish, rank: Rank | None, visible: Visible) -> str:
         )
     if rank is not None:
         return f"cuda:{_of_rank(rank, visible)}"
-    chosen = wish.number if wish.number is not None else int(index or 0)
+    chosen = wanted.number if wanted.number is not None else int(index or 0)
     if not 0 <= chosen < visible.count:
         raise DeviceError(f"device cuda:{chosen} was asked for, but there are only {visible.count} (from cuda:0)")
     return f"cuda:{chosen}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from digirl_dist.build.choices import need_jax
 from digirl_dist.errors import SettingsError
-from digirl_dist.parallel.compute_device import Wish, resolve_device, visible_devices
+from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
 from digirl_dist.parallel.group import Group, GroupLimits, joined
 from digirl_dist.parallel.rank import Rank, jax_coordinator, launched_rank
 from digirl_dist.settings import JaxSettings, Settings, TrainerSettings
@@ -63,6 +63,6 @@ def join_ranks(settings: Settings, distributed: bool | None = None) -> Iterator[
                 yield Rendezvous(group, jax_group.device_in_use(), acts_on="cpu")
         case _:
             visible = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
-            device = resolve_device(Wish(trainer.device), launched, visible)
+            device = resolve_device(DeviceRequest(trainer.device), launched, visible)
             with joined(rank, device, limits) as group:
                 yield Rendezvous(group, device, acts_on=device)

@@ -16,7 +16,7 @@ from pathlib import Path
 from digirl_dist.agent import AgentFactory
 from digirl_dist.agent.placement import Placed
 from digirl_dist.errors import DigirlDistError
-from digirl_dist.parallel.compute_device import Wish, resolve_device, visible_devices
+from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
 from digirl_dist.parallel.failure import telling
 from digirl_dist.parallel.group import Group, GroupLimits, joined
 from digirl_dist.parallel.peers import ALONE, Peers, SharedRows
@@ -51,7 +51,7 @@ class TrainerSpec:
 
     def device_of(self, rank: Rank | None) -> str:
         """Where a process learns. Raises DeviceError."""
-        return resolve_device(Wish(self.device), rank, visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES")))
+        return resolve_device(DeviceRequest(self.device), rank, visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES")))
 
     @contextmanager
     def joined(self, rank: Rank) -> Iterator[tuple[TrainerFactory, Group]]:

@@ -16,7 +16,7 @@ from things import Counter
 from digirl_dist.build import setup_doctor
 from digirl_dist.child_process import environment
 from digirl_dist.doctor.check import Check, as_table, would_start
-from digirl_dist.doctor.examine import Patient, examine
+from digirl_dist.doctor.examine import Target, examine
 from digirl_dist.doctor.host import examine_emulators, examine_host
 from digirl_dist.doctor.needs import Needs
 from digirl_dist.doctor.trial import Trial, some_action, try_there
@@ -47,7 +47,7 @@ def a_trial(task: Task, **limits: float) -> Trial:
 
 def test_an_emulator_that_fails_when_it_is_tried_keeps_a_run_from_starting(worker_config: WorkerConfig) -> None:
     trial = a_trial(Task("count", params={"at": "step", "suffers": "raise"}))
-    found = examine(Patient(worker_config, PLAIN, None, this_python(None), trial), Settings())
+    found = examine(Target(worker_config, PLAIN, None, this_python(None), trial), Settings())
     assert [check.check for check in found if not check.ok] == ["try"] and not would_start(found)
     assert "the device is on fire" in found[-1].detail and found[-1].remedy
 
@@ -72,10 +72,10 @@ def test_a_package_that_is_not_there_cannot_be_tried(worker_config: WorkerConfig
     from digirl_dist.fleet.install import Package, build_wheel
 
     trial = Trial(b"", Task("count"), 0, SlotLimits())
-    patient = Patient(
+    target = Target(
         replace(worker_config, run_path=str(tmp_path / "env")), PLAIN, Package(build_wheel(tmp_path)), [], trial
     )
-    check = next(check for check in examine(patient, Settings()) if check.check == "try")
+    check = next(check for check in examine(target, Settings()) if check.check == "try")
     assert not check.ok and "digirl-dist setup" in check.remedy
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from things import Coin, Counter
 
-from digirl_dist.inference.policy_process import Desk
+from digirl_dist.inference.policy_process import RequestHandler
 from digirl_dist.inference.policy_server import Batching, PolicyServer
 from digirl_dist.inference.requests import (
     InferenceFailure,
@@ -59,19 +59,19 @@ def saved(tmp_path: Path) -> dict[int, Checkpoint]:
 
 
 def test_one_unreadable_observation_leaves_the_others_their_answers(saved: dict[int, Checkpoint]) -> None:
-    desk = Desk(pack(partial(Moody, Counter.spec)))
-    assert desk.serve(saved) == {}
-    answers = {answer.number: answer for answer in desk.decide([ask(0), ask(1, "poison"), ask(2, version=2)])}
+    handler = RequestHandler(pack(partial(Moody, Counter.spec)))
+    assert handler.serve(saved) == {}
+    answers = {answer.number: answer for answer in handler.decide([ask(0), ask(1, "poison"), ask(2, version=2)])}
     assert answers[0] == InferenceResult(0, Decision(1, 2.0)) and answers[2] == InferenceResult(2, Decision(1, 4.0))
     poisoned = answers[1]
     assert isinstance(poisoned, InferenceFailure) and "I cannot read this" in poisoned.reason
 
 
 def test_a_version_that_is_gone_is_named(saved: dict[int, Checkpoint]) -> None:
-    desk = Desk(pack(partial(Moody, Counter.spec)))
+    handler = RequestHandler(pack(partial(Moody, Counter.spec)))
     (saved[1].folder / "policy.safetensors").unlink()
-    assert list(desk.serve(saved)) == [1]
-    lost, retired, answered = desk.decide([ask(0), ask(1, version=0), ask(2, version=2)])
+    assert list(handler.serve(saved)) == [1]
+    lost, retired, answered = handler.decide([ask(0), ask(1, version=0), ask(2, version=2)])
     assert isinstance(lost, InferenceFailure) and "version 1" in lost.reason and "policy.safetensors" in lost.reason
     assert isinstance(retired, InferenceFailure) and "version 0" in retired.reason
     assert isinstance(answered, InferenceResult)

@@ -20,7 +20,7 @@ from sdk_tool import SDK_TOOL
 
 from digirl_dist.doctor import link, probe
 from digirl_dist.doctor.check import Check
-from digirl_dist.doctor.examine import Patient, examine
+from digirl_dist.doctor.examine import Target, examine
 from digirl_dist.doctor.needs import AndroidNeeds, Needs
 from digirl_dist.emulator.chromium import BROWSERS, DRIVERS
 from digirl_dist.fleet.roster import WorkerConfig
@@ -41,7 +41,7 @@ def worker_config(bare: BareMachine, **changes: Any) -> WorkerConfig:
 
 def look(bare: BareMachine, needs: Needs = PLAIN, **changes: Any) -> dict[str, Check]:
     there = worker_config(bare, **changes)
-    return {check.check: check for check in examine(Patient(there, needs, None, ["python3"]), SETTINGS)}
+    return {check.check: check for check in examine(Target(there, needs, None, ["python3"]), SETTINGS)}
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def test_a_torch_that_is_damaged_or_has_more_threads_than_cores(bare: BareMachin
 
     def torch(threads: int) -> Check:
         found = examine(
-            Patient(worker_config(bare), PLAIN, None, [python]), replace(SETTINGS, worker_torch_threads=threads)
+            Target(worker_config(bare), PLAIN, None, [python]), replace(SETTINGS, worker_torch_threads=threads)
         )
         return next(check for check in found if check.check == "torch")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from digirl_dist.errors import DeviceError
-from digirl_dist.parallel.compute_device import Visible, Wish, resolve_device
+from digirl_dist.parallel.compute_device import DeviceRequest, Visible, resolve_device
 from digirl_dist.parallel.rank import Rank, launched_rank, own_rank
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -49,45 +49,45 @@ def test_a_missing_variable_is_named(missing: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "rank", "visible", "device"),
+    ("wanted", "rank", "visible", "device"),
     [
-        (Wish("cuda"), SECOND_OF_TWO, Visible(2), "cuda:1"),
-        (Wish("cuda"), SECOND_OF_TWO, Visible(1, masked=True), "cuda:0"),
-        (Wish("cuda:0", number=0), SECOND_OF_TWO, Visible(2), "cuda:1"),
-        (Wish("cuda:0", number=1), None, Visible(2), "cuda:1"),
-        (Wish("cuda:0", name="cuda:1"), None, Visible(2), "cuda:1"),
-        (Wish("cuda:0", name="cpu"), None, Visible(2), "cpu"),
-        (Wish("cuda:0", name="cpu"), SECOND_OF_TWO, Visible(2), "cpu"),
-        (Wish("cuda:1"), None, Visible(2), "cuda:1"),
-        (Wish("cuda"), None, Visible(2), "cuda:0"),
-        (Wish("cpu"), SECOND_OF_TWO, Visible(2), "cpu"),
-        (Wish(), None, Visible(0), "cpu"),
-        (Wish(), SECOND_OF_TWO, Visible(0), "cpu"),
-        (Wish(), None, Visible(1), "cuda:0"),
+        (DeviceRequest("cuda"), SECOND_OF_TWO, Visible(2), "cuda:1"),
+        (DeviceRequest("cuda"), SECOND_OF_TWO, Visible(1, masked=True), "cuda:0"),
+        (DeviceRequest("cuda:0", number=0), SECOND_OF_TWO, Visible(2), "cuda:1"),
+        (DeviceRequest("cuda:0", number=1), None, Visible(2), "cuda:1"),
+        (DeviceRequest("cuda:0", name="cuda:1"), None, Visible(2), "cuda:1"),
+        (DeviceRequest("cuda:0", name="cpu"), None, Visible(2), "cpu"),
+        (DeviceRequest("cuda:0", name="cpu"), SECOND_OF_TWO, Visible(2), "cpu"),
+        (DeviceRequest("cuda:1"), None, Visible(2), "cuda:1"),
+        (DeviceRequest("cuda"), None, Visible(2), "cuda:0"),
+        (DeviceRequest("cpu"), SECOND_OF_TWO, Visible(2), "cpu"),
+        (DeviceRequest(), None, Visible(0), "cpu"),
+        (DeviceRequest(), SECOND_OF_TWO, Visible(0), "cpu"),
+        (DeviceRequest(), None, Visible(1), "cuda:0"),
     ],
 )
 def test_d3_the_device_follows_from_rank_number_name_and_configuration(
-    wish: Wish, rank: Rank | None, visible: Visible, device: str
+    wanted: DeviceRequest, rank: Rank | None, visible: Visible, device: str
 ) -> None:
-    assert resolve_device(wish, rank, visible) == device
+    assert resolve_device(wanted, rank, visible) == device
 
 
 @pytest.mark.parametrize(
-    ("wish", "rank", "visible", "said"),
+    ("wanted", "rank", "visible", "said"),
     [
-        (Wish("cuda"), None, Visible(0), "no CUDA device is visible; use cpu"),
-        (Wish("cpu", number=1), None, Visible(0), "no CUDA device"),
-        (Wish(name="cuda:2"), None, Visible(2), "only 2"),
-        (Wish("tpu"), None, Visible(2), "'tpu' is not known"),
-        (Wish("cuda:x"), None, Visible(2), "not known"),
+        (DeviceRequest("cuda"), None, Visible(0), "no CUDA device is visible; use cpu"),
+        (DeviceRequest("cpu", number=1), None, Visible(0), "no CUDA device"),
+        (DeviceRequest(name="cuda:2"), None, Visible(2), "only 2"),
+        (DeviceRequest("tpu"), None, Visible(2), "'tpu' is not known"),
+        (DeviceRequest("cuda:x"), None, Visible(2), "not known"),
     ],
 )
-def test_d3_what_is_not_there_is_refused(wish: Wish, rank: Rank | None, visible: Visible, said: str) -> None:
+def test_d3_what_is_not_there_is_refused(wanted: DeviceRequest, rank: Rank | None, visible: Visible, said: str) -> None:
     with pytest.raises(DeviceError, match=said):
-        resolve_device(wish, rank, visible)
+        resolve_device(wanted, rank, visible)
 
 
 @pytest.mark.parametrize("visible", [Visible(1), Visible(2), Visible(3, masked=True)])
 def test_b10_more_ranks_than_devices_are_refused_with_the_right_number(visible: Visible) -> None:
     with pytest.raises(DeviceError, match=f"--nproc_per_node={visible.count}"):
-        resolve_device(Wish("cuda"), Rank(0, 4, 0, 4), visible)
+        resolve_device(DeviceRequest("cuda"), Rank(0, 4, 0, 4), visible)

@@ -13,7 +13,7 @@ from torch import nn
 from digirl_dist.agent.autoui.encoders import ScreenEncoder, TextEncoder, mean_over
 from digirl_dist.agent.autoui.model import Answering
 from digirl_dist.agent.autoui.pretrained import Pretrained
-from digirl_dist.agent.tokens import Speech, log_probs_of_answers, padded, sample
+from digirl_dist.agent.tokens import SamplingParams, log_probs_of_answers, padded, sample
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.aitw import DECISION, PROMPT_BEGINS, AutoUiReader, to_autoui, to_prompt
 from digirl_dist.emulator.touch_actions import TOKENS, DeviceAction
@@ -50,7 +50,7 @@ class AutoUiAgent(nn.Module):
         self._screens, self._critic = screens, critic
         self._prompt_length = settings.prompt_length
         ends = frozenset([self._tokenizer.eos_token_id])
-        self._speech = Speech(ends, settings.answer_length, settings.temperature)
+        self._sampling = SamplingParams(ends, settings.answer_length, settings.temperature)
         self._reader = AutoUiReader()
 
     @property
@@ -60,7 +60,7 @@ class AutoUiAgent(nn.Module):
 
     def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
         read, mask = self._read(observations)
-        answers = sample(Answering(self._model, read, mask), rngs, self._speech)
+        answers = sample(Answering(self._model, read, mask), rngs, self._sampling)
         return [Decision(self._action(answer.tokens), answer.log_prob) for answer in answers]
 
     def log_prob(self, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
@@ -96,7 +96,7 @@ class AutoUiAgent(nn.Module):
     def _log_prob(self, observations: Sequence[Observation], answers: Sequence[list[int]]) -> torch.Tensor:
         read, mask = self._read(observations)
         logits = self._model.logits(read, mask, padded(answers)[0].to(self._device))
-        return log_probs_of_answers(logits, answers, self._speech)
+        return log_probs_of_answers(logits, answers, self._sampling)
 
     def _read(self, observations: Sequence[Observation]) -> tuple[torch.Tensor, torch.Tensor]:
         """What the model makes of prompts and screenshots, [B, L, d_model], and the mask [B, L]."""
@@ -123,7 +123,7 @@ class AutoUiAgent(nn.Module):
         if isinstance(action, dict) and TOKENS in action:
             return [int(token) for token in action[TOKENS]]
         text = action if isinstance(action, str) else f"{DECISION} {to_autoui(DeviceAction.from_json(action))}"
-        tokens: list[int] = self._tokenizer(text, truncation=True, max_length=self._speech.length)["input_ids"]
+        tokens: list[int] = self._tokenizer(text, truncation=True, max_length=self._sampling.length)["input_ids"]
         return tokens
 
 

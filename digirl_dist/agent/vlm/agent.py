@@ -16,7 +16,7 @@ from transformers import LogitsProcessorList
 from digirl_dist.agent.answers import read_or_wait
 from digirl_dist.agent.dialogue import conversation
 from digirl_dist.agent.pixels import opened
-from digirl_dist.agent.tokens import Answer, Speech, log_probs_of_answers, padded
+from digirl_dist.agent.tokens import Answer, SamplingParams, log_probs_of_answers, padded
 from digirl_dist.agent.vlm.drawing import Drawing
 from digirl_dist.agent.vlm.pretrained import ends_of, load_model, load_processor, placeholders, with_lora
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
@@ -50,7 +50,9 @@ class VlmAgent(nn.Module):
         self._adapted = with_lora(load_model(settings, self._tokenizer), settings.lora)
         self._reserved = sorted(self._tokenizer.all_special_tokens, key=len, reverse=True)
         ends = frozenset(ends_of(self._model.generation_config.eos_token_id))
-        self._speech = Speech(ends, settings.max_new_tokens, settings.temperature, placeholders(self._model.config))
+        self._sampling = SamplingParams(
+            ends, settings.max_new_tokens, settings.temperature, placeholders(self._model.config)
+        )
         self.feature_size = int(self._model.config.get_text_config().hidden_size)
         self.eval()
 
@@ -99,7 +101,7 @@ class VlmAgent(nn.Module):
         return (rows[first : first + size] for first in range(0, len(rows), size))
 
     def _decide(self, rows: Sequence[tuple[Observation, np.random.Generator]]) -> list[Decision]:
-        drawing = Drawing(self._speech, [rng for _, rng in rows])
+        drawing = Drawing(self._sampling, [rng for _, rng in rows])
         given = self._read([seen for seen, _ in rows])
         self._model.generate(**given, logits_processor=LogitsProcessorList([drawing]))
         return [Decision(self._action(answer), answer.log_prob) for answer in drawing.answers()]
@@ -112,7 +114,7 @@ class VlmAgent(nn.Module):
         known = inspect.signature(self._model.forward).parameters
         only = {"logits_to_keep": kept} if "logits_to_keep" in known else {}
         logits = self._model(**given, **only, use_cache=False).logits
-        return log_probs_of_answers(logits[:, -kept:-1], answers, self._speech)
+        return log_probs_of_answers(logits[:, -kept:-1], answers, self._sampling)
 
     def _read(self, observations: Sequence[Observation]) -> Inputs:
         """Raises TrajectoryError for an observation without a screenshot."""
@@ -151,11 +153,11 @@ class VlmAgent(nn.Module):
             return tokens
         text = action if isinstance(action, str) else action.get(SAID) or json.dumps(_plain(action))
         tokens = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return [*tokens[: self._speech.length - 1], self._tokenizer.eos_token_id]
+        return [*tokens[: self._sampling.length - 1], self._tokenizer.eos_token_id]
 
     def _can_say(self, token: Json) -> bool:
         known = type(token) is int and 0 <= token < self._model.get_input_embeddings().num_embeddings
-        return known and token not in self._speech.barred
+        return known and token not in self._sampling.barred
 
 
 def _plain(action: Json) -> Json:

@@ -9,7 +9,7 @@ import torch
 from transformers import LogitsProcessor
 
 from digirl_dist.agent.sampling import draw
-from digirl_dist.agent.tokens import Answer, Speech
+from digirl_dist.agent.tokens import Answer, SamplingParams
 
 
 class Drawing(LogitsProcessor):  # type: ignore[misc]
@@ -18,15 +18,15 @@ class Drawing(LogitsProcessor):  # type: ignore[misc]
     What is left to ``generate`` are caches, positions and masks, which differ from model to model.
     """
 
-    def __init__(self, speech: Speech, rngs: Sequence[np.random.Generator]) -> None:
-        self._speech = speech
+    def __init__(self, sampling: SamplingParams, rngs: Sequence[np.random.Generator]) -> None:
+        self._sampling = sampling
         self._rngs = rngs
         self._tokens: list[list[int]] = [[] for _ in rngs]
         self._sums = [0.0] * len(rngs)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """``scores`` are the logits [B, V]; those of the tokens drawn remain."""
-        log_probs = self._speech.log_probs(scores)
+        log_probs = self._sampling.log_probs(scores)
         for row in filter(self._speaks, range(len(self._rngs))):
             known = log_probs[row].double().cpu().numpy()
             token = draw(known, self._rngs[row])
@@ -40,4 +40,4 @@ class Drawing(LogitsProcessor):  # type: ignore[misc]
 
     def _speaks(self, row: int) -> bool:
         tokens = self._tokens[row]
-        return not tokens or (tokens[-1] not in self._speech.ends and len(tokens) < self._speech.length)
+        return not tokens or (tokens[-1] not in self._sampling.ends and len(tokens) < self._sampling.length)

@@ -9,7 +9,7 @@ from digirl_dist.errors import TrainingError
 from digirl_dist.trajectory import Trajectory
 
 
-class Untrained:
+class NoTraining:
     """Fulfils ``Algorithm`` where nothing is learned; it needs no parameters."""
 
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
