@@ -42,6 +42,7 @@ setup(
         "fabric>=3.2",
         "gymnasium>=1.0",
         "hydra-core>=1.3",
+        "msgspec>=0.18",
         "numpy>=1.26",
         "paramiko>=3.4",
         "pillow>=10.1",

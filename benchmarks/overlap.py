@@ -1,4 +1,4 @@
-"""TrainerSpec that takes as long as collecting: how much faster iterations follow each other with collect_ahead=1."""
+"""Learning that takes as long as collecting: how much faster iterations follow each other with collect_ahead=1."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""TrainerSpec results: real runs over several seeds, their curves and their tables. See script/results."""
+"""Learning results: real runs over several seeds, their curves and their tables. See script/results."""

@@ -17,7 +17,7 @@ from benchmarks.results.plan import Group
 from benchmarks.results.reading import Curve, Found
 
 _INTRODUCTION = """\
-# TrainerSpec results
+# Learning results
 
 Made by `{command}`; every number comes from the `metrics.jsonl` of runs of the ordinary entry, `python run.py`, which
 the same command makes where they are missing. Machine: {machine}.

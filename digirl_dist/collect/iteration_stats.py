@@ -1,4 +1,4 @@
-"""Book-keeping of one iteration's collection: worker_results per worker, and where slot-seconds went."""
+"""Book-keeping of one iteration's collection: results per worker, and where slot-seconds went."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class IterationStats:
         self._acting: dict[tuple[str, int], float] = {}
 
     def worker_result(self, worker: str) -> WorkerResult:
-        """The worker's worker_result, to be added to."""
+        """The worker's result, to be added to."""
         return self._worker_results.setdefault(worker, WorkerResult(worker))
 
     def spent(self, worker: str, seconds: Mapping[str, float]) -> None:

@@ -29,7 +29,7 @@ from digirl_dist.types import Json
 
 @dataclass
 class WorkerState:
-    """What the host knows of a worker between its event."""
+    """What the host knows of a worker between its events."""
 
     slots: int = 0
     in_service: int = 0
@@ -50,7 +50,7 @@ class WorkerState:
 
 
 class WorkerTable:
-    """The states of every worker, by the event of it; what happens to workers is told in events and status."""
+    """The state of every worker, by its events; what happens to workers is told in events and status."""
 
     def __init__(
         self, fleet: Fleet[Any], leases: Leases, limits: LimitSettings, events: Events, status: Status
@@ -101,7 +101,7 @@ class WorkerTable:
 
     def let_go(self) -> None:
         """Part from workers that were to leave and hold nothing any more."""
-        for name in [name for name, states in self.states.items() if states.leaving]:
+        for name in [name for name, state in self.states.items() if state.leaving]:
             if not self._leases.holds(name):
                 self._fleet.remove(name)
                 del self.states[name]
@@ -116,10 +116,10 @@ class WorkerTable:
     def check_that_somebody_can(self, iteration: int, missing: int) -> None:
         """Raises CollectionError when every worker is out for good, or none could run anything for too long."""
         now = time.monotonic()
-        if any(states.able for states in self.states.values()):
+        if any(state.able for state in self.states.values()):
             self._able_at = now
             return
-        for_good = all(states.is_out_for_good for states in self.states.values())
+        for_good = all(state.is_out_for_good for state in self.states.values())
         if for_good or now - self._able_at > self._limits.no_worker_s:
             waited = "" if for_good else f" for {self._limits.no_worker_s:.0f} s"
             reasons = "\n  ".join(self._why_unable(name) for name in self.states)
@@ -129,11 +129,11 @@ class WorkerTable:
             )
 
     def _why_unable(self, name: str) -> str:
-        states = self.states[name]
-        if states.error is not None:
-            return str(states.error)
-        if states.slots and not states.in_service:
-            return f"worker {name}: every emulator failed: {next(iter(states.slot_reasons.values()), '')}"
+        state = self.states[name]
+        if state.error is not None:
+            return str(state.error)
+        if state.slots and not state.in_service:
+            return f"worker {name}: every emulator failed: {next(iter(state.slot_reasons.values()), '')}"
         return f"worker {name}: it has not answered yet ({self._status.worker(name).doing})"
 
     def _joined(self, joined: Joined) -> None:
@@ -159,9 +159,9 @@ class WorkerTable:
         self.tell("worker_lost", worker, reason=error.reason, remedy=error.remedy, fatal=error.fatal, released=released)
 
     def _slot_changed(self, worker: str, slot: int, state: str, reason: str, in_service: int) -> None:
-        states = self.states[worker]
-        states.in_service = in_service
-        states.slot_reasons[slot] = reason
+        known = self.states[worker]
+        known.in_service = in_service
+        known.slot_reasons[slot] = reason
         self.tell("slot", worker, slot=slot, state=state, reason=reason)
 
     def _alive(self, event: Alive) -> None:

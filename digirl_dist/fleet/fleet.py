@@ -24,7 +24,7 @@ _IN_ORDER = 0.7
 
 
 class Fleet(Generic[AnySpec]):
-    """Workers by name. ``event`` is meant for one reader.
+    """Workers by name. ``next_event`` is meant for one reader.
 
     With a ``policy``, which is closed with the fleet, that acts for all workers; else each acts with what is pushed.
     """

@@ -1,4 +1,4 @@
-"""One connection to one worker, from login to loss: what the worker program says becomes event."""
+"""One connection to one worker, from login to loss: what the worker program says becomes events."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ class Session:
                 raise self._broken(str(message["during"]), str(message["reason"]))
 
     def _ask(self, request: InferenceRequest) -> None:
-        """Without a inference it is of a job before this one, which ends as soon as ours comes there."""
+        """Without an inference service it is of a job before this one, which ends as soon as ours comes there."""
         if self._decider is not None:
             self._decider.ask(request, lambda answer: self.send(encode("decided", **answer.to_wire())))
 
