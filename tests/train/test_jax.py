@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from distributed.test_train import episodes, ranks, state
+from train.test_train import episodes, ranks, state
 from launching import example, started
 from reading import metrics
 
