@@ -14,14 +14,15 @@ from digirl_dist.fleet.roster import this_python
 from digirl_dist.fleet.ssh_connection import CourierFiles
 from digirl_dist.fleet.transfers import Transfers
 from digirl_dist.fleet.worker_events import Lost, Pulled, WorkerEvent
-from digirl_dist.protocol.job_folder import EpisodeManifest, episode_name
+from digirl_dist.protocol.job_folder import episode_name
+from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.settings import LimitSettings, RehearsalSettings, SshSettings
 from digirl_dist.ssh.connection import Address, connect
 from digirl_dist.ssh.courier import Courier
 from digirl_dist.storage import parquet
 from digirl_dist.storage.digest import file_digest
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Ticket
+from digirl_dist.tasks import Round, Ticket
 from digirl_dist.trajectory import Step, Trajectory
 
 EPISODES, PAIRS = 200, 5
@@ -74,7 +75,7 @@ def _episode(folder: Path, ticket: Ticket) -> EpisodeManifest:
     parquet.write(path, [Trajectory(ticket, name, "w0", 0, steps, seen, False)])
     size, digest = path.stat().st_size, file_digest(path)
     return EpisodeManifest(
-        "bench", 1, ticket.index, ticket.attempt, ticket.policy_version, name, size, digest, 0, 0.0, 0.0
+        "bench", ticket.key, ticket.attempt, ticket.policy_version, name, size, digest, 0, 0.0, 0.0, {}
     )
 
 
@@ -89,17 +90,17 @@ def _scp(address: Address, source: Path, target: Path) -> float:
 def _pull(address: Address, source: Path, episodes: Sequence[tuple[Ticket, EpisodeManifest]], store: Store) -> float:
     """What the host does with each episode, on a connection that stands."""
     command = [*this_python(None), "-m", "digirl_dist.worker_program.courier", "--folder", str(source)]
-    news: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
+    events: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
     with connect(address, SshSettings()) as connection, Courier(connection, command, SshSettings()) as courier:
         courier.delete([])  # it has started
-        transfers = Transfers(CourierFiles(courier), "w0", news.put, lambda error: news.put(Lost("w0", error)))
+        transfers = Transfers(CourierFiles(courier), "w0", events.put, lambda error: events.put(Lost("w0", error)))
         started = time.monotonic()
         for ticket, manifest in episodes:
-            transfers.pull(manifest, ticket, store.incoming(1, f"w0-{manifest.index}", manifest.size))
+            transfers.pull(manifest, ticket, store.incoming(Round(1), f"w0-{manifest.key.number}", manifest.size))
         for _ in episodes:
-            pulled = news.get()
+            pulled = events.get()
             assert isinstance(pulled, Pulled), pulled
-            assert store.land(1, pulled.trajectory, pulled.path)
+            assert store.land(Round(1), pulled.trajectory, pulled.path)
         seconds = time.monotonic() - started
         transfers.close()
         return seconds
@@ -110,8 +111,8 @@ def _arrivals(here: Stage) -> list[float]:
     ours = here.ours("ours", [Machine(address, 4, PACED) for address in here.serve(4)], LimitSettings())
     ours.warm_up()
     ours.iteration(1, 64)
-    manifests = [(at, manifest) for at, manifest in ours.fleet.manifests if manifest.iteration == 1]
-    return [ours.landed[1, manifest.index] - (at - manifest.age_s) for at, manifest in manifests]
+    manifests = [(at, manifest) for at, manifest in ours.fleet.manifests if manifest.key.iteration == 1]
+    return [ours.landed[1, manifest.key.number] - (at - manifest.age_s) for at, manifest in manifests]
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from torch import nn
 from benchmarks.stage import Machine, Ours, Stage, WatchedFleet, median, rounded, show, stage
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
 from digirl_dist.ray_cluster.connect import LOCAL, connect
-from digirl_dist.ray_cluster.connection import RayDial, RayWorkerSpec
+from digirl_dist.ray_cluster.connection import RayConnector, RayWorkerSpec
 from digirl_dist.settings import LimitSettings, PushDtype, RayCollectorSettings, RehearsalSettings
 
 STEPS, EPISODES, ROUNDS, PROCESSES = 20, 16, 5, 2
@@ -59,8 +59,8 @@ class OursOnRay(Ours):
         job = self._job(DEVICE, folder)
         workers = [(RayWorkerSpec(f"ray-{n}", 1, str(folder / f"jobs-{n}")), job) for n in range(PROCESSES)]
         self.slots = PROCESSES
-        dial = RayDial(connect(LOCAL, 60.0), RayCollectorSettings(num_cpus=0.1), self._limits)
-        return WatchedFleet(workers, dial, self._limits, dtype)
+        connector = RayConnector(connect(LOCAL, 60.0), RayCollectorSettings(num_cpus=0.1), self._limits)
+        return WatchedFleet(workers, connector, self._limits, dtype)
 
 
 def main() -> None:

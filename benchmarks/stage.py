@@ -34,11 +34,11 @@ from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, re
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.roster import this_python
 from digirl_dist.fleet.spec import Job, WorkerSpec
-from digirl_dist.fleet.ssh_connection import SshDial
-from digirl_dist.fleet.worker_events import Acting, EpisodeReady, Loaded, WorkerEvent
+from digirl_dist.fleet.ssh_connection import SshConnector
+from digirl_dist.fleet.worker_events import PolicyLoaded, Said, WorkerEvent
 from digirl_dist.parallel.free_port import free_port
-from digirl_dist.protocol.job_folder import EpisodeManifest
-from digirl_dist.rollout.slot import SlotLimits
+from digirl_dist.protocol.messages import Acting, EpisodeManifest, EpisodeReady
+from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import LimitSettings, PushDtype, RehearsalSettings, SshSettings
 from digirl_dist.ssh.connection import Address
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
@@ -97,12 +97,13 @@ class WatchedFleet(Fleet[Any]):
         self.acted: set[tuple[str, int]] = set()
 
     def next_event(self, timeout_s: float) -> WorkerEvent | None:
-        news = super().next_event(timeout_s)
-        if isinstance(news, EpisodeReady):
-            self.manifests.append((time.monotonic(), news.manifest))
-        if isinstance(news, Acting):
-            self.acted.add((news.worker, news.slot))
-        return news
+        event = super().next_event(timeout_s)
+        match event:
+            case Said(_, EpisodeReady(manifest)):
+                self.manifests.append((time.monotonic(), manifest))
+            case Said(worker, Acting(slot, _)):
+                self.acted.add((worker, slot))
+        return event
 
 
 class Ours:
@@ -137,12 +138,12 @@ class Ours:
             (WorkerSpec(one.address, one.slots, str(folder / "jobs" / one.address.name), this_python), job)
             for one, job in ((machine, self._job(machine.emulator, folder, weight)) for machine in machines)
         ]
-        return WatchedFleet(workers, SshDial(SshSettings(), self._limits), self._limits, dtype)
+        return WatchedFleet(workers, SshConnector(SshSettings(), self._limits), self._limits, dtype)
 
     def _job(self, settings: RehearsalSettings, folder: Path, weight: tuple[int, int] = (0, 0)) -> Job:
         limits = self._limits
         emulator = pack(partial(RehearsalEmulator, settings))
-        return Job(folder.name, pack(partial(Tiny, *weight)), emulator, None, SlotLimits.of(limits), 1, limits.orphan_s)
+        return Job(folder.name, pack(partial(Tiny, *weight)), emulator, None, slot_limits(limits), 1, limits.orphan_s)
 
     def _listen(self, kind: str, content: dict[str, Any]) -> None:
         if kind == "episode":
@@ -186,11 +187,11 @@ class Ours:
         started, waiting, sent = time.monotonic(), set(self.fleet.workers), 0
         self.fleet.publish(checkpoint)
         while waiting:
-            news = self.fleet.next_event(60.0)
-            assert news is not None, f"{waiting} have not loaded the checkpoint"
-            if isinstance(news, Loaded) and news.version == checkpoint.iteration:
-                waiting.discard(news.worker)
-                sent += news.push_bytes
+            event = self.fleet.next_event(60.0)
+            assert event is not None, f"{waiting} have not loaded the checkpoint"
+            if isinstance(event, PolicyLoaded) and event.version == checkpoint.iteration:
+                waiting.discard(event.worker)
+                sent += event.push_bytes
         return time.monotonic() - started, sent
 
     def close(self) -> None:

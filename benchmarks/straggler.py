@@ -24,7 +24,7 @@ def main() -> None:
             _, took = ours.iteration(number, TICKETS)
             seconds.append(took)
             over.append(took / (sum(nominal) / rate))
-            ended = sorted(at for at, manifest in ours.fleet.manifests if manifest.iteration == number)
+            ended = sorted(at for at, manifest in ours.fleet.manifests if manifest.key.iteration == number)
             tails.append(ended[-1] - ended[-SLOTS * WORKERS])
     show(
         "straggler",

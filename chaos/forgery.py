@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -10,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from digirl_dist.protocol.job_folder import EpisodeManifest, JobFolder
+from digirl_dist.protocol.job_folder import JobFolder
+from digirl_dist.protocol.messages import EpisodeManifest, encode_manifest
 from digirl_dist.storage import parquet
 from digirl_dist.storage.digest import file_digest
 from digirl_dist.tasks import Task, Ticket
@@ -61,8 +61,8 @@ def plant(jobs: Path, run: str | None = None, iteration: int = 0, cut: bool = Fa
     path = folder.episode(episode_id)
     try:
         parquet.write(path, [Trajectory(ticket, episode_id, name[1], 0, [step], seen, success=True)])
-        manifest = _notice(run or name[0], ticket, episode_id, path)
-        text = json.dumps(manifest.to_json())
+        manifest = _manifest(run or name[0], ticket, episode_id, path)
+        text = encode_manifest(manifest).decode()
         part = folder.manifest(episode_id).with_suffix(".part")
         part.write_text(text[: len(text) // 2] if cut else text)
         os.replace(part, folder.manifest(episode_id))
@@ -71,8 +71,17 @@ def plant(jobs: Path, run: str | None = None, iteration: int = 0, cut: bool = Fa
     return True
 
 
-def _notice(run: str, ticket: Ticket, episode_id: str, path: Path) -> EpisodeManifest:
-    size, digest = path.stat().st_size, file_digest(path)
+def _manifest(run: str, ticket: Ticket, episode_id: str, path: Path) -> EpisodeManifest:
     return EpisodeManifest(
-        run, ticket.iteration, ticket.index, 0, ticket.policy_version, episode_id, size, digest, 0, 0.1, 0.0
+        run=run,
+        key=ticket.key,
+        attempt=0,
+        policy_version=ticket.policy_version,
+        episode_id=episode_id,
+        size=path.stat().st_size,
+        digest=file_digest(path),
+        slot=0,
+        seconds=0.1,
+        age_s=0.0,
+        spent={},
     )

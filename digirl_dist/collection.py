@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from digirl_dist.tasks import Key
+from digirl_dist.tasks import Key, Purpose, Round
 from digirl_dist.trajectory import Trajectory
 
 
@@ -49,12 +49,17 @@ class CollectionResult:
     """Share of slot-seconds spent in episodes while tickets were left."""
     seconds: dict[Key, float] = field(default_factory=dict)
     """How long its episodes took; those that landed before this process began are missing."""
+    purpose: Purpose = "train"
     carried: int = 0
     """Episodes that were under way when the iteration closed: the next result has them."""
     cancelled: int = 0
     """Tickets that nobody had begun when the iteration closed: they are never run."""
     judging: dict[str, float] = field(default_factory=dict)
     """What judging took and cost, where it is not the emulator that judges."""
+
+    @property
+    def round(self) -> Round:
+        return Round(self.iteration, self.purpose)
 
     @classmethod
     def empty(cls, iteration: int) -> CollectionResult:

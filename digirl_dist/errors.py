@@ -9,6 +9,7 @@
     ├── RunFolderError           the run folder cannot be used as it is
     ├── CheckpointError          weights are missing, altered or do not fit the agent
     ├── TrajectoryError          an episode file is truncated, altered or foreign
+    ├── ProtocolError            host and worker program do not understand each other's messages
     ├── TrainingError            an update cannot go on: a loss is not a number
     ├── JudgeError               episodes cannot be judged
     ├── PolicyLostError          the process of the host's policy ended or does not answer
@@ -70,6 +71,10 @@ class CheckpointError(DigirlDistError):
 
 class TrajectoryError(DigirlDistError):
     """An episode file is truncated, altered or belongs to something else."""
+
+
+class ProtocolError(DigirlDistError):
+    """Something else than a message of the other side, or a message with a field out of its range."""
 
 
 class TrainingError(DigirlDistError):

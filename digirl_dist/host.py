@@ -13,7 +13,7 @@ from digirl_dist.collect import Collector
 from digirl_dist.report.report import Report
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Plan, Ticket, evaluation_of
+from digirl_dist.tasks import Plan, Ticket
 from digirl_dist.trainer import Trainer
 
 
@@ -44,7 +44,7 @@ class Evaluator:
     def _tickets(self, version: int) -> list[Ticket]:
         """The same tasks and seeds for every checkpoint, so that differences come from the policy."""
         tickets = self.plan.tickets(0, version)
-        return [replace(ticket, iteration=evaluation_of(version)) for ticket in tickets]
+        return [replace(ticket, iteration=version, purpose="evaluate") for ticket in tickets]
 
 
 def train(

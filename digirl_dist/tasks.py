@@ -4,11 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
-from digirl_dist.types import Json
+from digirl_dist.types import Json, Natural
 
-Key = tuple[int, int]
-"""Names a ticket in its run: iteration and index."""
+Purpose = Literal["train", "evaluate"]
+"""What an episode is run for: to learn from it, or to measure a policy version with it."""
+
+
+class Round(NamedTuple):
+    """What one ``collect`` brings home: an iteration of training, or the measurement of a policy version."""
+
+    number: Natural
+    """The iteration; for a measurement, the policy version."""
+    purpose: Purpose = "train"
+
+
+class Key(NamedTuple):
+    """Names a ticket in its run."""
+
+    iteration: Natural
+    """The number of the ticket's round."""
+    number: Natural
+    """The index of the ticket in its round."""
+    purpose: Purpose = "train"
+
+
 _ORDER_STREAM = 1
 """Keeps the draws of orders apart from those of seeds."""
 
@@ -33,11 +54,15 @@ class Ticket:
     policy_version: int
     attempt: int = 0
     """How often it had been leased before, so that what two attempts leave behind can be told apart."""
+    purpose: Purpose = "train"
 
     @property
     def key(self) -> Key:
-        """Names the ticket in its run."""
-        return self.iteration, self.index
+        return Key(self.iteration, self.index, self.purpose)
+
+    @property
+    def round(self) -> Round:
+        return Round(self.iteration, self.purpose)
 
     def to_json(self) -> dict[str, Json]:
         task = {"id": self.task.id, "instruction": self.task.instruction, "params": self.task.params}
@@ -48,6 +73,7 @@ class Ticket:
             "seed": self.seed,
             "policy_version": self.policy_version,
             "attempt": self.attempt,
+            "purpose": self.purpose,
         }
 
     @classmethod
@@ -97,13 +123,3 @@ class Plan:
             np.random.default_rng([self.seed, number, _ORDER_STREAM]).permutation(len(self.tasks)).tolist()
         )
         return shuffled
-
-
-def evaluation_of(version: int) -> int:
-    """The iteration number of episodes that measure a policy version: below zero, so that none trains on them."""
-    return -1 - version
-
-
-def evaluated_version(iteration: int) -> int:
-    """The policy version that episodes of such an iteration measure."""
-    return -1 - iteration

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 Json = Any
 """A value that ``json`` can write: None, bool, int, float, str, list or dict of these."""
+
+Natural = Annotated[int, Meta(ge=0, le=2**53)]
+"""A whole number that every JSON library reads without loss."""
+
+Clock = Callable[[], float]
+"""Monotonic seconds, such as ``time.monotonic``; a test or a simulation brings its own."""

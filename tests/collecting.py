@@ -156,7 +156,7 @@ def tickets(count: int, iteration: int = 0, **params: Any) -> list[Ticket]:
 
 
 def keys(result: CollectionResult) -> list[tuple[int, int]]:
-    return [trajectory.ticket.key for trajectory in result.trajectories]
+    return [(one.ticket.iteration, one.ticket.index) for one in result.trajectories]
 
 
 def programs(folder: Path) -> list[psutil.Process]:

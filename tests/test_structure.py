@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = [
     ["__init__", "capacity", "child_process", "errors", "types"],
-    ["exit_status", "parallel", "protocol", "settings", "tasks", "user_code"],
-    ["chat", "trajectory"],
+    ["exit_status", "parallel", "settings", "tasks", "user_code"],
+    ["chat", "protocol", "trajectory"],
     ["collection", "emulator"],
     ["storage"],
     ["agent", "judge", "ssh"],

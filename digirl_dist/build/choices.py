@@ -13,9 +13,7 @@ from digirl_dist.agent import AgentFactory
 from digirl_dist.capacity import TYPICAL, Needs
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.emulator import EmulatorFactory, EmulatorSpec
-from digirl_dist.user_code.entry_point import load_entry_point
 from digirl_dist.errors import SettingsError
-from digirl_dist.storage.events import Events
 from digirl_dist.judge import Judge
 from digirl_dist.settings import (
     AgentSettings,
@@ -41,10 +39,12 @@ from digirl_dist.settings import (
     TrainAlgorithm,
     VlmSettings,
 )
+from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.task_file import from_file, is_file
 from digirl_dist.tasks import Task
 from digirl_dist.trainer.inprocess import AlgorithmFactory
+from digirl_dist.user_code.entry_point import load_entry_point
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm.ppo import LearnerFactory

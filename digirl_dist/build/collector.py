@@ -9,31 +9,31 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from digirl_dist.settings import configuration
-from digirl_dist.build import validate
 from digirl_dist.agent import AgentFactory
-from digirl_dist.capacity import Choice, Machine, choose
+from digirl_dist.build import validate
 from digirl_dist.build.choices import (
     Device,
     choose_device,
     choose_host_policy,
     choose_judge,
 )
+from digirl_dist.capacity import Choice, Machine, choose
 from digirl_dist.collect import Collector
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.collect.judged import JudgedCollector
 from digirl_dist.collect.offline import OfflineCollector, OfflineFirst
-from digirl_dist.storage.digest import file_digest
-from digirl_dist.rollout.slot import SlotLimits
-from digirl_dist.storage.events import Events
 from digirl_dist.fleet.roster import worker_configs
-from digirl_dist.storage.run_folder import RunFolder
+from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import (
     Inference,
     Parallel,
     RayCollectorSettings,
     Settings,
+    configuration,
 )
+from digirl_dist.storage.digest import file_digest
+from digirl_dist.storage.events import Events
+from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Plan
@@ -103,7 +103,7 @@ def inline_collector(
 
     fixed = Choice(settings.bsize, "") if isinstance(settings.bsize, int) else None
     pool = fixed or choose(Machine.here(), device.needs)
-    job = InlineJob(agent, device.factory, pool, SlotLimits.of(settings.limits), device.max_steps)
+    job = InlineJob(agent, device.factory, pool, slot_limits(settings.limits), device.max_steps)
     return InlineCollector(job, settings.limits.episode_attempts, closing, store, events, status)
 
 
@@ -118,13 +118,22 @@ def _workers_collector(context: RunContext, stack: ExitStack) -> Collector:
         case _:
             fleet = _ssh_fleet(context, stack)
     rules = DispatchRules(settings.prefetch, settings.speculate)
-    return FleetCollector(fleet, settings.limits, rules, context.closing, context.store, context.events, context.status)
+    return FleetCollector(
+        fleet,
+        settings.limits,
+        rules,
+        context.closing,
+        context.store,
+        context.events,
+        context.status,
+        context.device.max_steps,
+    )
 
 
 def _ray_fleet(context: RunContext, cluster: RayCollectorSettings, stack: ExitStack) -> Fleet[Any]:
-    from digirl_dist.ray_cluster.connect import LOCAL, connect
-    from digirl_dist.ray_cluster.connection import RayDial, RayWorkerSpec
     from digirl_dist.fleet.fleet import Fleet
+    from digirl_dist.ray_cluster.connect import LOCAL, connect
+    from digirl_dist.ray_cluster.connection import RayConnector, RayWorkerSpec
 
     settings = context.settings
     connection = connect(LOCAL if settings.dry_run else cluster.address, cluster.start_s)
@@ -134,14 +143,14 @@ def _ray_fleet(context: RunContext, cluster: RayCollectorSettings, stack: ExitSt
     folder = f"{settings.worker_temp_path}/{context.folder.run_id}"
     slots = settings.bsize if isinstance(settings.bsize, int) else None
     workers = [(RayWorkerSpec(name, slots, f"{folder}-{name}"), job) for name in names]
-    dial = RayDial(connection, cluster, settings.limits)
-    return Fleet(workers, dial, settings.limits, settings.push_dtype, _host_policy(context))
+    connector = RayConnector(connection, cluster, settings.limits)
+    return Fleet(workers, connector, settings.limits, settings.push_dtype, _host_policy(context))
 
 
 def _ssh_fleet(context: RunContext, stack: ExitStack) -> Fleet[Any]:
     from digirl_dist.fleet.fleet import Fleet
     from digirl_dist.fleet.roster import localhost_worker_configs
-    from digirl_dist.fleet.ssh_connection import SshDial
+    from digirl_dist.fleet.ssh_connection import SshConnector
 
     settings = context.settings
     if settings.dry_run:
@@ -153,9 +162,9 @@ def _ssh_fleet(context: RunContext, stack: ExitStack) -> Fleet[Any]:
     def prepare(worker_config: WorkerConfig) -> tuple[WorkerSpec, Job]:
         return _worker_spec(worker_config, context, package), _job(_own_device(worker_config, context), context)
 
-    dial = SshDial(settings.ssh, settings.limits)
+    connector = SshConnector(settings.ssh, settings.limits)
     prepared = [prepare(worker_config) for worker_config in found]
-    fleet = Fleet(prepared, dial, settings.limits, settings.push_dtype, _host_policy(context))
+    fleet = Fleet(prepared, connector, settings.limits, settings.push_dtype, _host_policy(context))
     if context.source and not settings.dry_run and not context.source.overrides_key("worker_ips"):
         _watch_roster(context.source, prepare, fleet, stack)
     return fleet
@@ -199,7 +208,9 @@ def _own_device(worker_config: WorkerConfig, context: RunContext) -> Device:
     settings = context.settings
     if not worker_config.emulator:
         return context.device
-    return choose_device(settings, configuration.merged(settings.emulator, worker_config.emulator, f"worker {worker_config.name}"))
+    return choose_device(
+        settings, configuration.merged(settings.emulator, worker_config.emulator, f"worker {worker_config.name}")
+    )
 
 
 def _job(device: Device, context: RunContext) -> Job:
@@ -213,7 +224,7 @@ def _job(device: Device, context: RunContext) -> Job:
         agent=None if settings.inference is Inference.host else pack(context.agent),
         emulator=pack(device.factory),
         max_steps=device.max_steps,
-        limits=SlotLimits.of(settings.limits),
+        limits=slot_limits(settings.limits),
         torch_threads=settings.worker_torch_threads,
         orphan_s=settings.limits.orphan_s,
         needs=device.needs,

@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from digirl_dist import host
-from digirl_dist.settings import configuration
-from digirl_dist.build import validate
 from digirl_dist.agent import AgentFactory
-from digirl_dist.build.collector import RunContext, build_collector
-from digirl_dist.storage.checkpoint import Checkpoints
+from digirl_dist.build import validate
 from digirl_dist.build.choices import (
     Device,
     check_judge,
@@ -24,10 +21,10 @@ from digirl_dist.build.choices import (
     choose_device,
     only_measures,
 )
+from digirl_dist.build.collector import RunContext, build_collector
 from digirl_dist.collect.iteration import Closing
-from digirl_dist.host import Evaluator
-from digirl_dist.storage.events import Events
 from digirl_dist.fleet.roster import worker_configs
+from digirl_dist.host import Evaluator
 from digirl_dist.parallel.failure import telling
 from digirl_dist.parallel.group import GroupLimits
 from digirl_dist.parallel.rank import Rank, launched_rank
@@ -35,14 +32,17 @@ from digirl_dist.report.curves import Curves, TensorBoard, WeightsAndBiases
 from digirl_dist.report.media import Media
 from digirl_dist.report.progress import Progress
 from digirl_dist.report.report import Report
-from digirl_dist.storage.disk_full import WaitForSpace
-from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.settings import (
     Parallel,
     Settings,
     SshCollectorSettings,
     TorchrunSettings,
+    configuration,
 )
+from digirl_dist.storage.checkpoint import Checkpoints
+from digirl_dist.storage.disk_full import WaitForSpace
+from digirl_dist.storage.events import Events
+from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.trainer import Trainer
@@ -162,7 +162,12 @@ def _trainer_spec(settings: Settings, device: Device, agent: AgentFactory, root:
 
 
 def _trainer(
-    settings: Settings, trainer_spec: TrainerSpec, folder: RunFolder, write_policy: WaitForSpace, rank: Rank | None, stack: ExitStack
+    settings: Settings,
+    trainer_spec: TrainerSpec,
+    folder: RunFolder,
+    write_policy: WaitForSpace,
+    rank: Rank | None,
+    stack: ExitStack,
 ) -> Trainer:
     """One of three: this process, all ranks of its launch with this one in the lead, or a group that it starts."""
     patient = replace(trainer_spec, checkpoints=trainer_spec.checkpoints.with_write_policy(write_policy))

@@ -8,20 +8,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 
-from digirl_dist.settings import configuration
 from digirl_dist.build.choices import Device, choose_device
 from digirl_dist.doctor.check import HOST, Check
 from digirl_dist.doctor.examine import Target, examine
 from digirl_dist.doctor.host import examine_emulators, examine_host
 from digirl_dist.doctor.needs import needs_of
 from digirl_dist.doctor.trial import Trial, some_action
-from digirl_dist.rollout.slot import SlotLimits
 from digirl_dist.errors import SettingsError, WorkerError
 from digirl_dist.fleet.install import Package, this_package
-from digirl_dist.fleet.roster import WorkerConfig, localhost_worker_configs, worker_configs, this_python
+from digirl_dist.fleet.roster import WorkerConfig, localhost_worker_configs, this_python, worker_configs
+from digirl_dist.rollout.slot import slot_limits
+from digirl_dist.settings import EmulatorSettings, Parallel, Settings, configuration
 from digirl_dist.setup.prepare import Preparation, Tell, prepare
 from digirl_dist.setup.scripts import steps
-from digirl_dist.settings import EmulatorSettings, Parallel, Settings
 from digirl_dist.user_code.packing import pack
 
 _AT_ONCE = 64
@@ -82,7 +81,7 @@ def _target(worker_config: WorkerConfig, settings: Settings, package: Package | 
 
 
 def _trial(settings: Settings, device: Device) -> Trial:
-    return Trial(pack(device.factory), device.tasks[0], some_action(device.spec), SlotLimits.of(settings.limits))
+    return Trial(pack(device.factory), device.tasks[0], some_action(device.spec), slot_limits(settings.limits))
 
 
 def _emulator(worker_config: WorkerConfig, settings: Settings) -> EmulatorSettings:

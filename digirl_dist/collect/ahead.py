@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from digirl_dist.collect import Collector
 from digirl_dist.collection import CollectionResult
 from digirl_dist.storage.checkpoint import Checkpoint
-from digirl_dist.tasks import Ticket
+from digirl_dist.tasks import Round, Ticket
 
 _CLOSE_S = 10.0
 
@@ -32,26 +32,27 @@ class AheadCollector:
         self._ahead = ahead
         self._last = last
         self._newest: Checkpoint | None = None
-        self._pending: dict[int, Future[CollectionResult]] = {}
+        self._pending: dict[Round, Future[CollectionResult]] = {}
         self._work: queue.SimpleQueue[tuple[Sequence[Ticket], Future[CollectionResult]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._collect_all, name="collect-ahead", daemon=True)
         self._thread.start()
 
     def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
-        number = tickets[0].iteration
+        wanted = tickets[0].round
         self._newest = checkpoint
-        if number not in self._pending:
-            self._submit(number, tickets)
-        if number < 0:  # a measurement; the iterations after it are on their way already
-            return self._pending.pop(number).result()
+        if wanted not in self._pending:
+            self._submit(tickets)
+        if wanted.purpose == "evaluate":  # the iterations after it are on their way already
+            return self._pending.pop(wanted).result()
+        number = wanted.number
         for later in range(number + 1, min(number + self._ahead, self._last) + 1):
             self.prefetch(checkpoint, self._tickets(later, checkpoint.iteration))
-        return self._pending.pop(number).result()
+        return self._pending.pop(wanted).result()
 
     def prefetch(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
         self._inner.prefetch(checkpoint, tickets)
-        if tickets[0].iteration not in self._pending:
-            self._submit(tickets[0].iteration, tickets)
+        if tickets[0].round not in self._pending:
+            self._submit(tickets)
 
     def close(self) -> None:
         """End the collection under way, within the inner collector's limits."""
@@ -59,9 +60,10 @@ class AheadCollector:
         self._inner.close()
         self._thread.join(_CLOSE_S)
 
-    def _submit(self, number: int, tickets: Sequence[Ticket]) -> None:
-        self._pending[number] = Future()
-        self._work.put((tickets, self._pending[number]))
+    def _submit(self, tickets: Sequence[Ticket]) -> None:
+        future: Future[CollectionResult] = Future()
+        self._pending[tickets[0].round] = future
+        self._work.put((tickets, future))
 
     def _collect_all(self) -> None:
         """One iteration after the other, each under the newest checkpoint. After an error nothing is collected."""

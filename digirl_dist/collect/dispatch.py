@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,7 @@ from digirl_dist.collect.worker_table import WorkerState
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.storage.events import Events
 from digirl_dist.tasks import Key
+from digirl_dist.types import Clock
 
 _PAUSE = 9.0
 """Looking for tickets that are worth a duplicate takes a while in a large fleet: pauses are so many times as long."""
@@ -40,6 +41,7 @@ class Dispatch:
         leases: Leases,
         rules: DispatchRules,
         events: Events,
+        clock: Clock,
     ) -> None:
         self.pace = Pace()
         self._fleet = fleet
@@ -47,7 +49,8 @@ class Dispatch:
         self._leases = leases
         self._rules = rules
         self._events = events
-        self._double_at = 0.0
+        self._clock = clock
+        self._double_at = -math.inf
 
     def hand_out(self, version: int) -> None:
         """Lease what every able worker has room for, to be run with that policy version."""
@@ -58,11 +61,12 @@ class Dispatch:
         for name in able:
             room = slots[name] + (self._rules.prefetch if plenty else 0) - self._leases.running(name)
             if room > 0 and self._leases.queued and (start or self._may_take(name, slots)):
-                self._fleet.workers[name].lease(self._leases.take(name, room, version))
-        if self._rules.speculate and not self._leases.queued and (now := time.monotonic()) >= self._double_at:
+                if tickets := self._leases.take(name, room, version, able):
+                    self._fleet.workers[name].lease(tickets)
+        if self._rules.speculate and not self._leases.queued and (now := self._clock()) >= self._double_at:
             rooms = {name: room for name in able if (room := slots[name] - self._leases.running(name)) > 0}
             self._double_all(rooms, version)
-            self._double_at = time.monotonic() + _PAUSE * (time.monotonic() - now)
+            self._double_at = self._clock() + _PAUSE * (self._clock() - now)
 
     def landed(self, winner: str, key: Key) -> None:
         """An episode is home: whoever else runs it may stop."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from digirl_dist.collect.dispatch import Dispatch, DispatchRules
-from digirl_dist.collect.iteration import Closing, Iteration
+from digirl_dist.collect.iteration import Closing, Iteration, later_of
 from digirl_dist.collect.iteration_stats import IterationStats
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collect.worker_table import WorkerTable
@@ -17,28 +17,36 @@ from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import CollectionError
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.worker_events import (
-    Acting,
     Added,
-    EpisodeFailed,
-    EpisodeReady,
-    Loaded,
+    ClaimsRefused,
+    LeasesLost,
     Lost,
+    PolicyLoaded,
     Pulled,
-    Refused,
-    Spent,
-    UnknownFile,
+    PullRefused,
+    Said,
     WorkerEvent,
 )
-from digirl_dist.protocol.job_folder import EpisodeManifest
+from digirl_dist.protocol.messages import (
+    Acting,
+    EpisodeFailed,
+    EpisodeManifest,
+    EpisodeReady,
+    SlotSeconds,
+    UnknownFile,
+)
 from digirl_dist.settings import LimitSettings
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Key, Ticket
+from digirl_dist.tasks import Key, Round, Ticket
+from digirl_dist.types import Clock
 
 _LOOK_S = 0.5
 _ACCOUNTS_S = 1.0
+_MOST_STEPS = 10_000
+"""Of an episode whose emulator alone decides when it ends."""
 
 
 class FleetCollector:
@@ -53,15 +61,18 @@ class FleetCollector:
         store: Store,
         events: Events,
         status: Status,
+        max_steps: int | None = None,
+        clock: Clock = time.monotonic,
     ) -> None:
+        self.clock = clock
         self.fleet = fleet
         self.closing = closing
         self.store = store
         self.status = status
-        self.leases = Leases(limits.episode_attempts)
-        self.table = WorkerTable(fleet, self.leases, limits, events, status)
-        self.dispatch = Dispatch(fleet, self.table.states, self.leases, rules, events)
-        self.all_stats: dict[int, IterationStats] = {}
+        self.leases = Leases(limits.episode_attempts, clock, lease_seconds(limits, max_steps))
+        self.table = WorkerTable(fleet, self.leases, limits, events, status, clock)
+        self.dispatch = Dispatch(fleet, self.table.states, self.leases, rules, events, clock)
+        self.all_stats: dict[Round, IterationStats] = {}
         self.prefetches: queue.SimpleQueue[tuple[Checkpoint, Sequence[Ticket]]] = queue.SimpleQueue()
         self.closed = threading.Event()
         self.fleet.start()
@@ -81,6 +92,7 @@ class _Collection:
     """One iteration of a fleet, from the first event to the last landed episode."""
 
     def __init__(self, collector: FleetCollector, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
+        self._clock = collector.clock
         self._fleet = collector.fleet
         self._leases = collector.leases
         self._dispatch = collector.dispatch
@@ -90,10 +102,10 @@ class _Collection:
         self._prefetches = collector.prefetches
         self._closed = collector.closed
         self._checkpoint = checkpoint
-        self._iteration = Iteration(tickets, self._leases, self._store, collector.closing)
+        self._iteration = Iteration(tickets, self._leases, self._store, collector.closing, collector.clock)
         self._all_stats = collector.all_stats
-        self._stats = self._stats_of(self._iteration.number)
-        self._stats.started_at = time.monotonic()
+        self._stats = self._stats_of(self._iteration.round)
+        self._stats.started_at = self._clock()
         self._asked: set[str] = set()
 
     def run(self) -> CollectionResult:
@@ -109,7 +121,7 @@ class _Collection:
             self._table.check_that_somebody_can(number, self._iteration.missing)
         self._settle_accounts()
         self._status.host(f"store iteration {number} and learn from it")
-        return self._iteration.close(self._all_stats.pop(number))
+        return self._iteration.close(self._all_stats.pop(self._iteration.round))
 
     def _turn(self, timeout_s: float) -> None:
         """Hand out what there is, then take in what happens next, if anything does in that time."""
@@ -132,6 +144,12 @@ class _Collection:
                 self._fleet.publish(checkpoint, self._leases.versions())
             self._iteration.begin_later(tickets)
 
+    def _end_overdue_leases(self) -> None:
+        for worker, key in self._leases.overdue():
+            self._fleet.workers[worker].drop([key], "faults")
+            reason = "its worker held it for longer than limits.lease_s without a word"
+            self._retry(worker, None, key, reason)
+
     def _settle_accounts(self) -> None:
         """Ask every worker where its slots' time went; what one does not answer at once, it tells the next time."""
         states = self._table.states
@@ -139,42 +157,58 @@ class _Collection:
         for name in self._asked:
             self._stats.worker_result(name).slots = states[name].slots
             self._fleet.workers[name].collected()
-        deadline = time.monotonic() + _ACCOUNTS_S
-        while self._asked and time.monotonic() < deadline:
+        deadline = self._clock() + _ACCOUNTS_S
+        while self._asked and self._clock() < deadline:
             self._turn(_ACCOUNTS_S)
         for name in [name for name, each in states.items() if not each.slots]:
             self._stats.spent(name, self._table.ledger.book(name))
 
-    def _stats_of(self, number: int) -> IterationStats:
-        return self._all_stats.setdefault(number, IterationStats(number))
+    def _stats_of(self, wanted: Round) -> IterationStats:
+        if wanted not in self._all_stats:
+            self._all_stats[wanted] = IterationStats(wanted, self._clock)
+        return self._all_stats[wanted]
 
     def _take_in(self, event: WorkerEvent) -> None:
         worker = getattr(event, "worker", None)
         if worker is not None and not self._table.knows(worker) and not isinstance(event, Added):
             return  # the last words of one that was let go
         match event:
-            case Loaded(worker, version, push_s, push_bytes):
+            case Said(worker, message):
+                self._hear(worker, message, event)
+            case PolicyLoaded(worker, version, push_s, push_bytes):
                 self._loaded(worker, version, push_s, push_bytes)
-            case Acting(worker, slot, iteration):
-                self._stats_of(max(iteration, self._iteration.number)).acting(worker, slot)
-            case EpisodeReady(worker, manifest):
-                self._ended(worker, manifest)
             case Pulled():
                 self._land(event)
-            case Refused(worker, manifest, reason):
+            case PullRefused(worker, manifest, reason):
                 self._refused(worker, manifest, reason)
-            case UnknownFile(worker, episode, reason):
-                self._table.tell("episode_refused", worker, episode=episode, reason=reason)
-                self._fleet.workers[worker].forget(episode)
-            case EpisodeFailed(worker, slot, iteration, index, reason):
-                self._retry(worker, slot, (iteration, index), reason)
-            case Spent(worker, seconds):
-                self._stats.spent(worker, self._table.ledger.book(worker, seconds))
-                self._asked.discard(worker)
+            case LeasesLost(worker, keys):
+                for key in keys:
+                    self._retry(worker, None, key, "the worker program lost the ticket without a word")
+            case ClaimsRefused(worker, keys):
+                reason = "the worker program claims tickets that it was not leased; it is told to drop them"
+                self._table.tell("claims_refused", worker, tickets=[list(key) for key in keys], reason=reason)
             case Lost(worker, error):
                 self._stats.worker_result(worker).losses.append(error.reason)
                 self._asked.discard(worker)
                 self._table.take_in(event)
+            case _:
+                self._table.take_in(event)
+
+    def _hear(self, worker: str, message: object, event: WorkerEvent) -> None:
+        """What a worker program says of episodes; what it says of itself goes to the table."""
+        match message:
+            case Acting(slot, key):
+                self._stats_of(later_of(self._iteration.round, key)).acting(worker, slot)
+            case EpisodeReady(manifest):
+                self._ended(worker, manifest)
+            case EpisodeFailed(slot, key, reason):
+                self._retry(worker, slot, key, reason)
+            case UnknownFile(episode, reason):
+                self._table.tell("episode_refused", worker, episode=episode, reason=reason)
+                self._fleet.workers[worker].forget(episode)
+            case SlotSeconds(seconds):
+                self._stats.spent(worker, self._table.ledger.book(worker, seconds))
+                self._asked.discard(worker)
             case _:
                 self._table.take_in(event)
 
@@ -186,7 +220,7 @@ class _Collection:
 
     def _ended(self, worker: str, manifest: EpisodeManifest) -> None:
         """Pull the episode if its ticket is still open; a stale or repeated one is deleted unread."""
-        key = manifest.iteration, manifest.index
+        key = manifest.key
         ticket = self._leases.tickets.get(key)
         self._dispatch.pace.ended(worker, sum(manifest.spent.values()))  # without what it waited for the checkpoint
         if ticket is None or not self._leases.expect(worker, key):
@@ -194,13 +228,15 @@ class _Collection:
             self._fleet.workers[worker].forget(manifest.episode_id)
             return
         self._stats.ended(worker, manifest.seconds, manifest.age_s)
-        path = self._store.incoming(self._iteration.counts_in(key), f"{worker}-{key[0]}-{key[1]}", manifest.size)
+        path = self._store.incoming(
+            self._iteration.counts_in(key), f"{worker}-{key.iteration}-{key.number}", manifest.size
+        )
         self._fleet.workers[worker].pull(manifest, ticket, path)
 
     def _land(self, pulled: Pulled) -> None:
         """Make it durable, and only then let the worker delete it."""
         worker, manifest = pulled.worker, pulled.manifest
-        key = manifest.iteration, manifest.index
+        key = manifest.key
         stats = self._stats_of(self._iteration.counts_in(key))
         self._stats.worker_result(worker).pull_bytes += manifest.size
         self._dispatch.landed(worker, key)
@@ -210,8 +246,8 @@ class _Collection:
             self._table.tell(
                 "episode",
                 worker,
-                iteration=manifest.iteration,
-                ticket=manifest.index,
+                iteration=key.iteration,
+                ticket=key.number,
                 success=pulled.trajectory.success,
                 reward=pulled.trajectory.reward,
                 attempt=manifest.attempt,
@@ -226,10 +262,21 @@ class _Collection:
     def _refused(self, worker: str, manifest: EpisodeManifest, reason: str) -> None:
         self._table.tell("episode_refused", worker, episode=manifest.episode_id, reason=reason)
         self._fleet.workers[worker].forget(manifest.episode_id)
-        self._retry(worker, manifest.slot, (manifest.iteration, manifest.index), reason)
+        self._retry(worker, manifest.slot, manifest.key, reason)
 
-    def _retry(self, worker: str, slot: int, key: Key, reason: str) -> None:
+    def _retry(self, worker: str, slot: int | None, key: Key, reason: str) -> None:
         if key in self._leases.tickets:
             self._stats.worker_result(worker).retried += 1
-            self._table.tell("episode_retried", worker, slot=slot, ticket=key[1], reason=reason)
+            self._table.tell("episode_retried", worker, slot=slot, ticket=key.number, reason=reason)
             self._leases.fail(worker, key, reason)
+
+
+def lease_seconds(limits: LimitSettings, max_steps: int | None) -> float:
+    """How long a worker may hold a ticket: ``limits.lease_s``, else what the slots' own limits come to.
+
+    A ticket may wait for a boot, for two loads of a policy, and behind one other episode.
+    """
+    if limits.lease_s is not None:
+        return limits.lease_s
+    episode_s = limits.reset_s + (max_steps or _MOST_STEPS) * limits.step_s
+    return limits.boot_s + 2 * limits.stuck_s + 2 * episode_s

@@ -7,25 +7,28 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from digirl_dist.agent import AgentFactory
 from digirl_dist.capacity import Choice
-from digirl_dist.collect.iteration import Closing, Iteration
+from digirl_dist.collect.iteration import Closing, Iteration, later_of
 from digirl_dist.collect.iteration_stats import IterationStats
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator import EmulatorFactory
 from digirl_dist.errors import CollectionError
 from digirl_dist.inference.local import Policies
-from digirl_dist.rollout.rollout import Acting, Failed, Finished, Happening, Rollout, SlotChanged
-from digirl_dist.rollout.slot import Slot, SlotLimits
+from digirl_dist.protocol.messages import Acting, EpisodeFailed, SlotChanged, SlotLimits
+from digirl_dist.rollout.rollout import Finished, Happening, Rollout
+from digirl_dist.rollout.slot import Slot
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Ticket
+from digirl_dist.tasks import Round, Ticket
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.user_code.packing import pack
 
@@ -58,8 +61,8 @@ class InlineCollector:
         self._policies = Policies(job.agent)
         slots = [Slot(k, packed, job.limits, folder / f"slot-{k}.log") for k in range(job.pool.slots)]
         self._rollout = Rollout(NAME, slots, self._policies, job.max_steps, shrink=bool(job.pool.reason))
-        self._leases = Leases(attempts)
-        self._all_stats: dict[int, IterationStats] = {}
+        self._leases = Leases(attempts, time.monotonic)
+        self._all_stats: dict[Round, IterationStats] = {}
         self._version = -1
         self._closing = closing
         self._store = store
@@ -74,13 +77,15 @@ class InlineCollector:
 
     def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
         with self._busy:
-            return self._collect(checkpoint, Iteration(tickets, self._leases, self._store, self._closing))
+            return self._collect(
+                checkpoint, Iteration(tickets, self._leases, self._store, self._closing, time.monotonic)
+            )
 
     def prefetch(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
         self._prefetches.put((checkpoint, tickets))
 
     def _collect(self, checkpoint: Checkpoint, iteration: Iteration) -> CollectionResult:
-        stats = self._stats_of(iteration.number)
+        stats = self._stats_of(iteration.round)
         stats.started_at = time.monotonic()
         stats.worker_result(NAME).slots = len(self._rollout.slots)
         self._status.host(f"collect iteration {iteration.number}")
@@ -100,7 +105,7 @@ class InlineCollector:
         stats.spent(NAME, self._rollout.spent())
         self._rollout.idle("update")
         self._status.host(f"store iteration {iteration.number} and learn from it")
-        return iteration.close(self._all_stats.pop(iteration.number))
+        return iteration.close(self._all_stats.pop(iteration.round))
 
     def _act_with(self, checkpoint: Checkpoint) -> None:
         """What begins from now on acts with this checkpoint; what has begun keeps its own."""
@@ -121,14 +126,14 @@ class InlineCollector:
         room = len(self._rollout.slots) - self._leases.running(NAME)
         self._rollout.lease(self._leases.take(NAME, room, self._version) if room > 0 else [])
 
-    def _stats_of(self, number: int) -> IterationStats:
-        return self._all_stats.setdefault(number, IterationStats(number))
+    def _stats_of(self, wanted: Round) -> IterationStats:
+        return self._all_stats.setdefault(wanted, IterationStats(wanted, time.monotonic))
 
     def _look(self, iteration: Iteration) -> None:
         """Keep the picture of who waits for whom up to date."""
         here = self._status.worker(NAME)
         here.doing, here.heard_at = "run episodes", time.monotonic()
-        here.slots = [asdict(wait) for wait in self._rollout.waits()]
+        here.slots = [msgspec.to_builtins(wait) for wait in self._rollout.waits()]
         self._status.collecting(iteration.number, iteration.missing)
 
     def close(self) -> None:
@@ -139,22 +144,22 @@ class InlineCollector:
         self._folder.cleanup()
 
     def _account_for(self, happening: Happening, iteration: Iteration) -> None:
-        stats = self._stats_of(iteration.number)
+        stats = self._stats_of(iteration.round)
         match happening:
-            case Acting(slot, ticket):
-                self._stats_of(max(ticket.iteration, iteration.number)).acting(NAME, slot)
+            case Acting(slot, key):
+                self._stats_of(later_of(iteration.round, key)).acting(NAME, slot)
             case SlotChanged(slot, state, reason):
                 self._events.emit("slot", worker=NAME, slot=slot, state=state, reason=reason)
-            case Failed(ticket, slot, reason):
-                self._leases.fail(NAME, ticket.key, reason)
+            case EpisodeFailed(slot, key, reason):
+                self._leases.fail(NAME, key, reason)
                 stats.worker_result(NAME).retried += 1
-                self._events.emit("episode_retried", worker=NAME, slot=slot, ticket=ticket.index, reason=reason)
+                self._events.emit("episode_retried", worker=NAME, slot=slot, ticket=key.number, reason=reason)
             case Finished(trajectory, started_at, ended_at, _):
                 self._land(trajectory, iteration, ended_at - started_at)
 
     def _land(self, trajectory: Trajectory, iteration: Iteration, seconds: float) -> None:
         ticket = trajectory.ticket
-        self._stats_of(iteration.number).ended(NAME, seconds, 0.0)
+        self._stats_of(iteration.round).ended(NAME, seconds, 0.0)
         if iteration.land(trajectory):
             stats = self._stats_of(iteration.counts_in(ticket.key))
             stats.worker_result(NAME).episodes += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,9 @@ from digirl_dist.collect.iteration_stats import IterationStats
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collection import CollectionResult
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Key, Ticket
+from digirl_dist.tasks import Key, Round, Ticket
 from digirl_dist.trajectory import Trajectory
+from digirl_dist.types import Clock
 
 
 @dataclass(frozen=True)
@@ -35,27 +35,30 @@ class Iteration:
     land where they count.
     """
 
-    def __init__(self, tickets: Sequence[Ticket], leases: Leases, store: Store, closing: Closing) -> None:
-        self.number = tickets[0].iteration
+    def __init__(self, tickets: Sequence[Ticket], leases: Leases, store: Store, closing: Closing, clock: Clock) -> None:
+        self.round = tickets[0].round
+        self.number = self.round.number
         self._leases = leases
         self._store = store
-        self._closing = closing if self.number >= 0 else Closing()  # a measurement has all of its episodes
-        self._started_at = time.monotonic()
-        self._landed = store.landed(self.number)
-        left_over, _ = store.left_out(self.number - 1)
+        learns = self.round.purpose == "train"
+        self._closing = closing if learns else Closing()  # a measurement has all of its episodes
+        self._clock = clock
+        self._started_at = clock()
+        self._landed = store.landed(self.round)
+        left_over, _ = store.left_out(self.number - 1) if learns else ([], [])
         wanted = [*left_over, *tickets]
         self._wanted = {ticket.key for ticket in wanted}
         self._missing = self._wanted - set(self._landed)
-        self._was_closed = store.is_closed(self.number)
+        self._was_closed = store.is_closed(self.round)
         if not self._was_closed:
             leases.add(ticket for ticket in wanted if ticket.key in self._missing)
 
     def begin_later(self, tickets: Sequence[Ticket]) -> None:
         """Queue tickets of later iterations, apart from what has landed of them."""
-        for number in {ticket.iteration for ticket in tickets}:
-            if not self._store.is_closed(number):
-                landed = self._store.landed(number)
-                self._leases.add(one for one in tickets if one.iteration == number and one.key not in landed)
+        for later in {ticket.round for ticket in tickets}:
+            if not self._store.is_closed(later):
+                landed = self._store.landed(later)
+                self._leases.add(one for one in tickets if one.round == later and one.key not in landed)
 
     @property
     def missing(self) -> int:
@@ -67,20 +70,20 @@ class Iteration:
         if self._was_closed:
             return True
         landed = len(self._wanted) - self.missing
-        return self._closing.is_due(landed, len(self._wanted), time.monotonic() - self._started_at)
+        return self._closing.is_due(landed, len(self._wanted), self._clock() - self._started_at)
 
-    def counts_in(self, key: Key) -> int:
-        """The iteration whose result has this ticket's episode."""
-        return self.number if key in self._wanted else key[0]
+    def counts_in(self, key: Key) -> Round:
+        """The round whose result has this ticket's episode."""
+        return self.round if key in self._wanted else Round(key.iteration, key.purpose)
 
     def land(self, trajectory: Trajectory, checked: Path | None = None) -> bool:
         """Make the episode durable (see ``Store.land``). False if its ticket had landed before or is not ours."""
         key = trajectory.ticket.key
         if not self._leases.land(key):
             return False
-        number = self.counts_in(key)
-        self._store.land(number, trajectory, checked)
-        if number == self.number:
+        counts_in = self.counts_in(key)
+        self._store.land(counts_in, trajectory, checked)
+        if counts_in == self.round:
             self._landed[key] = trajectory
             self._missing.discard(key)
         return True
@@ -89,6 +92,13 @@ class Iteration:
         """From now on nothing counts here any more; what is missing is carried over or cancelled."""
         if not self._was_closed and self._missing:
             self._store.close(self.number, *self._leases.withdraw(self._missing))
-        carried, cancelled = self._store.left_out(self.number)
+        carried, cancelled = self._store.left_out(self.number) if self.round.purpose == "train" else ([], [])
         trajectories = [self._landed[key] for key in sorted(self._landed)]
         return stats.result(trajectories, len(carried), len(cancelled))
+
+
+def later_of(current: Round, key: Key) -> Round:
+    """The round in whose statistics the start of a ticket belongs: its own if that is training still to come."""
+    own = Round(key.iteration, key.purpose)
+    is_to_come = current.purpose == "evaluate" or own.number > current.number
+    return own if own.purpose == "train" and is_to_come else current

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 from digirl_dist.collection import CollectionResult, WorkerResult
-from digirl_dist.tasks import Key
+from digirl_dist.tasks import Key, Round
 from digirl_dist.trajectory import Trajectory
+from digirl_dist.types import Clock
 
 
 class IterationStats:
     """Collects what happens in one iteration and adds it up. Times are monotonic seconds of the host."""
 
-    def __init__(self, iteration: int) -> None:
-        self.iteration = iteration
-        self.started_at = time.monotonic()
+    def __init__(self, round: Round, clock: Clock) -> None:
+        self.round = round
+        self._clock = clock
+        self.started_at = self._clock()
         self.seconds: dict[Key, float] = {}
         self._worker_results: dict[str, WorkerResult] = {}
         self._episodes: list[tuple[str, float, float]] = []
@@ -33,24 +34,25 @@ class IterationStats:
 
     def acting(self, worker: str, slot: int) -> None:
         """A slot sent the first action of an episode."""
-        self._acting.setdefault((worker, slot), time.monotonic())
+        self._acting.setdefault((worker, slot), self._clock())
 
     def ended(self, worker: str, seconds: float, age_s: float) -> None:
         """An episode of that length ended ``age_s`` ago."""
-        now = time.monotonic()
+        now = self._clock()
         end = now - min(max(0.0, age_s), now - self.started_at)  # a worker may say anything, even nan
         self._episodes.append((worker, end - seconds, end))
 
     def result(self, trajectories: Sequence[Trajectory], carried: int, cancelled: int) -> CollectionResult:
         ends = [end for _, _, end in self._episodes]
         return CollectionResult(
-            iteration=self.iteration,
+            iteration=self.round.number,
+            purpose=self.round.purpose,
             trajectories=trajectories,
             worker_results=[self._worker_results[name] for name in sorted(self._worker_results)],
             started_at=self.started_at,
             acting_at=max(self._acting.values(), default=None),
             last_ended_at=max(ends, default=None),
-            ended_at=time.monotonic(),
+            ended_at=self._clock(),
             busy=self._busy(),
             seconds=self.seconds,
             carried=carried,

@@ -43,14 +43,14 @@ class JudgedCollector:
 
     def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
         """Raises JudgeError besides what the other collector raises."""
-        iteration = tickets[0].iteration
-        if self._store.has(iteration):  # judged before: a crash came between its file and the checkpoint
+        wanted = tickets[0].round
+        if self._store.has(wanted):  # judged before: a crash came between its file and the checkpoint
             return self._collector.collect(checkpoint, tickets)
-        for trajectory in self._store.landed(iteration).values():
+        for trajectory in self._store.landed(wanted).values():
             self._consider(trajectory)
         result = self._collector.collect(checkpoint, tickets)
         started = time.monotonic()
-        self._status.host(f"wait for the judge's verdicts on iteration {iteration}")
+        self._status.host(f"wait for the judge's verdicts on iteration {wanted.number}")
         result.trajectories = [self._judged(trajectory) for trajectory in result.trajectories]
         result.judging = {**self._judge.take_figures(), "judge_wait_s": round(time.monotonic() - started, 4)}
         return result

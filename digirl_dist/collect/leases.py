@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
+from itertools import islice
 
 from digirl_dist.errors import CollectionError
 from digirl_dist.tasks import Key, Ticket
+from digirl_dist.types import Clock
 
 
 class Leases:
     """The tickets whose episodes have not landed, and the workers that hold them; at the tail, several hold one.
 
-    ``attempts`` bounds how often a ticket may fail.
+    ``attempts`` bounds how often a ticket may fail, ``lease_s`` how long a worker may hold one. ``clock`` gives
+    monotonic seconds.
     """
 
-    def __init__(self, attempts: int) -> None:
+    def __init__(self, attempts: int, clock: Clock, lease_s: float = math.inf) -> None:
         self.tickets: dict[Key, Ticket] = {}
         """Tickets whose episode has not landed."""
         self._queue: deque[Key] = deque()
@@ -26,7 +29,10 @@ class Leases:
         self._coming: dict[str, set[Key]] = {}
         self._failures: Counter[Key] = Counter()
         self._leased: Counter[Key] = Counter()
+        self._failed_on: dict[Key, set[str]] = {}
         self._attempts = attempts
+        self._clock = clock
+        self._lease_s = lease_s
 
     def add(self, tickets: Iterable[Ticket]) -> None:
         """Queue those that are new here. What has landed must not be added again."""
@@ -56,17 +62,28 @@ class Leases:
         """Workers that run the ticket."""
         return [worker for worker, held in self._running.items() if key in held]
 
-    def take(self, worker: str, count: int, version: int) -> list[Ticket]:
-        """Lease up to ``count`` tickets to ``worker``, oldest first, to be run with that policy version."""
-        keys = [self._queue.popleft() for _ in range(min(count, len(self._queue)))]
+    def take(self, worker: str, count: int, version: int, others: Collection[str] = ()) -> list[Ticket]:
+        """Lease up to ``count`` tickets to ``worker``, oldest first, to be run with that policy version.
+
+        A ticket whose episode failed on ``worker`` is left to those of the ``others`` on which it did not.
+        """
+        keys = list(islice((key for key in self._queue if self._may_try(worker, key, others)), count))
         for key in keys:
+            self._queue.remove(key)
             self.tickets[key] = replace(self.tickets[key], policy_version=version)
             self._hold(worker, key)
         return [self._next_attempt(key) for key in keys]
 
+    def overdue(self) -> list[tuple[str, Key]]:
+        """Leases that have lasted too long, by worker."""
+        latest = self._clock() - self._lease_s
+        return [
+            (worker, key) for worker, held in self._running.items() for key, since in held.items() if since < latest
+        ]
+
     def undoubled(self, version: int) -> list[tuple[Key, str, float]]:
         """Tickets of that policy version which exactly one worker runs: key, worker, seconds since the lease."""
-        now = time.monotonic()
+        now = self._clock()
         coming = {key for keys in self._coming.values() for key in keys}
         times = Counter(key for held in self._running.values() for key in held)
         return [
@@ -106,6 +123,7 @@ class Leases:
             self._queue.remove(key)
         self._tried.discard(key)
         self._failures.pop(key, None)
+        self._failed_on.pop(key, None)
         self._leased.pop(key, None)
         return self.tickets.pop(key, None) is not None
 
@@ -119,6 +137,7 @@ class Leases:
         if not self._is_orphan(key):
             return
         self._failures[key] += 1
+        self._failed_on.setdefault(key, set()).add(worker)
         if self._failures[key] >= self._attempts:
             ticket = self.tickets[key]
             raise CollectionError(
@@ -147,12 +166,16 @@ class Leases:
             del self.tickets[ticket.key]
         return begun, untried
 
+    def _may_try(self, worker: str, key: Key, others: Collection[str]) -> bool:
+        failed_on = self._failed_on.get(key)
+        return failed_on is None or worker not in failed_on or failed_on.issuperset(others)
+
     def _next_attempt(self, key: Key) -> Ticket:
         self._leased[key] += 1
         return replace(self.tickets[key], attempt=self._leased[key] - 1)
 
     def _hold(self, worker: str, key: Key) -> None:
-        self._running.setdefault(worker, {})[key] = time.monotonic()
+        self._running.setdefault(worker, {})[key] = self._clock()
         self._tried.add(key)
 
     def _let_go(self, key: Key) -> None:

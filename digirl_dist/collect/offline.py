@@ -41,8 +41,8 @@ class OfflineFirst:
             self._collector.prefetch(checkpoint, tickets)
 
     def _is_offline(self, tickets: Sequence[Ticket]) -> bool:
-        """Measurements (see ``tasks.evaluation_of``) are made at any time."""
-        return 0 <= tickets[0].iteration < self._iterations
+        """Measurements are made at any time."""
+        return tickets[0].purpose == "train" and tickets[0].iteration < self._iterations
 
     def close(self) -> None:
         self._collector.close()

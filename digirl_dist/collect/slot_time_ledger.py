@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from digirl_dist.types import Clock
 
 
 @dataclass
@@ -17,16 +18,16 @@ class _Sheet:
 class SlotTimeLedger:
     """What the worker programs tell of their slots' time, and what died with a program or passed without one.
 
-    ``now`` is a monotonic clock in seconds.
+    ``clock`` gives monotonic seconds.
     """
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._sheets: dict[str, _Sheet] = {}
 
     def joined(self, worker: str, slots: int) -> None:
         """It is there, perhaps again."""
-        self._sheets.setdefault(worker, _Sheet(slots, self._now())).slots = slots
+        self._sheets.setdefault(worker, _Sheet(slots, self._clock())).slots = slots
 
     def lost(self, worker: str) -> None:
         """From now until it tells its seconds again, some may be missing."""
@@ -46,7 +47,7 @@ class SlotTimeLedger:
         sheet = self._sheets.get(worker)
         if sheet is None:
             return dict(told or {})
-        now = self._now()
+        now = self._clock()
         whole = sheet.slots * (now - sheet.booked_until)
         sheet.booked_until = now
         if not sheet.was_away:

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import msgspec
 
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collect.slot_time_ledger import SlotTimeLedger
 from digirl_dist.errors import CollectionError, WorkerError
 from digirl_dist.fleet.fleet import Fleet
-from digirl_dist.fleet.worker_events import (
-    Added,
-    Alive,
-    Joined,
-    Leaving,
-    Lost,
-    RosterRefused,
-    SlotChanged,
-    Trying,
-    WorkerEvent,
-)
+from digirl_dist.fleet.worker_events import Added, Connecting, Leaving, Lost, RosterRefused, Said, WorkerEvent
+from digirl_dist.protocol.messages import Heartbeat, SlotChanged, Working
 from digirl_dist.settings import LimitSettings
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status, WorkerStatus
-from digirl_dist.types import Json
+from digirl_dist.types import Clock, Json
 
 
 @dataclass
@@ -53,16 +45,23 @@ class WorkerTable:
     """The state of every worker, by its events; what happens to workers is told in events and status."""
 
     def __init__(
-        self, fleet: Fleet[Any], leases: Leases, limits: LimitSettings, events: Events, status: Status
+        self,
+        fleet: Fleet[Any],
+        leases: Leases,
+        limits: LimitSettings,
+        events: Events,
+        status: Status,
+        clock: Clock,
     ) -> None:
         self.states = {name: WorkerState() for name in fleet.workers}
-        self.ledger = SlotTimeLedger()
+        self.ledger = SlotTimeLedger(clock)
+        self._clock = clock
         self._fleet = fleet
         self._leases = leases
         self._limits = limits
         self._events = events
         self._status = status
-        self._able_at = time.monotonic()
+        self._able_at = self._clock()
 
     def knows(self, worker: str) -> bool:
         """False for one that was let go; its last words may still come."""
@@ -71,16 +70,16 @@ class WorkerTable:
     def take_in(self, event: WorkerEvent) -> None:
         """What concerns workers rather than episodes."""
         match event:
-            case Joined():
-                self._joined(event)
+            case Said(worker, Working() as working):
+                self._joined(worker, working)
+            case Said(worker, SlotChanged(slot, state, reason, in_service)):
+                self._slot_changed(worker, slot, state, reason, in_service)
+            case Said(worker, Heartbeat() as beat):
+                self._alive(worker, beat)
             case Lost(worker, error):
                 self._lost(worker, error)
-            case SlotChanged(worker, slot, state, reason, in_service):
-                self._slot_changed(worker, slot, state, reason, in_service)
-            case Trying(worker, doing, limit_s):
+            case Connecting(worker, doing, limit_s):
                 self._status.workers[worker] = WorkerStatus(doing, limit_s=limit_s)
-            case Alive():
-                self._alive(event)
             case Added(worker):
                 self.states[worker] = WorkerState()
                 self.tell("worker_added", worker)
@@ -96,7 +95,7 @@ class WorkerTable:
         seen = self._status.worker(worker)
         seen.last_event = f"{kind}: {said}"
         if content.get("reason") and kind != "episode_dropped":  # an episode that is not wanted costs nothing
-            seen.last_trouble, seen.troubled_at = seen.last_event, time.monotonic()
+            seen.last_trouble, seen.troubled_at = seen.last_event, self._clock()
         self._events.emit(kind, worker=worker, **content)
 
     def let_go(self) -> None:
@@ -111,11 +110,11 @@ class WorkerTable:
 
     def begin(self) -> None:
         """An iteration begins: how long nobody could run anything is counted from now."""
-        self._able_at = time.monotonic()
+        self._able_at = self._clock()
 
     def check_that_somebody_can(self, iteration: int, missing: int) -> None:
         """Raises CollectionError when every worker is out for good, or none could run anything for too long."""
-        now = time.monotonic()
+        now = self._clock()
         if any(state.able for state in self.states.values()):
             self._able_at = now
             return
@@ -136,13 +135,13 @@ class WorkerTable:
             return f"worker {name}: every emulator failed: {next(iter(state.slot_reasons.values()), '')}"
         return f"worker {name}: it has not answered yet ({self._status.worker(name).doing})"
 
-    def _joined(self, joined: Joined) -> None:
-        worker, slots, held = joined.worker, joined.slots, joined.held
+    def _joined(self, worker: str, working: Working) -> None:
+        slots, held = working.slots, working.held
         self.ledger.joined(worker, slots)
         self.states[worker] = replace(self.states[worker], slots=slots, in_service=slots, error=None)
-        if joined.chosen:
-            self._status.worker(worker).bsize = f"bsize: auto chose {slots}: {joined.chosen}"
-            self.tell("bsize", worker, slots=slots, reason=joined.chosen)
+        if working.reason:
+            self._status.worker(worker).bsize = f"bsize: auto chose {slots}: {working.reason}"
+            self.tell("bsize", worker, slots=slots, reason=working.reason)
         wanted = {key for key in held if self._leases.adopt(worker, key)}
         unwanted = [key for key in held if key not in wanted]
         if unwanted:
@@ -155,7 +154,7 @@ class WorkerTable:
         self.states[worker] = WorkerState(error=error, leaving=self.states[worker].leaving)
         seen = self._status.worker(worker)
         seen.doing = "out for good" if error.fatal else "lost, to be tried again"
-        seen.since, seen.limit_s, seen.slots = time.monotonic(), None, []
+        seen.since, seen.limit_s, seen.slots = self._clock(), None, []
         self.tell("worker_lost", worker, reason=error.reason, remedy=error.remedy, fatal=error.fatal, released=released)
 
     def _slot_changed(self, worker: str, slot: int, state: str, reason: str, in_service: int) -> None:
@@ -164,8 +163,10 @@ class WorkerTable:
         known.slot_reasons[slot] = reason
         self.tell("slot", worker, slot=slot, state=state, reason=reason)
 
-    def _alive(self, event: Alive) -> None:
-        seen = self._status.worker(event.worker)
-        seen.heard_at = time.monotonic()
-        seen.doing, seen.since, seen.limit_s = event.doing, seen.heard_at - event.for_s, self._limits.stuck_s
-        seen.slots = event.slots
+    def _alive(self, worker: str, beat: Heartbeat) -> None:
+        if worker in self.states and self.states[worker].slots:
+            self.states[worker].in_service = min(beat.in_service, self.states[worker].slots)
+        seen = self._status.worker(worker)
+        seen.heard_at = self._clock()
+        seen.doing, seen.since, seen.limit_s = beat.doing, seen.heard_at - beat.for_s, self._limits.stuck_s
+        seen.slots = [msgspec.to_builtins(slot) for slot in beat.slots]

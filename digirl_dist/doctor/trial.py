@@ -9,7 +9,7 @@ from typing import Any
 
 from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, EmulatorSpec
 from digirl_dist.errors import JobError
-from digirl_dist.rollout.slot import SlotLimits
+from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.ssh.channel import Channel
 from digirl_dist.ssh.connection import Connection
 from digirl_dist.tasks import Task

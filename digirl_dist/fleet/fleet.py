@@ -6,17 +6,18 @@ import queue
 import threading
 import time
 from collections.abc import Sequence, Set
-from functools import partial
-from typing import Generic
+from typing import Generic, TypeVar
 
-from digirl_dist.fleet.connection import AnySpec, Dial
+from digirl_dist.fleet.connection import Connector
 from digirl_dist.fleet.outgoing import Named, Outgoing, PublishedPolicy, Weights
-from digirl_dist.fleet.spec import Job
+from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.fleet.worker import RemoteWorker
 from digirl_dist.fleet.worker_events import Added, Leaving, RosterRefused, WorkerEvent
 from digirl_dist.inference.policy_server import PolicyServer
 from digirl_dist.settings import LimitSettings, PushDtype
 from digirl_dist.storage.checkpoint import Checkpoint
+
+AnySpec = TypeVar("AnySpec", bound=Spec)
 
 _PING_S = 3.0
 _IN_ORDER = 0.7
@@ -32,7 +33,7 @@ class Fleet(Generic[AnySpec]):
     def __init__(
         self,
         workers: Sequence[tuple[AnySpec, Job]],
-        dial: Dial[AnySpec],
+        connector: Connector[AnySpec],
         limits: LimitSettings,
         push_dtype: PushDtype = PushDtype.float32,
         policy: PolicyServer | None = None,
@@ -43,14 +44,13 @@ class Fleet(Generic[AnySpec]):
         self._announced: PublishedPolicy | None = None
         self._events_queue: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._dial = dial
+        self._connector = connector
         self._roster = threading.Lock()
         self.workers = {spec.name: self._worker(spec, job) for spec, job in workers}
         """Replaced, never changed, when a worker comes or goes: other threads may be reading it."""
 
     def _worker(self, spec: AnySpec, job: Job) -> RemoteWorker:
-        contact = partial(self._dial, spec, job)
-        return RemoteWorker(spec, job, contact, self._limits, self._events_queue.put, self._policy)
+        return RemoteWorker(spec, job, self._connector, self._limits, self._events_queue.put, self._policy)
 
     def start(self) -> None:
         for worker in self.workers.values():

@@ -7,14 +7,14 @@ import threading
 from collections.abc import Callable
 
 from digirl_dist.errors import WorkerError
-from digirl_dist.fleet.connection import Line
+from digirl_dist.fleet.connection import WorkerConnection
 
 
 class Outbox:
     """Sends in order. The first line that cannot be sent ends it, and ``failed`` is told why."""
 
-    def __init__(self, line: Line, worker: str, failed: Callable[[WorkerError], None]) -> None:
-        self._line = line
+    def __init__(self, connection: WorkerConnection, worker: str, failed: Callable[[WorkerError], None]) -> None:
+        self._connection = connection
         self._failed = failed
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         threading.Thread(target=self._write, name=f"outbox-{worker}", daemon=True).start()
@@ -30,6 +30,6 @@ class Outbox:
     def _write(self) -> None:
         try:
             while (line := self._lines.get()) is not None:
-                self._line.write(line)
+                self._connection.write(line)
         except WorkerError as error:
             self._failed(error)

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Protocol
 
 from digirl_dist.protocol import tensor_delta
+from digirl_dist.protocol.messages import TensorEntry
 from digirl_dist.settings import PushDtype
 from digirl_dist.storage.checkpoint import Checkpoint, TensorInfo, raw_bytes
 from digirl_dist.storage.digest import digest
-from digirl_dist.types import Json
 
 _SAMPLE = 1 << 18
 
@@ -104,10 +104,9 @@ class Weights:
         tensor = self._file.get_tensor(name)
         return raw_bytes(tensor.bfloat16() if self._is_cast(self.checkpoint.tensors[name]) else tensor)
 
-    def entry(self, name: str) -> Json:
-        """[digest, dtype, shape] and, if it is cast for the wire, the dtype that the policy has itself."""
+    def entry(self, name: str) -> TensorEntry:
         sent, own = self.tensors[name], self.checkpoint.tensors[name]
-        return [sent.digest, sent.dtype, list(sent.shape), *([own.dtype] if self._is_cast(own) else [])]
+        return TensorEntry(sent.digest, sent.dtype, list(sent.shape), own.dtype if self._is_cast(own) else None)
 
     def _is_cast(self, info: TensorInfo) -> bool:
         return self._casts and info.dtype == "float32"
@@ -124,8 +123,8 @@ class PublishedPolicy(Protocol):
     @property
     def iteration(self) -> int: ...
 
-    def wire(self) -> dict[str, Json]:
-        """The manifest for workers, by the names of the tensors."""
+    def tensor_entries(self) -> dict[str, TensorEntry]:
+        """The tensors as workers are told of them, by name."""
 
     def blobs(self, digests: set[str]) -> list[Blob]:
         """The tensors with these digests, each once."""
@@ -137,7 +136,7 @@ class Named:
 
     iteration: int
 
-    def wire(self) -> dict[str, Json]:
+    def tensor_entries(self) -> dict[str, TensorEntry]:
         return {}
 
     def blobs(self, digests: set[str]) -> list[Blob]:
@@ -153,8 +152,7 @@ class Outgoing:
         tensors = weights.tensors
         self._blobs = {info.digest: self._blob(name, info, before) for name, info in tensors.items()}
 
-    def wire(self) -> dict[str, Json]:
-        """The manifest for workers, by the names of the tensors."""
+    def tensor_entries(self) -> dict[str, TensorEntry]:
         return {name: self.weights.entry(name) for name in self.weights.tensors}
 
     def blobs(self, digests: set[str]) -> list[Blob]:

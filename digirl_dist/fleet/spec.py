@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Protocol
 
 from digirl_dist.capacity import TYPICAL, Needs
-from digirl_dist.protocol.job_folder import encode
-from digirl_dist.rollout.slot import SlotLimits
+from digirl_dist.protocol.messages import SlotLimits, StartJob
 from digirl_dist.ssh.connection import Address, Connection
 from digirl_dist.storage.digest import digest
 
@@ -64,26 +63,25 @@ class Job:
     torch_threads: int
     orphan_s: float
     needs: Needs = TYPICAL
-    """What one emulator takes …"""
+    """What one emulator takes of a machine, for workers that choose how many slots they have."""
     sharers: int = 1
-    """… of a machine that so many workers share, for workers that choose how many slots they have."""
-
+    """Workers that share the machine."""
     answer_s: float = 600.0
 
     def blobs(self) -> dict[str, bytes]:
         return {digest(packed): packed for packed in (self.agent, self.emulator) if packed is not None}
 
-    def message(self, spec: Spec) -> bytes:
-        return encode(
-            "job",
+    def message(self, spec: Spec) -> StartJob:
+        """What the worker is told of it."""
+        return StartJob(
             name=spec.name,
             agent=None if self.agent is None else digest(self.agent),
-            answer_s=self.answer_s,
             emulator=digest(self.emulator),
+            limits=self.limits,
             slots=spec.slots,
-            needs=asdict(self.needs),
+            needs=self.needs,
             sharers=self.sharers,
             max_steps=self.max_steps,
-            limits=asdict(self.limits),
             torch_threads=self.torch_threads,
+            answer_s=self.answer_s,
         )

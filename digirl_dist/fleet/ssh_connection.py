@@ -6,43 +6,44 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from digirl_dist.errors import LinkLostError, WorkerError
-from digirl_dist.fleet.connection import Files, Trying
+from digirl_dist.fleet.connection import ConnectProgress, Files
 from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.push import Push
 from digirl_dist.fleet.spec import Job, WorkerSpec
-from digirl_dist.protocol.job_folder import EpisodeManifest, episode_name
+from digirl_dist.protocol.job_folder import episode_name
+from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.settings import LimitSettings, SshSettings
 from digirl_dist.ssh.channel import Channel
 from digirl_dist.ssh.connection import Connection, connect
 from digirl_dist.ssh.courier import Courier
 
 
-class SshDial:
+class SshConnector:
     """Logs in, installs the package if need be, and attaches to the worker program, which it starts if need be."""
 
     def __init__(self, ssh: SshSettings, limits: LimitSettings) -> None:
         self._ssh = ssh
         self._limits = limits
 
-    def __call__(self, spec: WorkerSpec, job: Job, replace: bool, trying: Trying) -> SshLine:
-        trying("connect and log in", self._ssh.connect_s + self._ssh.login_s)
+    def connect(self, spec: WorkerSpec, job: Job, replace: bool, progress: ConnectProgress) -> SshWorkerConnection:
+        progress("connect and log in", self._ssh.connect_s + self._ssh.login_s)
         connection = connect(spec.address, self._ssh)
         try:
-            trying("install or check the package", spec.install_limit_s)
+            progress("install or check the package", spec.install_limit_s)
             python = spec.install(connection)
-            trying("start the worker program and its emulators", self._limits.start_s)
+            progress("start the worker program and its emulators", self._limits.start_s)
             command = [*python, "-m", "digirl_dist.worker_program.attach", "--folder", spec.folder]
             options = ["--orphan-s", str(job.orphan_s), "--package", spec.package]
             control = connection.open([*command, *options, *(["--replace"] if replace else [])])
             courier = [*python, "-m", "digirl_dist.worker_program.courier", "--folder", spec.folder]
-            return SshLine(connection, control, Courier(connection, courier, self._ssh))
+            return SshWorkerConnection(connection, control, Courier(connection, courier, self._ssh))
         except BaseException:
             connection.close()
             raise
 
 
-class SshLine:
-    """A ``Line`` over one SSH connection."""
+class SshWorkerConnection:
+    """A ``WorkerConnection`` over one SSH connection."""
 
     def __init__(self, connection: Connection, control: Channel, courier: Courier) -> None:
         self.files: Files = CourierFiles(courier)

@@ -12,8 +12,8 @@ from pathlib import Path
 from digirl_dist.errors import FileRefusedError, JobError, LinkLostError, RunFolderError, TrajectoryError, WorkerError
 from digirl_dist.fleet.connection import Files
 from digirl_dist.fleet.outgoing import Blob
-from digirl_dist.fleet.worker_events import Pulled, Refused, WorkerEvent
-from digirl_dist.protocol.job_folder import EpisodeManifest
+from digirl_dist.fleet.worker_events import Pulled, PullRefused, WorkerEvent
+from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.storage import atomic_files, parquet
 from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Trajectory
@@ -48,7 +48,7 @@ class Transfers:
         self._jobs.put(lambda: then(self._files.push(blobs)))
 
     def pull(self, manifest: EpisodeManifest, ticket: Ticket, path: Path) -> None:
-        """Bring the episode to ``path`` and check it; Pulled or Refused tells how it went."""
+        """Bring the episode to ``path`` and check it; Pulled or PullRefused tells how it went."""
         self._jobs.put(lambda: self._pull(manifest, ticket, path))
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class Transfers:
         try:
             self._files.fetch(manifest, path)
         except (TrajectoryError, FileRefusedError) as error:
-            refused = Refused(self._worker, manifest, str(error))
+            refused = PullRefused(self._worker, manifest, str(error))
             self._arrived.put(lambda: self._post(refused))
         else:
             self._arrived.put(lambda: self._check(manifest, ticket, path, started))
@@ -92,7 +92,7 @@ class Transfers:
         try:
             trajectory = _checked(path, ticket, self._worker)
         except TrajectoryError as error:
-            self._post(Refused(self._worker, manifest, str(error)))
+            self._post(PullRefused(self._worker, manifest, str(error)))
             return
         try:
             atomic_files.flush(path)

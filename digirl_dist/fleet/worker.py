@@ -1,4 +1,7 @@
-"""One worker's life on the host: connect, install, attach and stay; come back after a loss."""
+"""One worker's life on the host: connect, install, attach and stay; come back after a loss.
+
+What to do is decided by ``Session`` and ``Reconnecting``; this is their rim of threads, links and clocks.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,135 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
-from digirl_dist.errors import JobError, LinkLostError, WorkerError
-from digirl_dist.fleet.connection import Contact
+from digirl_dist.errors import JobError, LinkLostError, ProtocolError, WorkerError
+from digirl_dist.fleet.connection import Connector, WorkerConnection
+from digirl_dist.fleet.effects import Decide, HangUp, Push, Send, Tell
+from digirl_dist.fleet.outbox import Outbox
 from digirl_dist.fleet.outgoing import PublishedPolicy
-from digirl_dist.fleet.session import InferenceService, ProgramSilent, Session
+from digirl_dist.fleet.reconnecting import Reconnecting
+from digirl_dist.fleet.session import Effects, Session
 from digirl_dist.fleet.spec import Job, Spec
-from digirl_dist.fleet.worker_events import Lost, WorkerEvent
-from digirl_dist.protocol.job_folder import EpisodeManifest, encode
+from digirl_dist.fleet.transfers import Transfers
+from digirl_dist.fleet.worker_events import Connecting, Lost, WorkerEvent
+from digirl_dist.inference.requests import InferenceReply, InferenceRequest
+from digirl_dist.protocol.messages import (
+    MOST_BYTES,
+    Ask,
+    EpisodeManifest,
+    WorkerMessage,
+    decode_worker_message,
+    encode,
+)
 from digirl_dist.settings import LimitSettings
 from digirl_dist.tasks import Key, Ticket
 
 _NEVER_THERE_S = 0.2
+
+
+class InferenceService(Protocol):
+    """Decides what the workers' episodes ask."""
+
+    def ask(self, request: InferenceRequest, tell: Callable[[InferenceReply], None]) -> None:
+        """Returns at once; ``tell`` gets the answer, and must not wait."""
+
+
+class _Attached:
+    """One connection that stands: carries out what its session asks for, in order, from whichever thread."""
+
+    def __init__(self, worker: RemoteWorker, connection: WorkerConnection, session: Session) -> None:
+        self._worker = worker
+        self._connection = connection
+        self._session = session
+        self._lock = threading.RLock()
+        self._error: WorkerError | None = None
+        name = worker.spec.name
+        self._outbox = Outbox(connection, name, self.fail)
+        self.transfers = Transfers(connection.files, name, worker.post, self.fail)
+
+    def ask(self, action: Callable[[Session], Effects]) -> None:
+        """Has the session act and carries out the effects; none of them waits."""
+        with self._lock:
+            for effect in action(self._session):
+                self._carry_out(effect)
+
+    def serve(self) -> None:
+        """Acts on what the program says until it ends. Raises WorkerError when that is too early."""
+        self.ask(Session.greet)
+        while True:
+            self._hear(*self._next_message())
+
+    def dismiss(self, limit_s: float) -> None:
+        """Stops a program to which nobody will come back, so that it ends its emulators now."""
+        deadline = time.monotonic() + limit_s
+        try:
+            self.ask(Session.stop)
+            while time.monotonic() < deadline:
+                self._next_message()
+        except WorkerError:
+            pass  # it has ended, or cannot be told
+
+    def fail(self, error: WorkerError) -> None:
+        """Nothing more can be said or carried: ends the connection with the first reason."""
+        self._error = self._error or error
+        self._connection.close()
+
+    def close(self) -> None:
+        self.transfers.close()
+        self._outbox.close()
+        self._connection.close()
+
+    def hang_up(self) -> None:
+        self._connection.close()
+
+    def _hear(self, message: WorkerMessage, attached: bytes) -> None:
+        self.ask(lambda session: session.receive(message, attached, time.monotonic()))
+
+    def _next_message(self) -> tuple[WorkerMessage, bytes]:
+        try:
+            line = self._connection.readline(timeout_s=self._session.patience_s)
+        except WorkerError as error:
+            raise self._error or self._session.silent(self._connection.answers(), error) from error
+        if not line:
+            raise self._error or self._connection.why_ended()
+        try:
+            message = decode_worker_message(line)
+        except ProtocolError as error:
+            raise self._malformed(line, error) from error
+        attached = b""
+        if isinstance(message, Ask) and message.attached:
+            attached = self._connection.read(message.attached, self._worker.limits.silence_s)
+        return message, attached
+
+    def _malformed(self, line: bytes, error: ProtocolError) -> WorkerError:
+        name = self._worker.spec.name
+        if line.startswith(b"{") or len(line) > MOST_BYTES:
+            return LinkLostError(name, f"the program sent a malformed message: {error}")
+        return JobError(
+            name,
+            f"something else than the worker program answers: {line[:200]!r}",
+            "let the shell's start-up files print nothing when it is not interactive",
+        )
+
+    def _carry_out(self, effect: Send | Push | Decide | Tell | HangUp) -> None:
+        match effect:
+            case Send(message):
+                self._outbox.send(encode(message))
+            case Push(what, blobs):
+                self.transfers.push(blobs, lambda sent: self.ask(lambda session: session.pushed(what, sent)))
+            case Decide(request):
+                self._decide(request)
+            case Tell(event):
+                self._worker.post(event)
+            case HangUp(error):  # only what the program says leads here, so it ends the thread that reads
+                raise error
+
+    def _decide(self, request: InferenceRequest) -> None:
+        """Without an inference service it is of a job before this one, which ends as soon as ours comes there."""
+        if self._worker.inference is not None:
+            self._worker.inference.ask(request, lambda reply: self._outbox.send(encode(reply.to_message())))
 
 
 class RemoteWorker:
@@ -34,19 +152,19 @@ class RemoteWorker:
         self,
         spec: Spec,
         job: Job,
-        contact: Contact,
+        connector: Connector[Any],
         limits: LimitSettings,
         post: Callable[[WorkerEvent], None],
         inference: InferenceService | None = None,
     ) -> None:
         self.spec = spec
+        self.limits = limits
+        self.post = post
+        self.inference = inference
         self._job = job
-        self._contact = contact
-        self._limits = limits
-        self._post = post
-        self._decider = inference
-        self._checkpoint: PublishedPolicy | None = None
-        self._session: Session | None = None
+        self._connector = connector
+        self._policy: PublishedPolicy | None = None
+        self._attached: _Attached | None = None
         self._has_been_there = False
         self._did_not_end = False
         self._stopping = threading.Event()
@@ -55,89 +173,102 @@ class RemoteWorker:
     def start(self) -> None:
         self._thread.start()
 
-    def publish(self, checkpoint: PublishedPolicy) -> None:
-        """From now on act with this checkpoint; Loaded tells when it does."""
-        self._checkpoint = checkpoint
-        self._tell(lambda session: session.announce(checkpoint))
+    def publish(self, policy: PublishedPolicy) -> None:
+        """New episodes act with this version; PolicyLoaded tells when the worker has it."""
+        self._policy = policy
+        self._ask(self._announce_newest)
 
     def lease(self, tickets: list[Ticket]) -> None:
-        self._tell(lambda session: session.lease(tickets))
+        self._ask(lambda session: session.lease(tickets))
 
     def drop(self, keys: list[Key], lost_to: str) -> None:
         """These tickets are no longer wanted of this worker; their seconds are booked there (see slot_time)."""
-        self._tell(lambda session: session.send(encode("drop", keys=[list(key) for key in keys], lost_to=lost_to)))
+        self._ask(lambda session: session.drop(keys, lost_to))
 
     def pull(self, manifest: EpisodeManifest, ticket: Ticket, path: Path) -> None:
-        """Bring the episode to ``path``; Pulled or Refused tells how it went."""
-        self._tell(lambda session: session.transfers.pull(manifest, ticket, path))
+        """Brings the episode to ``path``; Pulled or PullRefused tells how it went."""
+        if (attached := self._attached) is not None:
+            attached.transfers.pull(manifest, ticket, path)
 
     def forget(self, episode_id: str) -> None:
         """The episode is safe here, or of no use: the worker may delete it."""
-        self._tell(lambda session: session.send(encode("landed", episodes=[episode_id])))
+        self._ask(lambda session: session.forget(episode_id))
 
     def collected(self) -> None:
-        """Nothing more is wanted of this iteration; Spent tells where the slots' time went."""
-        self._tell(lambda session: session.send(encode("collected")))
+        """Nothing more is wanted of this iteration; SlotSeconds tells where the slots' time went."""
+        self._ask(Session.collected)
 
     def ping(self) -> None:
-        """So that the worker program knows that we are here."""
-        self._tell(lambda session: session.send(encode("ping")))
+        """Tells the worker program that its host is there."""
+        self._ask(Session.ping)
 
     def stop(self) -> None:
-        """Ask the program to stop its emulators and to end. Does not wait; see ``join`` and ``hang_up``."""
+        """Asks the program to stop its emulators and to end. Does not wait; see ``join`` and ``hang_up``."""
         self._stopping.set()
-        self._tell(lambda session: session.send(encode("stop")))
+        self._ask(Session.stop)
 
     def join(self, limit_s: float) -> None:
-        """Wait for the end of the program, at most ``limit_s``.
-
-        Where no program was ever reached there is nothing to wait for, however long a connection may still take.
-        """
+        """Waits for the end of the program, at most ``limit_s``. Returns at once if no program was ever reached."""
         self._thread.join(limit_s if self._has_been_there else min(limit_s, _NEVER_THERE_S))
 
     def hang_up(self) -> None:
-        """Close the connection to a program that did not end. The first time it is killed over a new one."""
-        if (session := self._session) is not None:
+        """Closes the connection to a program that did not end. The first time it is killed over a new one."""
+        if (attached := self._attached) is not None:
             self._did_not_end = True
-            session.close()
+            attached.hang_up()
 
-    def _tell(self, action: Callable[[Session], None]) -> None:
-        session = self._session
-        if session is not None:
-            action(session)
+    def _announce_newest(self, session: Session) -> Effects:
+        return [] if self._policy is None else session.announce(self._policy, time.monotonic())
+
+    def _ask(self, action: Callable[[Session], Effects]) -> None:
+        if (attached := self._attached) is not None:
+            attached.ask(action)
 
     def _live(self) -> None:
-        losses = 0
-        silent = False
+        coming_back = Reconnecting(self.limits, random.uniform)
         while not self._stopping.is_set():
-            attached_at = time.monotonic()
-            error = self._stay(replace=silent)
-            silent = isinstance(error, ProgramSilent)
+            coming_back.connecting(time.monotonic())
+            error = self._stay(coming_back.replace)
+            pause_s = coming_back.lost(error, time.monotonic())
             if self._stopping.is_set():
                 break
-            self._post(Lost(self.spec.name, error))
-            if error.fatal:
+            self.post(Lost(self.spec.name, error))
+            if pause_s is None:
                 return
-            losses = 0 if time.monotonic() - attached_at > self._limits.steady_s else losses + 1
-            longest = min(self._limits.back_off_max_s, self._limits.back_off_s * 2.0**losses)
-            self._stopping.wait(random.uniform(longest / 2, longest))
-        if silent or self._did_not_end:  # a frozen program cannot end by itself when it is orphaned: end it now
+            self._stopping.wait(pause_s)
+        if coming_back.replace or self._did_not_end:  # a frozen program cannot end by itself when it is orphaned
             self._stay(replace=True)
 
     def _stay(self, replace: bool) -> WorkerError:
-        """One connection from its beginning to its end, and why it ended."""
+        """Keeps one connection from its beginning to its end; returns why it ended."""
+        attached: _Attached | None = None
         try:
-            contact = partial(self._contact, replace)
-            with Session(self.spec, self._job, contact, self._limits, self._post, self._decider) as session:
-                self._session, self._has_been_there = session, True
-                if self._stopping.is_set():  # meanwhile: what was started must not wait for a host until it is orphaned
-                    session.dismiss()
-                else:
-                    session.serve(lambda: self._checkpoint)
-            return LinkLostError(self.spec.name, "the worker program ended")
+            connection = self._connector.connect(self.spec, self._job, replace, self._progress)
+            attached = _Attached(self, connection, Session(self.spec, self._job, self.limits, self._policy))
+            self._attached, self._has_been_there = attached, True
+            self._ask(self._announce_newest)  # one may have been published while the connection was made
+            if self._stopping.is_set():  # what was started must not wait for a host until it is orphaned
+                attached.dismiss(self.limits.stop_s)
+                return LinkLostError(self.spec.name, "the worker program was stopped")
+            return self._served(attached)
         except WorkerError as error:
             return error
         except Exception:  # a fault of ours must not end this thread without a word
             return JobError(self.spec.name, f"internal error: {traceback.format_exc()}", "please report it")
         finally:
-            self._session = None
+            self._attached = None
+            if attached is not None:
+                attached.close()
+
+    def _served(self, attached: _Attached) -> WorkerError:
+        try:
+            attached.serve()
+        except JobError:
+            attached.dismiss(self.limits.stop_s)
+            raise
+        except WorkerError as error:
+            return error
+        return LinkLostError(self.spec.name, "the worker program ended")
+
+    def _progress(self, doing: str, limit_s: float) -> None:
+        self.post(Connecting(self.spec.name, doing, limit_s))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from digirl_dist.errors import ProtocolError
+from digirl_dist.protocol.messages import Action, Ask, NoAction, shortened
 from digirl_dist.trajectory import Decision, Observation
-from digirl_dist.types import Json
 
 
 class RandomStream:
@@ -37,36 +37,28 @@ class InferenceRequest:
     stream: RandomStream
     observation: Observation
 
-    def to_wire(self) -> tuple[dict[str, Json], bytes]:
-        """JSON, and the bytes that go with it: the image as it was encoded, then the vector as float32."""
+    def to_message(self) -> tuple[Ask, bytes]:
+        """The message, and the bytes that go with it: the image as it was encoded, then the vector as float32."""
         seen = self.observation
-        vector = None if seen.vector is None else np.asarray(seen.vector, "<f4").tobytes()
-        content = {
-            "number": self.number,
-            "version": self.version,
-            "stream": list(self.stream.key),
-            "text": seen.text,
-            "image": None if seen.image is None else len(seen.image),
-            "vector": None if vector is None else len(vector),
-        }
-        return content, (seen.image or b"") + (vector or b"")
+        image, vector = seen.image, None if seen.vector is None else np.asarray(seen.vector, "<f4").tobytes()
+        data = (image or b"") + (vector or b"")
+        image_size = None if image is None else len(image)
+        vector_size = None if vector is None else len(vector)
+        ask = Ask(self.number, self.version, self.stream.key, seen.text, image_size, vector_size, len(data))
+        return ask, data
 
     @classmethod
-    def from_wire(cls, content: Mapping[str, Json], data: bytes) -> InferenceRequest:
-        """Checks every part, because it came from another machine. Raises ValueError or KeyError."""
-        seed, index, step = (_natural(part) for part in content["stream"])
-        image, vector = content["image"], content["vector"]
-        split = 0 if image is None else _natural(image)
-        if split + (0 if vector is None else _natural(vector)) != len(data):
-            raise ValueError(f"{len(data)} bytes came with an image of {image} and a vector of {vector}")
-        if not isinstance(content["text"], str):
-            raise ValueError(f"text is {content['text']!r}")
+    def from_message(cls, ask: Ask, data: bytes) -> InferenceRequest:
+        """Raises ProtocolError if the bytes are not those that the message announces."""
+        split, rest = ask.image or 0, ask.vector or 0
+        if split + rest != len(data) or rest % 4:
+            raise ProtocolError(f"{len(data)} bytes came with an image of {ask.image} and a vector of {ask.vector}")
         seen = Observation(
-            content["text"],
-            None if image is None else data[:split],
-            None if vector is None else np.frombuffer(data, "<f4", offset=split).astype(np.float32),
+            ask.text,
+            None if ask.image is None else data[:split],
+            None if ask.vector is None else np.frombuffer(data, "<f4", offset=split).astype(np.float32),
         )
-        return cls(_natural(content["number"]), _natural(content["version"]), RandomStream(seed, index, step), seen)
+        return cls(ask.number, ask.version, RandomStream(*ask.stream), seen)
 
 
 @dataclass(frozen=True)
@@ -76,8 +68,8 @@ class InferenceResult:
     number: int
     decision: Decision
 
-    def to_wire(self) -> dict[str, Json]:
-        return {"number": self.number, "action": self.decision.action, "log_prob": self.decision.log_prob}
+    def to_message(self) -> Action:
+        return Action(self.number, self.decision.action, self.decision.log_prob)
 
 
 @dataclass(frozen=True)
@@ -87,20 +79,14 @@ class InferenceFailure:
     number: int
     reason: str
 
-    def to_wire(self) -> dict[str, Json]:
-        return {"number": self.number, "reason": self.reason}
+    def to_message(self) -> NoAction:
+        return NoAction(self.number, shortened(self.reason))
 
 
 InferenceReply = InferenceResult | InferenceFailure
 
 
-def reply_from_wire(content: Mapping[str, Json]) -> InferenceReply:
-    if "reason" in content:
-        return InferenceFailure(content["number"], content["reason"])
-    return InferenceResult(content["number"], Decision(content["action"], content["log_prob"]))
-
-
-def _natural(value: Json) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise ValueError(f"{value!r} is no number from 0")
-    return value
+def reply_from(message: Action | NoAction) -> InferenceReply:
+    if isinstance(message, NoAction):
+        return InferenceFailure(message.number, message.reason)
+    return InferenceResult(message.number, Decision(message.action, message.log_prob))

@@ -19,9 +19,9 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar
 import ray
 
 from digirl_dist.errors import CheckpointError
-from digirl_dist.protocol.job_folder import JobFolder, encode
+from digirl_dist.protocol.job_folder import JobFolder
+from digirl_dist.protocol.messages import Heartbeat, WorkerMessage, encode
 from digirl_dist.storage.checkpoint import TensorInfo, tensor_from
-from digirl_dist.types import Json
 from digirl_dist.worker_program.link import Inbox, beat
 from digirl_dist.worker_program.program import Program
 
@@ -38,11 +38,11 @@ class ActorLink(Inbox):
         super().__init__()
         self._said: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
-    def start(self, doing: Callable[[], dict[str, Json]]) -> None:
-        threading.Thread(target=beat, args=(self, doing), name="link-heartbeat", daemon=True).start()
+    def start(self, state: Callable[[], Heartbeat]) -> None:
+        threading.Thread(target=beat, args=(self, state), name="link-heartbeat", daemon=True).start()
 
-    def send(self, kind: str, attached: bytes = b"", **content: Json) -> None:
-        self._said.put(encode(kind, attached, **content))
+    def send(self, message: WorkerMessage, attached: bytes = b"") -> None:
+        self._said.put(encode(message, attached))
 
     def close(self) -> None:
         self._said.put(None)

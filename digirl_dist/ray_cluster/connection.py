@@ -16,10 +16,10 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from digirl_dist.errors import FileRefusedError, LinkLostError, TrajectoryError, UnreachableError, WorkerError
-from digirl_dist.fleet.connection import Files, Trying
+from digirl_dist.fleet.connection import ConnectProgress, Files
 from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.spec import Job
-from digirl_dist.protocol.job_folder import EpisodeManifest
+from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.ray_cluster.actor import WorkerActor
 from digirl_dist.ray_cluster.connect import Cluster
 from digirl_dist.settings import LimitSettings, RayCollectorSettings
@@ -66,7 +66,7 @@ class ObjectShelf:
             return parcel.reference, size
 
 
-class RayDial:
+class RayConnector:
     """Places an actor on a node that has room. Whatever was there before of the same worker is gone."""
 
     def __init__(self, cluster: Cluster, settings: RayCollectorSettings, limits: LimitSettings) -> None:
@@ -75,15 +75,15 @@ class RayDial:
         self._limits = limits
         self._shelf = ObjectShelf()
 
-    def __call__(self, spec: RayWorkerSpec, job: Job, replace: bool, trying: Trying) -> RayLine:
-        trying("find room in the Ray cluster and start the worker program", self._settings.start_s)
+    def connect(self, spec: RayWorkerSpec, job: Job, replace: bool, progress: ConnectProgress) -> RayWorkerConnection:
+        progress("find room in the Ray cluster and start the worker program", self._settings.start_s)
         actor = self._actor(spec, job)
         try:
             node = self._placed(spec.name, actor)
         except BaseException:
             ray.kill(actor)
             raise
-        return RayLine(spec.name, actor, node, self._shelf, self._limits)
+        return RayWorkerConnection(spec.name, actor, node, self._shelf, self._limits)
 
     def _actor(self, spec: RayWorkerSpec, job: Job) -> Any:
         settings = self._settings
@@ -123,8 +123,8 @@ class RayDial:
         )
 
 
-class RayLine:
-    """A ``Line`` to an actor. Its end is the program's."""
+class RayWorkerConnection:
+    """A ``WorkerConnection`` to an actor. Its end is the program's."""
 
     def __init__(self, worker: str, actor: Any, node: str, shelf: ObjectShelf, limits: LimitSettings) -> None:
         self.files: Files = ObjectFiles(worker, actor, node, shelf, limits.stuck_s)

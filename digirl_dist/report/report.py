@@ -17,7 +17,7 @@ from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import evaluation_of
+from digirl_dist.tasks import Round
 from digirl_dist.trainer import Update
 
 _PAGE_EVERY_S = 30.0
@@ -55,7 +55,7 @@ class Report:
         known = {line["iteration"] for line in self._metrics.lines}
         for iteration in range(checkpoint.iteration):
             if iteration not in known:
-                episodes = store.read(iteration) if store.has(iteration) else ()
+                episodes = store.read(iteration) if store.has(Round(iteration)) else ()
                 self._metrics.append(results(iteration, episodes))
         self._events.emit("run_started", iteration=checkpoint.iteration)
         if checkpoint.iteration >= iterations:
@@ -87,6 +87,7 @@ class Report:
         figures = {
             "checkpoint": checkpoint.iteration,
             **results(result.iteration, result.trajectories),
+            "purpose": result.purpose,
             **confidence(result.trajectories),
         }
         Metrics(self._folder.evaluations, self._write_policy).append(figures)
@@ -99,7 +100,7 @@ class Report:
     def has_evaluation(self, checkpoint: Checkpoint) -> bool:
         """Whether ``checkpoint`` was measured while training."""
         lines = Metrics(self._folder.evaluations).lines
-        return any(line["iteration"] == evaluation_of(checkpoint.iteration) for line in lines)
+        return any(_measured_while_training(line) == checkpoint.iteration for line in lines)
 
     def close(self) -> None:
         """Write the page and print the summary, also of a run that was interrupted."""
@@ -143,3 +144,13 @@ def _print_summary(lines: Sequence[Figures], most: int = 12) -> None:
 
 def _short(value: object) -> str:
     return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _measured_while_training(line: Figures) -> int | None:
+    """The policy version that a line of ``evaluation.jsonl`` is of; None for the rounds of ``--config-name eval``.
+
+    Lines without a purpose are of earlier versions, which counted measurements down from -1.
+    """
+    if "purpose" in line:
+        return int(line["iteration"]) if line["purpose"] == "evaluate" else None
+    return -1 - int(line["iteration"]) if line["iteration"] < 0 else None

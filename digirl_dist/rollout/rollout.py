@@ -17,6 +17,7 @@ from digirl_dist.inference.requests import (
     InferenceResult,
     RandomStream,
 )
+from digirl_dist.protocol.messages import Acting, EpisodeFailed, SlotChanged, SlotWait, shortened
 from digirl_dist.rollout.slot import Slot, State
 from digirl_dist.rollout.slot_time import SlotTime
 from digirl_dist.tasks import Key, Ticket
@@ -55,43 +56,8 @@ class Finished:
     """Seconds in ``reset``, ``step``, ``policy``."""
 
 
-@dataclass(frozen=True)
-class Failed:
-    """An episode was lost with its emulator; its ticket must run again somewhere."""
-
-    ticket: Ticket
-    slot: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Acting:
-    """A slot has sent the first action of an episode."""
-
-    slot: int
-    ticket: Ticket
-
-
-@dataclass(frozen=True)
-class SlotChanged:
-    """A slot came into service or failed."""
-
-    slot: int
-    state: str
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class SlotWait:
-    """What a slot does, for how many seconds now, of how many it may take, and for which ticket."""
-
-    activity: str
-    for_s: float
-    limit_s: float | None
-    ticket: int | None
-
-
-Happening = Finished | Failed | Acting | SlotChanged
+Happening = Finished | EpisodeFailed | Acting | SlotChanged
+"""What happens on slots, in the words of the protocol; an episode that came to its end is not written yet."""
 
 
 @dataclass
@@ -235,14 +201,17 @@ class Rollout:
             self._lose(slot, f"the emulator refused the agent's action: {error}")
         except EmulatorError as error:
             self._lose(slot, str(error))
-            self._happened.append(SlotChanged(slot.index, slot.state.value, str(error) + self._given_up(slot)))
+            self._tell(slot, slot.state.value, str(error) + self._given_up(slot))
         else:
             if answer is None:
                 return
             if booting:
-                self._happened.append(SlotChanged(slot.index, "ready"))
+                self._tell(slot, "ready", "")
             else:
                 self._advance(slot, self._episodes[slot.index], *answer)
+
+    def _tell(self, slot: Slot, state: str, reason: str) -> None:
+        self._happened.append(SlotChanged(slot.index, state, shortened(reason), self.in_service()))
 
     def _given_up(self, slot: Slot) -> str:
         """Give up a slot for which this machine seems too small, and say so; otherwise say nothing."""
@@ -257,7 +226,7 @@ class Rollout:
         episode = self._episodes.pop(slot.index, None)
         self._times[slot.index].settle("faults" if episode is None else episode.dropped or "faults")
         if episode is not None and episode.dropped is None:
-            self._happened.append(Failed(episode.ticket, slot.index, reason))
+            self._happened.append(EpisodeFailed(slot.index, episode.ticket.key, shortened(reason)))
 
     def _advance(self, slot: Slot, episode: _Episode, value: Any, seconds: float) -> None:
         if episode.dropped is not None:
@@ -334,7 +303,7 @@ class Rollout:
                 self._lose(slot, reason)
             case InferenceResult(_, decision):
                 if not episode.steps:
-                    self._happened.append(Acting(slot.index, episode.ticket))
+                    self._happened.append(Acting(slot.index, episode.ticket.key))
                 episode.decision = decision
                 slot.step(decision.action)
                 episode.stream = self._stream(episode.ticket, len(episode.steps) + 1)

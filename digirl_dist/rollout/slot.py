@@ -9,35 +9,22 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from digirl_dist.child_process import environment, last_lines
 from digirl_dist.errors import ActionError, EmulatorCrashed, EmulatorError, EmulatorHung
+from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.rollout.pipe import Pipe, restored
 from digirl_dist.settings import LimitSettings
 from digirl_dist.tasks import Task
 from digirl_dist.types import Json
 
 
-@dataclass(frozen=True)
-class SlotLimits:
-    """How long an emulator may take, in seconds, and how often it may fail in a row before its slot is closed."""
-
-    boot_s: float = 180.0
-    reset_s: float = 60.0
-    step_s: float = 30.0
-    failures: int = 3
-    quarantine_s: float = 300.0
-    back_off_s: float = 0.5
-    back_off_max_s: float = 30.0
-
-    @classmethod
-    def of(cls, limits: LimitSettings) -> SlotLimits:
-        """Those of a run's configuration."""
-        return cls(limits.boot_s, limits.reset_s, limits.step_s, limits.slot_failures, limits.quarantine_s)
+def slot_limits(limits: LimitSettings) -> SlotLimits:
+    """Those of a run's configuration."""
+    return SlotLimits(limits.boot_s, limits.reset_s, limits.step_s, limits.slot_failures, limits.quarantine_s)
 
 
 class State(Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.storage import atomic_files
-from digirl_dist.tasks import Task, Ticket
+from digirl_dist.tasks import Purpose, Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
 _OBSERVATION = pa.struct([("text", pa.string()), ("image", pa.binary()), ("vector", pa.list_(pa.float32()))])
@@ -25,6 +25,7 @@ SCHEMA = pa.schema(
         ("episode_id", pa.string()),
         ("worker", pa.string()),
         ("slot", pa.int32()),
+        ("purpose", pa.string()),
         ("policy_version", pa.int64()),
         ("task", pa.string()),
         ("instruction", pa.string()),
@@ -42,6 +43,9 @@ SCHEMA = pa.schema(
 )
 """``success`` is the episode's, repeated in each row; ``final_observation`` is null except in the last row."""
 
+_BEFORE_PURPOSES = SCHEMA.remove(SCHEMA.get_field_index("purpose"))
+"""Earlier versions wrote these columns; a measurement of policy version v had the iteration -1 - v."""
+
 
 def to_table(trajectory: Trajectory) -> pa.Table:
     """One row per step, in order."""
@@ -53,6 +57,7 @@ def to_table(trajectory: Trajectory) -> pa.Table:
         "episode_id": trajectory.episode_id,
         "worker": trajectory.worker,
         "slot": trajectory.slot,
+        "purpose": ticket.purpose,
         "policy_version": ticket.policy_version,
         "task": ticket.task.id,
         "instruction": ticket.task.instruction,
@@ -78,7 +83,7 @@ def to_table(trajectory: Trajectory) -> pa.Table:
 
 def from_table(table: pa.Table) -> list[Trajectory]:
     """The episodes of a table, in the order of their first rows. Raises TrajectoryError if it is not one of ours."""
-    if not table.schema.equals(SCHEMA, check_metadata=False):
+    if not any(table.schema.equals(known, check_metadata=False) for known in (SCHEMA, _BEFORE_PURPOSES)):
         raise TrajectoryError(f"columns are not those of a trajectory: {', '.join(table.schema.names)}")
     episodes: dict[str, list[dict[str, Any]]] = {}
     try:
@@ -124,10 +129,8 @@ def _trajectory(rows: Sequence[dict[str, Any]]) -> Trajectory:
     first, last = rows[0], rows[-1]
     if [row["step"] for row in rows] != list(range(len(rows))) or last["final_observation"] is None:
         raise TrajectoryError(f"episode {first['episode_id']} is not complete")
-    task = Task(first["task"], first["instruction"])
-    ticket = Ticket(first["iteration"], first["ticket"], task, first["seed"], first["policy_version"])
     return Trajectory(
-        ticket=ticket,
+        ticket=_ticket(first),
         episode_id=first["episode_id"],
         worker=first["worker"],
         slot=first["slot"],
@@ -135,6 +138,16 @@ def _trajectory(rows: Sequence[dict[str, Any]]) -> Trajectory:
         final_observation=_observation(last["final_observation"]),
         success=first["success"],
     )
+
+
+def _ticket(row: dict[str, Any]) -> Ticket:
+    iteration, purpose = row["iteration"], row.get("purpose", "train")
+    if "purpose" not in row and iteration < 0:
+        iteration, purpose = -1 - iteration, "evaluate"
+    if purpose not in get_args(Purpose):
+        raise TrajectoryError(f"the purpose of an episode is {purpose!r}")
+    task = Task(row["task"], row["instruction"])
+    return Ticket(iteration, row["ticket"], task, row["seed"], row["policy_version"], purpose=purpose)
 
 
 def _step(row: dict[str, Any]) -> Step:

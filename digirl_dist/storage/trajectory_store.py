@@ -3,7 +3,7 @@
 ``trajectories/.landing/NNNNNN/`` holds single episodes of the iteration under way; once it is over they become
 ``trajectories/NNNNNN.parquet``. An episode that landed is durable and is never run again. An iteration that closed
 early has ``trajectories/.closed/NNNNNN.json``: which tickets the next one takes over, and which are never run. Episodes
-that measure policy version NNNNNN while training (iterations below zero, see ``tasks.evaluation_of``) end up beside, in
+that measure policy version NNNNNN while training (their purpose is ``evaluate``) end up beside, in
 ``evaluation/NNNNNN/training.parquet``, so that who reads the folder of trajectories meets none of them.
 """
 
@@ -20,7 +20,7 @@ from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import RunFolderError
 from digirl_dist.storage import atomic_files, parquet
 from digirl_dist.storage.disk_full import FailFast, WritePolicy, require_space
-from digirl_dist.tasks import Key, Ticket, evaluated_version
+from digirl_dist.tasks import Key, Round, Ticket
 from digirl_dist.trajectory import Trajectory
 
 
@@ -33,7 +33,7 @@ class Store:
         self._landing = root / ".landing"
         self._closed = root / ".closed"
         self._recent: dict[int, Sequence[Trajectory]] = {}
-        self._landed: dict[int, dict[Key, Trajectory]] = {}
+        self._landed: dict[Round, dict[Key, Trajectory]] = {}
         self._lock = threading.Lock()
         self._listeners: list[Callable[[Trajectory], None]] = []
         root.mkdir(parents=True, exist_ok=True)
@@ -43,23 +43,23 @@ class Store:
         """Call ``landed`` with each episode that lands from now on."""
         self._listeners.append(landed)
 
-    def incoming(self, iteration: int, name: str, size: int) -> Path:
+    def incoming(self, counts_in: Round, name: str, size: int) -> Path:
         """Where a transfer may write ``size`` bytes that are not checked yet, once the disk has room for them."""
         folder = self._landing / "incoming"  # of all iterations: what is on its way may count in a later one
         self._write_policy.wait_for(str(folder), lambda: folder.mkdir(parents=True, exist_ok=True))
         self._write_policy.wait_for(str(folder / name), lambda: require_space(size, folder))
-        return folder / f"{iteration:06d}-{name}"
+        return folder / f"{counts_in.purpose}-{counts_in.number:06d}-{name}"
 
-    def land(self, iteration: int, trajectory: Trajectory, checked: Path | None = None) -> bool:
-        """Make an episode durable that counts in ``iteration``. False if it was closed, or the ticket had landed.
+    def land(self, counts_in: Round, trajectory: Trajectory, checked: Path | None = None) -> bool:
+        """Make an episode durable that counts in this round. False if it was closed, or the ticket had landed.
 
         ``checked`` is a file with exactly this episode, which is moved; without it the episode is written.
         """
         key = trajectory.ticket.key
-        path = self._landing / _name(iteration) / f"{key[0]:06d}-{key[1]:05d}.parquet"
+        path = self._landing / _name(counts_in) / f"{key[0]:06d}-{key[1]:05d}.parquet"
         with self._lock:
-            landed = self._known(iteration)
-            if key in landed or self.is_closed(iteration):
+            landed = self._known(counts_in)
+            if key in landed or self.is_closed(counts_in):
                 return False
             self._write_policy.wait_for(str(path.parent), lambda: path.parent.mkdir(parents=True, exist_ok=True))
             if checked is None:
@@ -71,14 +71,15 @@ class Store:
             listener(trajectory)
         return True
 
-    def landed(self, iteration: int) -> dict[Key, Trajectory]:
-        """Episodes that count in the iteration and are safe."""
+    def landed(self, wanted: Round) -> dict[Key, Trajectory]:
+        """Episodes that count in the round and are safe."""
         with self._lock:
-            return dict(self._known(iteration))
+            return dict(self._known(wanted))
 
-    def is_closed(self, iteration: int) -> bool:
-        """True if nothing more can count in the iteration."""
-        return self._file(iteration).exists() or self._closing(iteration).exists()
+    def is_closed(self, wanted: Round) -> bool:
+        """True if nothing more can count in the round. A measurement is never closed early."""
+        closed_early = wanted.purpose == "train" and self._closing(wanted.number).exists()
+        return self._file(wanted).exists() or closed_early
 
     def close(self, iteration: int, carried: Sequence[Ticket], cancelled: Sequence[Ticket]) -> None:
         """The iteration ends without these. Written before anything of it counts elsewhere; the first time counts."""
@@ -102,25 +103,25 @@ class Store:
 
     def append(self, result: CollectionResult) -> None:
         """Write the iteration's file, unless it brought nothing. Harmless when repeated."""
-        path = self._file(result.iteration)
+        path = self._file(result.round)
         if result.trajectories and not path.exists():
             self._write_policy.wait_for(str(path), lambda: path.parent.mkdir(parents=True, exist_ok=True))
             self._write_policy.wait_for(str(path), lambda: parquet.write(path, result.trajectories))
         with self._lock:
-            shutil.rmtree(self._landing / _name(result.iteration), ignore_errors=True)
-            self._landed.pop(result.iteration, None)
-        if result.iteration >= 0:
+            shutil.rmtree(self._landing / _name(result.round), ignore_errors=True)
+            self._landed.pop(result.round, None)
+        if result.purpose == "train":
             self._recent[result.iteration] = result.trajectories
         result.stored_at = time.monotonic()
 
-    def has(self, iteration: int) -> bool:
-        """Whether the iteration's file was written; none is of an iteration that learned offline."""
-        return self._file(iteration).exists()
+    def has(self, wanted: Round) -> bool:
+        """Whether the round's file was written; none is of an iteration that learned offline."""
+        return self._file(wanted).exists()
 
     def read(self, iteration: int) -> Sequence[Trajectory]:
         """The episodes of a finished iteration, in the order of their tickets."""
         if iteration not in self._recent:
-            self._recent[iteration] = parquet.read(self._file(iteration))
+            self._recent[iteration] = parquet.read(self._file(Round(iteration)))
         return self._recent[iteration]
 
     def fresh(self, iteration: int, max_staleness: int | None = None) -> list[Trajectory]:
@@ -132,31 +133,33 @@ class Store:
         """The newest ``capacity`` episodes of the iterations up to and with ``until``, oldest first (see ``fresh``)."""
         newest: list[Trajectory] = []
         iteration = until
-        while iteration >= 0 and len(newest) < capacity and self._file(iteration).exists():
+        while iteration >= 0 and len(newest) < capacity and self.has(Round(iteration)):
             newest = [*self.fresh(iteration, max_staleness), *newest]
             iteration -= 1
         for old in [key for key in self._recent if key <= iteration]:
             del self._recent[old]
         return newest[-capacity:]
 
-    def _known(self, iteration: int) -> dict[Key, Trajectory]:
+    def _known(self, wanted: Round) -> dict[Key, Trajectory]:
         """What has landed; read from the folder once. Episodes of a file are not kept here."""
-        if self._file(iteration).exists():
-            return {trajectory.ticket.key: trajectory for trajectory in self.read(iteration)}
-        if iteration not in self._landed:
-            paths = sorted((self._landing / _name(iteration)).glob("*.parquet"))
+        if self._file(wanted).exists():
+            learns = wanted.purpose == "train"
+            found = self.read(wanted.number) if learns else parquet.read(self._file(wanted))
+            return {trajectory.ticket.key: trajectory for trajectory in found}
+        if wanted not in self._landed:
+            paths = sorted((self._landing / _name(wanted)).glob("*.parquet"))
             found = [trajectory for path in paths for trajectory in parquet.read(path)]
-            self._landed[iteration] = {trajectory.ticket.key: trajectory for trajectory in found}
-        return self._landed[iteration]
+            self._landed[wanted] = {trajectory.ticket.key: trajectory for trajectory in found}
+        return self._landed[wanted]
 
     def _closing(self, iteration: int) -> Path:
         return self._closed / f"{iteration:06d}.json"
 
-    def _file(self, iteration: int) -> Path:
-        if iteration >= 0:
-            return self.root / f"{iteration:06d}.parquet"
-        return self.root.parent / _name(iteration) / "training.parquet"
+    def _file(self, wanted: Round) -> Path:
+        if wanted.purpose == "train":
+            return self.root / f"{wanted.number:06d}.parquet"
+        return self.root.parent / _name(wanted) / "training.parquet"
 
 
-def _name(iteration: int) -> str:
-    return f"{iteration:06d}" if iteration >= 0 else f"evaluation/{evaluated_version(iteration):06d}"
+def _name(wanted: Round) -> str:
+    return f"{wanted.number:06d}" if wanted.purpose == "train" else f"evaluation/{wanted.number:06d}"

@@ -14,6 +14,7 @@ from digirl_dist.errors import CheckpointError, TrainingError, TrajectoryError
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints, State
 from digirl_dist.storage.trajectory_store import Store
+from digirl_dist.tasks import Round
 from digirl_dist.trainer import Update
 from digirl_dist.trainer.seeding import seeded
 from digirl_dist.trajectory import Trajectory
@@ -82,7 +83,7 @@ class InProcessTrainer:
         Raises TrainingError when it fails, TrajectoryError when trajectories are missing.
         """
         iteration = checkpoint.iteration
-        brought = store.read(iteration) if store.has(iteration) else ()
+        brought = store.read(iteration) if store.has(Round(iteration)) else ()
         fresh = store.fresh(iteration, self._max_staleness) if brought else []
         too_old = len(brought) - len(fresh)
         collected = self._replay(iteration, store, len(fresh))

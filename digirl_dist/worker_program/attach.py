@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 
 from digirl_dist.child_process import environment
-from digirl_dist.protocol.job_folder import JobFolder, encode
+from digirl_dist.protocol.job_folder import JobFolder
+from digirl_dist.protocol.messages import Broken, encode
 
 _START_LIMIT_S = 30.0
 _CHUNK = 65536
@@ -43,7 +44,7 @@ def main() -> int:
     except (OSError, TimeoutError) as error:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         during = "disk" if full else "attach"
-        sys.stdout.buffer.write(encode("broken", during=during, reason=f"{folder.root}: {error}"))
+        sys.stdout.buffer.write(encode(Broken(during, f"{folder.root}: {error}")))
         return 1
     _relay(program)
     _await_end(pid)

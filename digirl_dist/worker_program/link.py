@@ -8,10 +8,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
-from digirl_dist.protocol.job_folder import JobFolder, decode, encode
-from digirl_dist.types import Json
+from digirl_dist.errors import ProtocolError
+from digirl_dist.protocol.job_folder import JobFolder
+from digirl_dist.protocol.messages import Heartbeat, HostMessage, Ping, WorkerMessage, decode_host_message, encode
 
 HEARTBEAT_S = 2.0
 
@@ -22,16 +23,16 @@ class Link(Protocol):
     last_heard: float
     """Monotonic time at which the host was heard last."""
 
-    def start(self, doing: Callable[[], dict[str, Json]]) -> None:
-        """Serve a host; ``doing`` is what heartbeats tell it."""
+    def start(self, state: Callable[[], Heartbeat]) -> None:
+        """Serves a host; ``state`` makes the heartbeats that it gets."""
 
     def fileno(self) -> int:
         """Readable when ``received`` has something."""
 
-    def received(self) -> list[dict[str, Any]]:
+    def received(self) -> list[HostMessage]:
         """Messages that arrived since the last call, in order."""
 
-    def send(self, kind: str, attached: bytes = b"", **content: Json) -> None:
+    def send(self, message: WorkerMessage, attached: bytes = b"") -> None:
         """To the host if there is one; what matters is told again when it comes back."""
 
     def close(self) -> None: ...
@@ -42,7 +43,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self.last_heard = time.monotonic()
-        self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[HostMessage] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -50,7 +51,7 @@ class Inbox:
     def fileno(self) -> int:
         return self._wake_read
 
-    def received(self) -> list[dict[str, Any]]:
+    def received(self) -> list[HostMessage]:
         """Messages that arrived since the last call, in order."""
         try:
             os.read(self._wake_read, 65536)
@@ -64,10 +65,10 @@ class Inbox:
                 return messages
 
     def receive(self, line: bytes) -> None:
-        """Called by what listens to the host, in a thread of its own. Raises ValueError for what is no message."""
+        """Called by what listens to the host, in a thread of its own. Raises ProtocolError for what is no message."""
         self.last_heard = time.monotonic()
-        message = decode(line)
-        if message["type"] == "ping":
+        message = decode_host_message(line)
+        if isinstance(message, Ping):
             return
         self._messages.put(message)
         try:
@@ -88,16 +89,16 @@ class SocketLink(Inbox):
         self._host: socket.socket | None = None
         self._listener = _listen(folder)
 
-    def start(self, doing: Callable[[], dict[str, Json]]) -> None:
+    def start(self, state: Callable[[], Heartbeat]) -> None:
         threading.Thread(target=self._accept, name="link-accept", daemon=True).start()
-        threading.Thread(target=beat, args=(self, doing), name="link-heartbeat", daemon=True).start()
+        threading.Thread(target=beat, args=(self, state), name="link-heartbeat", daemon=True).start()
 
-    def send(self, kind: str, attached: bytes = b"", **content: Json) -> None:
+    def send(self, message: WorkerMessage, attached: bytes = b"") -> None:
         with self._writing:
             if self._host is None:
                 return
             try:
-                self._host.sendall(encode(kind, attached, **content))
+                self._host.sendall(encode(message, attached))
             except OSError:
                 self._hang_up(self._host)
 
@@ -127,7 +128,7 @@ class SocketLink(Inbox):
             try:
                 for line in stream:
                     self.receive(line)
-            except (OSError, ValueError):
+            except (OSError, ValueError, ProtocolError):
                 pass
         with self._writing:
             self._hang_up(host)
@@ -142,14 +143,14 @@ class SocketLink(Inbox):
         host.close()
 
 
-def beat(link: Link, doing: Callable[[], dict[str, Json]]) -> None:
+def beat(link: Link, state: Callable[[], Heartbeat]) -> None:
     """Tell the host now and then that we are here, for as long as this process lives."""
     while True:
         slept_at = time.monotonic()
         time.sleep(HEARTBEAT_S)
         if time.monotonic() - slept_at > 2 * HEARTBEAT_S:
             link.last_heard = time.monotonic()  # this process was held up: what came meanwhile is still to be read
-        link.send("alive", **doing())
+        link.send(state())
 
 
 def _listen(folder: JobFolder) -> socket.socket:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import json
 import os
 import platform
 import select
@@ -16,27 +15,58 @@ import shutil
 import sys
 import time
 import traceback
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from digirl_dist.capacity import Choice, Machine, Needs, choose
-from digirl_dist.errors import CheckpointError, DigirlDistError, TrajectoryError
+from digirl_dist.capacity import Choice, Machine, choose
+from digirl_dist.errors import CheckpointError, DigirlDistError, ProtocolError, TrajectoryError
 from digirl_dist.inference.local import Policies
-from digirl_dist.protocol.job_folder import PROTOCOL, EpisodeManifest, JobFolder
-from digirl_dist.rollout.rollout import Acting, Failed, Finished, Happening, Rollout, SlotChanged
-from digirl_dist.rollout.slot import Slot, SlotLimits
+from digirl_dist.protocol.job_folder import JobFolder
+from digirl_dist.protocol.messages import (
+    SPOKEN,
+    Action,
+    Broken,
+    Collected,
+    Drop,
+    EpisodeManifest,
+    EpisodeReady,
+    Heartbeat,
+    Hello,
+    HostMessage,
+    Landed,
+    Lease,
+    Loaded,
+    LoadPolicy,
+    Need,
+    NoAction,
+    Pushed,
+    Ready,
+    SlotSeconds,
+    StartJob,
+    Stop,
+    TensorEntry,
+    UnknownFile,
+    Working,
+    common_protocol,
+    decode_manifest,
+    encode_manifest,
+    shortened,
+)
+from digirl_dist.rollout.rollout import Finished, Happening, Rollout
+from digirl_dist.rollout.slot import Slot
 from digirl_dist.storage import atomic_files, parquet
 from digirl_dist.storage.checkpoint import TensorInfo
 from digirl_dist.storage.digest import file_digest
-from digirl_dist.tasks import Ticket
-from digirl_dist.types import Json
+from digirl_dist.tasks import Key, Ticket
 from digirl_dist.user_code.packing import unpack_file
 from digirl_dist.worker_program.blobs import Blobs, FileBlobs
 from digirl_dist.worker_program.link import Link, SocketLink
 from digirl_dist.worker_program.remote_policies import HostPolicies
 
 _TURN_S = 0.5
+
+Tensors = dict[str, TensorEntry]
 
 
 class Program:
@@ -49,12 +79,18 @@ class Program:
         self._package = package
         self._orphan_s = orphan_s
         self._run = ""
-        self._job: dict[str, Any] = {}
+        self._job: StartJob | None = None
+        self._described: StartJob | None = None
+        """The job that the host described last; it may still lack blobs."""
+        self._announced: LoadPolicy | None = None
         self._pool = Choice(0, "")
         self._rollout: Rollout | None = None
         self._policies: Policies | HostPolicies | None = None
-        self._manifests: dict[int, dict[str, list[Any]]] = {}
+        self._tensors: dict[int, Tensors] = {}
         """The tensors of each version that is ready."""
+        self._holding: tuple[list[Key], int] = ([], 0)
+        """What heartbeats say of tickets; replaced once the host has been told how they ended."""
+        self._order = 0
         self._doing: tuple[str, float] = ("waiting for a job", time.monotonic())
         self.stopped = False
         """True once the host has said that this run is over here."""
@@ -77,17 +113,19 @@ class Program:
         else:
             self._act(self._rollout)
         for message in self._link.received():
-            self._doing = (message["type"], time.monotonic())
+            self._doing = (type(message).__name__, time.monotonic())
             self._obey(message)
+        held = [] if self._rollout is None else [ticket.key for ticket in self._rollout.held()]
+        self._holding = (held, self._order)
 
     def _act(self, rollout: Rollout) -> None:
         """One turn of the rollout. What the agent raises ends the job, and the host is told."""
         try:
             happened = rollout.turn(_TURN_S, [self._link])
         except Exception:
-            self._link.send("broken", during="act", reason=traceback.format_exc(limit=-6))
+            self._link.send(Broken("act", shortened(traceback.format_exc(limit=-6))))
             rollout.close()
-            self._rollout, self._job = None, {}
+            self._rollout, self._job = None, None
         else:
             for happening in happened:
                 self._report(happening)
@@ -105,157 +143,168 @@ class Program:
         self._rollout.drop({ticket.key for ticket in hopeless})
         return not self._rollout.held()
 
-    def _state_of_work(self) -> dict[str, Json]:
+    def _state_of_work(self) -> Heartbeat:
         doing, since = self._doing
-        slots = [] if self._rollout is None else [asdict(wait) for wait in self._rollout.waits()]
+        held, order = self._holding
         now = time.monotonic()
-        unheard_s = now - self._link.last_heard
-        return {"doing": doing, "for_s": round(now - since, 3), "unheard_s": round(unheard_s, 3), "slots": slots}
+        return Heartbeat(
+            doing=doing,
+            for_s=round(now - since, 3),
+            unheard_s=round(now - self._link.last_heard, 3),
+            slots=[] if self._rollout is None else self._rollout.waits(),
+            held=held,
+            order=order,
+            in_service=self._in_service(),
+        )
 
-    def _obey(self, message: dict[str, Any]) -> None:
+    def _obey(self, message: HostMessage) -> None:
         """One message of the host; whatever fails here is told to it."""
-        kind = message.pop("type")
         try:
-            match kind:
-                case "hello":
-                    self._greet(**message)
-                case "job":
+            match message:
+                case Hello(run, protocols):
+                    self._greet(run, protocols)
+                case StartJob():
+                    self._described = message
                     self._take_job(message)
-                case "checkpoint":
-                    self._load(**message)
-                case "decided":
+                case LoadPolicy():
+                    self._announced = message
+                    self._load(message)
+                case Pushed("job"):
+                    assert self._described is not None, "no job was described"
+                    self._take_job(self._described)
+                case Pushed("policy"):
+                    assert self._announced is not None, "no policy was announced"
+                    self._load(self._announced)
+                case Action() | NoAction():
                     self._host_policies.receive(message)
-                case "lease":
-                    self._lease(message["tickets"])
-                case "drop":
-                    self._drop(message["keys"], message["lost_to"])
-                case "landed":
-                    self._forget(message["episodes"])
-                case "collected":
+                case Lease(order, tickets):
+                    self._order = order
+                    self._lease(tickets)
+                case Drop(order, keys, lost_to):
+                    self._order = order
+                    self._drop(keys, lost_to)
+                case Landed(episodes):
+                    self._forget(episodes)
+                case Collected():
                     self._settle_accounts()
-                case "stop":
+                case Stop():
                     self.stopped = True
         except DigirlDistError as error:
-            self._link.send("broken", during=kind, reason=str(error))
+            self._link.send(Broken(type(message).__name__, shortened(str(error))))
         except Exception:
-            self._link.send("broken", during=kind, reason=traceback.format_exc(limit=-6))
+            self._link.send(Broken(type(message).__name__, shortened(traceback.format_exc(limit=-6))))
 
-    def _greet(self, run: str) -> None:
+    def _greet(self, run: str, protocols: Sequence[int]) -> None:
         if self._run not in ("", run):
-            self._link.send("broken", during="hello", reason=f"this folder serves run {self._run}, not {run}")
+            self._link.send(Broken("run", f"this folder serves run {self._run}, not {run}"))
+            return
+        protocol = common_protocol(protocols)
+        if protocol is None:
+            self._link.send(Broken("hello", f"the host speaks the protocols {protocols}, this program {SPOKEN}"))
             return
         self._run = run
-        held = [] if self._rollout is None else [list(ticket.key) for ticket in self._rollout.held()]
-        self._link.send(
-            "ready",
-            protocol=PROTOCOL,
-            package=self._package,
-            python=platform.python_version(),
-            pid=os.getpid(),
-            held=held,
-            **self._spooled(),
-        )
+        self._order = 0
+        self._link.send(Ready(protocol, self._package, platform.python_version(), os.getpid()))
         if isinstance(self._policies, HostPolicies):
             self._policies.ask_again()
 
-    def _spooled(self) -> dict[str, Json]:
-        """Episodes of this run that no host has acknowledged; and what is none, with the reason."""
-        spool, refused = [], []
+    def _announce_spooled(self) -> None:
+        """Announces episodes of this run that no host has acknowledged; and what is none, with the reason."""
         for path in sorted(self._folder.episodes.glob("*.json")):
             try:
-                spool.append(_read_manifest(path, self._run).to_json())
+                self._link.send(EpisodeReady(_read_manifest(path, self._run)))
             except TrajectoryError as error:
-                refused.append({"episode": path.stem, "reason": str(error)})
-        return {"spool": spool, "refused": refused}
+                self._link.send(UnknownFile(path.stem[:256], shortened(str(error))))
 
-    def _take_job(self, job: dict[str, Any]) -> None:
-        """Build policy and slots as the host describes them; a job that is already running stays as it is."""
-        missing = self._blobs.missing(_packed(job))
+    def _take_job(self, job: StartJob) -> None:
+        """Builds policy and slots as the host describes them; a job that is already running stays as it is."""
+        missing = self._blobs.missing(job.packed)
         if missing:
-            self._link.send("need", what="job", digests=missing)
+            self._link.send(Need("job", missing))
             return
-        if job != self._job:
+        if job != self._job or self._rollout is None:
             self._start_job(job)
-        self._link.send("working", slots=self._pool.slots, reason=self._pool.reason)
+        held = [] if self._rollout is None else [ticket.key for ticket in self._rollout.held()]
+        self._link.send(Working(self._pool.slots, self._pool.reason, held))
+        self._announce_spooled()
 
-    def _start_job(self, job: dict[str, Any]) -> None:
+    def _start_job(self, job: StartJob) -> None:
         if self._rollout is not None:
             self._rollout.close()
-        self._job = {}
-        self._manifests = {}
+        self._job, self._announced, self._tensors = None, None, {}
         self._policies = self._deciders(job)
-        limits = SlotLimits(**job["limits"])
-        emulator = self._blobs.file(job["emulator"])
-        auto = job["slots"] is None
-        self._pool = choose(Machine.here(job["sharers"]), Needs(**job["needs"])) if auto else Choice(job["slots"], "")
-        slots = [Slot(k, emulator, limits, self._folder.slot_log(k)) for k in range(self._pool.slots)]
+        emulator = self._blobs.file(job.emulator)
+        auto = job.slots is None
+        self._pool = Choice(job.slots, "") if job.slots is not None else choose(Machine.here(job.sharers), job.needs)
+        slots = [Slot(k, emulator, job.limits, self._folder.slot_log(k)) for k in range(self._pool.slots)]
         for slot in slots:
             slot.start()
-        self._rollout = Rollout(job["name"], slots, self._policies, job["max_steps"], shrink=auto)
+        self._rollout = Rollout(job.name, slots, self._policies, job.max_steps, shrink=auto)
         self._job = job
 
-    def _deciders(self, job: dict[str, Any]) -> Policies | HostPolicies:
+    def _deciders(self, job: StartJob) -> Policies | HostPolicies:
         """Where the host decides it sends no agent, and nothing heavy is imported here."""
-        if job["agent"] is None:
-            return HostPolicies(self._link, job["answer_s"])
+        if job.agent is None:
+            return HostPolicies(self._link, job.answer_s)
         import torch
 
-        torch.set_num_threads(job["torch_threads"])
-        return Policies(unpack_file(self._blobs.file(job["agent"])))
+        torch.set_num_threads(job.torch_threads)
+        return Policies(unpack_file(self._blobs.file(job.agent)))
 
     @property
     def _host_policies(self) -> HostPolicies:
         assert isinstance(self._policies, HostPolicies), "an answer, but nothing was asked"
         return self._policies
 
-    def _load(self, version: int, tensors: dict[str, list[Any]]) -> None:
-        """Make a checkpoint ready to act, or say which of its tensors are not here."""
-        assert self._policies is not None and self._rollout is not None, "a checkpoint before the job"
+    def _load(self, announced: LoadPolicy) -> None:
+        """Makes a policy ready to act, or says which of its tensors are not here."""
+        assert self._policies is not None and self._rollout is not None and self._job is not None, "no job yet"
         self._rollout.idle("push")
-        digests = {str(entry[0]) for entry in tensors.values()}
+        digests = {entry.digest for entry in announced.tensors.values()}
         missing = self._blobs.missing(sorted(digests))
         if missing:
-            self._link.send("need", what="checkpoint", digests=missing)
+            self._link.send(Need("policy", missing))
             return
         try:
-            self._make_ready(self._policies, version, tensors)
+            self._make_ready(self._policies, announced)
         except CheckpointError:  # an altered tensor was deleted: ask for it again
-            self._load(version, tensors)
+            self._load(announced)
             return
+        version = announced.version
         self._policies.retire({version, *(ticket.policy_version for ticket in self._rollout.held())})
-        self._manifests = {number: self._manifests[number] for number in self._policies}
-        self._blobs.keep(digests, _packed(self._job))
+        self._tensors = {number: self._tensors[number] for number in self._policies}
+        self._blobs.keep(digests, self._job.packed)
         self._rollout.idle("barrier")
-        self._link.send("loaded", version=version)
+        self._link.send(Loaded(version))
 
-    def _make_ready(self, policies: Policies | HostPolicies, version: int, tensors: dict[str, list[Any]]) -> None:
-        """Load the policy, unless it is there or one with the very same weights is."""
+    def _make_ready(self, policies: Policies | HostPolicies, announced: LoadPolicy) -> None:
+        """Loads the policy, unless it is there or one with the very same weights is."""
+        version, tensors = announced.version, announced.tensors
         if version in policies:
             return
-        same = next((other for other in policies if self._manifests.get(other) == tensors), None)
+        same = next((other for other in policies if self._tensors.get(other) == tensors), None)
         if same is None:
-            infos = {name: TensorInfo(info[0], info[1], tuple(info[2])) for name, info in tensors.items()}
+            infos = {name: TensorInfo(one.digest, one.dtype, tuple(one.shape)) for name, one in tensors.items()}
             state = {name: self._blobs.tensor(info) for name, info in infos.items()}
             policies.load(version, _cast_back(state, tensors))
         else:
             policies.same(version, same)
-        self._manifests[version] = tensors
+        self._tensors[version] = tensors
 
-    def _lease(self, tickets: list[dict[str, Json]]) -> None:
+    def _lease(self, tickets: Sequence[Ticket]) -> None:
         assert self._rollout is not None, "a lease before the job"
         held = {ticket.key for ticket in self._rollout.held()}
-        new = [Ticket.from_json(ticket) for ticket in tickets]
-        self._rollout.lease([ticket for ticket in new if ticket.key not in held])
+        self._rollout.lease([ticket for ticket in tickets if ticket.key not in held])
 
     def _settle_accounts(self) -> None:
         """The host has all it wanted of this iteration: say where the slots' time went. From now on it learns."""
         if self._rollout is not None:
-            self._link.send("spent", seconds=self._rollout.spent())
+            self._link.send(SlotSeconds(self._rollout.spent()))
             self._rollout.idle("update")
 
-    def _drop(self, keys: list[list[int]], lost_to: str) -> None:
+    def _drop(self, keys: Sequence[Key], lost_to: str) -> None:
         if self._rollout is not None:
-            self._rollout.drop({(iteration, index) for iteration, index in keys}, lost_to)
+            self._rollout.drop(set(keys), lost_to)
 
     def _forget(self, episodes: list[str]) -> None:
         """The host has these safely, or knows that they are none: delete them, the manifest first."""
@@ -264,25 +313,20 @@ class Program:
             self._folder.episode(episode_id).unlink(missing_ok=True)
 
     def _report(self, happening: Happening) -> None:
-        match happening:
-            case Finished():
-                self._deliver(happening)
-            case Failed(ticket, slot, reason):
-                self._link.send("failed", iteration=ticket.iteration, index=ticket.index, slot=slot, reason=reason)
-            case Acting(slot, ticket):
-                self._link.send("acting", iteration=ticket.iteration, index=ticket.index, slot=slot)
-            case SlotChanged(slot, state, reason):
-                self._link.send("slot", slot=slot, state=state, reason=reason, in_service=self._in_service())
+        if isinstance(happening, Finished):
+            self._deliver(happening)
+        else:
+            self._link.send(happening)
 
     def _in_service(self) -> int:
         return 0 if self._rollout is None else self._rollout.in_service()
 
     def _deliver(self, finished: Finished) -> None:
         try:
-            self._link.send("episode", manifest=self._spool(finished).to_json())
+            self._link.send(EpisodeReady(self._spool(finished)))
         except OSError as error:  # a full disk: no fault of the ticket, which the host takes back with the others
             reason = f"the episode cannot be written to {self._folder.episodes}: {error.strerror}"
-            self._link.send("broken", during="disk", reason=reason)
+            self._link.send(Broken("disk", reason))
 
     def _spool(self, finished: Finished) -> EpisodeManifest:
         """Put the episode into the folder: its rows first, its manifest last.
@@ -294,8 +338,7 @@ class Program:
         parquet.write(path, [trajectory], flushed=False)
         manifest = EpisodeManifest(
             run=self._run,
-            iteration=trajectory.ticket.iteration,
-            index=trajectory.ticket.index,
+            key=trajectory.ticket.key,
             attempt=trajectory.ticket.attempt,
             policy_version=trajectory.ticket.policy_version,
             episode_id=trajectory.episode_id,
@@ -306,29 +349,25 @@ class Program:
             age_s=time.monotonic() - finished.ended_at,
             spent=finished.spent,
         )
-        atomic_files.write_json(self._folder.manifest(trajectory.episode_id), manifest.to_json(), flushed=False)
+        said = encode_manifest(manifest).decode()
+        atomic_files.write_text(self._folder.manifest(trajectory.episode_id), said, flushed=False)
         return manifest
 
 
 def _read_manifest(path: Path, run: str) -> EpisodeManifest:
     """Raises TrajectoryError for one that is damaged or of another run."""
     try:
-        manifest = EpisodeManifest.from_json(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
+        manifest = decode_manifest(path.read_bytes())
+    except (OSError, ProtocolError) as error:
         raise TrajectoryError(f"{path.name} is not a manifest: {error}") from error
     if manifest.run != run:
         raise TrajectoryError(f"{path.name} is of run {manifest.run}, not of {run}")
     return manifest
 
 
-def _packed(job: dict[str, Any]) -> list[str]:
-    """Digests of the packed classes that the job needs."""
-    return [job[kind] for kind in ("agent", "emulator") if job[kind] is not None]
-
-
-def _cast_back(state: dict[str, Any], manifest: dict[str, list[Any]]) -> dict[str, Any]:
-    """Tensors that were cast for the wire get the policy's own dtype, which their entry names fourth."""
-    cast = {name: entry[3] for name, entry in manifest.items() if len(entry) > 3}
+def _cast_back(state: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """Gives tensors that were cast for the wire the policy's own dtype."""
+    cast = {name: entry.own_dtype for name, entry in tensors.items() if entry.own_dtype is not None}
     if not cast:
         return state
     import torch

@@ -10,8 +10,9 @@ from digirl_dist.inference.requests import (
     InferenceReply,
     InferenceRequest,
     RandomStream,
-    reply_from_wire,
+    reply_from,
 )
+from digirl_dist.protocol.messages import Action, NoAction
 from digirl_dist.types import Json
 from digirl_dist.worker_program.link import Link
 
@@ -54,9 +55,9 @@ class HostPolicies:
         for request, _ in self._open.values():
             self._send(request)
 
-    def receive(self, content: Mapping[str, Json]) -> None:
+    def receive(self, message: Action | NoAction) -> None:
         """What the host answered, perhaps twice, or too late."""
-        answer = reply_from_wire(content)
+        answer = reply_from(message)
         if self._open.pop(answer.number, None) is not None:
             self._answers.append(answer)
 
@@ -72,8 +73,7 @@ class HostPolicies:
         return answers
 
     def _send(self, request: InferenceRequest) -> None:
-        content, data = request.to_wire()
-        self._link.send("ask", data, **content)
+        self._link.send(*request.to_message())
 
     def __contains__(self, version: object) -> bool:
         return version in self._serving

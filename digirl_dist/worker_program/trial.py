@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from digirl_dist.errors import ActionError, EmulatorError
-from digirl_dist.rollout.slot import Slot, SlotLimits
+from digirl_dist.protocol.messages import SlotLimits
+from digirl_dist.rollout.slot import Slot
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json

@@ -132,7 +132,7 @@ def test_an_answer_has_the_probability_it_is_told_to_have_whatever_it_was_batche
         assert alone.action == together[row].action
         assert alone.log_prob == pytest.approx(together[row].log_prob, rel=1e-6, abs=1e-5)
         assert len(alone.action["tokens"]) <= 24 and policy.log_prob([THREE[row]], [alone.action]).item() == (
-            pytest.approx(alone.log_prob, abs=1e-5)
+            pytest.approx(alone.log_prob, rel=1e-6, abs=1e-5)
         )
     assert len({tuple(one.action["tokens"]) for one in together}) == 3
     assert {one.action["type"] for one in together} == {"wait"}, "random words are no action"

@@ -14,7 +14,7 @@ from digirl_dist.collect.iteration import Closing
 from digirl_dist.errors import CollectionError
 from digirl_dist.report.metrics import collection, results
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Ticket
+from digirl_dist.tasks import Round, Ticket
 
 pytestmark = pytest.mark.long
 EARLY = [Kind.inline, Kind.fleet]
@@ -123,7 +123,7 @@ def test_the_next_iteration_begins_while_the_host_learns(tmp_path: Path, kind: K
             collected.append(here.collect(tickets(6, iteration=number)))
             here.store.append(collected[-1])
             if number == 0:
-                eventually(lambda: len(here.store.landed(1)) == 6, 20, "episodes of the next iteration")
+                eventually(lambda: len(here.store.landed(Round(1))) == 6, 20, "episodes of the next iteration")
         assert [keys(result) for result in collected] == [[(n, k) for k in range(6)] for n in range(3)]
         staleness = [{number - t.ticket.policy_version for t in h.trajectories} for number, h in enumerate(collected)]
         assert staleness[:2] == [{0}, {1}] and staleness[2] <= {0, 1}

@@ -19,6 +19,7 @@ from watching import eventually, nothing_is_left_of, processes_with
 from digirl_dist.errors import CollectionError
 from digirl_dist.rollout.slot_time import ACTIVITIES
 from digirl_dist.settings import Inference
+from digirl_dist.tasks import Key, Round
 
 pytestmark = pytest.mark.long
 # Where the policy acts is the business of test_inference.py, but for what both sides must have in common.
@@ -36,7 +37,7 @@ def test_every_ticket_comes_home_once_and_in_order(tmp_path: Path, kind: Kind) -
         assert sum(worker_result.episodes for worker_result in result.worker_results) == 9
         assert result.acting_at is not None and result.last_ended_at is not None
         assert result.started_at < result.acting_at and result.last_ended_at <= result.ended_at
-        assert sorted(here.store.landed(0)) == [(0, index) for index in range(9)]
+        assert sorted(here.store.landed(Round(0))) == [Key(0, index) for index in range(9)]
     nothing_is_left_of(tmp_path)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from digirl_dist.tasks import Key, Task, Ticket
 
 
 def leased(wanted: list[Ticket], attempts: int) -> Bare:
-    leases = Bare(attempts)
+    leases = Bare(attempts, time.monotonic)
     leases.add(wanted)
     return leases
 
@@ -42,7 +44,7 @@ def test_tickets_that_are_known_are_not_queued_again() -> None:
 def test_a_ticket_lands_once_whoever_delivers_it() -> None:
     leases = leased(tickets(1), attempts=3)
     leases.take("a", 1, version=3)
-    assert leases.land((3, 0)) and not leases.land((3, 0))
+    assert leases.land(Key(3, 0)) and not leases.land(Key(3, 0))
     assert not leases.tickets
 
 
@@ -56,7 +58,7 @@ def test_the_tickets_of_a_lost_worker_come_first_for_the_others() -> None:
 def test_an_episode_that_is_on_its_way_frees_its_slot_but_stays_with_its_worker() -> None:
     leases = leased(tickets(2), attempts=3)
     leases.take("a", 1, version=3)
-    assert leases.expect("a", (3, 0)) and leases.running("a") == 0
+    assert leases.expect("a", Key(3, 0)) and leases.running("a") == 0
     assert leases.release("a") == 1
 
 
@@ -65,39 +67,39 @@ def test_a_worker_that_comes_back_keeps_what_nobody_else_has() -> None:
     leases.take("a", 2, version=3)
     leases.release("a")
     leases.take("b", 1, version=3)
-    assert not leases.adopt("a", (3, 0))
-    assert leases.adopt("a", (3, 1))
+    assert not leases.adopt("a", Key(3, 0))
+    assert leases.adopt("a", Key(3, 1))
     assert leases.queued == 0
 
 
 def test_a_repeated_delivery_is_not_expected_again() -> None:
     leases = leased(tickets(1), attempts=3)
     leases.take("a", 1, version=3)
-    leases.land((3, 0))
-    assert not leases.expect("b", (3, 0))
+    leases.land(Key(3, 0))
+    assert not leases.expect("b", Key(3, 0))
 
 
 def test_a_failed_ticket_runs_again_until_it_failed_too_often() -> None:
     leases = leased(tickets(1), attempts=2)
     leases.take("a", 1, version=3)
-    leases.fail("a", (3, 0), "hung")
+    leases.fail("a", Key(3, 0), "hung")
     assert indices(leases.take("b", 1, version=3)) == [0]
     with pytest.raises(CollectionError, match="ticket 0 .* failed 2 times, last on worker b: crashed"):
-        leases.fail("b", (3, 0), "crashed")
+        leases.fail("b", Key(3, 0), "crashed")
 
 
 def test_a_failed_ticket_runs_again_before_the_untried_ones() -> None:
     leases = leased(tickets(4), attempts=3)
     leases.take("a", 2, version=3)
-    leases.fail("a", (3, 1), "hung")
+    leases.fail("a", Key(3, 1), "hung")
     assert indices(leases.take("b", 2, version=3)) == [1, 2]
 
 
 def test_a_failure_that_is_reported_twice_puts_the_ticket_back_once() -> None:
     leases = leased(tickets(1), attempts=5)
     leases.take("a", 1, version=3)
-    leases.fail("a", (3, 0), "hung")
-    leases.fail("a", (3, 0), "hung")
+    leases.fail("a", Key(3, 0), "hung")
+    leases.fail("a", Key(3, 0), "hung")
     assert leases.queued == 1
 
 
@@ -106,14 +108,14 @@ def test_a_lease_fixes_the_policy_version() -> None:
     [first] = leases.take("a", 1, version=3)
     leases.release("a")
     [again] = leases.take("b", 1, version=4)
-    assert (first.policy_version, again.policy_version) == (3, 4) and first.key == again.key
+    assert (first.policy_version, again.policy_version) == Key(3, 4) and first.key == again.key
 
 
 def test_a_doubled_ticket_lands_once_and_survives_the_loss_of_one_holder() -> None:
     leases = leased(tickets(1), attempts=1)
     leases.take("slow", 1, version=3)
     [(key, worker, age_s)] = leases.undoubled(version=3)
-    assert key == (3, 0) and worker == "slow" and age_s >= 0
+    assert key == Key(3, 0) and worker == "slow" and age_s >= 0
     assert leases.double("fast", key).key == key
     assert not leases.undoubled(version=3) and leases.holders(key) == ["slow", "fast"]
     leases.fail("slow", key, "crashed")
@@ -126,16 +128,16 @@ def test_what_runs_under_another_policy_or_is_on_its_way_is_not_doubled() -> Non
     leases = leased(tickets(2), attempts=1)
     leases.take("a", 2, version=3)
     assert not leases.undoubled(version=4)
-    leases.expect("a", (3, 0))
-    assert [key for key, _, _ in leases.undoubled(version=3)] == [(3, 1)]
+    leases.expect("a", Key(3, 0))
+    assert [key for key, _, _ in leases.undoubled(version=3)] == [Key(3, 1)]
 
 
 def test_closing_keeps_what_was_begun_and_takes_back_the_rest() -> None:
     leases = leased(tickets(5), attempts=3)
     leases.take("a", 2, version=3)
     leases.take("b", 1, version=3)
-    leases.fail("b", (3, 2), "hung")
-    leases.land((3, 0))
+    leases.fail("b", Key(3, 2), "hung")
+    leases.land(Key(3, 0))
     carried, cancelled = leases.withdraw({(3, index) for index in range(5)})
     assert (indices(carried), indices(cancelled)) == ([1, 2], [3, 4])
     assert leases.queued == 1 and leases.running("a") == 1
@@ -150,7 +152,7 @@ ACTIONS = st.tuples(
 
 def act(leases: Bare, action: str, worker: str, index: int) -> tuple[list[Key], list[Key]]:
     """Do it; the keys that landed, and those that were cancelled."""
-    key = (3, index)
+    key = Key(3, index)
     match action:
         case "take":
             leases.take(worker, index, version=3)

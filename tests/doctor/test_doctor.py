@@ -24,7 +24,7 @@ from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, Emu
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import JobError
 from digirl_dist.fleet.roster import WorkerConfig, this_python
-from digirl_dist.rollout.slot import SlotLimits
+from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.settings import PhoneSettings, Settings, SshSettings
 from digirl_dist.ssh.connection import connect
 from digirl_dist.ssh.localhost_server import LocalhostServer

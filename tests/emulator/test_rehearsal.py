@@ -14,7 +14,8 @@ import pytest
 from digirl_dist.build.choices import choose_device
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
 from digirl_dist.errors import EmulatorCrashed, EmulatorError, EmulatorHung, SettingsError
-from digirl_dist.rollout.slot import Slot, SlotLimits
+from digirl_dist.protocol.messages import SlotLimits
+from digirl_dist.rollout.slot import Slot
 from digirl_dist.settings import RehearsalSettings, Settings
 from digirl_dist.trajectory import Transition
 from digirl_dist.user_code.packing import pack

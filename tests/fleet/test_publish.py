@@ -20,9 +20,9 @@ from watching import eventually
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.roster import this_python
 from digirl_dist.fleet.spec import Job, WorkerSpec
-from digirl_dist.fleet.ssh_connection import SshDial
-from digirl_dist.fleet.worker_events import EpisodeReady, Loaded, Lost, Pulled, WorkerEvent
-from digirl_dist.rollout.slot import SlotLimits
+from digirl_dist.fleet.ssh_connection import SshConnector
+from digirl_dist.fleet.worker_events import Lost, PolicyLoaded, Pulled, Said, WorkerEvent
+from digirl_dist.protocol.messages import EpisodeReady, SlotLimits
 from digirl_dist.settings import LimitSettings, PushDtype, SshSettings
 from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.localhost_server import LocalhostServer
@@ -57,7 +57,7 @@ def fleet(folder: Path, addresses: Sequence[Address], dtype: PushDtype = PushDty
     agent = pack(partial(HeavyCoin, Counter.spec, MEGABYTES))
     job = Job("r1", agent, pack(Counter), None, SlotLimits(), 1, LIMITS.orphan_s)
     specs = [WorkerSpec(address, 1, str(folder / f"jobs-{address.name}"), this_python) for address in addresses]
-    fleet = Fleet([(spec, job) for spec in specs], SshDial(SSH, LIMITS), LIMITS, dtype)
+    fleet = Fleet([(spec, job) for spec in specs], SshConnector(SSH, LIMITS), LIMITS, dtype)
     fleet.start()
     try:
         yield fleet
@@ -73,7 +73,7 @@ def save(folder: Path, iteration: int, seed: int) -> Checkpoint:
     return Checkpoints(folder / "checkpoints", keep_every=100).save(iteration, policy.state_dict(), {}, {})
 
 
-def await_news(
+def await_event(
     fleet: Fleet, found: Callable[[WorkerEvent], bool], limit_s: float = 40.0
 ) -> tuple[WorkerEvent, list[WorkerEvent]]:
     """The first event of that kind, and all that came before."""
@@ -87,11 +87,11 @@ def await_news(
     raise AssertionError(f"it did not come within {limit_s:g} s; {before[-10:]}")
 
 
-def loaded(fleet: Fleet, worker: str, version: int) -> tuple[Loaded, list[WorkerEvent]]:
-    event, before = await_news(
-        fleet, lambda one: isinstance(one, Loaded) and (one.worker, one.version) == (worker, version)
+def loaded(fleet: Fleet, worker: str, version: int) -> tuple[PolicyLoaded, list[WorkerEvent]]:
+    event, before = await_event(
+        fleet, lambda one: isinstance(one, PolicyLoaded) and (one.worker, one.version) == (worker, version)
     )
-    assert isinstance(event, Loaded)
+    assert isinstance(event, PolicyLoaded)
     return event, before
 
 
@@ -100,7 +100,7 @@ def test_a_stalled_worker_delays_no_other_and_catches_up(serve: Callable[[str], 
     with relayed(serve("stuck"), tmp_path) as (relay, stuck), fleet(tmp_path, [quick, stuck]) as here:
         here.publish(save(tmp_path, 1, 1))
         for _ in range(2):
-            await_news(here, lambda one: isinstance(one, Loaded) and one.version == 1)
+            await_event(here, lambda one: isinstance(one, PolicyLoaded) and one.version == 1)
         relay.stop_after(4_000_000)
         here.publish(save(tmp_path, 2, 2))
         _, before = loaded(here, "quick", 2)
@@ -109,8 +109,10 @@ def test_a_stalled_worker_delays_no_other_and_catches_up(serve: Callable[[str], 
         here.publish(save(tmp_path, 3, 3))
         assert time.monotonic() - started < 1.0, "the host waited for the stuck worker"
         _, later = loaded(here, "quick", 3)
-        assert not any(isinstance(event, Lost | Loaded) and event.worker == "stuck" for event in [*before, *later])
-        await_news(here, lambda one: isinstance(one, Lost) and one.worker == "stuck")
+        assert not any(
+            isinstance(event, Lost | PolicyLoaded) and event.worker == "stuck" for event in [*before, *later]
+        )
+        await_event(here, lambda one: isinstance(one, Lost) and one.worker == "stuck")
         relay.go_on()
         loaded(here, "stuck", 3)
 
@@ -132,10 +134,9 @@ def test_in_bfloat16_the_worker_acts_with_the_rounded_policy(serve: Callable[[st
         assert loaded(here, "w1", 1)[0].push_bytes < MEGABYTES * 510_000
         ticket = Ticket(1, 0, Task("count"), seed=0, policy_version=1)
         here.workers["w1"].lease([ticket])
-        ended, _ = await_news(here, lambda one: isinstance(one, EpisodeReady))
-        assert isinstance(ended, EpisodeReady)
-        here.workers["w1"].pull(ended.manifest, ticket, tmp_path / "episode")
-        pulled, _ = await_news(here, lambda one: isinstance(one, Pulled))
+        ended, _ = await_event(here, lambda one: isinstance(one, Said) and isinstance(one.message, EpisodeReady))
+        here.workers["w1"].pull(ended.message.manifest, ticket, tmp_path / "episode")
+        pulled, _ = await_event(here, lambda one: isinstance(one, Pulled))
     assert isinstance(pulled, Pulled)
     exact = torch.tensor([0.1234567, 1.0])
     acting = exact.bfloat16().float().log_softmax(-1)

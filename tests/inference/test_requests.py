@@ -1,4 +1,4 @@
-"""Questions and answers cross a link unchanged, and what is malformed is refused."""
+"""Requests and answers cross a link unchanged, and what is malformed is refused."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from digirl_dist.errors import ProtocolError
 from digirl_dist.inference.requests import (
     InferenceFailure,
     InferenceRequest,
     InferenceResult,
     RandomStream,
-    reply_from_wire,
+    reply_from,
 )
+from digirl_dist.protocol.messages import Action, Ask, NoAction, decode_host_message, decode_worker_message, encode
 from digirl_dist.trajectory import Decision, Observation
 
 SEEN = [
@@ -25,10 +27,21 @@ SEEN = [
 ]
 
 
+def sent(seen: Observation) -> tuple[dict[str, Any], bytes]:
+    """The fields of the message, and the bytes behind it."""
+    message, data = InferenceRequest(3, 7, RandomStream(11, 2, 5), seen).to_message()
+    return json.loads(encode(message)), data
+
+
+def received(fields: dict[str, Any], data: bytes) -> InferenceRequest:
+    message = decode_worker_message(json.dumps(fields).encode())
+    assert isinstance(message, Ask)
+    return InferenceRequest.from_message(message, data)
+
+
 @pytest.mark.parametrize("seen", SEEN)
-def test_a_question_comes_across_as_it_is(seen: Observation) -> None:
-    content, data = InferenceRequest(3, 7, RandomStream(11, 2, 5), seen).to_wire()
-    came = InferenceRequest.from_wire(json.loads(json.dumps(content)), data)
+def test_a_request_comes_across_as_it_is(seen: Observation) -> None:
+    came = received(*sent(seen))
     assert (came.number, came.version, came.stream.key) == (3, 7, (11, 2, 5))
     assert came.stream.rng.random() == np.random.default_rng([11, 2, 5]).random()
     assert (came.observation.text, came.observation.image) == (seen.text, seen.image)
@@ -48,12 +61,13 @@ def test_a_question_comes_across_as_it_is(seen: Observation) -> None:
         {"image": 5},
         {"image": -1},
         {"vector": 7},
+        {"attached": 10**12},
     ],
 )
-def test_a_malformed_question_is_refused(wrong: dict[str, Any]) -> None:
-    content, data = InferenceRequest(3, 7, RandomStream(11, 2, 5), SEEN[0]).to_wire()
-    with pytest.raises(ValueError):
-        InferenceRequest.from_wire(content | wrong, data)
+def test_a_malformed_request_is_refused(wrong: dict[str, Any]) -> None:
+    fields, data = sent(SEEN[0])
+    with pytest.raises(ProtocolError):
+        received(fields | wrong, data)
 
 
 def test_answers_come_across_as_they_are() -> None:
@@ -61,4 +75,5 @@ def test_answers_come_across_as_they_are() -> None:
         InferenceResult(4, Decision({"type": "tap", "at": [0.25, 0.5]}, -0.1234567890123)),
         InferenceFailure(5, "gone"),
     ):
-        assert reply_from_wire(json.loads(json.dumps(answer.to_wire()))) == answer
+        message = decode_host_message(encode(answer.to_message()))
+        assert isinstance(message, Action | NoAction) and reply_from(message) == answer

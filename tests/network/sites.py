@@ -22,8 +22,8 @@ from digirl_dist.collection import CollectionResult
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.roster import this_python
 from digirl_dist.fleet.spec import Job, WorkerSpec
-from digirl_dist.fleet.ssh_connection import SshDial
-from digirl_dist.rollout.slot import SlotLimits
+from digirl_dist.fleet.ssh_connection import SshConnector
+from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import LimitSettings, SshSettings
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
 from digirl_dist.storage.disk_full import WaitForSpace
@@ -31,7 +31,7 @@ from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Task, Ticket
+from digirl_dist.tasks import Key, Round, Task, Ticket
 from digirl_dist.user_code.packing import pack
 
 USUAL = SshSettings(), LimitSettings(step_s=5, no_worker_s=40, orphan_s=20, stop_s=5)
@@ -67,7 +67,7 @@ class Site:
         self.checkpoint = self._save()
         job = _job(self.folder.run_id, limits[1], step_s)
         specs = [WorkerSpec(one.address, 2, self.job_folder(one), this_python, package=package) for one in machines]
-        self.fleet = Fleet([(spec, job) for spec in specs], SshDial(*limits), limits[1])
+        self.fleet = Fleet([(spec, job) for spec in specs], SshConnector(*limits), limits[1])
         self._collector = FleetCollector(
             self.fleet, limits[1], DispatchRules(speculate=False), Closing(), self.store, self.log, self.status
         )
@@ -159,9 +159,9 @@ def tickets(count: int, iteration: int = 0) -> list[Ticket]:
 
 def assert_once_each(here: Site, result: CollectionResult, count: int, iteration: int = 0) -> None:
     """Every ticket is in the result once, in order, and on disk."""
-    expected = [(iteration, index) for index in range(count)]
+    expected = [Key(iteration, index) for index in range(count)]
     assert [trajectory.ticket.key for trajectory in result.trajectories] == expected
-    assert sorted(here.store.landed(iteration)) == [(iteration, index) for index in range(count)]
+    assert sorted(here.store.landed(Round(iteration))) == [Key(iteration, index) for index in range(count)]
     landed = [content["ticket"] for content in here.seen("episode") if content["iteration"] == iteration]
     assert len(landed) == len(set(landed)), "an episode landed twice"
 
@@ -172,7 +172,7 @@ def _job(run: str, limits: LimitSettings, step_s: float) -> Job:
         agent=pack(partial(Coin, Counter.spec)),
         emulator=pack(partial(Counter, step_s=step_s)),
         max_steps=None,
-        limits=SlotLimits.of(limits),
+        limits=slot_limits(limits),
         torch_threads=1,
         orphan_s=limits.orphan_s,
     )

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from network.machines import Machine, freeze
@@ -16,7 +17,8 @@ from network.sites import Site, assert_once_each, job_folder, site, tickets
 from watching import eventually
 
 import digirl_dist
-from digirl_dist.protocol.job_folder import EpisodeManifest, JobFolder
+from digirl_dist.protocol.job_folder import JobFolder
+from digirl_dist.protocol.messages import EpisodeManifest, encode_manifest
 from digirl_dist.storage import parquet
 from digirl_dist.storage.digest import file_digest
 from digirl_dist.storage.run_folder import RunFolder
@@ -112,7 +114,7 @@ class Spool:
         parquet.write(path, holds or [spooled(ticket)])
         announced = EpisodeManifest(
             self.run,
-            *ticket.key,
+            ticket.key,
             0,
             ticket.policy_version,
             episode_id,
@@ -121,8 +123,10 @@ class Spool:
             slot=0,
             seconds=0.1,
             age_s=1.0,
+            spent={},
         )
-        self.folder.manifest(episode_id).write_text(json.dumps(replace(announced, **manifest).to_json()))
+        changed = msgspec.structs.replace(announced, **manifest)
+        self.folder.manifest(episode_id).write_bytes(encode_manifest(changed))
         return path
 
 

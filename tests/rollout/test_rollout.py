@@ -13,8 +13,9 @@ import pytest
 from things import Coin, Counter
 
 from digirl_dist.inference.local import Policies
+from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.rollout.rollout import Acting, Failed, Finished, Happening, Rollout, SlotChanged
-from digirl_dist.rollout.slot import Slot, SlotLimits
+from digirl_dist.rollout.slot import Slot
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.user_code.packing import pack
 

@@ -20,7 +20,8 @@ from watching import eventually
 
 from digirl_dist.child_process import environment
 from digirl_dist.errors import ActionError, EmulatorCrashed, EmulatorError, EmulatorHung, SettingsError
-from digirl_dist.rollout.slot import Slot, SlotLimits, State
+from digirl_dist.protocol.messages import SlotLimits
+from digirl_dist.rollout.slot import Slot, State
 from digirl_dist.tasks import Task
 from digirl_dist.user_code.packing import pack
 
@@ -183,7 +184,7 @@ def test_killing_the_owner_ends_everything_below_the_emulator(tmp_path: Path) ->
     (tmp_path / "factory").write_bytes(pack(_Browser))
     program = (
         "import sys, time; from pathlib import Path\n"
-        "from digirl_dist.rollout.slot import Slot, SlotLimits\n"
+        "from digirl_dist.protocol.messages import SlotLimits; from digirl_dist.rollout.slot import Slot\n"
         "folder = Path(sys.argv[1]); slot = Slot(0, folder / 'factory', SlotLimits(), folder / 'log')\n"
         "slot.start(); slot.wait_for_answer()\n"
         "slot.reset(None, 0); print(slot.wait_for_answer()[0].text, flush=True); time.sleep(60)"

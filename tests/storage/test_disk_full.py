@@ -25,7 +25,7 @@ from digirl_dist.storage.disk_full import WaitForSpace
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Task, Ticket
+from digirl_dist.tasks import Round, Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
 
@@ -91,13 +91,13 @@ def append_metrics(disk: Disk) -> object:
 def append_harvest(disk: Disk) -> object:
     store = Store(disk.folder / "trajectories", disk.write_policy)
     store.append(CollectionResult(0, [trajectory(index) for index in range(5)]))
-    assert len(store.landed(0)) == 5
+    assert len(store.landed(Round(0))) == 5
     return store
 
 
 def land_episode(disk: Disk) -> object:
     store = Store(disk.folder / "trajectories", disk.write_policy)
-    assert store.land(0, trajectory(0)) and not store.land(0, trajectory(0))
+    assert store.land(Round(0), trajectory(0)) and not store.land(Round(0), trajectory(0))
     return store
 
 

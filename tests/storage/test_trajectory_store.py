@@ -8,7 +8,7 @@ from pathlib import Path
 from digirl_dist.collection import CollectionResult
 from digirl_dist.storage import parquet
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Task, Ticket
+from digirl_dist.tasks import Key, Round, Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
 
@@ -24,34 +24,34 @@ def result(iteration: int, count: int = 2) -> CollectionResult:
 
 def test_an_episode_lands_once(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    assert store.land(0, episode(0, 1))
-    assert not store.land(0, episode(0, 1))
-    assert list(Store(tmp_path).landed(0)) == [(0, 1)]
+    assert store.land(Round(0), episode(0, 1))
+    assert not store.land(Round(0), episode(0, 1))
+    assert list(Store(tmp_path).landed(Round(0))) == [Key(0, 1)]
 
 
 def test_a_pulled_file_is_moved_to_where_it_lands(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    incoming = store.incoming(0, "w-3", 1000)
+    incoming = store.incoming(Round(0), "w-3", 1000)
     parquet.write(incoming, [episode(0, 3)])
-    assert store.land(0, episode(0, 3), incoming) and not incoming.exists()
-    assert list(store.landed(0)) == [(0, 3)]
+    assert store.land(Round(0), episode(0, 3), incoming) and not incoming.exists()
+    assert list(store.landed(Round(0))) == [Key(0, 3)]
 
 
 def test_a_file_that_is_still_incoming_has_not_landed(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    parquet.write(store.incoming(0, "w-3", 1000), [episode(0, 3)])
-    assert store.landed(0) == {}
+    parquet.write(store.incoming(Round(0), "w-3", 1000), [episode(0, 3)])
+    assert store.landed(Round(0)) == {}
 
 
 def test_a_finished_iteration_counts_as_landed_and_takes_nothing_more(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.land(0, episode(0, 0))
+    store.land(Round(0), episode(0, 0))
     done = result(0)
     store.append(done)
     assert done.stored_at is not None and done.stored_at <= time.monotonic()
     assert not (tmp_path / ".landing" / "000000").exists()
-    assert sorted(Store(tmp_path).landed(0)) == [(0, 0), (0, 1)]
-    assert not store.land(0, episode(0, 0))
+    assert sorted(Store(tmp_path).landed(Round(0))) == [Key(0, 0), Key(0, 1)]
+    assert not store.land(Round(0), episode(0, 0))
 
 
 def test_appending_twice_changes_nothing(tmp_path: Path) -> None:
@@ -77,15 +77,15 @@ def test_what_an_iteration_closed_without_is_kept_and_written_once(tmp_path: Pat
     Store(tmp_path).close(0, [], [])
     store = Store(tmp_path)
     assert store.left_out(0) == (tickets[:1], tickets[1:]) and store.left_out(1) == ([], [])
-    assert store.is_closed(0) and not store.is_closed(1)
+    assert store.is_closed(Round(0)) and not store.is_closed(Round(1))
 
 
 def test_nothing_lands_in_an_iteration_that_is_closed_but_in_the_next(tmp_path: Path) -> None:
     store, late = Store(tmp_path), episode(0, 1)
     store.close(0, [late.ticket], [])
-    assert not store.land(0, late)
-    assert store.land(1, late) and not store.land(1, late)
-    assert list(Store(tmp_path).landed(1)) == [(0, 1)]
+    assert not store.land(Round(0), late)
+    assert store.land(Round(1), late) and not store.land(Round(1), late)
+    assert list(Store(tmp_path).landed(Round(1))) == [Key(0, 1)]
 
 
 def test_episodes_of_too_old_a_policy_are_left_out(tmp_path: Path) -> None:

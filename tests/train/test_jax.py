@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from train.test_train import episodes, ranks, state
 from launching import example, started
 from reading import metrics
+from train.test_train import episodes, ranks, state
 
 from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec

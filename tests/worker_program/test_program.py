@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import subprocess
@@ -10,10 +9,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -22,14 +20,41 @@ from things import Coin, Counter
 from watching import eventually, processes_with
 
 from digirl_dist.child_process import environment
-from digirl_dist.protocol.job_folder import JobFolder, encode
-from digirl_dist.rollout.slot import SlotLimits
+from digirl_dist.protocol.job_folder import JobFolder
+from digirl_dist.protocol.messages import (
+    SPOKEN,
+    Acting,
+    Action,
+    Ask,
+    Broken,
+    EpisodeFailed,
+    EpisodeReady,
+    Hello,
+    HostMessage,
+    Landed,
+    Lease,
+    Loaded,
+    LoadPolicy,
+    Need,
+    Pushed,
+    Ready,
+    SlotLimits,
+    StartJob,
+    Stop,
+    TensorEntry,
+    UnknownFile,
+    WorkerMessage,
+    Working,
+    decode_worker_message,
+    encode,
+)
 from digirl_dist.storage.checkpoint import describe, raw_bytes
 from digirl_dist.storage.digest import digest
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.user_code.packing import pack
 
 pytestmark = pytest.mark.long
+M = TypeVar("M")
 
 
 class Host:
@@ -44,26 +69,26 @@ class Host:
             stdout=subprocess.PIPE,
             env=environment(),
         )
-        self._said: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[WorkerMessage | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
-    def say(self, kind: str, **content: Any) -> None:
+    def say(self, message: HostMessage) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(encode(kind, **content))
+        self.process.stdin.write(encode(message))
         self.process.stdin.flush()
 
-    def hear(self, kind: str, limit_s: float = 20.0) -> dict[str, Any]:
+    def hear(self, kind: type[M], limit_s: float = 20.0) -> M:
         """The next message of this kind; others are passed over."""
         while True:
             message = self._said.get(timeout=limit_s)
-            assert message, f"the program hung up before it said {kind}"
-            if message["type"] == kind:
+            assert message, f"the program hung up before it said {kind.__name__}"
+            if isinstance(message, kind):
                 return message
 
-    def greet(self) -> dict[str, Any]:
+    def greet(self) -> Ready:
         """Say hello for run r1; what the program answers."""
-        self.say("hello", run="r1")
-        return self.hear("ready")
+        self.say(Hello("r1", list(SPOKEN)))
+        return self.hear(Ready)
 
     def has_ended(self, limit_s: float = 20.0) -> bool:
         while self._said.get(timeout=limit_s):
@@ -78,43 +103,41 @@ class Host:
     def start_job(self, **options: Any) -> None:
         """Up to the point where it acts with version 0."""
         agent, emulator = pack(partial(Coin, Counter.spec)), pack(partial(Counter, **options))
-        job = {
-            "name": "w",
-            "agent": digest(agent),
-            "emulator": digest(emulator),
-            "slots": 2,
-            "max_steps": None,
-            "limits": asdict(SlotLimits()),
-            "torch_threads": 1,
-        }
-        self.say("job", **job)
-        need = self.hear("need")
-        assert sorted(need["digests"]) == sorted({digest(agent), digest(emulator)})
+        self.say(StartJob("w", digest(agent), digest(emulator), SlotLimits(), slots=2))
+        need = self.hear(Need)
+        assert sorted(need.digests) == sorted({digest(agent), digest(emulator)})
         for data in (agent, emulator):
             self.put(data)
-        self.say("job", **job)
-        self.hear("working")
+        self.say(Pushed("job"))
+        self.hear(Working)
         self.announce(0)
+        self.hear(Need)
         for tensor in Coin(Counter.spec).state_dict().values():
             self.put(bytes(raw_bytes(tensor)))
-        self.announce(0)
-        self.hear("loaded")
+        self.say(Pushed("policy"))
+        self.hear(Loaded)
 
     def start_asking_job(self, answer_s: float) -> None:
         """Up to the point where it asks for the actions of version 0."""
         emulator = pack(Counter)
         self.put(emulator)
-        limits = asdict(SlotLimits())
-        common = {"name": "w", "slots": 1, "max_steps": None, "limits": limits, "torch_threads": 1}
-        self.say("job", agent=None, emulator=digest(emulator), answer_s=answer_s, **common)
-        self.hear("working")
-        self.say("checkpoint", version=0, tensors={})
-        self.hear("loaded")
+        self.say(StartJob("w", None, digest(emulator), SlotLimits(), slots=1, answer_s=answer_s))
+        self.hear(Working)
+        self.say(LoadPolicy(0, {}))
+        self.hear(Loaded)
+
+    def take_up_job(self) -> Working:
+        """Ask for the job of ``start_job`` again, of which everything is there."""
+        agent, emulator = pack(partial(Coin, Counter.spec)), pack(partial(Counter, step_s=0.1))
+        self.put(agent)
+        self.put(emulator)
+        self.say(StartJob("w", digest(agent), digest(emulator), SlotLimits(), slots=2))
+        return self.hear(Working)
 
     def announce(self, version: int, logits: float = 0.0) -> None:
         described = describe(self.weights(logits))
-        tensors = {name: [info.digest, info.dtype, list(info.shape)] for name, info in described.items()}
-        self.say("checkpoint", version=version, tensors=tensors)
+        entries = {name: TensorEntry(info.digest, info.dtype, list(info.shape)) for name, info in described.items()}
+        self.say(LoadPolicy(version, entries))
 
     def weights(self, logits: float) -> dict[str, torch.Tensor]:
         return {name: tensor + logits for name, tensor in Coin(Counter.spec).state_dict().items()}
@@ -125,9 +148,9 @@ class Host:
     def _read(self) -> None:
         assert self.process.stdout is not None
         while line := self.process.stdout.readline():
-            message = json.loads(line)
-            if "attached" in message:
-                message["attached"] = self.process.stdout.read(message["attached"])
+            message = decode_worker_message(line)
+            if isinstance(message, Ask):
+                self.attached = self.process.stdout.read(message.attached)
             self._said.put(message)
         self._said.put(None)
 
@@ -152,7 +175,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def lease(host: Host, count: int) -> None:
     tickets = [Ticket(0, index, Task("count"), seed=index, policy_version=0) for index in range(count)]
-    host.say("lease", tickets=[ticket.to_json() for ticket in tickets])
+    host.say(Lease(1, tickets))
 
 
 def program(folder: Path) -> Any:
@@ -163,17 +186,17 @@ def program(folder: Path) -> Any:
 def test_a_host_that_comes_back_finds_what_was_finished_meanwhile(folder: Path) -> None:
     with attached(folder) as host:
         host.greet()
-        host.start_job()
+        host.start_job(step_s=0.1)
         lease(host, 4)
-        host.hear("acting")
+        host.hear(Acting)
     first = program(folder).pid
     eventually(lambda: len(list(folder.glob("episodes/*.json"))) == 4, 60, "the end of four episodes")
     with attached(folder) as host:
-        ready = host.greet()
-        assert ready["pid"] == first and ready["held"] == []
-        manifests = sorted(ready["spool"], key=lambda manifest: manifest["index"])
-        assert [manifest["index"] for manifest in manifests] == [0, 1, 2, 3]
-        host.say("landed", episodes=[manifest["episode_id"] for manifest in manifests])
+        assert host.greet().pid == first
+        assert host.take_up_job().held == []
+        manifests = [host.hear(EpisodeReady).manifest for _ in range(4)]
+        assert sorted(manifest.key.number for manifest in manifests) == [0, 1, 2, 3]
+        host.say(Landed([manifest.episode_id for manifest in manifests]))
         eventually(lambda: not list(folder.glob("episodes/*")))
 
 
@@ -182,13 +205,16 @@ def test_a_killed_program_leaves_its_finished_episodes_to_the_next(folder: Path)
         host.greet()
         host.start_job(step_s=0.1)
         lease(host, 5)
-        host.hear("episode")
-        host.hear("episode")
+        host.hear(EpisodeReady)
+        host.hear(EpisodeReady)
         program(folder).kill()
         assert host.has_ended()
     with attached(folder) as host:
-        assert len(host.greet()["spool"]) >= 2
-    assert not [one for one in processes_with(folder) if "digirl_dist.rollout.emulator_process" in one.cmdline()]
+        host.greet()
+        left = [one for one in processes_with(folder) if "digirl_dist.rollout.emulator_process" in one.cmdline()]
+        assert not left, "emulators outlived their program"
+        host.take_up_job()
+        assert {host.hear(EpisodeReady).manifest.key.number for _ in range(2)} < set(range(5))
 
 
 def test_the_newest_host_wins(folder: Path) -> None:
@@ -202,15 +228,15 @@ def test_the_newest_host_wins(folder: Path) -> None:
 def test_a_folder_serves_one_run(folder: Path) -> None:
     with attached(folder) as host:
         host.greet()
-        host.say("hello", run="r2")
-        assert "serves run r1, not r2" in host.hear("broken")["reason"]
+        host.say(Hello("r2", list(SPOKEN)))
+        assert "serves run r1, not r2" in host.hear(Broken).reason
 
 
 def test_stop_ends_the_program_and_removes_its_folder(folder: Path) -> None:
     with attached(folder) as host:
         host.greet()
         host.start_job()
-        host.say("stop")
+        host.say(Stop())
         assert host.has_ended()
         eventually(lambda: not folder.exists() and not processes_with(folder), 5, "the end of the program")
 
@@ -220,7 +246,7 @@ def test_without_a_host_it_finishes_what_runs_and_ends(folder: Path) -> None:
         host.greet()
         host.start_job(step_s=0.5)
         lease(host, 60)
-        host.hear("acting")
+        host.hear(Acting)
         os.kill(host.process.pid, 9)
     eventually(lambda: not processes_with(folder), 30, "the end of the orphan")
     finished = list(folder.glob("episodes/*.json"))
@@ -229,10 +255,10 @@ def test_without_a_host_it_finishes_what_runs_and_ends(folder: Path) -> None:
 
 def test_a_frozen_program_is_replaced_when_asked_to(folder: Path) -> None:
     with attached(folder) as host:
-        first = host.greet()["pid"]
+        first = host.greet().pid
         program(folder).suspend()
         with attached(folder, 30.0, "--replace") as again:
-            assert again.greet()["pid"] != first
+            assert again.greet().pid != first
     assert program(folder).pid != first
 
 
@@ -257,7 +283,7 @@ def test_an_altered_tensor_is_asked_for_again(folder: Path) -> None:
         name = digest(bytes(raw_bytes(tensor)))
         host.folder.blob(name).write_bytes(b"\0" * 7 + b"\1")
         host.announce(1, logits=1.0)
-        assert host.hear("need")["digests"] == [name]
+        assert host.hear(Need).digests == [name]
 
 
 def test_a_version_with_the_weights_of_another_is_ready_at_once_and_outlives_it(folder: Path) -> None:
@@ -270,7 +296,7 @@ def test_a_version_with_the_weights_of_another_is_ready_at_once_and_outlives_it(
             if version > 1:
                 host.put(bytes(raw_bytes(tensor + logits)))
             host.announce(version, logits)
-            while host.hear("loaded")["version"] != version:
+            while host.hear(Loaded).version != version:
                 pass
 
 
@@ -279,17 +305,16 @@ def test_a_job_that_cannot_be_built_is_said_to_be_broken(folder: Path) -> None:
         host.greet()
         host.put(b"no pickle")
         name = digest(b"no pickle")
-        limits = asdict(SlotLimits())
-        host.say("job", name="w", agent=name, emulator=name, slots=1, max_steps=None, limits=limits, torch_threads=1)
-        broken = host.hear("broken")
-        assert broken["during"] == "job" and "UnpicklingError" in broken["reason"]
+        host.say(StartJob("w", name, name, SlotLimits(), slots=1))
+        broken = host.hear(Broken)
+        assert broken.during == "StartJob" and "UnpicklingError" in broken.reason
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with attached(tmp_path / "file" / "job") as host:
-        broken = host.hear("broken")
-        assert broken["during"] == "attach" and str(tmp_path / "file" / "job") in broken["reason"]
+        broken = host.hear(Broken)
+        assert broken.during == "attach" and str(tmp_path / "file" / "job") in broken.reason
 
 
 def test_what_a_host_did_not_answer_is_asked_of_the_next(folder: Path) -> None:
@@ -297,16 +322,16 @@ def test_what_a_host_did_not_answer_is_asked_of_the_next(folder: Path) -> None:
         host.greet()
         host.start_asking_job(answer_s=60.0)
         lease(host, 1)
-        first = host.hear("ask")
+        first = host.hear(Ask)
     with attached(folder) as host:
-        assert host.greet()["held"] == [[0, 0]]
-        again = host.hear("ask")
-        assert again == first and again["stream"] == [0, 0, 0]
+        host.greet()
+        again = host.hear(Ask)
+        assert again == first and again.stream == (0, 0, 0)
         for step in range(3):
-            asked = again if step == 0 else host.hear("ask")
-            assert asked["stream"] == [0, 0, step] and len(asked["attached"]) == asked["vector"] == 8
-            host.say("decided", number=asked["number"], action=1, log_prob=-0.5)
-        assert host.hear("episode")["manifest"]["policy_version"] == 0
+            asked = again if step == 0 else host.hear(Ask)
+            assert asked.stream == (0, 0, step) and len(host.attached) == asked.vector == 8
+            host.say(Action(asked.number, 1, -0.5))
+        assert host.hear(EpisodeReady).manifest.policy_version == 0
 
 
 def test_an_answer_that_does_not_come_in_time_costs_the_episode(folder: Path) -> None:
@@ -314,8 +339,8 @@ def test_an_answer_that_does_not_come_in_time_costs_the_episode(folder: Path) ->
         host.greet()
         host.start_asking_job(answer_s=1.0)
         lease(host, 1)
-        host.hear("ask")
-        assert "did not answer within 1 s" in host.hear("failed")["reason"]
+        host.hear(Ask)
+        assert "did not answer within 1 s" in host.hear(EpisodeFailed).reason
 
 
 def test_without_a_host_that_answers_it_ends_though_episodes_are_under_way(folder: Path) -> None:
@@ -323,7 +348,7 @@ def test_without_a_host_that_answers_it_ends_though_episodes_are_under_way(folde
         host.greet()
         host.start_asking_job(answer_s=60.0)
         lease(host, 1)
-        host.hear("ask")
+        host.hear(Ask)
         os.kill(host.process.pid, 9)
     eventually(lambda: not processes_with(folder), 20, "the end of the orphan")
 
@@ -332,9 +357,11 @@ def test_a_stray_file_is_announced_until_the_host_says_to_forget_it(folder: Path
     with attached(folder) as host:
         host.greet()
         (folder / "episodes" / "stray.json").write_text('{"run": "r')
-        assert [stray["episode"] for stray in host.greet()["refused"]] == ["stray"]
+        host.take_up_job()
+        assert host.hear(UnknownFile).episode == "stray"
     with attached(folder) as host:  # the one before may have been gone before it heard of it
-        (stray,) = host.greet()["refused"]
-        assert "not a manifest" in stray["reason"]
-        host.say("landed", episodes=["stray"])
+        host.greet()
+        host.take_up_job()
+        assert "not a manifest" in host.hear(UnknownFile).reason
+        host.say(Landed(["stray"]))
         eventually(lambda: not list((folder / "episodes").iterdir()))

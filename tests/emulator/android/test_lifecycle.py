@@ -31,7 +31,8 @@ from digirl_dist.emulator.android.ports import LAST_CONSOLE, claim_ports
 from digirl_dist.emulator.android.snapshot import save_snapshot
 from digirl_dist.emulator.phone import phone_tasks
 from digirl_dist.errors import EmulatorError, SettingsError
-from digirl_dist.rollout.slot import Slot, SlotLimits
+from digirl_dist.protocol.messages import SlotLimits
+from digirl_dist.rollout.slot import Slot
 from digirl_dist.settings import AndroidSettings
 from digirl_dist.tasks import Task
 from digirl_dist.user_code.packing import pack

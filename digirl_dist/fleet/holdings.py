@@ -1,0 +1,60 @@
+"""Which tickets a worker program should hold, held against what it says that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from digirl_dist.protocol.messages import Drop, Lease
+from digirl_dist.tasks import Key, Ticket
+
+
+class Holdings:
+    """The leases of one connection. Leases and drops are numbered, and a heartbeat names the newest it knows.
+
+    A difference counts once two heartbeats in a row show it: an episode may end between a heartbeat's making and its
+    sending.
+    """
+
+    def __init__(self) -> None:
+        self._order = 0
+        self._held: dict[Key, int] = {}
+        self._dropped: dict[Key, int] = {}
+        self._missing: set[Key] = set()
+        self._claimed: set[Key] = set()
+
+    def adopt(self, keys: Sequence[Key]) -> None:
+        """The program had these before this connection."""
+        self._held = dict.fromkeys(keys, 0)
+
+    def lease(self, tickets: Sequence[Ticket]) -> Lease:
+        self._order += 1
+        for ticket in tickets:
+            self._held[ticket.key] = self._order
+            self._dropped.pop(ticket.key, None)
+        return Lease(self._order, list(tickets))
+
+    def drop(self, keys: Sequence[Key], lost_to: str) -> Drop:
+        self._order += 1
+        for key in keys:
+            self._held.pop(key, None)
+            self._dropped[key] = self._order
+        return Drop(self._order, list(keys), lost_to)
+
+    def ended(self, key: Key) -> None:
+        """The program said how the ticket's episode ended."""
+        self._held.pop(key, None)
+
+    def compare(self, said: Collection[Key], order: int) -> tuple[list[Key], list[Key]]:
+        """Returns the tickets that the program lost without a word, and those that it claims without a lease.
+
+        ``said`` takes the orders up to ``order`` into account.
+        """
+        claims = set(said)
+        self._dropped = {key: since for key, since in self._dropped.items() if since > order}
+        missing = {key for key, since in self._held.items() if since <= order and key not in claims}
+        claimed = claims - self._held.keys() - self._dropped.keys()
+        lost, refused = missing & self._missing, claimed & self._claimed
+        self._missing, self._claimed = missing - lost, claimed - refused
+        for key in lost:
+            del self._held[key]
+        return sorted(lost), sorted(refused)

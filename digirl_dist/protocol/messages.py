@@ -1,0 +1,394 @@
+"""Every message that host and worker program exchange on the control channel, with the range of each field.
+
+A message is one line of JSON, whose ``type`` says which of these classes it is; an ``Ask`` is followed by as many bytes
+as its ``attached`` says. ``encode`` writes a message, ``decode_host_message`` and ``decode_worker_message`` read one:
+whatever is not exactly a message of that side ends in ``ProtocolError``. docs/protocol.md is generated from this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from digirl_dist.capacity import Needs
+from digirl_dist.errors import ProtocolError
+from digirl_dist.tasks import Key, Ticket
+from digirl_dist.types import Json, Natural
+
+PROTOCOL = 4
+"""Raised when a message changes its meaning."""
+
+SPOKEN = (PROTOCOL,)
+"""The protocols that this version of the package speaks."""
+
+MOST_BYTES = 1 << 20
+"""The longest line that a host accepts, its end included."""
+
+MOST_REASON = 1 << 15
+"""Characters of a reason; a longer one loses its beginning, as tracebacks say at their end what happened."""
+
+MOST_SLOTS = 10_000
+"""No machine carries more; a worker that claims it must not be leased a whole iteration."""
+
+RunId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,128}$")]
+EpisodeId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,160}$")]
+Name = Annotated[str, Meta(max_length=256)]
+Reason = Annotated[str, Meta(max_length=MOST_REASON)]
+Text = Annotated[str, Meta(max_length=1 << 17)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+SlotNumber = Annotated[int, Meta(ge=0, lt=MOST_SLOTS)]
+SlotCount = Annotated[int, Meta(ge=0, le=MOST_SLOTS)]
+Attached = Annotated[int, Meta(ge=0, le=64 << 20)]
+"""Bytes behind the line: no screenshot has more."""
+
+
+class SlotLimits(msgspec.Struct, frozen=True):
+    """How long an emulator may take, in seconds, and how often it may fail in a row before its slot is closed."""
+
+    boot_s: Seconds = 180.0
+    reset_s: Seconds = 60.0
+    step_s: Seconds = 30.0
+    failures: Natural = 3
+    quarantine_s: Seconds = 300.0
+    back_off_s: Seconds = 0.5
+    back_off_max_s: Seconds = 30.0
+
+
+class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor of a policy: the digest, dtype and shape of what is sent."""
+
+    digest: Digest
+    dtype: Name
+    shape: list[Natural]
+    own_dtype: Name | None = None
+    """The dtype that the policy has itself, if the tensor was cast for the wire."""
+
+
+class SlotWait(msgspec.Struct, frozen=True):
+    """What a slot is doing, for how long, how long it may take, and for which ticket."""
+
+    activity: Name
+    for_s: Seconds
+    limit_s: Seconds | None
+    ticket: Natural | None
+
+
+class EpisodeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An episode that lies ready in a worker's folder. No clock of another machine is ever compared with ours."""
+
+    run: RunId
+    key: Key
+    attempt: Natural
+    policy_version: Natural
+    episode_id: EpisodeId
+    size: Natural
+    """Bytes of its file."""
+    digest: Digest
+    slot: SlotNumber
+    seconds: Seconds
+    """How long the episode took."""
+    age_s: Seconds
+    """How long ago it ended when this was written."""
+    spent: dict[Name, Seconds]
+    """Its seconds by phase."""
+
+
+def _snake(name: str) -> str:
+    return "".join("_" + letter.lower() if letter.isupper() else letter for letter in name).lstrip("_")
+
+
+class _Message(msgspec.Struct, frozen=True, tag_field="type", tag=_snake):
+    """Unknown fields are ignored, so that an older program understands the greeting of a newer host."""
+
+
+class Hello(_Message, frozen=True):
+    """Greets a program: which run this is about, and which protocols the host speaks."""
+
+    run: RunId
+    protocols: list[Natural] = []
+
+
+class StartJob(_Message, frozen=True):
+    """Describes what the worker does from now on; a job that is already running stays as it is."""
+
+    name: Name
+    agent: Digest | None
+    """The packed factory of the agent; without one the worker asks the host for each action."""
+    emulator: Digest
+    limits: SlotLimits
+    slots: SlotCount | None = None
+    """None: the worker chooses by its cores and memory."""
+    needs: Needs = Needs()
+    """What one emulator takes of a machine, for a worker that chooses."""
+    sharers: Natural = 1
+    """Workers that share this machine."""
+    max_steps: Natural | None = None
+    torch_threads: Natural = 1
+    answer_s: Seconds = 600.0
+    """How long the worker waits for the host's actions."""
+
+    @property
+    def packed(self) -> list[str]:
+        """Digests of the packed factories."""
+        return [digest for digest in (self.agent, self.emulator) if digest is not None]
+
+
+class LoadPolicy(_Message, frozen=True):
+    """Announces a policy version to act with, by its tensors; Need or Loaded answers it."""
+
+    version: Natural
+    tensors: dict[Name, TensorEntry]
+
+
+class Pushed(_Message, frozen=True):
+    """What was needed has been pushed: the job starts, or the announced policy is loaded."""
+
+    what: Literal["job", "policy"]
+
+
+class Lease(_Message, frozen=True):
+    """Leases tickets. ``order`` counts the leases and drops of this connection."""
+
+    order: Natural
+    tickets: list[Ticket]
+
+
+class Drop(_Message, frozen=True):
+    """These tickets are no longer wanted; their seconds are booked under ``lost_to`` (see slot_time)."""
+
+    order: Natural
+    keys: list[Key]
+    lost_to: Name
+
+
+class Landed(_Message, frozen=True):
+    """These episodes are safe on the host, or of no use: the worker deletes them."""
+
+    episodes: list[EpisodeId]
+
+
+class Collected(_Message, frozen=True):
+    """Nothing more is wanted of this iteration; SlotSeconds answers it."""
+
+
+class Action(_Message, frozen=True):
+    """Answers an Ask with what to do."""
+
+    number: Natural
+    action: Json
+    log_prob: float
+
+
+class NoAction(_Message, frozen=True):
+    """Answers an Ask for which no action can be had; its episode is lost."""
+
+    number: Natural
+    reason: Reason
+
+
+class Ping(_Message, frozen=True):
+    """Tells the program that its host is there."""
+
+
+class Stop(_Message, frozen=True):
+    """Ends the program and its emulators."""
+
+
+class Ready(_Message, frozen=True):
+    """Answers Hello: the protocol to speak, and what the program is."""
+
+    protocol: Natural
+    package: Name
+    """Digest of the installed package; empty: the host's own."""
+    python: Name
+    pid: Natural
+
+
+class Need(_Message, frozen=True):
+    """Names the blobs that the job or the announced policy lacks here."""
+
+    what: Literal["job", "policy"]
+    digests: list[Digest]
+
+
+class Working(_Message, frozen=True):
+    """The job runs. Episodes that lie ready from before follow as EpisodeReady."""
+
+    slots: Annotated[int, Meta(ge=1, le=MOST_SLOTS)]
+    reason: Reason
+    """Why so many slots, if that was the worker's own choice."""
+    held: list[Key]
+    """Tickets that are queued or running here from before."""
+
+
+class Loaded(_Message, frozen=True):
+    """New episodes act with this policy version."""
+
+    version: Natural
+
+
+class Ask(_Message, frozen=True):
+    """Asks the host for an action: the image as it was encoded and the vector as float32 are attached in this order."""
+
+    number: Natural
+    """Names the question among those of this worker."""
+    version: Natural
+    stream: tuple[Natural, Natural, Natural]
+    """Ticket's seed, its index and the step, from which the randomness of the decision follows."""
+    text: Text
+    image: Attached | None
+    vector: Attached | None
+    attached: Attached = 0
+
+
+class Acting(_Message, frozen=True):
+    """A slot sent the first action of an episode."""
+
+    slot: SlotNumber
+    key: Key
+
+
+class EpisodeReady(_Message, frozen=True):
+    """An episode lies ready on the worker."""
+
+    manifest: EpisodeManifest
+
+
+class UnknownFile(_Message, frozen=True):
+    """A file among the episodes is none of this run. The worker says so until it is told to delete it."""
+
+    episode: Name
+    reason: Reason
+
+
+class EpisodeFailed(_Message, frozen=True):
+    """An episode was lost with its emulator; its ticket must run again somewhere."""
+
+    slot: SlotNumber
+    key: Key
+    reason: Reason
+
+
+class SlotChanged(_Message, frozen=True):
+    """A slot came into service or failed."""
+
+    slot: SlotNumber
+    state: Name
+    reason: Reason
+    in_service: SlotCount
+    """Slots that are left on the worker."""
+
+
+class SlotSeconds(_Message, frozen=True):
+    """Slot-seconds of the worker by activity since it was asked before (see slot_time)."""
+
+    seconds: dict[Name, Seconds]
+
+
+class Heartbeat(_Message, frozen=True):
+    """Tells every two seconds what the program is doing and what it holds, so that the host can compare."""
+
+    doing: Name
+    for_s: Seconds
+    unheard_s: Seconds
+    """How long the program has not heard of the host."""
+    slots: list[SlotWait]
+    held: list[Key]
+    """Tickets that are queued or running."""
+    order: Natural
+    """The newest order that ``held`` takes into account."""
+    in_service: SlotCount
+
+
+class Broken(_Message, frozen=True):
+    """The program cannot carry out what it was told; ``during`` says what."""
+
+    during: Name
+    reason: Reason
+
+
+HostMessage = (
+    Hello
+    | StartJob
+    | LoadPolicy
+    | Pushed
+    | Lease
+    | Drop
+    | Landed
+    | Collected
+    | Action
+    | NoAction
+    | Ping
+    | Stop
+)  # fmt: skip
+"""What a host says."""
+
+WorkerMessage = (
+    Ready
+    | Need
+    | Working
+    | Loaded
+    | Ask
+    | Acting
+    | EpisodeReady
+    | UnknownFile
+    | EpisodeFailed
+    | SlotChanged
+    | SlotSeconds
+    | Heartbeat
+    | Broken
+)
+"""What a worker program says."""
+
+T = TypeVar("T")
+_ENCODER = msgspec.json.Encoder()
+_HOST: msgspec.json.Decoder[HostMessage] = msgspec.json.Decoder(HostMessage)
+_WORKER: msgspec.json.Decoder[WorkerMessage] = msgspec.json.Decoder(WorkerMessage)
+_MANIFEST = msgspec.json.Decoder(EpisodeManifest)
+
+
+def encode(message: HostMessage | WorkerMessage, attached: bytes = b"") -> bytes:
+    """The line of a message, and right behind it what is attached."""
+    return _ENCODER.encode(message) + b"\n" + attached
+
+
+def decode_host_message(line: bytes) -> HostMessage:
+    """Raises ProtocolError for anything but a message of a host."""
+    return _decoded(_HOST, line)
+
+
+def decode_worker_message(line: bytes) -> WorkerMessage:
+    """Raises ProtocolError for anything but a message of a worker program."""
+    if len(line) > MOST_BYTES:
+        raise ProtocolError(f"a line of {len(line)} bytes; at most {MOST_BYTES} are allowed")
+    return _decoded(_WORKER, line)
+
+
+def encode_manifest(manifest: EpisodeManifest) -> bytes:
+    return _ENCODER.encode(manifest)
+
+
+def decode_manifest(content: bytes) -> EpisodeManifest:
+    """Raises ProtocolError for anything but a manifest."""
+    return _decoded(_MANIFEST, content)
+
+
+def common_protocol(theirs: Sequence[int]) -> int | None:
+    """The newest protocol that both sides speak."""
+    return max(set(SPOKEN) & set(theirs), default=None)
+
+
+def shortened(reason: str) -> str:
+    """A reason that fits into a message."""
+    return reason if len(reason) <= MOST_REASON else "…" + reason[1 - MOST_REASON :]
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], content: bytes) -> T:
+    try:
+        return decoder.decode(content)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"{error}: {content[:200]!r}") from error
