@@ -45,6 +45,7 @@ from digirl_dist.types import Clock
 
 _LOOK_S = 0.5
 _ACCOUNTS_S = 1.0
+_OVERDUE_EVERY_S = 2.0
 _MOST_STEPS = 10_000
 """Of an episode whose emulator alone decides when it ends."""
 
@@ -107,6 +108,7 @@ class _Collection:
         self._stats = self._stats_of(self._iteration.round)
         self._stats.started_at = self._clock()
         self._asked: set[str] = set()
+        self._overdue_at = 0.0
 
     def run(self) -> CollectionResult:
         number = self._iteration.number
@@ -129,14 +131,15 @@ class _Collection:
             raise CollectionError(
                 f"iteration {self._iteration.number}: the collection was ended before it was complete"
             )
-        self._take_offers()
+        self._take_prefetched()
+        self._end_overdue_leases()
         self._dispatch.hand_out(self._checkpoint.iteration)
         self._table.let_go()
         event = self._fleet.next_event(timeout_s)
         if event is not None:
             self._take_in(event)
 
-    def _take_offers(self) -> None:
+    def _take_prefetched(self) -> None:
         while not self._prefetches.empty():  # this is its only reader
             checkpoint, tickets = self._prefetches.get()
             if checkpoint.iteration > self._checkpoint.iteration:
@@ -145,6 +148,10 @@ class _Collection:
             self._iteration.begin_later(tickets)
 
     def _end_overdue_leases(self) -> None:
+        """Looks through all leases, and therefore not at every turn."""
+        if (now := self._clock()) < self._overdue_at:
+            return
+        self._overdue_at = now + _OVERDUE_EVERY_S
         for worker, key in self._leases.overdue():
             self._fleet.workers[worker].drop([key], "faults")
             reason = "its worker held it for longer than limits.lease_s without a word"

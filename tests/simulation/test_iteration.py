@@ -1,0 +1,139 @@
+"""Whole iterations on a virtual clock, in one thread: what the host promises, whatever links and programs do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from simulation.fleet import RUN, Behaviour, Simulation, tickets
+
+from digirl_dist.protocol import messages
+from digirl_dist.protocol.messages import EpisodeManifest
+from digirl_dist.settings import LimitSettings
+from digirl_dist.tasks import Key
+
+LIMITS = LimitSettings(silence_s=8.0, start_s=8.0, back_off_s=0.5, steady_s=5.0, boot_s=5.0, stuck_s=30.0)
+
+
+def assert_complete(result: Any, count: int, iteration: int = 0) -> None:
+    assert [one.ticket.key for one in result.trajectories] == [Key(iteration, index) for index in range(count)]
+
+
+def manifest(key: Key, episode_id: str, run: str = RUN) -> EpisodeManifest:
+    return EpisodeManifest(run, key, 0, 0, episode_id, 100, "ab", 0, 1.0, 0.0, {})
+
+
+def test_an_iteration_of_eight_workers_survives_losses_stale_answers_a_half_open_link_and_a_slow_tail() -> None:
+    """160 tickets on eight workers of four slots: w0's program dies, w1's link breaks, w2 hears nothing, w3 repeats."""
+    behaviours = {f"w{number}": Behaviour(slots=4, episode_s=1.0) for number in range(7)}
+    behaviours["slow"] = Behaviour(slots=4, episode_s=30.0)
+    here = Simulation.of(behaviours, LIMITS)
+    worker = here.fleet.workers
+
+    def cut() -> None:
+        worker["w1"].to_host = worker["w1"].to_program = False
+
+    def mend() -> None:
+        worker["w1"].to_host = worker["w1"].to_program = True
+
+    def half_open() -> None:
+        worker["w2"].to_program = False
+
+    def stale() -> None:
+        old = manifest(Key(7, 3), "of-another-iteration")
+        worker["w3"].program.ready[old.episode_id] = old, tickets(1)[0]
+        worker["w3"].program.say(messages.EpisodeReady(old))
+        worker["w3"].program.say(messages.EpisodeReady(old))
+
+    here.world.later(1.5, worker["w0"].program.kill)
+    here.world.later(1.6, cut)
+    here.world.later(12.0, mend)
+    here.world.later(1.7, half_open)
+    here.world.later(30.0, lambda: setattr(worker["w2"], "to_program", True))
+    here.world.later(1.2, stale)
+    result = here.collect(tickets(160))
+
+    assert_complete(result, 160)
+    assert here.store.refused == 0, "an episode came to the store twice"
+    losses = [(one["worker"], one["reason"]) for one in here.events.of("worker_lost")]
+    assert any(name == "w2" and "half-open" in reason for name, reason in losses)
+    assert {"w0", "w1", "w2"} == {name for name, _ in losses}
+    assert {one["episode"] for one in here.events.of("episode_dropped")} >= {"of-another-iteration"}
+    doubled = {(one["ticket"], one["held_by"]) for one in here.events.of("episode_doubled")}
+    assert any(held_by == "slow" for _, held_by in doubled), "nobody ran what the slow worker held up"
+    assert here.world.now < 30.0, "the iteration waited for its slowest worker"
+    assert here.world.happened < 6000
+
+
+def test_a_lease_that_a_program_drops_without_a_word_is_leased_again() -> None:
+    dropped: list[int] = []
+
+    def mishears(ticket: Any) -> bool:
+        first = ticket.index in (2, 5) and ticket.index not in dropped
+        dropped.extend([ticket.index] if first else [])
+        return first
+
+    here = Simulation.of({"w0": Behaviour(mishears=mishears)}, LIMITS)
+    assert_complete(here.collect(tickets(12)), 12)
+    retried = {one["ticket"]: one["reason"] for one in here.events.of("episode_retried")}
+    assert set(retried) == {2, 5} and all("lost the ticket without a word" in reason for reason in retried.values())
+
+
+def test_a_program_that_always_loses_its_leases_does_not_end_the_run_of_the_others() -> None:
+    behaviours = {"deaf": Behaviour(mishears=lambda ticket: True), "honest": Behaviour(slots=2)}
+    here = Simulation.of(behaviours, LIMITS, speculate=False)
+    assert_complete(here.collect(tickets(24)), 24)
+    assert {one["worker"] for one in here.events.of("episode_retried")} == {"deaf"}
+
+
+def test_an_episode_that_a_program_forgets_is_run_again() -> None:
+    forgotten: list[int] = []
+
+    def forgets(ticket: Any) -> bool:
+        first = ticket.index == 3 and not forgotten
+        forgotten.extend([3] if first else [])
+        return first
+
+    here = Simulation.of({"w0": Behaviour(forgets=forgets)}, LIMITS)
+    assert_complete(here.collect(tickets(8)), 8)
+    (again,) = here.events.of("episode_retried")
+    assert again["ticket"] == 3 and "without a word" in again["reason"]
+
+
+def test_a_program_that_claims_what_it_never_got_is_told_to_drop_it() -> None:
+    claims = [Key(0, 77), Key(5, 1), Key(0, 4, "evaluate")]
+    here = Simulation.of({"liar": Behaviour(claims=claims, episode_s=3.0), "w1": Behaviour()}, LIMITS)
+    assert_complete(here.collect(tickets(40)), 40)
+    refused = here.events.of("claims_refused")
+    assert refused and {one["worker"] for one in refused} == {"liar"}
+    assert {tuple(ticket) for one in refused for ticket in one["tickets"]} == set(claims)
+
+
+def test_a_lease_without_end_goes_elsewhere() -> None:
+    behaviours = {"stuck": Behaviour(episode_s=10_000.0), "w1": Behaviour(slots=1)}
+    here = Simulation.of(behaviours, LimitSettings(lease_s=20.0, silence_s=8.0, start_s=8.0), speculate=False)
+    assert_complete(here.collect(tickets(8)), 8)
+    assert any("lease_s" in one["reason"] for one in here.events.of("episode_retried"))
+    assert here.world.now < 60.0
+
+
+def test_a_worker_that_lost_its_program_keeps_what_was_spooled() -> None:
+    here = Simulation.of({"w0": Behaviour(slots=2, episode_s=1.0)}, LIMITS)
+    worker = here.fleet.workers["w0"]
+
+    def die_between_episode_and_pull() -> None:
+        worker.to_host = False
+        here.world.later(0.5, worker.program.kill)
+        here.world.later(1.0, lambda: setattr(worker, "to_host", True))
+
+    here.world.later(1.03, die_between_episode_and_pull)
+    assert_complete(here.collect(tickets(6)), 6)
+    assert here.store.refused == 0
+
+
+@pytest.mark.parametrize("iterations", [3])
+def test_iterations_follow_each_other_on_the_same_fleet(iterations: int) -> None:
+    here = Simulation.of({f"w{number}": Behaviour() for number in range(3)}, LIMITS)
+    for number in range(iterations):
+        assert_complete(here.collect(tickets(30, number)), 30, number)
+    assert not here.events.of("episode_retried") and not here.events.of("worker_lost")
