@@ -111,8 +111,9 @@ def test_the_root_has_few_modules_and_every_room_says_what_it_is_for() -> None:
         assert says, f"{room.name}/__init__.py does not say what the room is for"
 
 
-def test_the_map_in_contributing_is_up_to_date() -> None:
-    subprocess.run([sys.executable, ROOT / "script" / "map", "--check"], check=True)
+@pytest.mark.parametrize("script", ["map", "protocol"])
+def test_what_a_script_draws_is_up_to_date(script: str) -> None:
+    subprocess.run([sys.executable, ROOT / "script" / script, "--check"], check=True)
 
 
 def test_only_the_composition_root_imports_implementations() -> None:

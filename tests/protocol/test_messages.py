@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import time
-from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import msgspec
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from digirl_dist.capacity import Needs
 from digirl_dist.errors import ProtocolError
 from digirl_dist.protocol import messages
-from digirl_dist.protocol.document import document
 from digirl_dist.protocol.messages import (
     MOST_BYTES,
     MOST_REASON,
@@ -213,11 +211,6 @@ def _mutated(line: bytes, draw: random.Random) -> bytes:
             case _:
                 data[at:at] = data[at : at + draw.randint(1, 30)]
     return bytes(data)
-
-
-def test_the_document_is_what_the_messages_are() -> None:
-    root = Path(__file__).resolve().parents[2]
-    assert (root / "docs" / "protocol.md").read_text() == document(), "script/protocol writes it anew"
 
 
 def test_a_struct_says_what_it_is_for() -> None:
