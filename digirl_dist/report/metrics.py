@@ -149,3 +149,13 @@ def _mean(values: Sequence[float]) -> float | None:
 def _whole_lines(path: Path) -> list[Figures]:
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def measured_version(line: Figures) -> int | None:
+    """The policy version that a line of ``evaluation.jsonl`` is of; None for the rounds of ``--config-name eval``.
+
+    Lines without a purpose are of earlier versions, which counted measurements down from -1.
+    """
+    if "purpose" in line:
+        return int(line["iteration"]) if line["purpose"] == "evaluate" else None
+    return -1 - int(line["iteration"]) if line["iteration"] < 0 else None

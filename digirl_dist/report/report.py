@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from digirl_dist.collection import CollectionResult
 from digirl_dist.report.curves import Curves
 from digirl_dist.report.media import Media
-from digirl_dist.report.metrics import Figures, Metrics, collection, confidence, overhead_s, results
+from digirl_dist.report.metrics import Figures, Metrics, collection, confidence, measured_version, overhead_s, results
 from digirl_dist.report.page import write_page
 from digirl_dist.report.progress import Progress
 from digirl_dist.storage.checkpoint import Checkpoint
@@ -100,7 +100,7 @@ class Report:
     def has_evaluation(self, checkpoint: Checkpoint) -> bool:
         """Whether ``checkpoint`` was measured while training."""
         lines = Metrics(self._folder.evaluations).lines
-        return any(_measured_while_training(line) == checkpoint.iteration for line in lines)
+        return any(measured_version(line) == checkpoint.iteration for line in lines)
 
     def close(self) -> None:
         """Write the page and print the summary, also of a run that was interrupted."""
@@ -144,13 +144,3 @@ def _print_summary(lines: Sequence[Figures], most: int = 12) -> None:
 
 def _short(value: object) -> str:
     return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
-
-
-def _measured_while_training(line: Figures) -> int | None:
-    """The policy version that a line of ``evaluation.jsonl`` is of; None for the rounds of ``--config-name eval``.
-
-    Lines without a purpose are of earlier versions, which counted measurements down from -1.
-    """
-    if "purpose" in line:
-        return int(line["iteration"]) if line["purpose"] == "evaluate" else None
-    return -1 - int(line["iteration"]) if line["iteration"] < 0 else None

@@ -96,3 +96,15 @@ def test_pandas_and_datasets_open_the_file_and_images_decode(tmp_path: Path) -> 
         "parquet", data_files=str(tmp_path / "*.parquet"), split="train", cache_dir=str(tmp_path / "cache")
     )
     assert len(rows) == 6 and Image.open(io.BytesIO(rows[0]["observation"]["image"])).size == (4, 6)
+
+
+@pytest.mark.parametrize(("written", "read"), [(3, ("train", 3)), (-4, ("evaluate", 3))])
+def test_files_from_before_there_were_purposes_are_read(tmp_path: Path, written: int, read: tuple[str, int]) -> None:
+    """They had no such column, and counted measurements down from -1."""
+    seen = Observation("seen")
+    step = Step(seen, 1, -0.5, 1.0, terminated=True, truncated=False)
+    ticket = Ticket(written, 0, Task("t"), seed=1, policy_version=3)
+    table = parquet.to_table(Trajectory(ticket, "e", "w", 0, [step], seen, success=True)).drop_columns(["purpose"])
+    pq.write_table(table, tmp_path / "old.parquet")
+    (episode,) = parquet.read(tmp_path / "old.parquet")
+    assert (episode.ticket.purpose, episode.ticket.iteration) == read
