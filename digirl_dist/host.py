@@ -1,8 +1,9 @@
 """The loop: what the host does, from the first checkpoint to the last.
 
-Push the checkpoint to the workers, let them collect, pull their trajectories, learn, and again. Where episodes run is
-the collector's business, how an update is made the trainer's, and what is told to people the report's. The state of a
-run is its newest checkpoint and its store, so the same command continues a run that was interrupted at any point.
+The host pushes the checkpoint to the workers, lets them collect, pulls their trajectories, learns, and begins again.
+Where episodes run is the collector's business, how an update is made the trainer's, and what is told to people the
+report's. The state of a run is its newest checkpoint and its store, so the same command continues a run that was
+interrupted at any point.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from digirl_dist.trainer import Trainer
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Every ``every``-th checkpoint, the first and the ``last`` are measured on the same tickets; none if 0."""
+    """Measures every ``every``-th checkpoint, the first and the ``last`` on the same tickets; none if 0."""
 
     collector: Collector
     plan: Plan
@@ -30,7 +31,7 @@ class Evaluator:
     last: int
 
     def look_at(self, checkpoint: Checkpoint) -> None:
-        """Measure it if it is its turn and was not measured before. Harmless when repeated."""
+        """Measures the checkpoint if it is due and was not measured before. Harmless when repeated."""
         if not self._due(checkpoint.iteration) or self.report.has_evaluation(checkpoint):
             return
         result = self.collector.collect(checkpoint, self._tickets(checkpoint.iteration))
@@ -42,7 +43,7 @@ class Evaluator:
         return self.every > 0 and (iteration % self.every == 0 or iteration == self.last)
 
     def _tickets(self, version: int) -> list[Ticket]:
-        """The same tasks and seeds for every checkpoint, so that differences come from the policy."""
+        """Returns the same tasks and seeds for every checkpoint, so that differences come from the policy."""
         tickets = self.plan.tickets(0, version)
         return [replace(ticket, iteration=version, purpose="evaluate") for ticket in tickets]
 
@@ -56,7 +57,7 @@ def train(
     report: Report,
     iterations: int,
 ) -> None:
-    """Train until ``iterations`` updates have been made; a collector for offline learning brings nothing home."""
+    """Trains until ``iterations`` updates have been made; a collector for offline learning returns no episodes."""
     checkpoint = trainer.resume()
     report.resumed(checkpoint, store, iterations)
     evaluator.look_at(checkpoint)
@@ -72,7 +73,7 @@ def train(
 def evaluate(
     collector: Collector, checkpoint: Checkpoint, store: Store, plan: Plan, report: Report, iterations: int
 ) -> None:
-    """Measure ``checkpoint`` over ``iterations`` rounds of the plan, without learning."""
+    """Measures ``checkpoint`` over ``iterations`` rounds of the plan, without learning."""
     for iteration in range(iterations):
         result = collector.collect(checkpoint, plan.tickets(iteration, checkpoint.iteration))
         store.append(result)

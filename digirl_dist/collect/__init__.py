@@ -14,19 +14,22 @@ class Collector(Protocol):
     """Runs tickets with a checkpoint's policy."""
 
     def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
-        """Every ticket's episode, once each. Raises CollectionError, naming each worker's reason, if one cannot be had.
+        """Returns every ticket's episode, once each.
+
+        Raises CollectionError, naming each worker's reason, if one cannot be had.
 
         Episodes that an earlier, interrupted call of the same iteration brought home are not run again. If the
         iteration closes early (see ``iteration.Closing``), what was under way comes home with the next one.
         """
 
     def prefetch(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
-        """Slots without anything else to do may begin with these tickets of later iterations; what begins from now on
-        acts with ``checkpoint``. Their own ``collect`` brings them home. May be called while another thread collects.
+        """Lets idle slots begin with these tickets of later iterations; new episodes act with ``checkpoint``.
+
+        Their own ``collect`` returns them. May be called while another thread collects.
         """
 
     def close(self) -> None:
-        """Stop what runs on other machines and processes; a second call is harmless.
+        """Stops what runs on other machines and processes; a second call is harmless.
 
         A ``collect`` that goes on in another thread ends with CollectionError.
         """

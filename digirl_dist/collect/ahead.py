@@ -19,7 +19,7 @@ Tickets = Callable[[int, int], Sequence[Ticket]]
 
 
 class AheadCollector:
-    """Any collector, run in a thread of its own and up to ``ahead`` iterations further than the loop has asked for.
+    """Runs any collector in a thread of its own, up to ``ahead`` iterations further than the loop has asked for.
 
     So an episode's policy is at most ``ahead`` updates older than the iteration it counts in. Errors are raised by the
     ``collect`` of the iteration that they struck.
@@ -55,7 +55,7 @@ class AheadCollector:
             self._submit(tickets)
 
     def close(self) -> None:
-        """End the collection under way, within the inner collector's limits."""
+        """Ends the collection under way, within the inner collector's limits."""
         self._work.put(None)
         self._inner.close()
         self._thread.join(_CLOSE_S)
@@ -66,7 +66,7 @@ class AheadCollector:
         self._work.put((tickets, future))
 
     def _collect_all(self) -> None:
-        """One iteration after the other, each under the newest checkpoint. After an error nothing is collected."""
+        """Collects one iteration after the other, each under the newest checkpoint; nothing after an error."""
         failed: BaseException | None = None
         while (work := self._work.get()) is not None:
             tickets, future = work

@@ -53,7 +53,7 @@ class Dispatch:
         self._double_at = -math.inf
 
     def hand_out(self, version: int) -> None:
-        """Lease what every able worker has room for, to be run with that policy version."""
+        """Leases to every able worker what it has slots for, to be run with that policy version."""
         slots = {name: each.in_service for name, each in self._states.items() if each.able}
         able = sorted(slots, key=lambda name: self.pace.of(name) or 0.0)
         plenty = self._leases.queued > sum(slots.values())
@@ -69,24 +69,24 @@ class Dispatch:
             self._double_at = self._clock() + _PAUSE * (self._clock() - now)
 
     def landed(self, winner: str, key: Key) -> None:
-        """An episode is home: whoever else runs it may stop."""
+        """Stops the duplicates of an episode that has landed."""
         for name in self._leases.holders(key):
             if name != winner:
                 self._fleet.workers[name].drop([key], "speculation")
 
     def _may_take(self, name: str, slots: Mapping[str, int]) -> bool:
-        """What is refused here is soon taken by a faster worker."""
+        """Returns whether the worker ends in time; a ticket that is refused here soon goes to a faster worker."""
         return not self._rules.speculate or self.pace.is_in_time(name, self._leases.queued, slots)
 
     def _double_all(self, rooms: Mapping[str, int], version: int) -> None:
-        """Duplicates for every slot without a ticket, as far as any pay."""
+        """Leases duplicates to slots without a ticket, as far as any pay."""
         undoubled = self._leases.undoubled(version) if rooms else []
         for name, room in rooms.items():
             doubled = self._double(name, room, undoubled)
             undoubled = [held for held in undoubled if held[0] not in doubled]
 
     def _double(self, name: str, room: int, undoubled: Sequence[tuple[Key, str, float]]) -> set[Key]:
-        """Lease up to ``room`` duplicates to ``name``, those first from which most is expected; returns which."""
+        """Leases up to ``room`` duplicates to ``name``, the most promising first; returns their keys."""
         others = [(self.pace.gain(there, age_s, name), key, there) for key, there, age_s in undoubled if there != name]
         best = sorted((each for each in others if each[0] > 0), reverse=True)[:room]
         for _, key, there in best:

@@ -47,7 +47,7 @@ _LOOK_S = 0.5
 _ACCOUNTS_S = 1.0
 _OVERDUE_EVERY_S = 2.0
 _MOST_STEPS = 10_000
-"""Of an episode whose emulator alone decides when it ends."""
+"""Bounds an episode whose emulator alone decides when it ends."""
 
 
 class FleetCollector:
@@ -126,7 +126,7 @@ class _Collection:
         return self._iteration.close(self._all_stats.pop(self._iteration.round))
 
     def _turn(self, timeout_s: float) -> None:
-        """Hand out what there is, then take in what happens next, if anything does in that time."""
+        """Leases what there is, then handles the next event, if one comes in that time."""
         if self._closed.is_set():
             raise CollectionError(
                 f"iteration {self._iteration.number}: the collection was ended before it was complete"
@@ -158,7 +158,7 @@ class _Collection:
             self._retry(worker, None, key, reason)
 
     def _settle_accounts(self) -> None:
-        """Ask every worker where its slots' time went; what one does not answer at once, it tells the next time."""
+        """Asks every worker where its slots' time went; a late answer counts in the next iteration."""
         states = self._table.states
         self._asked = {name for name, each in states.items() if each.slots}
         for name in self._asked:
@@ -202,7 +202,7 @@ class _Collection:
                 self._table.take_in(event)
 
     def _hear(self, worker: str, message: object, event: WorkerEvent) -> None:
-        """What a worker program says of episodes; what it says of itself goes to the table."""
+        """Handles what a worker program says of episodes; what it says of itself goes to the table."""
         match message:
             case Acting(slot, key):
                 self._stats_of(later_of(self._iteration.round, key)).acting(worker, slot)
@@ -226,7 +226,7 @@ class _Collection:
         self._table.tell("pushed", worker, version=version, seconds=round(push_s, 4), bytes=push_bytes)
 
     def _ended(self, worker: str, manifest: EpisodeManifest) -> None:
-        """Pull the episode if its ticket is still open; a stale or repeated one is deleted unread."""
+        """Pulls the episode if its ticket is still open; a stale or repeated one is deleted unread."""
         key = manifest.key
         ticket = self._leases.tickets.get(key)
         self._dispatch.pace.ended(worker, sum(manifest.spent.values()))  # without what it waited for the checkpoint
@@ -241,7 +241,7 @@ class _Collection:
         self._fleet.workers[worker].pull(manifest, ticket, path)
 
     def _land(self, pulled: Pulled) -> None:
-        """Make it durable, and only then let the worker delete it."""
+        """Makes the episode durable, and only then lets the worker delete it."""
         worker, manifest = pulled.worker, pulled.manifest
         key = manifest.key
         stats = self._stats_of(self._iteration.counts_in(key))
@@ -279,7 +279,7 @@ class _Collection:
 
 
 def lease_seconds(limits: LimitSettings, max_steps: int | None) -> float:
-    """How long a worker may hold a ticket: ``limits.lease_s``, else what the slots' own limits come to.
+    """Returns how long a worker may hold a ticket: ``limits.lease_s``, else what the slots' own limits add up to.
 
     A ticket may wait for a boot, for two loads of a policy, and behind one other episode.
     """

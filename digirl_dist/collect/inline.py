@@ -108,7 +108,7 @@ class InlineCollector:
         return iteration.close(self._all_stats.pop(iteration.round))
 
     def _act_with(self, checkpoint: Checkpoint) -> None:
-        """What begins from now on acts with this checkpoint; what has begun keeps its own."""
+        """New episodes use this checkpoint; running ones keep theirs."""
         self._version = checkpoint.iteration
         if self._version not in self._policies:
             self._policies.load(self._version, checkpoint.state())
@@ -130,7 +130,7 @@ class InlineCollector:
         return self._all_stats.setdefault(wanted, IterationStats(wanted, time.monotonic))
 
     def _look(self, iteration: Iteration) -> None:
-        """Keep the picture of who waits for whom up to date."""
+        """Updates the status that ``why`` shows."""
         here = self._status.worker(NAME)
         here.doing, here.heard_at = "run episodes", time.monotonic()
         here.slots = [msgspec.to_builtins(wait) for wait in self._rollout.waits()]

@@ -1,4 +1,4 @@
-"""One iteration under way: which tickets count in it, what of them is home, and when it may close."""
+"""One iteration under way: which tickets count in it, which have landed, and when it may close."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Iteration:
             leases.add(ticket for ticket in wanted if ticket.key in self._missing)
 
     def begin_later(self, tickets: Sequence[Ticket]) -> None:
-        """Queue tickets of later iterations, apart from what has landed of them."""
+        """Queues tickets of later iterations whose episodes have not landed."""
         for later in {ticket.round for ticket in tickets}:
             if not self._store.is_closed(later):
                 landed = self._store.landed(later)
@@ -73,11 +73,11 @@ class Iteration:
         return self._closing.is_due(landed, len(self._wanted), self._clock() - self._started_at)
 
     def counts_in(self, key: Key) -> Round:
-        """The round whose result has this ticket's episode."""
+        """Returns the round whose result has this ticket's episode."""
         return self.round if key in self._wanted else Round(key.iteration, key.purpose)
 
     def land(self, trajectory: Trajectory, checked: Path | None = None) -> bool:
-        """Make the episode durable (see ``Store.land``). False if its ticket had landed before or is not ours."""
+        """Makes the episode durable (see ``Store.land``). False if its ticket had landed before or is unknown."""
         key = trajectory.ticket.key
         if not self._leases.land(key):
             return False
@@ -89,7 +89,7 @@ class Iteration:
         return True
 
     def close(self, stats: IterationStats) -> CollectionResult:
-        """From now on nothing counts here any more; what is missing is carried over or cancelled."""
+        """Closes the iteration for good; missing tickets are carried over or cancelled."""
         if not self._was_closed and self._missing:
             self._store.close(self.number, *self._leases.withdraw(self._missing))
         carried, cancelled = self._store.left_out(self.number) if self.round.purpose == "train" else ([], [])
@@ -98,7 +98,7 @@ class Iteration:
 
 
 def later_of(current: Round, key: Key) -> Round:
-    """The round in whose statistics the start of a ticket belongs: its own if that is training still to come."""
+    """Returns the round in whose statistics a ticket's start belongs: its own if that is training to come."""
     own = Round(key.iteration, key.purpose)
     is_to_come = current.purpose == "evaluate" or own.number > current.number
     return own if own.purpose == "train" and is_to_come else current

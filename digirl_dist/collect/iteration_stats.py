@@ -23,21 +23,21 @@ class IterationStats:
         self._acting: dict[tuple[str, int], float] = {}
 
     def worker_result(self, worker: str) -> WorkerResult:
-        """The worker's result, to be added to."""
+        """Returns the worker's result, which the caller may add to."""
         return self._worker_results.setdefault(worker, WorkerResult(worker))
 
     def spent(self, worker: str, seconds: Mapping[str, float]) -> None:
-        """So many seconds of its slots went into each activity."""
+        """Adds seconds of a worker's slots by activity."""
         booked = self.worker_result(worker).slot_seconds
         for activity, more in seconds.items():
             booked[activity] = booked.get(activity, 0.0) + more
 
     def acting(self, worker: str, slot: int) -> None:
-        """A slot sent the first action of an episode."""
+        """Notes that a slot sent the first action of an episode."""
         self._acting.setdefault((worker, slot), self._clock())
 
     def ended(self, worker: str, seconds: float, age_s: float) -> None:
-        """An episode of that length ended ``age_s`` ago."""
+        """Notes an episode of that length that ended ``age_s`` ago."""
         now = self._clock()
         end = now - min(max(0.0, age_s), now - self.started_at)  # a worker may say anything, even nan
         self._episodes.append((worker, end - seconds, end))
@@ -60,7 +60,7 @@ class IterationStats:
         )
 
     def _busy(self) -> float | None:
-        """Share of slot-seconds inside episodes from the start of the collection to the start of the last episode.
+        """Returns the share of slot-seconds in episodes, from the start of the collection to that of the last episode.
 
         None if there were not more episodes than slots: then no ticket ever waited for a slot.
         """
@@ -72,5 +72,5 @@ class IterationStats:
 
 
 def _overlap(episodes: Sequence[tuple[str, float, float]], window: tuple[float, float]) -> float:
-    """Seconds of the episodes that lie in the window."""
+    """Returns the seconds of the episodes that lie in the window."""
     return sum(max(0.0, min(end, window[1]) - max(start, window[0])) for _, start, end in episodes)

@@ -90,7 +90,7 @@ class JudgedCollector:
 
 
 def with_verdict(trajectory: Trajectory, success: bool) -> Trajectory:
-    """The episode as the judge sees it: only the last step of a success is rewarded, with 1.0."""
+    """Returns the episode with the judge's rewards: 1.0 in the last step of a success, else 0."""
     last = len(trajectory.steps) - 1
     steps = [replace(step, reward=float(success and n == last)) for n, step in enumerate(trajectory.steps)]
     return replace(trajectory, steps=steps, success=success)

@@ -35,7 +35,7 @@ class Leases:
         self._lease_s = lease_s
 
     def add(self, tickets: Iterable[Ticket]) -> None:
-        """Queue those that are new here. What has landed must not be added again."""
+        """Queues the tickets that are new here. A ticket that has landed must not be added again."""
         for ticket in tickets:
             if ticket.key not in self.tickets:
                 self.tickets[ticket.key] = ticket
@@ -43,27 +43,27 @@ class Leases:
 
     @property
     def queued(self) -> int:
-        """Tickets that nobody holds."""
+        """The number of tickets that nobody holds."""
         return len(self._queue)
 
     def running(self, worker: str) -> int:
-        """Tickets that the worker holds and whose episode has not ended there."""
+        """Returns how many tickets the worker holds whose episode has not ended there."""
         return len(self._running.get(worker, ()))
 
     def versions(self) -> set[int]:
-        """Policy versions of the tickets that somebody runs."""
+        """Returns the policy versions of the tickets that somebody runs."""
         return {self.tickets[key].policy_version for held in self._running.values() for key in held}
 
     def holds(self, worker: str) -> bool:
-        """Whether any of its tickets runs there, or is on its way from there."""
+        """Returns whether one of the worker's tickets runs there, or its episode is being pulled."""
         return bool(self._running.get(worker) or self._coming.get(worker))
 
     def holders(self, key: Key) -> list[str]:
-        """Workers that run the ticket."""
+        """Returns the workers that run the ticket."""
         return [worker for worker, held in self._running.items() if key in held]
 
     def take(self, worker: str, count: int, version: int, others: Collection[str] = ()) -> list[Ticket]:
-        """Lease up to ``count`` tickets to ``worker``, oldest first, to be run with that policy version.
+        """Leases up to ``count`` tickets to ``worker``, oldest first, to be run with that policy version.
 
         A ticket whose episode failed on ``worker`` is left to those of the ``others`` on which it did not.
         """
@@ -75,14 +75,14 @@ class Leases:
         return [self._next_attempt(key) for key in keys]
 
     def overdue(self) -> list[tuple[str, Key]]:
-        """Leases that have lasted too long, by worker."""
+        """Returns worker and key of each lease that has lasted too long."""
         latest = self._clock() - self._lease_s
         return [
             (worker, key) for worker, held in self._running.items() for key, since in held.items() if since < latest
         ]
 
     def undoubled(self, version: int) -> list[tuple[Key, str, float]]:
-        """Tickets of that policy version which exactly one worker runs: key, worker, seconds since the lease."""
+        """Returns key, worker and seconds since the lease of each ticket of that version which exactly one runs."""
         now = self._clock()
         coming = {key for keys in self._coming.values() for key in keys}
         times = Counter(key for held in self._running.values() for key in held)
@@ -94,19 +94,19 @@ class Leases:
         ]
 
     def double(self, worker: str, key: Key) -> Ticket:
-        """Lease to ``worker`` what another one runs already; the first that lands counts."""
+        """Leases to ``worker`` what another one runs already; the first that lands counts."""
         self._hold(worker, key)
         return self._next_attempt(key)
 
     def adopt(self, worker: str, key: Key) -> bool:
-        """A worker that came back says it still runs this one; False if it is no longer wanted of it."""
+        """Leases a ticket that a returning worker still runs; False if it is no longer wanted of that worker."""
         if key in self._queue:
             self._queue.remove(key)
             self._hold(worker, key)
         return key in self._running.get(worker, ())
 
     def expect(self, worker: str, key: Key) -> bool:
-        """The episode ended on ``worker`` and is on its way; False if its ticket has landed or is not ours."""
+        """Notes that the episode ended on ``worker`` and is being pulled; False if its ticket is not open."""
         if key not in self.tickets:
             return False
         self._running.get(worker, {}).pop(key, None)
@@ -117,7 +117,7 @@ class Leases:
         return True
 
     def land(self, key: Key) -> bool:
-        """The episode is safe on the host; False if the ticket had landed before, or is not ours."""
+        """Closes the ticket, whose episode is safe on the host; False if it was not open."""
         self._let_go(key)
         if key in self._queue:
             self._queue.remove(key)
@@ -128,7 +128,7 @@ class Leases:
         return self.tickets.pop(key, None) is not None
 
     def fail(self, worker: str, key: Key, reason: str) -> None:
-        """The episode was lost on ``worker``; its ticket runs again, before those that have not been tried.
+        """Queues the ticket of an episode that was lost on ``worker`` again, before those that nobody has tried.
 
         Raises CollectionError when it failed too often.
         """
@@ -147,17 +147,14 @@ class Leases:
         self._queue.appendleft(key)
 
     def release(self, worker: str) -> int:
-        """The worker is gone: its tickets go back to the head of the queue. Returns how many."""
+        """Returns the tickets of a worker that is gone to the head of the queue; returns how many."""
         held = {*self._running.pop(worker, ()), *self._coming.pop(worker, ())}
         back = sorted(key for key in held if self._is_orphan(key))
         self._queue.extendleft(reversed(back))
         return len(back)
 
     def withdraw(self, keys: Iterable[Key]) -> tuple[list[Ticket], list[Ticket]]:
-        """An iteration closes without these: what somebody has begun stays leased, the rest is taken back.
-
-        Returns both, in order.
-        """
+        """Closes an iteration without these tickets: leases stay, the rest is taken back. Returns both, in order."""
         left = [self.tickets[key] for key in sorted(keys) if key in self.tickets]
         begun = [ticket for ticket in left if ticket.key in self._tried]
         untried = [ticket for ticket in left if ticket.key not in self._tried]
@@ -185,6 +182,6 @@ class Leases:
             coming.discard(key)
 
     def _is_orphan(self, key: Key) -> bool:
-        """Wanted, and held by nobody."""
+        """Returns whether the ticket is wanted and held by nobody."""
         held = (*self._running.values(), *self._coming.values())
         return key in self.tickets and key not in self._queue and not any(key in keys for keys in held)

@@ -14,7 +14,7 @@ class OfflineCollector:
     """Collector that runs nothing and needs no worker."""
 
     def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
-        """A result without episodes."""
+        """Returns a result without episodes."""
         return CollectionResult.empty(tickets[0].iteration)
 
     def prefetch(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:

@@ -16,19 +16,19 @@ class Pace:
         self._means: dict[str, float] = {}
 
     def ended(self, worker: str, seconds: float) -> None:
-        """An episode took that long; a worker may say anything, even nan."""
+        """Notes the length of an episode; values that are none are ignored."""
         if 0 <= seconds < float("inf"):
             before = self._means.get(worker, seconds)
             self._means[worker] = before + _WEIGHT * (seconds - before)
 
     def of(self, worker: str) -> float | None:
-        """None as long as no episode has ended anywhere."""
+        """Returns the worker's mean; None as long as no episode has ended anywhere."""
         if worker in self._means or not self._means:
             return self._means.get(worker)
         return sum(self._means.values()) / len(self._means)
 
     def is_in_time(self, worker: str, queued: int, slots: Mapping[str, int]) -> bool:
-        """Whether what the worker begins now is expected to end with the rest of the queue, or soon after.
+        """Returns whether what the worker begins now is expected to end with the rest of the queue, or soon after.
 
         ``slots`` are those in service of each worker. The fastest of them is always in time, so somebody takes
         every ticket.
@@ -40,7 +40,7 @@ class Pace:
         return paces[worker] <= drained_s + min(paces.values())
 
     def gain(self, there: str, age_s: float, here: str) -> float:
-        """Seconds by which a duplicate that begins now on ``here`` is expected to beat its original on ``there``.
+        """Returns the seconds by which a duplicate begun now on ``here`` should beat its original on ``there``.
 
         The original is expected to take as long as usual, a duplicate of it what that is on its own worker. Of an
         episode that is overdue nothing can be expected (it may hang), so a duplicate is worth its age.

@@ -1,4 +1,4 @@
-"""From its first joining on, every second of a worker is accounted for: by itself, or else as time it was away."""
+"""Accounts for every second of a worker since it first joined: by its own word, or as time it was away."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Sheet:
 
 
 class SlotTimeLedger:
-    """What the worker programs tell of their slots' time, and what died with a program or passed without one.
+    """Adds up what worker programs say of their slots' time, and what died with a program or passed without one.
 
     ``clock`` gives monotonic seconds.
     """
@@ -26,20 +26,20 @@ class SlotTimeLedger:
         self._sheets: dict[str, _Sheet] = {}
 
     def joined(self, worker: str, slots: int) -> None:
-        """It is there, perhaps again."""
+        """Begins the account of a worker, or goes on with it."""
         self._sheets.setdefault(worker, _Sheet(slots, self._clock())).slots = slots
 
     def lost(self, worker: str) -> None:
-        """From now until it tells its seconds again, some may be missing."""
+        """Notes that seconds may be missing until the worker tells them again."""
         if worker in self._sheets:
             self._sheets[worker].was_away = True
 
     def left(self, worker: str) -> None:
-        """It was let go."""
+        """Closes the account of a worker that was let go."""
         self._sheets.pop(worker, None)
 
     def book(self, worker: str, told: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Its slot-seconds by activity since they were booked before; ``told`` is None as long as it is away.
+        """Returns the worker's slot-seconds by activity since the last call; ``told`` is None while it is away.
 
         If it was lost in between, they are made to add up to slots × wall-clock: what is missing was ``away``, and what
         is too much was booked as that before, when only the link to it was down.

@@ -1,4 +1,4 @@
-"""Who of the fleet is there and able: workers that join, fail, come back, are added and leave."""
+"""Which workers are there and able: they join, fail, come back, are added and leave."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class WorkerState:
     error: WorkerError | None = None
     slot_reasons: dict[int, str] = field(default_factory=dict)
     leaving: bool = False
-    """It gets no further tickets."""
+    """Whether it gets no further tickets."""
 
     @property
     def able(self) -> bool:
-        """It may be given tickets. One that has still to load the checkpoint may reset its emulators."""
+        """Whether it may be given tickets; it may reset emulators while it still loads the checkpoint."""
         return self.in_service > 0 and not self.leaving
 
     @property
@@ -64,11 +64,11 @@ class WorkerTable:
         self._able_at = self._clock()
 
     def knows(self, worker: str) -> bool:
-        """False for one that was let go; its last words may still come."""
+        """Returns False for a worker that was let go, whose last messages may still come."""
         return worker in self.states
 
     def take_in(self, event: WorkerEvent) -> None:
-        """What concerns workers rather than episodes."""
+        """Handles events that concern workers rather than episodes."""
         match event:
             case Said(worker, Working() as working):
                 self._joined(worker, working)
@@ -90,7 +90,7 @@ class WorkerTable:
                 self._events.emit("roster_refused", reason=reason)
 
     def tell(self, kind: str, worker: str, **content: Json) -> None:
-        """An event of a worker."""
+        """Emits an event of a worker and shows it in the status."""
         said = ", ".join(f"{key} {value}" for key, value in content.items() if value not in ("", None))
         seen = self._status.worker(worker)
         seen.last_event = f"{kind}: {said}"
@@ -99,7 +99,7 @@ class WorkerTable:
         self._events.emit(kind, worker=worker, **content)
 
     def let_go(self) -> None:
-        """Part from workers that were to leave and hold nothing any more."""
+        """Removes workers that were to leave and hold nothing any more."""
         for name in [name for name, state in self.states.items() if state.leaving]:
             if not self._leases.holds(name):
                 self._fleet.remove(name)
@@ -109,7 +109,7 @@ class WorkerTable:
                 self._events.emit("worker_left", worker=name)
 
     def begin(self) -> None:
-        """An iteration begins: how long nobody could run anything is counted from now."""
+        """Begins to count anew how long no worker could run anything."""
         self._able_at = self._clock()
 
     def check_that_somebody_can(self, iteration: int, missing: int) -> None:

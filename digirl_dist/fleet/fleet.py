@@ -21,7 +21,7 @@ AnySpec = TypeVar("AnySpec", bound=Spec)
 
 _PING_S = 3.0
 _IN_ORDER = 0.7
-"""Share of the wait for programs to end in which they may do so in order."""
+"""The share of the wait for programs in which they may end in order."""
 
 
 class Fleet(Generic[AnySpec]):
@@ -58,7 +58,7 @@ class Fleet(Generic[AnySpec]):
         threading.Thread(target=self._ping, name="fleet-ping", daemon=True).start()
 
     def publish(self, checkpoint: Checkpoint, in_use: Set[int] = frozenset()) -> None:
-        """Push the checkpoint to all workers at once, and to each that joins later. Raises CheckpointError.
+        """Pushes the checkpoint to all workers at once, and to each that joins later. Raises CheckpointError.
 
         ``in_use`` are versions of episodes under way.
         """
@@ -81,7 +81,7 @@ class Fleet(Generic[AnySpec]):
         return Outgoing(Weights(checkpoint, self._push_dtype, before), before)
 
     def add(self, spec: AnySpec, job: Job) -> None:
-        """A further worker joins while the fleet is at work."""
+        """Adds a worker while the fleet is at work."""
         if self._closing.is_set():
             return
         worker = self._worker(spec, job)
@@ -93,29 +93,29 @@ class Fleet(Generic[AnySpec]):
         worker.start()
 
     def release(self, name: str) -> None:
-        """Ask for a worker to be let go when it has finished what it holds; Leaving tells the collector."""
+        """Asks the collector to let a worker go when it has finished what it holds."""
         self._events_queue.put(Leaving(name))
 
     def refuse(self, reason: str) -> None:
-        """A change of the workers that cannot be made; RosterRefused tells the collector."""
+        """Tells the collector of a change of the workers that cannot be made."""
         self._events_queue.put(RosterRefused(reason))
 
     def remove(self, name: str) -> None:
-        """Stop a worker's program and forget the worker. Does not wait."""
+        """Stops a worker's program and forgets the worker. Does not wait."""
         with self._roster:
             worker = self.workers[name]
             self.workers = {other: each for other, each in self.workers.items() if other != name}
         threading.Thread(target=_part_from, args=[[worker], self._limits.stop_s], name=f"part-{name}").start()
 
     def next_event(self, timeout_s: float) -> WorkerEvent | None:
-        """What happened next, or None if nothing did in that time."""
+        """Returns the next event, or None if none comes in that time."""
         try:
             return self._events_queue.get(timeout=timeout_s)
         except queue.Empty:
             return None
 
     def close(self) -> None:
-        """Stop the worker programs and their emulators, wait for them within the limit, hang up."""
+        """Stops the worker programs and their emulators, waits for them within the limit, hangs up."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -130,7 +130,7 @@ class Fleet(Generic[AnySpec]):
 
 
 def _part_from(workers: Sequence[RemoteWorker], limit_s: float) -> None:
-    """Ask all to end and wait for it at most ``limit_s``, in the last part of which those that did not are killed."""
+    """Asks all to end and waits at most ``limit_s``; those that do not are killed in the last part of it."""
     for worker in workers:
         worker.stop()
     now = time.monotonic()

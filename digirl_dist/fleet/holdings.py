@@ -23,7 +23,7 @@ class Holdings:
         self._claimed: set[Key] = set()
 
     def adopt(self, keys: Sequence[Key]) -> None:
-        """The program had these before this connection."""
+        """Begins with the tickets that the program had before this connection."""
         self._held = dict.fromkeys(keys, 0)
 
     def lease(self, tickets: Sequence[Ticket]) -> Lease:
@@ -41,7 +41,7 @@ class Holdings:
         return Drop(self._order, list(keys), lost_to)
 
     def ended(self, key: Key) -> None:
-        """The program said how the ticket's episode ended."""
+        """Forgets a ticket whose end the program has told."""
         self._held.pop(key, None)
 
     def compare(self, said: Collection[Key], order: int) -> tuple[list[Key], list[Key]]:

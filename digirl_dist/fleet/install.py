@@ -35,21 +35,21 @@ class Package:
     requirements: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
     pip_args: tuple[str, ...] = ()
-    """More arguments for pip: an index of CPU builds, say."""
+    """Further arguments of pip, such as an index of CPU builds."""
     reuse_packages: bool = False
-    """Use what the worker's Python already has, in whatever version."""
+    """Whether to use what the worker's Python already has, in whatever version."""
     uv: bool = True
-    """Use uv where there is one."""
+    """Whether to use uv where there is one."""
     limit_s: float = 1800.0
 
     @property
     def digest(self) -> str:
-        """Of the wheel."""
+        """The digest of the wheel."""
         return file_digest(self.wheel)
 
 
 def this_package(settings: InstallSettings, extras: Collection[str], folder: Path) -> Package:
-    """This very package, its wheel made in ``folder``, with the host's versions of what it depends on."""
+    """Returns this very package, its wheel made in ``folder``, with the host's versions of what it depends on."""
     return Package(
         wheel=build_wheel(folder),
         requirements=requirements(extras),
@@ -62,7 +62,7 @@ def this_package(settings: InstallSettings, extras: Collection[str], folder: Pat
 
 
 def ensure_installed(connection: Connection, package: Package, folder: str, python: str = "python3") -> str:
-    """Install or update ``package`` in ``folder`` on the worker unless it is there; returns its Python's path there.
+    """Installs or updates ``package`` in ``folder`` on the worker unless it is there; returns its Python's path there.
 
     ``folder`` and ``python`` may start with ``~/``. Raises InstallError, or LinkLostError.
     """
@@ -79,13 +79,13 @@ def ensure_installed(connection: Connection, package: Package, folder: str, pyth
 
 
 def what_is_missing(connection: Connection, package: Package, folder: str, python: str = "python3") -> str:
-    """What ``ensure_installed`` would have to mend, empty if nothing; changes nothing. Raises as that does."""
+    """Returns what ``ensure_installed`` would have to mend, empty if nothing; changes nothing."""
     with _bootstrap(connection, package, package.wheel.read_bytes(), folder, python, look_only=True) as remote:
         return str(remote.answer(time.monotonic() + _LOOK_LIMIT_S).get("missing", ""))
 
 
 def build_wheel(folder: Path) -> Path:
-    """Make a wheel in ``folder`` from the running package; the same source gives the same bytes.
+    """Makes a wheel in ``folder`` from the running package; the same source gives the same bytes.
 
     Raises SettingsError if the package is not installed, because then nothing says what it depends on.
     """
@@ -105,7 +105,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def requirements(extras: Collection[str] = ()) -> tuple[str, ...]:
-    """What the package and these optional parts of it (``miniwob``, say) depend on, as pip reads it."""
+    """Returns what the package and these extras depend on, as pip reads it."""
     found = []
     for requirement in _distribution().requires or []:
         needed, _, marker = requirement.partition(";")
@@ -116,7 +116,7 @@ def requirements(extras: Collection[str] = ()) -> tuple[str, ...]:
 
 
 def host_versions() -> tuple[str, ...]:
-    """This machine's versions of the direct dependencies as pip constraints, without local labels like ``+cpu``."""
+    """Returns this machine's versions of the direct dependencies as pip constraints, without labels like ``+cpu``."""
     names = {re.split(r"[^\w.-]", requirement, maxsplit=1)[0] for requirement in _distribution().requires or []}
     found = ((name, _version(name)) for name in sorted(names))
     return tuple(f"{name}=={version.split('+')[0]}" for name, version in found if version)
@@ -151,7 +151,7 @@ def _distribution() -> metadata.Distribution:
 
 
 def _package_files() -> Iterator[tuple[str, bytes]]:
-    """Path in the wheel and content, of the package and of the configuration that travels inside it."""
+    """Yields path in the wheel and content, of the package and of the configuration that travels inside it."""
     package = Path(digirl_dist.__file__).resolve().parent
     yield from _files_of(package, _NAME)
     for source, name in _DATA.items():
@@ -174,7 +174,7 @@ def _metadata_files(distribution: metadata.Distribution) -> Iterator[tuple[str, 
 
 
 def _record(files: dict[str, bytes], own_name: str) -> bytes:
-    """The wheel's list of contents (binary distribution format, "The .dist-info directory")."""
+    """Returns the wheel's list of contents (binary distribution format, "The .dist-info directory")."""
     lines = []
     for name, data in files.items():
         checksum = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

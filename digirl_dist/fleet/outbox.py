@@ -11,7 +11,7 @@ from digirl_dist.fleet.connection import WorkerConnection
 
 
 class Outbox:
-    """Sends in order. The first line that cannot be sent ends it, and ``failed`` is told why."""
+    """Sends lines in order. The first that cannot be sent ends it; ``failed`` gets the reason."""
 
     def __init__(self, connection: WorkerConnection, worker: str, failed: Callable[[WorkerError], None]) -> None:
         self._connection = connection
@@ -20,11 +20,11 @@ class Outbox:
         threading.Thread(target=self._write, name=f"outbox-{worker}", daemon=True).start()
 
     def send(self, line: bytes) -> None:
-        """Returns at once."""
+        """Queues a line; returns at once."""
         self._lines.put(line)
 
     def close(self) -> None:
-        """Send what was handed in before, then end."""
+        """Ends once the lines before have been sent."""
         self._lines.put(None)
 
     def _write(self) -> None:

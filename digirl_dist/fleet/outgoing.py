@@ -20,7 +20,7 @@ _SAMPLE = 1 << 18
 
 @dataclass(frozen=True)
 class Sample:
-    """What a delta of a part of the tensor came to."""
+    """The size and speed of a delta of a part of the tensor."""
 
     ratio: float
     """Its size in relation to the plain bytes."""
@@ -28,7 +28,7 @@ class Sample:
     """Bytes of tensor per second of processor time, to encode."""
 
     def pays(self, link_rate: float) -> bool:
-        """Whether delta and codec, at both ends, take less time than plain bytes at ``link_rate`` bytes per second.
+        """Returns whether delta and codec, at both ends, beat plain bytes at ``link_rate`` bytes per second.
 
         Decoding is taken to be as slow as encoding; that the two overlap with sending is left as a margin.
         """
@@ -43,7 +43,7 @@ class Blob:
     size: int
     content: Callable[[], memoryview]
     delta: Delta | None = None
-    """Another way to tell it them, if it has the version before."""
+    """Delta against the previous version, if the worker has it."""
 
     @classmethod
     def of(cls, data: bytes) -> Blob:
@@ -51,11 +51,11 @@ class Blob:
 
 
 class Delta:
-    """The change of one tensor from the version before. Any thread may ask; what was found is kept for the others."""
+    """The change of one tensor from the previous version. Any thread may ask; results are kept for the others."""
 
     def __init__(self, base: str, width: int, new: Callable[[], memoryview], old: Callable[[], memoryview]) -> None:
         self.base = base
-        """Digest of the version before."""
+        """Digest of the previous version."""
         self.width = width
         """Bytes of one number."""
         self._new = new
@@ -65,7 +65,7 @@ class Delta:
         self._content: bytes | None = None
 
     def sample(self) -> Sample:
-        """A quick trial on a part from the middle."""
+        """Tries the codec on a part from the middle."""
         with self._lock:
             if self._sample is None:
                 new, old = self._new(), self._old()
@@ -124,15 +124,15 @@ class PublishedPolicy(Protocol):
     def iteration(self) -> int: ...
 
     def tensor_entries(self) -> dict[str, TensorEntry]:
-        """The tensors as workers are told of them, by name."""
+        """Returns the tensors as a LoadPolicy names them."""
 
     def blobs(self, digests: set[str]) -> list[Blob]:
-        """The tensors with these digests, each once."""
+        """Returns the tensors with these digests, each once."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """The host itself acts with this version: workers need to know its number, and nothing else."""
+    """A version that the host itself acts with: workers need its number, and nothing else."""
 
     iteration: int
 
@@ -156,7 +156,7 @@ class Outgoing:
         return {name: self.weights.entry(name) for name in self.weights.tensors}
 
     def blobs(self, digests: set[str]) -> list[Blob]:
-        """The tensors with these digests, each once."""
+        """Returns the tensors with these digests, each once."""
         return [blob for name, blob in self._blobs.items() if name in digests]
 
     def _blob(self, name: str, info: TensorInfo, before: Weights | None) -> Blob:

@@ -17,7 +17,7 @@ _MEASURED_FOR_S = 600.0
 
 
 class LinkRate:
-    """Bytes per second on a link, as its last large transfer went; it is forgotten after a while."""
+    """Bytes per second of a link's last large transfer, forgotten after a while."""
 
     def __init__(self) -> None:
         self._rate = 0.0
@@ -27,7 +27,7 @@ class LinkRate:
         return self._rate if time.monotonic() < self._until else None
 
     def add(self, size: int, seconds: float) -> None:
-        """Small transfers say nothing: they end in the buffers on the way."""
+        """Measures a large transfer; small ones end in the buffers on the way and say nothing."""
         if size >= _MEASURABLE and seconds > 0:
             self._rate, self._until = size / seconds, time.monotonic() + _MEASURED_FOR_S
 
@@ -41,7 +41,7 @@ class Push:
         self._plainly = False
 
     def __call__(self, blobs: Sequence[Blob]) -> int:
-        """Bring the blobs to the worker; returns the bytes that were sent.
+        """Brings the blobs to the worker; returns the bytes that were sent.
 
         What the worker cannot continue or decode is left out: it will ask for it again, and get it whole. Raises
         FileRefusedError when it does not take whole ones either.
@@ -64,7 +64,7 @@ class Push:
         return self._courier.sizes(names) if names else {}
 
     def _split(self, blobs: Sequence[Blob], there: dict[str, int]) -> tuple[list[Blob], list[Blob]]:
-        """Those to send whole, enough of them to measure the link if that must be, and those that may go as deltas."""
+        """Returns blobs to send whole, enough to measure an unknown link, and those that may go as deltas."""
         plain: list[Blob] = []
         deltas: list[Blob] = []
         for blob in blobs:
@@ -75,7 +75,7 @@ class Push:
         return plain, deltas
 
     def _measured(self, puts: Iterable[Put]) -> int:
-        """Send them and measure the link by it, without the time that it took to produce them."""
+        """Sends blobs and measures the link, without the time that it took to produce them."""
         produced_s = 0.0
 
         def timed() -> Iterator[Put]:
@@ -95,7 +95,7 @@ class Push:
         return sent
 
     def _shorter(self, blob: Blob) -> Put:
-        """The blob as a delta if that pays, else whole."""
+        """Returns the blob as a delta if that pays, else whole."""
         rate = self._link.rate()
         if blob.delta is not None and rate is not None and blob.delta.sample().pays(rate):
             content = blob.delta.content()
@@ -105,14 +105,14 @@ class Push:
 
 
 def _plain(blob: Blob, there: dict[str, int]) -> Put:
-    """The blob whole, or what is missing of it on the worker."""
+    """Returns the blob whole, or what is missing of it on the worker."""
     left = there.get(_rest(blob), 0)
     offset = left if left <= blob.size else 0
     return Put(blob_name(blob.digest), blob.content()[offset:], blob.digest, offset)
 
 
 def _rest(blob: Blob) -> str:
-    """Where an interrupted transfer of it leaves what it had."""
+    """Returns the file in which an interrupted transfer leaves what it had."""
     return blob_name(blob.digest) + ".part"
 
 

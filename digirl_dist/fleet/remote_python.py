@@ -27,7 +27,7 @@ class RemotePython:
     answers with lines of JSON. Use as a context manager."""
 
     def __init__(self, connection: Connection, python: str, program: Path, order: Mapping[str, Any]) -> None:
-        """``python`` may start with ``~/``. Raises LinkLostError."""
+        """Starts the program; ``python`` may start with ``~/``. Raises LinkLostError."""
         self._python = python
         self._channel = connection.open([python, "-c", _LOADER])
         source = program.read_bytes()
@@ -46,8 +46,10 @@ class RemotePython:
         self._channel.write(data)
 
     def answer(self, deadline: float) -> dict[str, Any]:
-        """What the program says next, before the monotonic time ``deadline``. Raises InstallError if it says nothing,
-        or LinkLostError."""
+        """Returns what the program says next, before the monotonic time ``deadline``.
+
+        Raises InstallError if it says nothing, or LinkLostError.
+        """
         line = self._channel.readline(timeout_s=max(1.0, deadline - time.monotonic()))
         if not line:
             raise self._why_no_answer()

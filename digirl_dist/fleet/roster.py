@@ -41,7 +41,7 @@ class WorkerConfig:
 
 
 def worker_configs(settings: Settings) -> list[WorkerConfig]:
-    """The workers of ``worker_ips``. Raises SettingsError naming the entry that is wrong."""
+    """Returns the workers of ``worker_ips``. Raises SettingsError naming the entry that is wrong."""
     if not settings.worker_ips:
         raise SettingsError(
             "worker_ips is empty: name machines that you can ssh to, as worker_ips=[10.0.0.2,10.0.0.3], "
@@ -90,7 +90,7 @@ def _slots(bsize: int | str) -> int | None:
 
 
 def localhost_worker_configs(settings: Settings, folder: Path, stack: ExitStack) -> list[WorkerConfig]:
-    """Start the dry run's SSH servers; ``stack`` stops them and removes ``folder`` at the end."""
+    """Starts the dry run's SSH servers; ``stack`` stops them and removes ``folder`` at the end."""
     if settings.dry_run_workers < 1:
         raise SettingsError(f"dry_run_workers={settings.dry_run_workers}: at least one is needed")
     stack.callback(rmtree, folder, ignore_errors=True)
@@ -104,7 +104,7 @@ def localhost_worker_configs(settings: Settings, folder: Path, stack: ExitStack)
 
 
 def installer(worker_config: WorkerConfig, package: Package, events: Events) -> Callable[[Connection], list[str]]:
-    """What makes sure that ``package`` is on the worker and says how its Python is called there."""
+    """Returns a function that installs ``package`` on the worker and returns its Python there."""
 
     def install(connection: Connection) -> list[str]:
         events.emit("installing", worker=worker_config.name, run_path=worker_config.run_path)
@@ -114,5 +114,5 @@ def installer(worker_config: WorkerConfig, package: Package, events: Events) -> 
 
 
 def this_python(_: object) -> list[str]:
-    """The command of the host's own interpreter with the host's own package: a localhost worker installs nothing."""
+    """Returns the host's own interpreter with its own package: a localhost worker installs nothing."""
     return ["env", f"PYTHONPATH={SOURCE}", sys.executable]

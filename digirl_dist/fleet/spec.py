@@ -72,7 +72,7 @@ class Job:
         return {digest(packed): packed for packed in (self.agent, self.emulator) if packed is not None}
 
     def message(self, spec: Spec) -> StartJob:
-        """What the worker is told of it."""
+        """Returns the message that describes the job to a worker."""
         return StartJob(
             name=spec.name,
             agent=None if self.agent is None else digest(self.agent),

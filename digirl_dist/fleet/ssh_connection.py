@@ -66,7 +66,7 @@ class SshWorkerConnection:
         return self._connection.alive
 
     def why_ended(self) -> WorkerError:
-        """Did the link break, or the relay, or the program behind it?"""
+        """Tells whether the link broke, or the relay, or the program behind it."""
         ended = self._control.ended()
         if self._control.exit_status != 0:
             return ended

@@ -27,8 +27,8 @@ Work = Callable[[], None]
 class Transfers:
     """Pushes blobs and pulls episodes in the order in which they were asked for.
 
-    The first transfer that the worker or the link makes impossible ends it: ``failed`` is told why, and nothing more
-    is carried.
+    The first transfer that the worker or the link makes impossible ends it: ``failed`` gets the reason, and nothing
+    more is carried.
     """
 
     def __init__(
@@ -44,15 +44,15 @@ class Transfers:
         threading.Thread(target=self._receive, name=f"arrivals-{worker}", daemon=True).start()
 
     def push(self, blobs: Sequence[Blob], then: Callable[[int], None]) -> None:
-        """Bring the blobs to the worker, then call ``then`` with the number of bytes that were sent."""
+        """Brings the blobs to the worker, then calls ``then`` with the number of bytes that were sent."""
         self._jobs.put(lambda: then(self._files.push(blobs)))
 
     def pull(self, manifest: EpisodeManifest, ticket: Ticket, path: Path) -> None:
-        """Bring the episode to ``path`` and check it; Pulled or PullRefused tells how it went."""
+        """Brings the episode to ``path`` and checks it; Pulled or PullRefused tells how it went."""
         self._jobs.put(lambda: self._pull(manifest, ticket, path))
 
     def close(self) -> None:
-        """Carry what was asked for before, then end."""
+        """Ends once the transfers before have been made."""
         self._jobs.put(None)
 
     def _carry(self) -> None:
@@ -65,7 +65,7 @@ class Transfers:
                 pass
 
     def _work_off(self, following: Callable[[], Work | None]) -> bool:
-        """Do what comes until there is no more; False if something failed, which then was told."""
+        """Does what comes until there is no more; returns False if something failed, after telling it."""
         try:
             while (work := following()) is not None:
                 work()
@@ -102,7 +102,7 @@ class Transfers:
 
 
 def _checked(path: Path, ticket: Ticket, worker: str) -> Trajectory:
-    """The one episode in the file, provided that it is the one that was asked for."""
+    """Returns the one episode in the file. Raises TrajectoryError unless it is the ticket's."""
     trajectories = parquet.read(path)
     if len(trajectories) != 1:
         raise TrajectoryError(f"{path} holds {len(trajectories)} episodes instead of one")

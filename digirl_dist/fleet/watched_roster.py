@@ -21,7 +21,7 @@ class WatchedRoster:
     """Looks every few seconds, in a thread of its own, whether the YAML files below ``folder`` changed.
 
     ``read`` gives the workers that they name now, or raises SettingsError; ``prepare`` makes of a worker what the fleet
-    needs. Who is new joins the fleet, who is missing is let go. An entry that changed keeps working as it was.
+    needs. Workers added to the YAML mid-run join; removed ones drain and leave. An entry that changed stays as it was.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class WatchedRoster:
                 self._look()
 
     def _look(self) -> None:
-        """Bring the fleet to what the files say; what cannot be used changes nothing and is told."""
+        """Brings the fleet to what the files say; a file that cannot be used changes nothing and is told."""
         try:
             worker_configs = {worker_config.name: worker_config for worker_config in self._read()}
             added = {

@@ -81,7 +81,7 @@ class _Attached:
             pass  # it has ended, or cannot be told
 
     def fail(self, error: WorkerError) -> None:
-        """Nothing more can be said or carried: ends the connection with the first reason."""
+        """Ends the connection, on which nothing more can be said, with the first reason."""
         self._error = self._error or error
         self._connection.close()
 
@@ -136,7 +136,7 @@ class _Attached:
                 raise error
 
     def _decide(self, request: InferenceRequest) -> None:
-        """Without an inference service it is of a job before this one, which ends as soon as ours comes there."""
+        """Ignored without an inference service: the request is of a former job, which ends as ours arrives."""
         if self._worker.inference is not None:
             self._worker.inference.ask(request, lambda reply: self._outbox.send(encode(reply.to_message())))
 
@@ -174,7 +174,7 @@ class RemoteWorker:
         self._thread.start()
 
     def publish(self, policy: PublishedPolicy) -> None:
-        """New episodes act with this version; PolicyLoaded tells when the worker has it."""
+        """Has new episodes act with this version; PolicyLoaded tells when the worker has it."""
         self._policy = policy
         self._ask(self._announce_newest)
 
@@ -182,7 +182,7 @@ class RemoteWorker:
         self._ask(lambda session: session.lease(tickets))
 
     def drop(self, keys: list[Key], lost_to: str) -> None:
-        """These tickets are no longer wanted of this worker; their seconds are booked there (see slot_time)."""
+        """Takes tickets back that are no longer wanted; the worker books their seconds under ``lost_to``."""
         self._ask(lambda session: session.drop(keys, lost_to))
 
     def pull(self, manifest: EpisodeManifest, ticket: Ticket, path: Path) -> None:
@@ -191,11 +191,11 @@ class RemoteWorker:
             attached.transfers.pull(manifest, ticket, path)
 
     def forget(self, episode_id: str) -> None:
-        """The episode is safe here, or of no use: the worker may delete it."""
+        """Lets the worker delete an episode that is safe here, or of no use."""
         self._ask(lambda session: session.forget(episode_id))
 
     def collected(self) -> None:
-        """Nothing more is wanted of this iteration; SlotSeconds tells where the slots' time went."""
+        """Tells the worker that the iteration is over; SlotSeconds answers where the slots' time went."""
         self._ask(Session.collected)
 
     def ping(self) -> None:

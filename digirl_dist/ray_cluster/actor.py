@@ -48,7 +48,7 @@ class ActorLink(Inbox):
         self._said.put(None)
 
     def said(self, limit_s: float) -> list[bytes] | None:
-        """Messages since the last call, of which there may be none in that time; None when nothing more will come."""
+        """Returns the messages since the last call, perhaps none in that time; None when no more will come."""
         lines: list[bytes] = []
         try:
             line = self._said.get(timeout=limit_s)
@@ -69,7 +69,7 @@ class ObjectBlobs:
         self._arrays: dict[str, Any] = {}
 
     def add(self, digest: str, array: Any) -> None:
-        """``array`` is uint8 and may be a view of the object store."""
+        """Adds a blob; ``array`` is uint8 and may be a view of the object store."""
         self._arrays[digest] = array
 
     def missing(self, digests: Sequence[str]) -> list[str]:
@@ -116,33 +116,33 @@ class WorkerActor:
         threading.Thread(target=self._run, name="program", daemon=True).start()
 
     def node(self) -> str:
-        """The node on which it was placed."""
+        """Returns the node on which it was placed."""
         return str(ray.get_runtime_context().get_node_id())
 
     @ray.method(concurrency_group="tell")
     def tell(self, line: bytes) -> None:
-        """A line of the host to the program."""
+        """Hands a line of the host to the program."""
         self._link.receive(line)
 
     @ray.method(concurrency_group="hear")
     def hear(self, limit_s: float) -> list[bytes] | None:
-        """What the program says (see ``ActorLink.said``)."""
+        """Returns what the program says (see ``ActorLink.said``)."""
         return self._link.said(limit_s)
 
     @ray.method(concurrency_group="hear")
     def failure(self) -> str:
-        """The traceback that ended the program; empty if it ended in order."""
+        """Returns the traceback that ended the program; empty if it ended in order."""
         return self._failure
 
     @ray.method(concurrency_group="files")
     def push(self, blobs: Mapping[str, ray.ObjectRef[Any]], limit_s: float) -> None:
-        """Blobs by digest: each node fetches an object once, whoever of its workers asks first."""
+        """Takes blobs by digest: each node fetches an object once, whoever of its workers asks first."""
         for digest, array in zip(blobs, ray.get(list(blobs.values()), timeout=limit_s), strict=True):
             self._blobs.add(digest, array)
 
     @ray.method(concurrency_group="files")
     def fetch(self, episode_id: str) -> bytes:
-        """The rows of a spooled episode. Raises OSError."""
+        """Returns the rows of a spooled episode. Raises OSError."""
         return self._folder.episode(episode_id).read_bytes()
 
     def _run(self) -> None:
@@ -156,7 +156,7 @@ class WorkerActor:
 
 
 def _sole_owner(folder: JobFolder) -> IO[str]:
-    """The folder's lock, which a predecessor that was killed gives up as it ends. Raises OSError if it does not."""
+    """Takes the folder's lock, which a killed predecessor gives up as it ends. Raises OSError if it does not."""
     lock = folder.lock.open("a+")
     deadline = time.monotonic() + _PREDECESSOR_S
     while True:

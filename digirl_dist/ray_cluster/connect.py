@@ -31,15 +31,15 @@ class Cluster:
         self._owned = owned
 
     def resources(self) -> dict[str, float]:
-        """What the nodes have in all, by Ray's names: CPU, GPU, and those of the user's own."""
+        """Returns what the nodes have in all, by Ray's names: CPU, GPU, and those of the user's own."""
         return {name: float(amount) for name, amount in _import_ray().cluster_resources().items()}
 
     def free(self) -> dict[str, float]:
-        """What of it nobody holds now."""
+        """Returns what of it nobody holds now."""
         return {name: float(amount) for name, amount in _import_ray().available_resources().items()}
 
     def close(self) -> None:
-        """A second call is harmless."""
+        """Leaves the cluster, or ends its own; a second call is harmless."""
         if not self.closed.is_set() and self._owned:
             _import_ray().shutdown()
         self.closed.set()
@@ -112,7 +112,7 @@ def _token_hint() -> str:
 
 
 def _within(limit_s: float, what: str, start: Callable[[], None]) -> None:
-    """Call ``start`` in a thread, since Ray has no limits of its own. Raises ClusterError."""
+    """Calls ``start`` in a thread, since Ray has no limits of its own. Raises ClusterError."""
     failed: list[BaseException] = []
 
     def run() -> None:

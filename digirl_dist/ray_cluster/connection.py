@@ -55,7 +55,7 @@ class ObjectShelf:
         self._lock = threading.Lock()
 
     def take(self, blob: Blob, node: str) -> tuple[Any, int]:
-        """The reference, and how many bytes the node must fetch for it."""
+        """Returns the reference, and how many bytes the node must fetch for it."""
         with self._lock:
             parcel = self._parcels.get(blob)
             if parcel is None:
@@ -98,7 +98,7 @@ class RayConnector:
         )(WorkerActor).remote(spec.folder, job.orphan_s)
 
     def _placed(self, name: str, actor: Any) -> str:
-        """The node that took it. Raises UnreachableError if none does in time."""
+        """Returns the node that took the actor. Raises UnreachableError if none does in time."""
         waiting = actor.node.remote()
         deadline = time.monotonic() + self._settings.start_s
         while time.monotonic() < deadline and not self._cluster.closed.is_set():
@@ -110,7 +110,7 @@ class RayConnector:
         raise UnreachableError(name, *self._why_not_placed())
 
     def _why_not_placed(self) -> tuple[str, str]:
-        """The reason, and what to do."""
+        """Returns the reason, and what to do."""
         wanted = {"CPU": self._settings.num_cpus, "GPU": self._settings.num_gpus, **self._settings.resources}
         there, free = self._cluster.resources(), self._cluster.free()
         needs = ", ".join(f"{kind} {amount:g}" for kind, amount in wanted.items() if amount)
@@ -158,11 +158,11 @@ class RayWorkerConnection:
         return line + end
 
     def read(self, size: int, timeout_s: float) -> bytes:
-        """It has come with its line."""
+        """Returns what has come with its line."""
         return self._attached[:size]
 
     def answers(self) -> bool:
-        """An actor that is silent is replaced anyhow."""
+        """Returns False: an actor that is silent is replaced anyhow."""
         return False
 
     def why_ended(self) -> WorkerError:
@@ -202,7 +202,7 @@ class ObjectFiles:
 
 
 def _result(worker: str, reference: Any, limit_s: float) -> Any:
-    """What a call of the actor gave. Raises FileRefusedError for its OSError, LinkLostError when it is gone."""
+    """Returns what a call of the actor gave. Raises FileRefusedError for its OSError, LinkLostError when it is gone."""
     try:
         return ray.get(reference, timeout=limit_s)
     except OSError as error:

@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
 
 
 def _guard(child: int, lifeline: int) -> int:
-    """Wait for the end of the child or of the owner; then end every descendant."""
+    """Waits for the end of the child or of the owner; then ends every descendant."""
     exited = os.pidfd_open(child)
     select.select([exited, lifeline], [], [])
     if not select.select([exited], [], [], 0)[0]:
@@ -54,7 +54,7 @@ def _guard(child: int, lifeline: int) -> int:
 
 
 def _was_asked_to_close(lifeline: int) -> bool:
-    """The owner writes a byte before it lets go when the emulator has been asked to close in order."""
+    """Returns whether the owner wrote a byte before it let go: the emulator was asked to close in order."""
     try:
         return os.read(lifeline, 1) != b""
     except OSError:
@@ -75,7 +75,7 @@ def _kill_descendants() -> None:
 
 
 def _serve(requests: Pipe, factory_path: str) -> None:
-    """Build the emulator, then answer one request after the other until the owner goes away."""
+    """Builds the emulator, then answers one request after the other until the owner goes away."""
     from digirl_dist.errors import ActionError, SettingsError
     from digirl_dist.user_code.packing import unpack_file
 

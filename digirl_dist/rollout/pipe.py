@@ -16,7 +16,7 @@ _CHUNK = 1 << 20
 
 
 class Pipe:
-    """One end of a connected stream socket, to which it belongs from now on. Not thread-safe."""
+    """One end of a connected stream socket, which it owns. Not thread-safe."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -26,12 +26,12 @@ class Pipe:
         return self._socket.fileno()
 
     def send(self, message: Any) -> None:
-        """Waits for room. Raises OSError when the other end is gone."""
+        """Sends a message; waits while the socket is full. Raises OSError when the other end is gone."""
         content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         self._socket.sendall(_LENGTH.pack(len(content)) + content)
 
     def receive(self, flags: int = 0) -> Any:
-        """The next message, for which it waits. Raises EOFError or OSError when the other end is gone."""
+        """Waits for the next message and returns it. Raises EOFError or OSError when the other end is gone."""
         while (message := self._whole()) is None:
             came = self._socket.recv(_CHUNK, flags)
             if not came:
@@ -40,7 +40,7 @@ class Pipe:
         return message
 
     def received(self) -> Any:
-        """The next message, or None while not all of it has come. Raises as ``receive`` does."""
+        """Returns the next message, or None while not all of it has come. Raises as ``receive`` does."""
         try:
             return self.receive(socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -61,7 +61,7 @@ class Pipe:
 
 
 def plain(answer: Observation | Transition) -> tuple[Any, ...]:
-    """In values without classes, which are packed and unpacked in a third of the time."""
+    """Returns the thing as values without classes, which pickle in a third of the time."""
     if isinstance(answer, Transition):
         ends = bool(answer.terminated), bool(answer.truncated), bool(answer.success)
         return *plain(answer.observation), float(answer.reward), *ends
@@ -70,7 +70,7 @@ def plain(answer: Observation | Transition) -> tuple[Any, ...]:
 
 
 def restored(values: tuple[Any, ...]) -> Observation | Transition:
-    """What ``plain`` was given."""
+    """Returns what ``plain`` was given."""
     text, image, vector, *rest = values
     seen = Observation(text, image, None if vector is None else np.frombuffer(bytearray(vector), np.float32))
     return Transition(seen, *rest) if rest else seen

@@ -25,24 +25,24 @@ from digirl_dist.trajectory import Decision, Observation, Step, Trajectory, Tran
 
 
 class Policies(Protocol):
-    """Who decides: the policies of this machine at once, or those of the host later."""
+    """The policies that decide: those of this machine at once, or those of the host later."""
 
     waiting: str
-    """What a slot that was promised an action is said to wait for …"""
+    """What ``waits`` says of a slot that waits for an action."""
     limit_s: float | None
-    """… for so many seconds at most; None: the answer comes at once."""
+    """The longest wait for an action, in seconds; None: it comes at once."""
 
     def __contains__(self, version: object) -> bool:
-        """Whether requests to this policy version can be answered by now."""
+        """Returns whether requests to this policy version can be answered by now."""
 
     def expect(self, stream: RandomStream) -> None:
-        """The next request of an episode will have this stream. Called while nobody waits for an action of it."""
+        """Announces the stream of an episode's next request, while nobody waits for its action."""
 
     def ask(self, requests: Sequence[InferenceRequest]) -> None:
-        """Only to versions that are there."""
+        """Hands in requests to versions that are there."""
 
     def answers(self) -> Sequence[InferenceReply]:
-        """Those that came since the last call; each request gets one."""
+        """Returns the replies since the last call; each request gets one."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,17 @@ class _Episode:
     ticket: Ticket
     started_at: float
     stream: RandomStream
-    """Of the next decision."""
+    """The randomness of the next decision."""
     observation: Observation | None = None
     asked: int | None = None
-    """The number of the request that is open …"""
+    """The number of the request that is open."""
     asked_at: float = 0.0
-    """… since this monotonic time."""
+    """When it was made, in monotonic seconds."""
     decision: Decision | None = None
     steps: list[Step] = field(default_factory=list)
     spent: dict[str, float] = field(default_factory=lambda: {"reset": 0.0, "step": 0.0, "policy": 0.0})
     dropped: str | None = None
-    """What its seconds are booked under, once it is no longer wanted."""
+    """The activity under which its seconds are booked, once it is no longer wanted."""
 
 
 class Rollout:
@@ -110,11 +110,11 @@ class Rollout:
         self.tickets.extend(tickets)
 
     def held(self) -> list[Ticket]:
-        """Tickets that are queued or running."""
+        """Returns the tickets that are queued or running."""
         return [*self.tickets, *(episode.ticket for episode in self._episodes.values() if episode.dropped is None)]
 
     def drop(self, keys: set[Key], lost_to: str = "faults") -> None:
-        """Forget tickets; a running episode ends without a result, and its seconds are booked under ``lost_to``.
+        """Forgets tickets; a running episode ends without a result, and its seconds are booked under ``lost_to``.
 
         An emulator that has been asked for something answers first.
         """
@@ -127,7 +127,7 @@ class Rollout:
                     self._abandon(slot, episode)
 
     def waits(self) -> list[SlotWait]:
-        """What every slot does, for people to see; may be called from another thread."""
+        """Returns what every slot does, for people to see; may be called from another thread."""
         now = time.monotonic()
         found = []
         for slot in self.slots:
@@ -143,23 +143,23 @@ class Rollout:
         return found
 
     def in_service(self) -> int:
-        """Slots that are not closed."""
+        """Returns the number of slots that are not closed."""
         return sum(slot.state is not State.closed for slot in self.slots)
 
     def idle(self, because: str) -> None:
-        """From now on, slots without a ticket are booked under this activity (see slot_time)."""
+        """Books slots without a ticket under this activity (see slot_time)."""
         self._idle_because = because
         self._book()
 
     def spent(self) -> dict[str, float]:
-        """Slot-seconds by activity since the last call, of all slots together."""
+        """Returns the slot-seconds by activity since the last call, of all slots together."""
         total: Counter[str] = Counter()
         for slot in self.slots:
             total.update(self._times[slot.index].take())
         return dict(total)
 
     def turn(self, timeout_s: float, others: Sequence[Any] = ()) -> list[Happening]:
-        """Wait for a slot, one of ``others`` (anything with ``fileno``) or a deadline; attend to it and act."""
+        """Waits for a slot, one of ``others`` (anything with ``fileno``) or a deadline; attends to it and acts."""
         self._begin()
         self._act()
         self._book()
@@ -177,7 +177,7 @@ class Rollout:
         return happened
 
     def close(self, limit_s: float = 10.0) -> None:
-        """Close every emulator and wait for their processes, at most ``limit_s``."""
+        """Closes every emulator and waits for their processes, at most ``limit_s``."""
         deadline = time.monotonic() + limit_s
         for slot in self.slots:
             slot.close()
@@ -185,7 +185,7 @@ class Rollout:
             slot.wait(deadline)
 
     def _attend(self, slot: Slot, answered: bool) -> None:
-        """Start a slot whose back-off is over; take the answer of one that answered or is overdue."""
+        """Starts a slot whose back-off is over; takes the answer of one that answered or is overdue."""
         overdue = time.monotonic() >= slot.deadline
         if slot.state in (State.down, State.closed):
             if overdue:
@@ -214,7 +214,7 @@ class Rollout:
         self._happened.append(SlotChanged(slot.index, state, shortened(reason), self.in_service()))
 
     def _given_up(self, slot: Slot) -> str:
-        """Give up a slot for which this machine seems too small, and say so; otherwise say nothing."""
+        """Gives up a slot for which this machine seems too small; returns what to say of it, else nothing."""
         if not self._shrink or slot.state is not State.closed or slot.has_booted:
             return ""
         if not any(other.has_booted for other in self.slots):
@@ -270,7 +270,7 @@ class Rollout:
         self._happened.append(Finished(trajectory, episode.started_at, time.monotonic(), episode.spent))
 
     def _act(self) -> None:
-        """Ask, in one batch, for every slot that waits for its action, and carry out what has been decided.
+        """Asks, in one batch, for every slot that waits for its action, and carries out what has been decided.
 
         Episodes whose policy is still to come have been reset meanwhile, and wait.
         """
@@ -285,7 +285,7 @@ class Rollout:
                 self._heed(*asked[answer.number], answer)
 
     def _waiting(self) -> list[tuple[Slot, _Episode]]:
-        """Slots whose emulator waits for an action."""
+        """Returns the slots whose emulator waits for an action."""
         idle = [slot for slot in self.slots if slot.state is State.idle]
         return [(slot, self._episodes[slot.index]) for slot in idle if slot.index in self._episodes]
 
@@ -309,7 +309,7 @@ class Rollout:
                 episode.stream = self._stream(episode.ticket, len(episode.steps) + 1)
 
     def _book(self) -> None:
-        """Book every slot under what it does now."""
+        """Books every slot under what it does now."""
         for slot in self.slots:
             self._times[slot.index].enter(self._activity(slot))
 
@@ -325,7 +325,7 @@ class Rollout:
                 return "policy" if slot.index in self._episodes else self._idle_because
 
     def _begin(self) -> None:
-        """Put queued tickets on idle slots."""
+        """Puts queued tickets on idle slots."""
         for slot in self.slots:
             if not self.tickets:
                 return
@@ -336,7 +336,7 @@ class Rollout:
                 self._episodes[slot.index] = _Episode(ticket, started_at, self._stream(ticket, 0))
 
     def _stream(self, ticket: Ticket, step: int) -> RandomStream:
-        """For a decision that comes when the emulator, which is at work now, has answered."""
+        """Returns the stream of the decision that follows the emulator's next answer."""
         stream = RandomStream(ticket.seed, ticket.index, step)
         self._policies.expect(stream)
         return stream

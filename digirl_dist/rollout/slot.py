@@ -23,7 +23,7 @@ from digirl_dist.types import Json
 
 
 def slot_limits(limits: LimitSettings) -> SlotLimits:
-    """Those of a run's configuration."""
+    """Returns the slot limits of a run's configuration."""
     return SlotLimits(limits.boot_s, limits.reset_s, limits.step_s, limits.slot_failures, limits.quarantine_s)
 
 
@@ -64,10 +64,10 @@ class Slot:
         self._process: subprocess.Popen[bytes] | None = None
         self._ended: list[subprocess.Popen[bytes]] = []
         self.asked = ""
-        """What it is asked for: start, reset or step; empty when idle."""
+        """The request under way: start, reset or step; empty when idle."""
 
     def start(self) -> None:
-        """Start the emulator's process; ``ready`` comes through ``answer``."""
+        """Starts the emulator's process; ``answer`` tells when it is ready."""
         ours, theirs = socket.socketpair()
         lifeline_theirs, self._lifeline = os.pipe()
         command = [sys.executable, "-m", "digirl_dist.rollout.emulator_process"]
@@ -119,7 +119,7 @@ class Slot:
         return restored(value) if kind == "done" else None, seconds
 
     def wait_for_answer(self) -> tuple[Any, float]:
-        """``answer`` when it has come, or when the deadline has passed."""
+        """Returns ``answer`` when it has come, or when the deadline has passed."""
         answer = None
         while answer is None:
             assert self.pipe is not None
@@ -128,20 +128,20 @@ class Slot:
         return answer
 
     def succeeded(self) -> None:
-        """An episode came to its end: earlier failures no longer count."""
+        """Forgets earlier failures, since an episode came to its end."""
         self.failures = 0
 
     def let_go(self) -> None:
-        """End the emulator at once, whatever it is doing. Does not wait."""
+        """Ends the emulator at once, whatever it is doing. Does not wait."""
         self._release(in_order=False)
         self._enter(State.down, "", float("inf"))
 
     def give_up(self) -> None:
-        """Stay closed for good."""
+        """Closes the slot for good."""
         self._enter(State.closed, "", float("inf"))
 
     def close(self) -> None:
-        """Ask the emulator to close in order. Does not wait; see ``wait``."""
+        """Asks the emulator to close in order. Does not wait; see ``wait``."""
         if self.pipe is not None and self.state in (State.idle, State.asked):
             try:
                 self.pipe.send(("close",))
@@ -153,7 +153,7 @@ class Slot:
         self._enter(State.closed, "", float("inf"))
 
     def wait(self, deadline: float) -> None:
-        """Wait for the processes that were let go, until the monotonic time ``deadline``."""
+        """Waits for the processes that were let go, until the monotonic time ``deadline``."""
         for process in self._ended:
             try:
                 process.wait(max(0.1, deadline - time.monotonic()))
@@ -181,7 +181,7 @@ class Slot:
         return error
 
     def _release(self, in_order: bool) -> None:
-        """Close both ends towards the process; its guard then ends everything below it."""
+        """Closes both ends towards the process; its guard then ends everything below it."""
         if self._lifeline is not None:
             if in_order:
                 _write_quietly(self._lifeline, b"c")

@@ -21,19 +21,19 @@ class SlotTime:
         self._uncertain: defaultdict[str, float] = defaultdict(float)
 
     def enter(self, activity: str) -> None:
-        """From now on the slot does this."""
+        """Begins an activity and ends the one before."""
         self._book()
         self._activity = activity
 
     def settle(self, lost_to: str | None = None) -> None:
-        """The episode is over: its seconds stay where they are, or were for nothing and are booked under that."""
+        """Ends an episode: its seconds stay where they are, or are booked under what they were lost to."""
         self._book()
         for activity, seconds in self._uncertain.items():
             self._spent[lost_to or activity] += seconds
         self._uncertain.clear()
 
     def take(self) -> dict[str, float]:
-        """Seconds by activity since the last call. Those of an episode under way come when it is over."""
+        """Returns the seconds by activity since the last call. Those of an episode under way come when it is over."""
         self._book()
         spent = dict(self._spent)
         self._spent.clear()

@@ -108,7 +108,7 @@ def test_a_lease_fixes_the_policy_version() -> None:
     [first] = leases.take("a", 1, version=3)
     leases.release("a")
     [again] = leases.take("b", 1, version=4)
-    assert (first.policy_version, again.policy_version) == Key(3, 4) and first.key == again.key
+    assert (first.policy_version, again.policy_version) == (3, 4) and first.key == again.key
 
 
 def test_a_doubled_ticket_lands_once_and_survives_the_loss_of_one_holder() -> None:
@@ -138,9 +138,30 @@ def test_closing_keeps_what_was_begun_and_takes_back_the_rest() -> None:
     leases.take("b", 1, version=3)
     leases.fail("b", Key(3, 2), "hung")
     leases.land(Key(3, 0))
-    carried, cancelled = leases.withdraw({(3, index) for index in range(5)})
+    carried, cancelled = leases.withdraw({Key(3, index) for index in range(5)})
     assert (indices(carried), indices(cancelled)) == ([1, 2], [3, 4])
     assert leases.queued == 1 and leases.running("a") == 1
+
+
+def test_a_ticket_that_failed_on_a_worker_goes_to_another_first() -> None:
+    leases = leased(tickets(2), attempts=3)
+    leases.take("a", 1, version=3)
+    leases.fail("a", Key(3, 0), "hung")
+    assert indices(leases.take("a", 5, 3, ["a", "b"])) == [1], "it took what had failed there though b is able"
+    assert indices(leases.take("b", 5, 3, ["a", "b"])) == [0]
+    leases.fail("b", Key(3, 0), "hung")
+    assert indices(leases.take("a", 5, 3, ["a", "b"])) == [0], "nobody is left who has not tried"
+
+
+def test_a_lease_is_overdue_after_its_time() -> None:
+    now = 0.0
+    leases = Bare(3, lambda: now, lease_s=10.0)
+    leases.add(tickets(2))
+    leases.take("a", 1, version=3)
+    now = 5.0
+    leases.take("b", 1, version=3)
+    now = 11.0
+    assert leases.overdue() == [("a", Key(3, 0))]
 
 
 ACTIONS = st.tuples(
@@ -191,4 +212,4 @@ def test_no_ticket_is_ever_lost_or_counted_twice(actions: list[tuple[str, str, i
     for worker in "abc":
         leases.release(worker)
     queued = [ticket.key for ticket in leases.take("z", 100, version=3)]
-    assert sorted(landed + cancelled + queued) == [(3, index) for index in range(6)]
+    assert sorted(landed + cancelled + queued) == [Key(3, index) for index in range(6)]
