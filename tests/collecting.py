@@ -35,7 +35,7 @@ from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Plan, Task, Ticket
+from digirl_dist.tasks import Key, Plan, Task, Ticket
 
 
 class Kind(Enum):
@@ -155,8 +155,8 @@ def tickets(count: int, iteration: int = 0, **params: Any) -> list[Ticket]:
     return [Ticket(iteration, index, task, seed=index, policy_version=iteration) for index in range(count)]
 
 
-def keys(result: CollectionResult) -> list[tuple[int, int]]:
-    return [(one.ticket.iteration, one.ticket.index) for one in result.trajectories]
+def keys(result: CollectionResult) -> list[Key]:
+    return [trajectory.ticket.key for trajectory in result.trajectories]
 
 
 def programs(folder: Path) -> list[psutil.Process]:

@@ -19,6 +19,7 @@ from watching import eventually, processes_with
 from digirl_dist.child_process import environment
 from digirl_dist.ssh.localhost_server import LocalhostServer
 from digirl_dist.storage import parquet
+from digirl_dist.tasks import Key
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parent.parent
@@ -177,7 +178,7 @@ def test_a_host_killed_in_mid_collection_continues_at_that_iteration(tmp_path: P
     done = run(*MINE, *words, slow)
     assert done.returncode == 0, done.stderr
     assert "continuing at iteration 1" in done.stderr
-    assert keys(tmp_path) == Counter({(iteration, ticket): 1 for iteration in range(3) for ticket in range(24)})
+    assert keys(tmp_path) == Counter({Key(iteration, ticket): 1 for iteration in range(3) for ticket in range(24)})
     assert [line["iteration"] for line in metrics(tmp_path)] == [0, 1, 2]
     eventually(lambda: not processes_with(tmp_path), 20, "the end of every process")
 

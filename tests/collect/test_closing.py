@@ -14,7 +14,7 @@ from digirl_dist.collect.iteration import Closing
 from digirl_dist.errors import CollectionError
 from digirl_dist.report.metrics import collection, results
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Round, Ticket
+from digirl_dist.tasks import Key, Round, Ticket
 
 pytestmark = pytest.mark.long
 EARLY = [Kind.inline, Kind.fleet]
@@ -51,7 +51,7 @@ def test_what_is_under_way_at_the_quorum_counts_in_the_next_iteration(tmp_path: 
     landed = [key for result in collected for key in result]
     carried_on = [ticket.key for ticket in left_out[3][0]]
     cancelled = [ticket.key for _, untried in left_out for ticket in untried]
-    assert sorted(landed + carried_on + cancelled) == sorted((number, k) for number in range(4) for k in range(10))
+    assert sorted(landed + carried_on + cancelled) == sorted(Key(number, k) for number in range(4) for k in range(10))
     assert any(key[0] == 0 for key in collected[1]), "nothing was carried over"
     versions = {t.ticket.key: t.ticket.policy_version for number in range(4) for t in here.store.read(number)}
     assert all(version <= key[0] + 1 for key, version in versions.items())
@@ -79,7 +79,7 @@ def test_what_was_carried_over_is_run_again_when_the_host_is_gone(tmp_path: Path
         here.store.append(again)
         here.checkpoint = here.save(1)
         here.store.append(here.collect(tickets(2, iteration=1)))
-        expected = [*sorted(ticket.key for ticket in carried), (1, 0), (1, 1)]
+        expected = [*sorted(ticket.key for ticket in carried), Key(1, 0), Key(1, 1)]
         assert [t.ticket.key for t in Store(here.store.root).read(1)] == expected
 
 
@@ -104,7 +104,7 @@ def test_a_ticket_that_hangs_is_run_a_second_time_elsewhere(tmp_path: Path) -> N
         here.checkpoint = here.save(1)
         started = time.monotonic()
         result = here.collect(tickets(4, iteration=1, **trouble))
-        assert keys(result) == [(1, index) for index in range(4)]
+        assert keys(result) == [Key(1, index) for index in range(4)]
         assert time.monotonic() - started < 2.5, "the limit of a step is 3 s"
         assert here.count("episode_doubled") >= 1 and here.count("episode_retried") == 0
         time.sleep(3.0)
@@ -124,7 +124,7 @@ def test_the_next_iteration_begins_while_the_host_learns(tmp_path: Path, kind: K
             here.store.append(collected[-1])
             if number == 0:
                 eventually(lambda: len(here.store.landed(Round(1))) == 6, 20, "episodes of the next iteration")
-        assert [keys(result) for result in collected] == [[(n, k) for k in range(6)] for n in range(3)]
+        assert [keys(result) for result in collected] == [[Key(n, k) for k in range(6)] for n in range(3)]
         staleness = [{number - t.ticket.policy_version for t in h.trajectories} for number, h in enumerate(collected)]
         assert staleness[:2] == [{0}, {1}] and staleness[2] <= {0, 1}
     eventually(lambda: not processes_with(tmp_path), 10, "the end of all processes")

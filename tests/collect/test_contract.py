@@ -33,7 +33,7 @@ KINDS = [Kind.inline, Kind.fleet, pytest.param(Kind.ray, marks=pytest.mark.ray)]
 def test_every_ticket_comes_home_once_and_in_order(tmp_path: Path, kind: Kind) -> None:
     with site(tmp_path, kind, iterations=3) as here:
         result = here.collect(tickets(9))
-        assert keys(result) == [(0, index) for index in range(9)]
+        assert keys(result) == [Key(0, index) for index in range(9)]
         assert sum(worker_result.episodes for worker_result in result.worker_results) == 9
         assert result.acting_at is not None and result.last_ended_at is not None
         assert result.started_at < result.acting_at and result.last_ended_at <= result.ended_at
@@ -58,7 +58,7 @@ def test_episodes_that_landed_before_are_not_run_again(tmp_path: Path, kind: Kin
     with site(tmp_path, kind, workers=1) as here:
         result = here.collect(tickets(4))
         again = here.collect(tickets(6))
-        assert keys(again) == [(0, index) for index in range(6)]
+        assert keys(again) == [Key(0, index) for index in range(6)]
         before = [trajectory.episode_id for trajectory in result.trajectories]
         assert [trajectory.episode_id for trajectory in again.trajectories][:4] == before
         assert sum(worker_result.episodes for worker_result in again.worker_results) == 2
@@ -110,7 +110,7 @@ def test_a_failing_emulator_costs_a_retry_and_nothing_else(tmp_path: Path, kind:
     trouble = {"at": "step", "suffers": how, "once": str(tmp_path / "once")}
     with site(tmp_path / "run", kind, iterations=2, workers=1, speculate=False) as here:
         result = here.collect(tickets(8, **trouble))
-        assert keys(result) == [(0, index) for index in range(8)]
+        assert keys(result) == [Key(0, index) for index in range(8)]
         assert sum(worker_result.retried for worker_result in result.worker_results) == 1
         assert here.count("episode_retried") == 1
 
@@ -138,7 +138,7 @@ def test_a_killed_worker_program_costs_retries_and_time_that_is_booked(tmp_path:
         killer = in_the_middle(here, lambda: programs(tmp_path)[0].kill())
         result = here.collect(tickets(120, iteration=1))
         killer.join()
-        assert keys(result) == [(1, index) for index in range(120)]
+        assert keys(result) == [Key(1, index) for index in range(120)]
         assert sum(len(worker_result.losses) for worker_result in result.worker_results) == 1
         assert here.count("worker_joined") == 3
         whole_s = max(worker_result.slots for worker_result in result.worker_results) * (
@@ -162,7 +162,7 @@ def test_a_frozen_worker_program_is_noticed_and_replaced(tmp_path: Path) -> None
         started = time.monotonic()
         result = here.collect(tickets(200))
         freezer.join()
-        assert keys(result) == [(0, index) for index in range(200)]
+        assert keys(result) == [Key(0, index) for index in range(200)]
         eventually(lambda: not frozen[0].is_running(), 40, "the replacement of the frozen program")
         assert time.monotonic() - started < 120
     nothing_is_left_of(tmp_path)
@@ -178,7 +178,7 @@ def test_a_killed_ssh_server_is_survived_by_the_others(tmp_path: Path) -> None:
         killer = in_the_middle(here, kill)
         result = here.collect(tickets(30))
         killer.join()
-        assert keys(result) == [(0, index) for index in range(30)]
+        assert keys(result) == [Key(0, index) for index in range(30)]
     eventually(lambda: not processes_with(tmp_path), 20, "the end of the orphaned program")
 
 
@@ -191,7 +191,7 @@ def test_what_a_worker_spooled_for_nobody_is_dropped_unread(tmp_path: Path) -> N
         for process in programs(tmp_path):
             process.resume()
         result = here.collect(tickets(4, iteration=1))
-        assert keys(result) == [(1, index) for index in range(4)]
+        assert keys(result) == [Key(1, index) for index in range(4)]
         eventually(lambda: not list(tmp_path.rglob("jobs/*/episodes/*")), 20, "the deletion on the workers")
 
 
@@ -218,6 +218,6 @@ def test_a_ticket_is_not_leased_to_a_program_that_has_no_job_yet(tmp_path: Path)
                 eventually(lambda: {program.pid for program in programs(tmp_path)} - old, 20, "the next program")
             finally:
                 go_on.set()
-            assert keys(result.result(90)) == [(0, index) for index in range(30)]
+            assert keys(result.result(90)) == [Key(0, index) for index in range(30)]
         lost = [content for kind, content in here.events if kind == "worker_lost"]
         assert len(lost) == 1 and not lost[0]["fatal"], lost

@@ -9,6 +9,8 @@ import pytest
 from collecting import Kind, in_the_middle, keys, programs, site, tickets
 from watching import nothing_is_left_of
 
+from digirl_dist.tasks import Key
+
 pytestmark = pytest.mark.long
 
 
@@ -42,7 +44,7 @@ def test_a_killed_policy_and_a_killed_worker_cost_retries_only(tmp_path: Path) -
         result = here.collect(tickets(40))
         first.join()
         second.join()
-        assert keys(result) == [(0, index) for index in range(40)]
+        assert keys(result) == [Key(0, index) for index in range(40)]
         assert here.count("episode") == 40
         assert here.count("policy_lost") == 1 and here.count("worker_lost") == 1
     nothing_is_left_of(tmp_path)

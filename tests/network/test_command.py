@@ -13,6 +13,7 @@ from network.sites import assert_nothing_left
 from reading import events
 
 from digirl_dist.storage import parquet
+from digirl_dist.tasks import Key
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -46,7 +47,7 @@ def test_a_run_on_two_machines_installs_itself_there_and_leaves_nothing(
     assert done.returncode == 0, done.stderr
     paths = sorted((tmp_path / "run" / "trajectories").glob("*.parquet"))
     found = [trajectory for path in paths for trajectory in parquet.read(path)]
-    assert Counter(one.ticket.key for one in found) == Counter((i, k) for i in range(2) for k in range(12))
+    assert Counter(one.ticket.key for one in found) == Counter(Key(i, k) for i in range(2) for k in range(12))
     assert {one.worker for one in found} == {"w1", "w2"}
     assert sorted(event["worker"] for event in events(tmp_path / "run", "worker_joined")) == ["w1", "w2"]
     assert not events(tmp_path / "run", "worker_lost")

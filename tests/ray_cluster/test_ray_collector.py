@@ -17,6 +17,7 @@ from digirl_dist.cli.main import main
 from digirl_dist.errors import ClusterError, CollectionError
 from digirl_dist.ray_cluster.connect import connect
 from digirl_dist.settings import RayCollectorSettings
+from digirl_dist.tasks import Key
 
 pytestmark = pytest.mark.ray
 
@@ -30,7 +31,7 @@ def actors_of(folder: Path) -> list[psutil.Process]:
 
 def check(here: Site, count: int, result: Any) -> None:
     """No ticket is lost or counted twice."""
-    assert keys(result) == [(0, index) for index in range(count)]
+    assert keys(result) == [Key(0, index) for index in range(count)]
     landed = [content["ticket"] for kind, content in here.events if kind == "episode"]
     assert sorted(landed) == list(range(count))
 

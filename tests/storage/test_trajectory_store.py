@@ -68,7 +68,7 @@ def test_replay_is_the_newest_episodes_oldest_first_also_after_a_restart(tmp_pat
         store.append(result(iteration))
     for reader in (store, Store(tmp_path)):
         keys = [trajectory.ticket.key for trajectory in reader.replay(until=2, capacity=3)]
-        assert keys == [(1, 1), (2, 0), (2, 1)]
+        assert keys == [Key(1, 1), Key(2, 0), Key(2, 1)]
 
 
 def test_what_an_iteration_closed_without_is_kept_and_written_once(tmp_path: Path) -> None:
