@@ -1,4 +1,4 @@
-"""The trajectories of a run folder: where episodes land one by one, and the file of each finished iteration.
+"""The trajectories of a run folder: single episodes of the current iteration, and one file per finished iteration.
 
 ``trajectories/.landing/NNNNNN/`` holds single episodes of the iteration under way; once it is over they become
 ``trajectories/NNNNNN.parquet``. An episode that landed is durable and is never run again. An iteration that closed
@@ -25,7 +25,7 @@ from digirl_dist.trajectory import Trajectory
 
 
 class Store:
-    """Reads and writes the trajectories below ``root``; writes wait for ``room``."""
+    """Reads and writes the trajectories below ``root``; ``write_policy`` applies while the disk is full."""
 
     def __init__(self, root: Path, write_policy: WritePolicy | None = None) -> None:
         self.root = root
@@ -37,10 +37,10 @@ class Store:
         self._lock = threading.Lock()
         self._listeners: list[Callable[[Trajectory], None]] = []
         root.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(self._landing / "incoming", ignore_errors=True)  # what a killed host was about to check
+        shutil.rmtree(self._landing / "incoming", ignore_errors=True)  # unchecked transfers of a killed host
 
     def listen(self, landed: Callable[[Trajectory], None]) -> None:
-        """Call ``landed`` with each episode that lands from now on."""
+        """Calls ``landed`` with each episode that lands after this call."""
         self._listeners.append(landed)
 
     def incoming(self, counts_in: Round, name: str, size: int) -> Path:
@@ -53,7 +53,7 @@ class Store:
     def land(self, counts_in: Round, trajectory: Trajectory, checked: Path | None = None) -> bool:
         """Make an episode durable that counts in this round. False if it was closed, or the ticket had landed.
 
-        ``checked`` is a file with exactly this episode, which is moved; without it the episode is written.
+        Moves ``checked``, a file with exactly this episode, into place; without it, writes the episode.
         """
         key = trajectory.ticket.key
         path = self._landing / _name(counts_in) / f"{key[0]:06d}-{key[1]:05d}.parquet"
@@ -82,7 +82,7 @@ class Store:
         return self._file(wanted).exists() or closed_early
 
     def close(self, iteration: int, carried: Sequence[Ticket], cancelled: Sequence[Ticket]) -> None:
-        """The iteration ends without these. Written before anything of it counts elsewhere; the first time counts."""
+        """Ends the iteration without these tickets, durably before any counts elsewhere. Only the first call counts."""
         if not self._closing(iteration).exists():
             path, content = self._closing(iteration), {"carried": carried, "cancelled": cancelled}
             lists = {name: [ticket.to_json() for ticket in tickets] for name, tickets in content.items()}
@@ -90,7 +90,7 @@ class Store:
             self._write_policy.wait_for(str(path), lambda: atomic_files.write_json(path, lists))
 
     def left_out(self, iteration: int) -> tuple[list[Ticket], list[Ticket]]:
-        """What ``iteration`` closed without: tickets that the next one takes over, and those that are never run."""
+        """Returns the tickets that ``iteration`` closed without: those the next one takes over, and those cancelled."""
         path = self._closing(iteration)
         if not path.exists():
             return [], []
@@ -119,18 +119,21 @@ class Store:
         return self._file(wanted).exists()
 
     def read(self, iteration: int) -> Sequence[Trajectory]:
-        """The episodes of a finished iteration, in the order of their tickets."""
+        """Returns the episodes of a finished iteration, in the order of their tickets."""
         if iteration not in self._recent:
             self._recent[iteration] = parquet.read(self._file(Round(iteration)))
         return self._recent[iteration]
 
     def fresh(self, iteration: int, max_staleness: int | None = None) -> list[Trajectory]:
-        """The iteration's episodes whose policy was at most so many updates behind when they counted."""
+        """Returns the iteration's episodes whose policy was at most ``max_staleness`` updates behind (None: all)."""
         oldest = 0 if max_staleness is None else iteration - max_staleness
         return [one for one in self.read(iteration) if one.ticket.policy_version >= oldest]
 
     def replay(self, until: int, capacity: int, max_staleness: int | None = None) -> list[Trajectory]:
-        """The newest ``capacity`` episodes of the iterations up to and with ``until``, oldest first (see ``fresh``)."""
+        """Returns the newest ``capacity`` episodes of iterations up to and including ``until``, oldest first.
+
+        Skips episodes as ``fresh`` does.
+        """
         newest: list[Trajectory] = []
         iteration = until
         while iteration >= 0 and len(newest) < capacity and self.has(Round(iteration)):
