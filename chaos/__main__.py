@@ -26,7 +26,7 @@ _MACHINES = 3
 
 
 def strike(kinds: Sequence[Fault], count: int, seed: int, inference: Inference) -> tuple[list[Trial], list[Invariant]]:
-    """Run the plan; what became of every fault, and of the invariants."""
+    """Runs the plan; what became of every fault, and of the invariants."""
     with ground(_MACHINES, inference) as here:
         watch = Watch(here.run)
         try:
@@ -43,7 +43,7 @@ def strike(kinds: Sequence[Fault], count: int, seed: int, inference: Inference) 
 
 
 def _finish(here: RunContext) -> int:
-    """End the run in order, then let it finish the iteration it was in. Returns the number of iterations."""
+    """Ends the run in order, then let it finish the iteration it was in. Returns the number of iterations."""
     here.clock.write_text("0")
     if (status := here.end_host()) != 130:
         here.ended_by_itself.append(f"asked to end, the host ended with status {status}")

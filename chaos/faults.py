@@ -137,7 +137,7 @@ def _half_open(scene: Scene) -> bool:
 
 
 def _spoil(change: Callable[[bytes], bytes]) -> Callable[[Scene], bool]:
-    """An episode that lies ready is changed before the courier, held back meanwhile, can fetch it.
+    """Returns an episode that lies ready is changed before the courier, held back meanwhile, can fetch it.
 
     One whose duplicate came home first is dropped unread, which is no strike.
     """
@@ -214,7 +214,7 @@ def _jump_the_clock(scene: Scene) -> bool:
 
 
 def _start_other_version(scene: Scene) -> bool:
-    """A program of another version serves the folder before the host can start its own."""
+    """Returns a program of another version serves the folder before the host can start its own."""
     machine = scene.machine
     folder = forgery.job_folder(machine.jobs)
     if folder is None or machine.program() is None:
@@ -246,7 +246,7 @@ _LOST = ("worker_lost",)
 _REFUSED = ("episode_refused",)
 _NOT_ANNOUNCED = "is not the file that was announced"
 _NO_SPACE = "No space left"
-_POLICY_ENDED, _POLICY_STUCK = "process of the host's policy ended", "process of the host's policy did not"
+_POLICY_ENDED, _POLICY_STUCK = "host's policy process ended", "host's policy process did not"
 
 FAULTS = [
     Fault("kill -9 of an emulator", _kill_emulator, ("slot",), "ended during its", why="ended during its"),
@@ -331,6 +331,6 @@ FAULTS = [
 
 
 def faults(inference: Inference, root: bool) -> list[Fault]:
-    """The kinds of faults that can strike such a run."""
+    """Returns the kinds of faults that can strike such a run."""
     host_acts = inference is Inference.host
     return [fault for fault in FAULTS if (root or not fault.root) and (host_acts or not fault.host_acts)]

@@ -21,13 +21,13 @@ MARK = "forged"
 
 
 def job_folder(jobs: Path) -> JobFolder | None:
-    """The folder of the run below ``jobs``, if it is there already."""
+    """Returns the folder of the run below ``jobs``, if it is there already."""
     found = [path for path in jobs.glob("*") if (path / "episodes").is_dir()]
     return JobFolder(found[0]) if found else None
 
 
 def spoil_next(jobs: Path, change: Callable[[bytes], bytes], limit_s: float) -> str | None:
-    """Change the next episode that becomes ready; its id, or None if there was none within the limit."""
+    """Changes the next episode that becomes ready; its id, or None if there was none within the limit."""
     folder = job_folder(jobs)
     if folder is None:
         return None
@@ -46,7 +46,7 @@ def spoil_next(jobs: Path, change: Callable[[bytes], bytes], limit_s: float) -> 
 
 
 def plant(jobs: Path, run: str | None = None, iteration: int = 0, cut: bool = False) -> bool:
-    """Put a whole, well-announced episode there that is not wanted: of another ``run``, or of another iteration.
+    """Puts a whole, well-announced episode there that is not wanted: of another ``run``, or of another iteration.
 
     ``cut``: its manifest is half-written.
     """

@@ -74,7 +74,7 @@ class RunContext:
         self._trust()
 
     def policy(self) -> psutil.Process | None:
-        """The process on the host that acts for all workers."""
+        """Returns the process on the host that acts for all workers."""
         children = psutil.Process(self.host.pid).children()
         return next(iter(running("digirl_dist.inference.policy_process", children)), None)
 
@@ -108,7 +108,7 @@ class RunContext:
             self._host.wait()
 
     def end_host(self, limit_s: float = 40.0) -> int | None:
-        """Ask it to end in order; its exit status, None if it did not end."""
+        """Asks it to end in order; its exit status, None if it did not end."""
         self.host.send_signal(signal.SIGTERM)
         return self.await_host(limit_s)
 
@@ -119,7 +119,7 @@ class RunContext:
             return None
 
     def keep_host(self) -> None:
-        """Start it again if it has ended, and remember why that was."""
+        """Starts it again if it has ended, and remember why that was."""
         if self.host.poll() is not None:
             said = (self.folder / "host.log").read_text(errors="replace").splitlines()[-3:]
             self.ended_by_itself.append(f"status {self.host.returncode}: {' | '.join(said)}")

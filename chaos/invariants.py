@@ -124,7 +124,7 @@ def _counted(line: dict[str, Any], worker: str) -> float:
 
 
 def _is_of_one_host(watch: Watch, ends: Mapping[int, float], number: int) -> bool:
-    """Whether the host neither began anew nor was stopped from the end of the iteration before to the end of this."""
+    """Returns whether the host neither began anew nor was stopped from the end of the iteration before to the end of this."""
     if not {number - 1, number} <= set(ends):
         return False
     begun = [event.at for event in watch.events if event.kind == "run_started"]

@@ -25,7 +25,7 @@ CLOCK = Path(__file__).parent / "clock"
 
 
 def eventually(condition: Callable[[], object], limit_s: float) -> bool:
-    """Whether ``condition`` came true within the limit."""
+    """Returns whether ``condition`` came true within the limit."""
     deadline = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > deadline:
@@ -97,7 +97,7 @@ class Machine:
         return next(iter(self._running("digirl_dist.worker_program.program")), None)
 
     def courier(self) -> psutil.Process | None:
-        """The one that serves the newest connection."""
+        """Returns the one that serves the newest connection."""
         found = self._running("digirl_dist.worker_program.courier")
         return max(found, key=lambda one: one.create_time(), default=None)
 
@@ -135,7 +135,7 @@ class Disk:
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "digirl-dist-chaos", folder], check=True)
 
     def fill(self) -> None:
-        """Use up all the room that is left."""
+        """Uses up all the room that is left."""
         with suppress(OSError), (self.folder / f"filler-{time.monotonic_ns()}").open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
@@ -149,7 +149,7 @@ class Disk:
 
 
 def send(process: psutil.Process | None, number: signal.Signals) -> bool:
-    """Whether there was a process to send it to."""
+    """Returns whether there was a process to send it to."""
     if process is None:
         return False
     try:

@@ -32,7 +32,7 @@ def running(module: str, among: Iterable[psutil.Process]) -> list[psutil.Process
 
 
 def emulators(among: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """The emulators themselves, without the guards above them."""
+    """Returns the emulators themselves, without the guards above them."""
     family = running("digirl_dist.rollout.emulator_process", among)
     pids = {one.pid for one in family}
     return [one for one in family if one.ppid() in pids]  # a guard that has not forked yet is none

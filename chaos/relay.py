@@ -31,7 +31,7 @@ class Relay:
         threading.Thread(target=self._accept, name="relay", daemon=True).start()
 
     def cut(self) -> None:
-        """Reset every connection, on both sides."""
+        """Resets every connection, on both sides."""
         for link in self._links:
             link.reset()
         self._links = []
@@ -134,7 +134,7 @@ class _Link:
 
 
 def _reset(side: socket.socket) -> None:
-    """Close with RST, as a machine does that knows nothing of the connection."""
+    """Closes with RST, as a machine does that knows nothing of the connection."""
     with suppress(OSError):  # closed already
         side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         side.shutdown(socket.SHUT_RDWR)

@@ -31,7 +31,7 @@ class Trial:
 
 
 def plan(kinds: Sequence[Fault], count: int, seed: int) -> list[Fault]:
-    """The ``kinds`` in shuffled rounds, so that each comes as often as any other, in an order that the seed decides."""
+    """Returns the ``kinds`` in shuffled rounds, so that each comes as often as any other, in an order that the seed decides."""
     rng = random.Random(seed)
     found: list[Fault] = []
     while len(found) < count:
@@ -69,7 +69,7 @@ class Chaos:
         self._await_free(all_of_them=True)
 
     def _await_free(self, all_of_them: bool) -> Machine:
-        """A machine without a fault under way, drawn at random."""
+        """Returns a machine without a fault under way, drawn at random."""
         while True:
             self._ground.keep_host()
             free = [one for one in self._ground.machines if not self._is_busy(one.name)]
@@ -130,7 +130,7 @@ def _await_notice(fault: Fault, scene: Scene, worker: str | None, since: float) 
 
 
 def _is_explained(fault: Fault, scene: Scene, worker: str | None) -> bool:
-    """Whether ``digirl-dist why`` names the worker and what befell it, within the time it takes to write its status."""
+    """Returns whether ``digirl-dist why`` names the worker and what befell it, within the time it takes to write its status."""
     deadline = time.monotonic() + _WHY_S
     while True:
         lines = scene.ground.why().splitlines()
@@ -142,7 +142,7 @@ def _is_explained(fault: Fault, scene: Scene, worker: str | None) -> bool:
 
 
 def _subject(lines: list[str], line: str) -> str:
-    """The line with the worker's heading that it stands under."""
+    """Returns the line with the worker's heading that it stands under."""
     before = lines[: lines.index(line) + 1]
     return line + next((one for one in reversed(before) if one.startswith("worker ")), "")
 

@@ -57,7 +57,7 @@ class Watch:
         return next((event for event in self.events[:] if event.at >= since and wanted(event)), None)
 
     def is_joined(self, worker: str, for_s: float = 1.0) -> bool:
-        """Whether the worker is with the host that runs now, and has been for a moment."""
+        """Returns whether the worker is with the host that runs now, and has been for a moment."""
         for event in reversed(self.events[:]):
             if event.kind == "run_started":
                 return False
@@ -66,7 +66,7 @@ class Watch:
         return False
 
     def wait(self, since: float, wanted: Callable[[Event], bool], limit_s: float) -> Event | None:
-        """The first such event since then, for which ``limit_s`` from now is waited."""
+        """Returns the first such event since then, for which ``limit_s`` from now is waited."""
         deadline = time.monotonic() + limit_s
         while (found := self.first(since, wanted)) is None and time.monotonic() < deadline:
             time.sleep(_EVERY_S)

@@ -1,4 +1,4 @@
-"""What the agent is asked to do, and the tickets that say which episodes an iteration consists of."""
+"""The agent's tasks, and the tickets that define an iteration's episodes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Key(NamedTuple):
 
 
 _ORDER_STREAM = 1
-"""Keeps the draws of orders apart from those of seeds."""
+"""Separates the random draws of orders from those of seeds."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to do. ``params`` are read by the emulator that judges it (JSON values only)."""
+    """One task. The emulator that judges it reads ``params`` (JSON values only)."""
 
     id: str
     instruction: str = ""
@@ -45,7 +45,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Ticket:
-    """The right to run one episode. Decided on the host, so what is collected does not depend on who runs it."""
+    """The definition of one episode. The host decides all of it, so the episode does not depend on the worker."""
 
     iteration: int
     index: int
@@ -85,10 +85,10 @@ class Ticket:
 class Plan:
     """Chooses the tickets of an iteration from a task set; a pure function of seed and iteration.
 
-    The tickets of all iterations, over the whole fleet, walk through the set again and again, so each pass covers it
-    without repeats. ``order`` is ``sequential`` (as the set is written) or ``random`` (shuffled anew for each pass).
-    ``group_size`` tickets in a row, which must divide ``rollout_size``, share task and seed: they start alike, and an
-    agent acts differently in each.
+    The tickets of all iterations, over the whole fleet, pass through the set again and again, so each pass covers it
+    without repeats. ``order`` is ``sequential`` (as the set is written) or ``random`` (reshuffled for each pass).
+    ``group_size``, which must divide ``rollout_size``, is the number of consecutive tickets that share task and seed:
+    they start alike, and the agent acts differently in each.
     """
 
     tasks: Sequence[Task]
@@ -114,7 +114,7 @@ class Plan:
         return [self.tasks[orders[number][place]] for number, place in places]
 
     def _pass(self, number: int) -> Sequence[int]:
-        """The indices of all tasks in the order of this walk through them."""
+        """Returns the indices of all tasks in the order of one pass."""
         if self.order == "sequential":
             return range(len(self.tasks))
         import numpy as np

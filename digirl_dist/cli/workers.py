@@ -1,4 +1,4 @@
-"""The commands ``setup`` and ``doctor``: they take the same configuration and overrides as a run."""
+"""The commands ``setup`` and ``doctor``, which take the same configuration and overrides as a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from digirl_dist.setup.prepare import Progress
 
 _SETUP = "prepare all workers over SSH: Python, the package, and what the emulator needs; a second run changes nothing"
-_DOCTOR = "look whether a run would start: the host and every worker, with the remedy for each failure"
+_DOCTOR = "check whether a run would start: the host and every worker, with the remedy for each failure"
 
 
 def setup(words: Sequence[str]) -> int:
@@ -77,7 +77,7 @@ def _doctor(settings: Settings, as_json: bool, try_emulators: bool) -> int:
 
 
 class _Printer:
-    """A line per step as it happens, from all workers at once."""
+    """Prints a line per step of all workers as it happens."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Looks at the host itself."""
+"""Checks the host itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def examine_host(settings: Settings) -> Iterator[Check]:
 
 
 def examine_emulators(settings: Settings, needs: Needs) -> Iterator[Check]:
-    """For a run whose emulators run here."""
+    """Yields the checks for a run whose emulators run on this machine."""
     android = None if needs.android is None else asdict(needs.android)
     slots = settings.bsize if isinstance(settings.bsize, int) else 1  # auto: whatever fits, but one must
     facts = probe.look(probe.Order({}, [], needs.browser, android, slots))

@@ -1,4 +1,4 @@
-"""What the findings of ``probe`` mean for a run: pure functions from facts to checks."""
+"""Judges the findings of ``probe``: pure functions from facts to checks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from digirl_dist.doctor.check import Check
 from digirl_dist.doctor.needs import POLICY_MB, AndroidNeeds, Needs
 
 CLOCK_LIMIT_S = 60.0
-"""Beyond this, certificates of package indexes begin to look wrong."""
+"""Largest difference of clocks; beyond it, certificates of package indexes begin to look invalid."""
 _ENVIRONMENT_MB = 3000
 _JOBS_MB = 500
 _ROOM = {"run_path": (_ENVIRONMENT_MB, "worker_run_path"), "temp_path": (_JOBS_MB, "worker_temp_path")}
@@ -17,7 +17,7 @@ _VENV_REMEDY = "`apt-get install python3-venv` there (or uv), or run `digirl-dis
 
 
 def judge(worker: str, facts: dict[str, Any], needs: Needs, slots: int, threads: int) -> Iterator[Check]:
-    """Everything but what only the connection shows. ``threads`` is worker_torch_threads."""
+    """Yields all checks except those of the connection. ``threads`` is worker_torch_threads."""
     yield _python(worker, facts)
     yield from _folders(worker, facts)
     yield _memory(worker, facts, needs, slots)
@@ -31,7 +31,7 @@ def judge(worker: str, facts: dict[str, Any], needs: Needs, slots: int, threads:
 
 
 def clock(worker: str, ahead_s: float) -> Check:
-    """``ahead_s``: how far the worker's clock is before the host's."""
+    """Checks the worker's clock, which is ``ahead_s`` seconds ahead of the host's."""
     detail = f"{abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the host's"
     remedy = "set both by NTP: `sudo timedatectl set-ntp true`"
     return Check(worker, "clock", abs(ahead_s) < CLOCK_LIMIT_S, detail, remedy, blocks=False)
@@ -47,7 +47,7 @@ def _folders(worker: str, facts: dict[str, Any]) -> Iterator[Check]:
     for name, found in facts["folders"].items():
         needed_mb, setting = _ROOM.get(name, (_JOBS_MB, name))
         if name == "run_path" and facts["torch"] is not None:
-            needed_mb = _JOBS_MB  # the environment is there: what is needed is room for another version of the package
+            needed_mb = _JOBS_MB  # the environment exists, so only another version of the package needs space
         if not found["writable"]:
             detail = f"{found['path']}: {facts['user']} cannot write to {found['blocked_by']}"
             yield Check(worker, f"disk {name}", False, detail, f"set {setting} to a folder that its user can write")
@@ -73,7 +73,7 @@ def _cores(worker: str, facts: dict[str, Any], needs: Needs, slots: int) -> Chec
     fits = max(1, int(cores / needs.cores))
     detail = f"{cores} for bsize={slots}, which keep about {wanted:g} busy"
     return Check(
-        worker, "cores", wanted <= cores, detail, f"set bsize={fits} for it: more only wait longer", blocks=False
+        worker, "cores", wanted <= cores, detail, f"set bsize={fits} for it: more would only wait", blocks=False
     )
 
 

@@ -1,4 +1,4 @@
-"""What an emulator needs of the machine that it runs on."""
+"""An emulator's requirements on its machine."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from digirl_dist import capacity
 from digirl_dist.settings import AndroidSettings, EmulatorSettings, MiniwobSettings
 
 POLICY_MB = 700
-"""The worker program with torch and a small policy."""
+"""Memory of the worker program with torch and a small policy, in MiB."""
 
 
 @dataclass(frozen=True)
 class AndroidNeeds:
-    """As in the emulator's settings. ``avd`` None: devices by serial, for which adb is enough."""
+    """The fields of the emulator's settings. ``avd`` None: devices by serial, for which adb is enough."""
 
     avd: str | None = None
     sdk_path: str | None = None
@@ -24,18 +24,18 @@ class AndroidNeeds:
 
 @dataclass(frozen=True)
 class Needs:
-    """Of one emulator."""
+    """Requirements of one emulator."""
 
     emulator: str
     memory_mb: int
     cores: float
-    """Cores that it keeps busy."""
+    """Number of cores that it keeps busy."""
     browser: bool = False
     android: AndroidNeeds | None = None
 
 
 def needs_of(settings: EmulatorSettings, takes: capacity.Needs) -> Needs:
-    """``takes``: what ``bsize: auto`` goes by."""
+    """Returns an emulator's requirements; ``takes`` is the estimate behind ``bsize: auto``."""
     memory_mb, browser = round(takes.memory_mib), isinstance(settings, MiniwobSettings)
     android = _android(settings) if isinstance(settings, AndroidSettings) else None
     return Needs(settings.name, memory_mb, takes.cores, browser, android)

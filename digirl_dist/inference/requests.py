@@ -1,4 +1,4 @@
-"""What an episode asks its policy, and what it is told; the same beside the emulators and over a link."""
+"""Inference requests of episodes and the policy's replies, alike on the same machine and over a link."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from digirl_dist.trajectory import Decision, Observation
 class RandomStream:
     """The randomness of one decision.
 
-    It follows from ``key`` alone (the ticket's seed and index, and the step), so it is the same wherever and with
-    whichever others it is decided.
+    It depends on ``key`` alone (the ticket's seed and index, and the step), so neither the machine nor the rest of the
+    batch changes it.
     """
 
     def __init__(self, seed: int, index: int, step: int) -> None:
@@ -24,13 +24,13 @@ class RandomStream:
 
     @cached_property
     def rng(self) -> np.random.Generator:
-        """Made at first use; until then a stream is three numbers, also where it is sent to another process."""
+        """The generator, created at first use. Until then a stream is three numbers, even when sent to a process."""
         return np.random.default_rng(self.key)
 
 
 @dataclass(frozen=True, eq=False)
 class InferenceRequest:
-    """What to do next, in one step of one episode. ``number`` names it among those of its asker."""
+    """A request for the next action in one step of an episode. ``number`` identifies it among its sender's requests."""
 
     number: int
     version: int
@@ -63,7 +63,7 @@ class InferenceRequest:
 
 @dataclass(frozen=True)
 class InferenceResult:
-    """The answer to the request of that number."""
+    """The decision for the request of that number."""
 
     number: int
     decision: Decision
@@ -74,7 +74,7 @@ class InferenceResult:
 
 @dataclass(frozen=True)
 class InferenceFailure:
-    """The request of that number has no answer, for this reason; its episode must run again."""
+    """The reason why the request of that number has no decision; its episode must run again."""
 
     number: int
     reason: str

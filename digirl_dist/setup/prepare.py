@@ -1,4 +1,4 @@
-"""Prepares one worker over SSH: the steps of its emulator, then the package. What is there already is left alone."""
+"""Prepares one worker over SSH: the steps of its emulator, then the package. Leaves alone what is already installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PACKAGE = "digirl_dist and what it depends on"
 
 @dataclass(frozen=True)
 class Progress:
-    """One line of what happens on a worker. ``state``: ok, would, doing, done or failed, as in ``worker/steps.sh``."""
+    """The state of one step on a worker: ok, would, doing, done or failed, as in ``worker/steps.sh``."""
 
     worker: str
     state: str
@@ -33,7 +33,7 @@ Tell = Callable[[Progress], None]
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is to be done on one worker, at most for ``package.limit_s`` per step."""
+    """The preparation of one worker. Each step may take ``package.limit_s`` seconds."""
 
     worker_config: WorkerConfig
     steps: Steps
@@ -42,12 +42,12 @@ class Preparation:
 
 
 def prepare(preparation: Preparation, ssh: SshSettings, tell: Tell) -> WorkerError | None:
-    """Tells each step as it happens; returns why it did not come to the end, if so. The failure of one is data."""
+    """Prepares a worker and passes each step to ``tell``; returns the error that stopped it, or None."""
     try:
         with connect(preparation.worker_config.address, ssh) as connection:
             _run(preparation, preparation.steps.script, connection, tell)
             _install(preparation, connection, tell)
-        if preparation.steps.after:  # in a new login, in which new memberships of groups count
+        if preparation.steps.after:  # a new login, because new group memberships need one
             with connect(preparation.worker_config.address, ssh) as connection:
                 _run(preparation, preparation.steps.after, connection, tell)
     except WorkerError as error:
@@ -56,7 +56,7 @@ def prepare(preparation: Preparation, ssh: SshSettings, tell: Tell) -> WorkerErr
 
 
 def _run(preparation: Preparation, script: str, connection: Connection, tell: Tell) -> None:
-    """Raises InstallError with the command that failed and its last lines, or LinkLostError."""
+    """Runs a script. Raises InstallError with the failed command and its last lines, or LinkLostError."""
     variables = [f"{name}={value}" for name, value in preparation.steps.variables.items()]
     channel = connection.open(["env", *variables, "bash", "-s"])
     try:
@@ -89,13 +89,13 @@ def _failure(channel: Channel, progress: Progress) -> InstallError:
 
 
 def _line(channel: Channel, limit_s: float) -> str:
-    """The next line, or "" at the end of the output."""
+    """Returns the next line, or "" at the end of the output."""
     try:
         return channel.readline(timeout_s=limit_s).decode(errors="replace").rstrip("\n")
     except LinkLostError as error:
         if "was silent" not in error.reason:
             raise
-        reason = f"a step of the setup was not done within {limit_s:g} s"
+        reason = f"a step of the setup did not end within {limit_s:g} s"
         raise InstallError(channel.worker, reason, "raise install.limit_s, or look what hangs there") from error
 
 
@@ -119,4 +119,4 @@ def _what_would_be_missing(connection: Connection, preparation: Preparation) -> 
     try:
         return what_is_missing(connection, preparation.package, worker_config.run_path, worker_config.python)
     except InstallError as error:
-        return error.reason  # Python itself is not there yet: that was told as a step
+        return error.reason  # Python itself is missing, which a step before has reported

@@ -1,4 +1,4 @@
-"""The environments of one process, and the way to them: here, or in an actor of a Ray cluster."""
+"""The environments of one process: this one, or an actor of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from digirl_dist.vec_env.config import EnvMaker, EpisodeCfg
 
 @dataclass(frozen=True)
 class Answer:
-    """What one environment says after a step. A reset has no reward."""
+    """The result of one environment's step or reset. A reset has no reward."""
 
     observation: Any
     info: dict[str, Any]
@@ -23,7 +23,7 @@ class Answer:
 
 
 class Environments:
-    """Some Gymnasium environments, told by their number here."""
+    """The Gymnasium environments of one process, identified by their number in it."""
 
     def __init__(self, make: EnvMaker, count: int) -> None:
         self.envs = [make() for _ in range(count)]
@@ -46,13 +46,13 @@ class Environments:
 
 
 class RemoteEnvironments:
-    """The same in an actor. ``packed`` is an EnvMaker (see ``travel``)."""
+    """``Environments`` in an actor. ``packed`` is a packed EnvMaker (see ``user_code.packing``)."""
 
     def __init__(self, packed: bytes, count: int) -> None:
         self._environments = Environments(pickle.loads(packed), count)
 
     def process_id(self) -> int:
-        """Also tells that the environments have been made."""
+        """Returns the process id; its answer shows that the environments exist."""
         return os.getpid()
 
     def reset(self, asked: Sequence[tuple[int, EpisodeCfg]]) -> list[Answer]:
