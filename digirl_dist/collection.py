@@ -48,7 +48,7 @@ class CollectionResult:
     busy: float | None = None
     """Share of slot-seconds spent in episodes while tickets were left."""
     seconds: dict[Key, float] = field(default_factory=dict)
-    """How long its episodes took; those that landed before this process began are missing."""
+    """Duration of each episode in seconds, except those that landed before this process started."""
     purpose: Purpose = "train"
     carried: int = 0
     """Episodes still running when the iteration closed; the next result has them."""

@@ -10,7 +10,7 @@
     ├── CheckpointError          weights are missing, altered or do not fit the agent
     ├── TrajectoryError          an episode file is truncated, altered or foreign
     ├── ProtocolError            host and worker program do not understand each other's messages
-    ├── TrainingError            an update cannot go on: a loss is not a number
+    ├── TrainingError            an update cannot continue: a loss is not finite
     ├── JudgeError               episodes cannot be judged
     ├── PolicyLostError          the host's policy process ended or does not answer
     ├── ChatError                a server that speaks OpenAI's chat completions gives no answer
@@ -74,7 +74,7 @@ class TrajectoryError(DigirlDistError):
 
 
 class ProtocolError(DigirlDistError):
-    """Something else than a message of the other side, or a message with a field out of its range."""
+    """A line is no message of the other side, or a field of a message is out of its range."""
 
 
 class TrainingError(DigirlDistError):

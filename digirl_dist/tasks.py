@@ -9,19 +9,19 @@ from typing import Literal, NamedTuple
 from digirl_dist.types import Json, Natural
 
 Purpose = Literal["train", "evaluate"]
-"""What an episode is run for: to learn from it, or to measure a policy version with it."""
+"""The purpose of an episode: training, or the evaluation of a policy version."""
 
 
 class Round(NamedTuple):
-    """What one ``collect`` brings home: an iteration of training, or the measurement of a policy version."""
+    """The extent of one ``collect``: an iteration of training, or the evaluation of a policy version."""
 
     number: Natural
-    """The iteration; for a measurement, the policy version."""
+    """The iteration; for an evaluation, the policy version."""
     purpose: Purpose = "train"
 
 
 class Key(NamedTuple):
-    """Names a ticket in its run."""
+    """Identifies a ticket in its run."""
 
     iteration: Natural
     """The number of the ticket's round."""
@@ -53,7 +53,7 @@ class Ticket:
     seed: int
     policy_version: int
     attempt: int = 0
-    """How often it had been leased before, so that what two attempts leave behind can be told apart."""
+    """How often the ticket was leased before; distinguishes the files of two attempts."""
     purpose: Purpose = "train"
 
     @property

@@ -38,7 +38,7 @@ class InferenceRequest:
     observation: Observation
 
     def to_message(self) -> tuple[Ask, bytes]:
-        """The message, and the bytes that go with it: the image as it was encoded, then the vector as float32."""
+        """Returns the message and the bytes that go with it: the encoded image, then the vector as float32."""
         seen = self.observation
         image, vector = seen.image, None if seen.vector is None else np.asarray(seen.vector, "<f4").tobytes()
         data = (image or b"") + (vector or b"")
@@ -49,7 +49,7 @@ class InferenceRequest:
 
     @classmethod
     def from_message(cls, ask: Ask, data: bytes) -> InferenceRequest:
-        """Raises ProtocolError if the bytes are not those that the message announces."""
+        """Inverts ``to_message``. Raises ProtocolError if the bytes differ from those that the message announces."""
         split, rest = ask.image or 0, ask.vector or 0
         if split + rest != len(data) or rest % 4:
             raise ProtocolError(f"{len(data)} bytes came with an image of {ask.image} and a vector of {ask.vector}")

@@ -35,10 +35,10 @@ class LimitSettings:
     slot_failures: int = 3
     """Consecutive failures that take an emulator out of service."""
     quarantine_s: float = 300.0
-    """… for this long. Then it gets another chance; one more failure takes it out again."""
+    """Time for which an emulator is out of service. Afterwards one more failure takes it out again."""
     lease_s: float | None = None
-    """A ticket that a worker has held for this long without a word of its episode goes to another one. null: as long as
-    a start, two loads of a policy and two episodes of ``max_steps`` steps may take by the limits above."""
+    """Longest time that a worker may hold a ticket without news of its episode, before the ticket goes to another one.
+    null: the time of a start, two loads of a policy and two episodes of ``max_steps`` steps by the limits above."""
     episode_attempts: int = 5
     """A ticket whose episode fails this often ends the run."""
     silence_s: float = 14.0

@@ -44,7 +44,7 @@ SCHEMA = pa.schema(
 """``success`` belongs to the episode and repeats in each row; ``final_observation`` is null except in the last row."""
 
 _BEFORE_PURPOSES = SCHEMA.remove(SCHEMA.get_field_index("purpose"))
-"""Earlier versions wrote these columns; a measurement of policy version v had the iteration -1 - v."""
+"""The columns of earlier versions, in which an evaluation of policy version v had the iteration -1 - v."""
 
 
 def to_table(trajectory: Trajectory) -> pa.Table:
@@ -82,7 +82,10 @@ def to_table(trajectory: Trajectory) -> pa.Table:
 
 
 def from_table(table: pa.Table) -> list[Trajectory]:
-    """The episodes of a table, in the order of their first rows. Raises TrajectoryError if it is not one of ours."""
+    """Returns the episodes of a table, in the order of their first rows.
+
+    Raises TrajectoryError if the schema or a row does not fit.
+    """
     if not any(table.schema.equals(known, check_metadata=False) for known in (SCHEMA, _BEFORE_PURPOSES)):
         raise TrajectoryError(f"columns are not those of a trajectory: {', '.join(table.schema.names)}")
     episodes: dict[str, list[dict[str, Any]]] = {}
