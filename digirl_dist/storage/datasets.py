@@ -48,4 +48,15 @@ def _table(file: Path) -> pa.Table:
 
 def _ours(rows: pa.Table) -> pa.Table:
     """Returns the columns of the schema in its types; ``datasets`` widens some of them."""
-    return rows.select(parquet.SCHEMA.names).replace_schema_metadata(None).cast(parquet.SCHEMA)
+    return _with_purpose(rows).select(parquet.SCHEMA.names).replace_schema_metadata(None).cast(parquet.SCHEMA)
+
+
+def _with_purpose(rows: pa.Table) -> pa.Table:
+    """Adds ``purpose`` to rows of earlier versions, where an evaluation of policy version v has iteration -1 - v."""
+    if "purpose" in rows.schema.names:
+        return rows
+    iterations = rows["iteration"].to_pylist()
+    purposes = pa.array(["evaluate" if iteration < 0 else "train" for iteration in iterations], pa.string())
+    numbers = pa.array([max(iteration, -1 - iteration) for iteration in iterations], pa.int32())
+    place = rows.schema.get_field_index("iteration")
+    return rows.set_column(place, "iteration", numbers).append_column("purpose", purposes)
