@@ -85,14 +85,14 @@ def _insides(target: Target, connection: Connection, settings: Settings, install
     worker_config, needs = target.worker_config, target.needs
     slots = worker_config.slots or 1  # bsize: auto takes what fits, but one must
     folders = {"run_path": worker_config.run_path, "temp_path": worker_config.temp_path}
-    order = probe.Order(
+    request = probe.ProbeRequest(
         folders={name: path for name, path in folders.items() if path},
         torch_python=target.python if installed else [],
         browser=needs.browser,
         android=None if needs.android is None else asdict(needs.android),
         slots=slots,
     )
-    with RemotePython(connection, worker_config.python, Path(probe.__file__), asdict(order)) as remote:
+    with RemotePython(connection, worker_config.python, Path(probe.__file__), asdict(request)) as remote:
         asked = time.time()
         facts = remote.answer(time.monotonic() + _PROBE_LIMIT_S)
         answered = time.time()

@@ -24,7 +24,7 @@ def examine_emulators(settings: Settings, needs: Needs) -> Iterator[Check]:
     """Yields the checks for a run whose emulators run on this machine."""
     android = None if needs.android is None else asdict(needs.android)
     slots = settings.bsize if isinstance(settings.bsize, int) else 1  # auto: whatever fits, but one must
-    facts = probe.look(probe.Order({}, [], needs.browser, android, slots))
+    facts = probe.look(probe.ProbeRequest({}, [], needs.browser, android, slots))
     yield from judgement.judge(HOST, facts, needs, slots, settings.worker_torch_threads)
 
 

@@ -1,7 +1,7 @@
 """Collects facts about a machine. The host streams this file to the worker's own Python, so it imports nothing else.
 
-Reads a line of JSON from stdin (see ``Order``) and writes one with the facts to stdout. It changes nothing; the host
-judges the facts in ``judgement``.
+Reads a line of JSON from stdin (see ``ProbeRequest``) and writes one with the facts to stdout. It changes nothing; the
+host judges the facts in ``judgement``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TORCH = "import torch; print(torch.__version__, torch.get_num_threads())"
 
 
 @dataclass
-class Order:
+class ProbeRequest:
     """The facts to collect. Paths may start with ``~/``."""
 
     folders: dict[str, str]
@@ -43,8 +43,9 @@ class Order:
     slots: int
 
 
-def look(order: Order) -> dict[str, Any]:
+def look(request: ProbeRequest) -> dict[str, Any]:
     """Returns all facts as JSON values."""
+    torch_python = [os.path.expanduser(word) for word in request.torch_python]
     found: dict[str, Any] = {
         "time": time.time(),
         "user": pwd.getpwuid(os.getuid()).pw_name,
@@ -54,14 +55,16 @@ def look(order: Order) -> dict[str, Any]:
         "uv": shutil.which("uv", path=_path(".local/bin", ".cargo/bin")),
         "cores": len(os.sched_getaffinity(0)),
         "memory_mb": _memory_mb(),
-        "folders": {name: _folder(Path(path).expanduser()) for name, path in order.folders.items()},
-        "torch": _said([*map(os.path.expanduser, order.torch_python), "-c", _TORCH]) if order.torch_python else None,
+        "folders": {name: _folder(Path(path).expanduser()) for name, path in request.folders.items()},
+        "torch": _said([*map(os.path.expanduser, request.torch_python), "-c", _TORCH])
+        if request.torch_python
+        else None,
     }
-    if order.browser:
+    if request.browser:
         found["browser"] = _program(*_BROWSERS)
         found["driver"] = _program("chromedriver")
-    if order.android is not None:
-        found["android"] = _android(order.android, order.slots)
+    if request.android is not None:
+        found["android"] = _android(request.android, request.slots)
     return found
 
 
@@ -178,7 +181,7 @@ def _is_free(port: int) -> bool:
 
 
 def main(source: BinaryIO) -> None:
-    print(json.dumps(look(Order(**json.loads(source.readline())))), flush=True)
+    print(json.dumps(look(ProbeRequest(**json.loads(source.readline())))), flush=True)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def some_action(spec: EmulatorSpec) -> Json:
 def try_there(connection: Connection, python: list[str], trial: Trial) -> str:
     """Runs the trial on the worker; returns its timings as text. Raises JobError with the reason, or LinkLostError."""
     channel = connection.open([*python, "-m", "digirl_dist.worker_program.trial"])
-    order = {
+    request = {
         "size": len(trial.emulator),
         "task": asdict(trial.task),
         "action": trial.action,
@@ -55,7 +55,7 @@ def try_there(connection: Connection, python: list[str], trial: Trial) -> str:
     }
     deadline = time.monotonic() + trial.limit_s
     try:
-        channel.write(json.dumps(order).encode() + b"\n" + trial.emulator)
+        channel.write(json.dumps(request).encode() + b"\n" + trial.emulator)
         phases = []
         while message := _next(channel, deadline):
             if "error" in message:
