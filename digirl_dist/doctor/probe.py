@@ -56,9 +56,7 @@ def look(request: ProbeRequest) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_mb": _memory_mb(),
         "folders": {name: _folder(Path(path).expanduser()) for name, path in request.folders.items()},
-        "torch": _said([*map(os.path.expanduser, request.torch_python), "-c", _TORCH])
-        if request.torch_python
-        else None,
+        "torch": _said([*torch_python, "-c", _TORCH]) if torch_python else None,
     }
     if request.browser:
         found["browser"] = _program(*_BROWSERS)
