@@ -9,7 +9,7 @@ from pathlib import Path
 
 from digirl_dist.doctor import judgement, link, probe
 from digirl_dist.doctor.check import Check
-from digirl_dist.doctor.needs import Needs
+from digirl_dist.doctor.requirements import MachineRequirements
 from digirl_dist.doctor.trial import Trial, try_there
 from digirl_dist.errors import InstallError, WorkerError
 from digirl_dist.fleet.install import Package, what_is_missing
@@ -27,7 +27,7 @@ class Target:
     """A worker and a run's requirements. ``package`` None: the worker uses the host's own copy through ``python``."""
 
     worker_config: WorkerConfig
-    needs: Needs
+    requirements: MachineRequirements
     package: Package | None
     python: list[str]
     """Command of the Python that has the package once it is installed."""
@@ -82,21 +82,21 @@ def _package(target: Target, connection: Connection) -> Check:
 
 def _insides(target: Target, connection: Connection, settings: Settings, installed: bool) -> Iterator[Check]:
     """Yields the checks of the machine. Raises InstallError if Python cannot run there, or LinkLostError."""
-    worker_config, needs = target.worker_config, target.needs
+    worker_config, requirements = target.worker_config, target.requirements
     slots = worker_config.slots or 1  # bsize: auto takes what fits, but one must
     folders = {"run_path": worker_config.run_path, "temp_path": worker_config.temp_path}
     request = probe.ProbeRequest(
         folders={name: path for name, path in folders.items() if path},
         torch_python=target.python if installed else [],
-        browser=needs.browser,
-        android=None if needs.android is None else asdict(needs.android),
+        browser=requirements.browser,
+        android=None if requirements.android is None else asdict(requirements.android),
         slots=slots,
     )
     with RemotePython(connection, worker_config.python, Path(probe.__file__), asdict(request)) as remote:
         asked = time.time()
         facts = remote.answer(time.monotonic() + _PROBE_LIMIT_S)
         answered = time.time()
-    yield from judgement.judge(worker_config.name, facts, needs, slots, settings.worker_torch_threads)
+    yield from judgement.judge(worker_config.name, facts, requirements, slots, settings.worker_torch_threads)
     yield judgement.clock(worker_config.name, _ahead_s(facts["time"], asked, answered))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from digirl_dist.doctor.check import Check
-from digirl_dist.doctor.needs import POLICY_MB, AndroidNeeds, Needs
+from digirl_dist.doctor.requirements import POLICY_MB, AndroidRequirements, MachineRequirements
 
 CLOCK_LIMIT_S = 60.0
 """Largest difference of clocks; beyond it, certificates of package indexes begin to look invalid."""
@@ -16,18 +16,20 @@ _ROOM = {"run_path": (_ENVIRONMENT_MB, "worker_run_path"), "temp_path": (_JOBS_M
 _VENV_REMEDY = "`apt-get install python3-venv` there (or uv), or run `digirl-dist setup`"
 
 
-def judge(worker: str, facts: dict[str, Any], needs: Needs, slots: int, threads: int) -> Iterator[Check]:
+def judge(
+    worker: str, facts: dict[str, Any], requirements: MachineRequirements, slots: int, threads: int
+) -> Iterator[Check]:
     """Yields all checks except those of the connection. ``threads`` is worker_torch_threads."""
     yield _python(worker, facts)
     yield from _folders(worker, facts)
-    yield _memory(worker, facts, needs, slots)
-    yield _cores(worker, facts, needs, slots)
+    yield _memory(worker, facts, requirements, slots)
+    yield _cores(worker, facts, requirements, slots)
     if facts["torch"] is not None:
         yield _torch(worker, facts, threads)
-    if needs.browser:
+    if requirements.browser:
         yield _browser(worker, facts)
-    if needs.android is not None:
-        yield from _android(worker, facts, needs.android, slots)
+    if requirements.android is not None:
+        yield from _android(worker, facts, requirements.android, slots)
 
 
 def clock(worker: str, ahead_s: float) -> Check:
@@ -58,19 +60,19 @@ def _folders(worker: str, facts: dict[str, Any]) -> Iterator[Check]:
         yield Check(worker, f"disk {name}", enough, detail + ("" if enough else f", {_size(needed_mb)} needed"), remedy)
 
 
-def _memory(worker: str, facts: dict[str, Any], needs: Needs, slots: int) -> Check:
+def _memory(worker: str, facts: dict[str, Any], requirements: MachineRequirements, slots: int) -> Check:
     free = facts["memory_mb"]
-    needed = POLICY_MB + slots * needs.memory_mb
-    fits = (free - POLICY_MB) // needs.memory_mb
-    detail = f"{_size(free)} free, bsize={slots} of {needs.emulator} needs about {_size(needed)}"
+    needed = POLICY_MB + slots * requirements.memory_mb
+    fits = (free - POLICY_MB) // requirements.memory_mb
+    detail = f"{_size(free)} free, bsize={slots} of {requirements.emulator} needs about {_size(needed)}"
     remedy = f"set bsize={fits} for it" if fits > 0 else "it is too small for this emulator: use another machine"
     return Check(worker, "memory", needed <= free, detail, remedy)
 
 
-def _cores(worker: str, facts: dict[str, Any], needs: Needs, slots: int) -> Check:
+def _cores(worker: str, facts: dict[str, Any], requirements: MachineRequirements, slots: int) -> Check:
     cores = facts["cores"]
-    wanted = slots * needs.cores
-    fits = max(1, int(cores / needs.cores))
+    wanted = slots * requirements.cores
+    fits = max(1, int(cores / requirements.cores))
     detail = f"{cores} for bsize={slots}, which keep about {wanted:g} busy"
     return Check(
         worker, "cores", wanted <= cores, detail, f"set bsize={fits} for it: more would only wait", blocks=False
@@ -103,18 +105,19 @@ def _browser(worker: str, facts: dict[str, Any]) -> Check:
     return Check(worker, "chromium", majors[0] == majors[1] != "", detail, remedy)
 
 
-def _android(worker: str, facts: dict[str, Any], needs: AndroidNeeds, slots: int) -> Iterator[Check]:
+def _android(worker: str, facts: dict[str, Any], requirements: AndroidRequirements, slots: int) -> Iterator[Check]:
     found = facts["android"]
     sdk = found["sdk"] or "no Android SDK"
     setup = "run `digirl-dist setup`, or set emulator.sdk_path"
     yield Check(worker, "adb", found["adb"] is not None, found["adb"] or f"none on PATH nor in {sdk}", setup)
-    if needs.avd is None:
+    if requirements.avd is None:
         return
     yield _kvm(worker, facts)
     yield Check(worker, "emulator", found["emulator"] is not None, found["emulator"] or f"none in {sdk}", setup)
-    yield _avd(worker, found, needs.avd)
+    yield _avd(worker, found, requirements.avd)
     busy = found["busy_ports"]
-    detail = f"in use: {', '.join(map(str, busy))}" if busy else f"{needs.first_port} to {needs.first_port + 2 * slots}"
+    first = requirements.first_port
+    detail = f"in use: {', '.join(map(str, busy))}" if busy else f"{first} to {first + 2 * slots}"
     remedy = "end what listens there (`ss -ltnp`), or set emulator.first_port to others"
     yield Check(worker, "ports", not busy, detail, remedy)
 

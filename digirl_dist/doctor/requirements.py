@@ -12,7 +12,7 @@ POLICY_MB = 700
 
 
 @dataclass(frozen=True)
-class AndroidNeeds:
+class AndroidRequirements:
     """The fields of the emulator's settings. ``avd`` None: devices by serial, for which adb is enough."""
 
     avd: str | None = None
@@ -23,7 +23,7 @@ class AndroidNeeds:
 
 
 @dataclass(frozen=True)
-class Needs:
+class MachineRequirements:
     """Requirements of one emulator."""
 
     emulator: str
@@ -31,15 +31,17 @@ class Needs:
     cores: float
     """Number of cores that it keeps busy."""
     browser: bool = False
-    android: AndroidNeeds | None = None
+    android: AndroidRequirements | None = None
 
 
-def needs_of(settings: EmulatorSettings, takes: capacity.Needs) -> Needs:
+def requirements_of(settings: EmulatorSettings, takes: capacity.Needs) -> MachineRequirements:
     """Returns an emulator's requirements; ``takes`` is the estimate behind ``bsize: auto``."""
     memory_mb, browser = round(takes.memory_mib), isinstance(settings, MiniwobSettings)
     android = _android(settings) if isinstance(settings, AndroidSettings) else None
-    return Needs(settings.name, memory_mb, takes.cores, browser, android)
+    return MachineRequirements(settings.name, memory_mb, takes.cores, browser, android)
 
 
-def _android(settings: AndroidSettings) -> AndroidNeeds:
-    return AndroidNeeds(settings.avd, settings.sdk_path, settings.avd_home, settings.first_port, settings.snapshot)
+def _android(settings: AndroidSettings) -> AndroidRequirements:
+    return AndroidRequirements(
+        settings.avd, settings.sdk_path, settings.avd_home, settings.first_port, settings.snapshot
+    )
