@@ -14,7 +14,7 @@ from digirl_dist.exit_status import exit_status
 
 if TYPE_CHECKING:
     from digirl_dist.settings import Settings
-    from digirl_dist.setup.prepare import Progress
+    from digirl_dist.setup.prepare import SetupProgress
 
 _SETUP = "prepare all workers over SSH: Python, the package, and what the emulator needs; a second run changes nothing"
 _DOCTOR = "check whether a run would start: the host and every worker, with the remedy for each failure"
@@ -84,7 +84,7 @@ class _Printer:
         self._started = time.monotonic()
         self._counts = {"ok": 0, "done": 0, "would": 0}
 
-    def tell(self, progress: Progress) -> None:
+    def tell(self, progress: SetupProgress) -> None:
         with self._lock:
             if progress.state in self._counts:
                 self._counts[progress.state] += 1

@@ -19,7 +19,7 @@ _PACKAGE = "digirl_dist and what it depends on"
 
 
 @dataclass(frozen=True)
-class Progress:
+class SetupProgress:
     """The state of one step on a worker: ok, would, doing, done or failed, as in ``worker/steps.sh``."""
 
     worker: str
@@ -28,7 +28,7 @@ class Progress:
     message: str = ""
 
 
-Tell = Callable[[Progress], None]
+Tell = Callable[[SetupProgress], None]
 
 
 @dataclass(frozen=True)
@@ -72,15 +72,15 @@ def _run(preparation: Preparation, script: str, connection: Connection, tell: Te
         channel.close()
 
 
-def _progress(channel: Channel, limit_s: float) -> Iterator[Progress]:
+def _progress(channel: Channel, limit_s: float) -> Iterator[SetupProgress]:
     while line := _line(channel, limit_s):
         state, _, rest = line.partition("\t")
         step, _, message = rest.partition("\t")
         if state in _STATES and step:
-            yield Progress(channel.worker, state, step, message)
+            yield SetupProgress(channel.worker, state, step, message)
 
 
-def _failure(channel: Channel, progress: Progress) -> InstallError:
+def _failure(channel: Channel, progress: SetupProgress) -> InstallError:
     said = []
     while line := _line(channel, 10.0):
         said.append(line)
@@ -105,13 +105,17 @@ def _install(preparation: Preparation, connection: Connection, tell: Tell) -> No
     started = time.monotonic()
     if preparation.dry_run:
         missing = _what_would_be_missing(connection, preparation)
-        tell(Progress(worker_config.name, "would" if missing else "ok", _PACKAGE, missing and f"install it: {missing}"))
+        tell(
+            SetupProgress(
+                worker_config.name, "would" if missing else "ok", _PACKAGE, missing and f"install it: {missing}"
+            )
+        )
     elif not what_is_missing(connection, *place):
-        tell(Progress(worker_config.name, "ok", _PACKAGE))
+        tell(SetupProgress(worker_config.name, "ok", _PACKAGE))
     else:
-        tell(Progress(worker_config.name, "doing", _PACKAGE))
+        tell(SetupProgress(worker_config.name, "doing", _PACKAGE))
         ensure_installed(connection, *place)
-        tell(Progress(worker_config.name, "done", _PACKAGE, f"{time.monotonic() - started:.0f} s"))
+        tell(SetupProgress(worker_config.name, "done", _PACKAGE, f"{time.monotonic() - started:.0f} s"))
 
 
 def _what_would_be_missing(connection: Connection, preparation: Preparation) -> str:
