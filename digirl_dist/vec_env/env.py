@@ -9,7 +9,7 @@ from typing import Any
 from digirl_dist.errors import ClusterError
 from digirl_dist.vec_env.batch import Batch
 from digirl_dist.vec_env.config import VecEnvConfig
-from digirl_dist.vec_env.env_process import Answer, Environments
+from digirl_dist.vec_env.env_process import StepResult, Environments
 from digirl_dist.vec_env.episodes import Episodes
 from digirl_dist.vec_env.pool import LocalPool, Pool, RayPool
 
@@ -148,15 +148,15 @@ class VecEnv:
         if reasons:
             raise ProcessLostError("; ".join(reasons))
 
-    def _now(self, env: int, acted: bool) -> Answer:
+    def _now(self, env: int, acted: bool) -> StepResult:
         running = self._episodes.running(env)
         if running is None:
-            return Answer(None, {})
+            return StepResult(None, {})
         last = running.last
-        return last if acted else Answer(last.observation, last.info, 0.0, last.terminated, last.truncated)
+        return last if acted else StepResult(last.observation, last.info, 0.0, last.terminated, last.truncated)
 
 
-def _columns(answers: Sequence[Answer]) -> Stepped:
+def _columns(answers: Sequence[StepResult]) -> Stepped:
     return (
         Batch(answer.observation for answer in answers),
         [answer.reward for answer in answers],

@@ -12,7 +12,7 @@ from digirl_dist.vec_env.config import EnvMaker, EpisodeCfg
 
 
 @dataclass(frozen=True)
-class Answer:
+class StepResult:
     """The result of one environment's step or reset. A reset has no reward."""
 
     observation: Any
@@ -28,16 +28,17 @@ class Environments:
     def __init__(self, make: EnvMaker, count: int) -> None:
         self.envs = [make() for _ in range(count)]
 
-    def reset(self, asked: Sequence[tuple[int, EpisodeCfg]]) -> list[Answer]:
+    def reset(self, asked: Sequence[tuple[int, EpisodeCfg]]) -> list[StepResult]:
         return [
-            Answer(*self.envs[number].reset(seed=episode.seed, options=episode.options)) for number, episode in asked
+            StepResult(*self.envs[number].reset(seed=episode.seed, options=episode.options))
+            for number, episode in asked
         ]
 
-    def step(self, asked: Sequence[tuple[int, Any]]) -> list[Answer]:
+    def step(self, asked: Sequence[tuple[int, Any]]) -> list[StepResult]:
         answers = []
         for number, action in asked:
             observation, reward, terminated, truncated, info = self.envs[number].step(action)
-            answers.append(Answer(observation, info, float(reward), bool(terminated), bool(truncated)))
+            answers.append(StepResult(observation, info, float(reward), bool(terminated), bool(truncated)))
         return answers
 
     def close(self) -> None:
@@ -55,10 +56,10 @@ class RemoteEnvironments:
         """Returns the process id; its answer shows that the environments exist."""
         return os.getpid()
 
-    def reset(self, asked: Sequence[tuple[int, EpisodeCfg]]) -> list[Answer]:
+    def reset(self, asked: Sequence[tuple[int, EpisodeCfg]]) -> list[StepResult]:
         return self._environments.reset(asked)
 
-    def step(self, asked: Sequence[tuple[int, Any]]) -> list[Answer]:
+    def step(self, asked: Sequence[tuple[int, Any]]) -> list[StepResult]:
         return self._environments.step(asked)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from digirl_dist.vec_env.config import EpisodeCfg
-from digirl_dist.vec_env.env_process import Answer
+from digirl_dist.vec_env.env_process import StepResult
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Running:
 
     number: int
     episode: EpisodeCfg
-    last: Answer
+    last: StepResult
     steps: int = 0
     reward: float = 0.0
     told: bool = False
@@ -58,10 +58,10 @@ class Episodes:
         """Returns episodes that did not begin to the head of the queue."""
         self._queue.extendleft(sorted(taken, key=lambda one: one[0], reverse=True))
 
-    def begin(self, env: int, number: int, episode: EpisodeCfg, first: Answer) -> None:
+    def begin(self, env: int, number: int, episode: EpisodeCfg, first: StepResult) -> None:
         self._running[env] = Running(number, episode, first)
 
-    def step(self, env: int, answer: Answer) -> None:
+    def step(self, env: int, answer: StepResult) -> None:
         running = self._running[env]
         running.last = answer
         running.steps += 1

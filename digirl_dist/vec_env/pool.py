@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from digirl_dist.errors import ClusterError
 from digirl_dist.vec_env.config import RayDistributionCfg, VecEnvConfig
-from digirl_dist.vec_env.env_process import Answer, Environments, RemoteEnvironments
+from digirl_dist.vec_env.env_process import StepResult, Environments, RemoteEnvironments
 
 Request = Literal["reset", "step"]
 Asked = Mapping[int, Any]
@@ -19,7 +19,7 @@ _CLOSE_S = 10.0
 class Pool(Protocol):
     """The processes of a ``VecEnv``."""
 
-    def ask(self, request: Request, asked: Asked) -> tuple[dict[int, Answer], dict[int, str]]:
+    def ask(self, request: Request, asked: Asked) -> tuple[dict[int, StepResult], dict[int, str]]:
         """Returns answers by environment number, and the reasons of lost processes by process number."""
 
     def close(self) -> None:
@@ -32,7 +32,7 @@ class LocalPool:
     def __init__(self, config: VecEnvConfig) -> None:
         self.environments = Environments(config.env, config.env_num)
 
-    def ask(self, request: Request, asked: Asked) -> tuple[dict[int, Answer], dict[int, str]]:
+    def ask(self, request: Request, asked: Asked) -> tuple[dict[int, StepResult], dict[int, str]]:
         method = self.environments.reset if request == "reset" else self.environments.step
         return dict(zip(asked, method(list(asked.items())), strict=True)), {}
 
@@ -61,7 +61,7 @@ class RayPool:
             self.close()
             raise
 
-    def ask(self, request: Request, asked: Asked) -> tuple[dict[int, Answer], dict[int, str]]:
+    def ask(self, request: Request, asked: Asked) -> tuple[dict[int, StepResult], dict[int, str]]:
         shares: dict[int, dict[int, Any]] = {}
         for number, what in asked.items():
             shares.setdefault(number // self._env_num, {})[number] = what
@@ -72,7 +72,7 @@ class RayPool:
             for process, share in shares.items()
             if process in self._actors
         }
-        answers: dict[int, Answer] = {}
+        answers: dict[int, StepResult] = {}
         lost = {process: "it was lost before" for process in shares if process not in calls}
         for process, call in calls.items():
             try:
