@@ -44,14 +44,14 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Choice:
+class PoolSize:
     """A number of slots, and the reason why it is not larger."""
 
     slots: int
     reason: str
 
 
-def choose(machine: Machine, needs: Needs) -> Choice:
+def choose(machine: Machine, needs: Needs) -> PoolSize:
     """Returns how many slots the machine carries, at least one."""
     by_cores = int(machine.cores / needs.cores)
     by_memory = int((machine.memory_mib * (1 - _RESERVED_SHARE) - _RESERVED_MIB) / needs.memory_mib)
@@ -60,7 +60,7 @@ def choose(machine: Machine, needs: Needs) -> Choice:
         f"{machine.cores:g} cores carry {max(0, by_cores)}, {machine.memory_mib:.0f} MiB of free memory carry "
         f"{max(0, by_memory)} at {needs.memory_mib:g} MiB each"
     )
-    return Choice(slots, reason)
+    return PoolSize(slots, reason)
 
 
 def core_limits(groups: Sequence[Path]) -> Iterator[float]:

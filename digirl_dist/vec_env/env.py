@@ -9,7 +9,7 @@ from typing import Any
 from digirl_dist.errors import ClusterError
 from digirl_dist.vec_env.batch import Batch
 from digirl_dist.vec_env.config import VecEnvConfig
-from digirl_dist.vec_env.env_process import StepResult, Environments
+from digirl_dist.vec_env.env_process import Environments, StepResult
 from digirl_dist.vec_env.episodes import Episodes
 from digirl_dist.vec_env.pool import LocalPool, Pool, RayPool
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from digirl_dist.errors import ClusterError
 from digirl_dist.vec_env.config import RayDistributionCfg, VecEnvConfig
-from digirl_dist.vec_env.env_process import StepResult, Environments, RemoteEnvironments
+from digirl_dist.vec_env.env_process import Environments, RemoteEnvironments, StepResult
 
 Request = Literal["reset", "step"]
 Asked = Mapping[int, Any]
