@@ -46,7 +46,7 @@ class Put:
         return asked
 
 
-class Courier:
+class CourierClient:
     """Copies files between this machine and one folder of a worker. One thread may use it at a time.
 
     ``command`` starts ``digirl_dist.worker_program.courier`` there. Every method raises LinkLostError if the link
@@ -107,7 +107,7 @@ class Courier:
         self._channel.close_input()
         self._channel.close()
 
-    def __enter__(self) -> Courier:
+    def __enter__(self) -> CourierClient:
         return self
 
     def __exit__(self, *exc: object) -> None:
