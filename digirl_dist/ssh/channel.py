@@ -18,7 +18,7 @@ _SLICE_S = 0.5
 _STDERR_KEPT = 1 << 20
 _LINK_END_S = 0.5
 _BROKEN = (OSError, EOFError, paramiko.SSHException)
-"""What paramiko raises once a link or its channel is gone."""
+"""Exceptions of paramiko once a link or its channel is gone."""
 
 
 class Channel:
