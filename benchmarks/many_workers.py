@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from digirl_dist.capacity import Choice
+from digirl_dist.capacity import PoolSize
 from digirl_dist.emulator.rehearsal import RehearsalEmulator
 from digirl_dist.inference.local import Policies
 from digirl_dist.protocol.job_folder import JobFolder
@@ -102,7 +102,7 @@ class ManyProgram(Program):
         assert job.agent is not None and job.slots is not None
         settings = unpack_file(self._blobs.file(job.emulator)).args[0]
         self._policies = Policies(unpack_file(self._blobs.file(job.agent)))
-        self._pool = Choice(job.slots, "")
+        self._pool = PoolSize(job.slots, "")
         slots: list[Any] = [ClockSlot(number, settings, self._clock) for number in range(job.slots)]
         self._rollout = Rollout(job.name, slots, self._policies, job.max_steps)
         self._job = job

@@ -18,7 +18,7 @@ from digirl_dist.protocol.job_folder import episode_name
 from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.settings import LimitSettings, RehearsalSettings, SshSettings
 from digirl_dist.ssh.connection import Address, connect
-from digirl_dist.ssh.courier import Courier
+from digirl_dist.ssh.courier import CourierClient
 from digirl_dist.storage import parquet
 from digirl_dist.storage.digest import file_digest
 from digirl_dist.storage.trajectory_store import Store
@@ -91,7 +91,7 @@ def _pull(address: Address, source: Path, episodes: Sequence[tuple[Ticket, Episo
     """What the host does with each episode, on a connection that stands."""
     command = [*this_python(None), "-m", "digirl_dist.worker_program.courier", "--folder", str(source)]
     events: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
-    with connect(address, SshSettings()) as connection, Courier(connection, command, SshSettings()) as courier:
+    with connect(address, SshSettings()) as connection, CourierClient(connection, command, SshSettings()) as courier:
         courier.delete([])  # it has started
         transfers = Transfers(CourierFiles(courier), "w0", events.put, lambda error: events.put(Lost("w0", error)))
         started = time.monotonic()

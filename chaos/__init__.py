@@ -1,1 +1,1 @@
-"""Faults on purpose: a run under a seeded plan of real faults, and the invariants that must hold all the same."""
+"""Chaos tests: a run under a seeded plan of real faults, and the invariants that must hold regardless."""

@@ -1,4 +1,4 @@
-"""``script/chaos --faults N --seed S``: strikes a run with N faults and judges what is left of it."""
+"""``script/chaos --faults N --seed S``: injects N faults into a run and checks its invariants."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MACHINES = 3
 
 
 def strike(kinds: Sequence[Fault], count: int, seed: int, inference: Inference) -> tuple[list[Trial], list[Invariant]]:
-    """Run the plan; what became of every fault, and of the invariants."""
+    """Runs the plan; returns the outcome of every fault and of every invariant."""
     with ground(_MACHINES, inference) as here:
         watch = Watch(here.run)
         try:
@@ -43,7 +43,7 @@ def strike(kinds: Sequence[Fault], count: int, seed: int, inference: Inference) 
 
 
 def _finish(here: RunContext) -> int:
-    """End the run in order, then let it finish the iteration it was in. Returns the number of iterations."""
+    """Ends the run in order, then lets it finish its current iteration. Returns the number of iterations."""
     here.clock.write_text("0")
     if (status := here.end_host()) != 130:
         here.ended_by_itself.append(f"asked to end, the host ended with status {status}")
@@ -57,7 +57,7 @@ def _finish(here: RunContext) -> int:
 
 
 def _left(here: RunContext) -> list[str]:
-    """What of the run is still there when the orphan time is over; our SSH servers are not of the run."""
+    """Returns the run's processes that remain after the orphan time; the SSH servers do not belong to the run."""
 
     def running() -> list[str]:
         ours = {process.pid for machine in here.machines for process in machine.server()}
@@ -75,7 +75,7 @@ def _words(process: psutil.Process) -> str:
 
 
 def _keep(here: RunContext) -> None:
-    """What is needed to understand a failure."""
+    """Keeps the files that explain a failure."""
     kept = f"{here.folder}.kept"
     os.makedirs(kept)
     os.system(f"cp -r {here.run} {here.folder}/host.log {kept}/ 2>/dev/null")
@@ -115,7 +115,7 @@ def main() -> int:
     _show(trials, invariants)
     print(f"\n{len(trials)} faults in {time.monotonic() - started:.0f} s")
     if os.geteuid() != 0:
-        print("full disks were left out: only root can make small ones")
+        print("full disks were skipped: only root can make small ones")
     return int(any(one.broken for one in invariants))
 
 

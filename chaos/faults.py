@@ -1,4 +1,4 @@
-"""The kinds of faults: how each strikes, by which event it must be noticed, and within which time."""
+"""The kinds of faults: how each strikes, and the event and time within which it must be noticed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from chaos.watch import Event, Watch
 from digirl_dist.settings import Inference
 
 _LOADED_S = 6.0
-"""What two busy cores may add to any limit."""
+"""Time that two busy cores may add to any limit."""
 _SILENT_S = 3.0 + max(LIMITS["ssh.silence_s"] + LIMITS["ssh.ping_s"], LIMITS["limits.silence_s"]) + _LOADED_S
 _STEP_S = LIMITS["limits.step_s"] + LIMITS["limits.reset_s"] + _LOADED_S
 _AT_ONCE_S = _LOADED_S
@@ -26,7 +26,7 @@ _AT_ONCE_S = _LOADED_S
 
 @dataclass
 class Scene:
-    """Where a fault strikes."""
+    """The place where a fault strikes."""
 
     ground: RunContext
     watch: Watch
@@ -36,12 +36,12 @@ class Scene:
 
 @dataclass(frozen=True)
 class Fault:
-    """``strike`` says whether there was something to strike; ``mend`` undoes what no software can.
+    """A kind of fault. ``strike`` returns whether there was something to strike; ``mend`` undoes what no software can.
 
-    ``events`` and ``reason`` (a regular expression) tell the event by which it must be noticed within ``limit_s``;
-    without ``events`` nothing needs to be noticed. ``why`` is what ``digirl-dist why`` must say then, with the worker's
-    name. ``alone``: it concerns the host, so no other fault is under way. ``root``: only root can do it. ``host_acts``:
-    only where the policy acts on the host.
+    ``events`` and ``reason`` (a regular expression) describe the event that must appear within ``limit_s``; without
+    ``events`` none is expected. ``why`` is the text that ``digirl-dist why`` must then show with the worker's name.
+    ``alone``: it concerns the host, so no other fault may be active. ``root``: only root can do it. ``host_acts``: only
+    if the policy acts on the host.
     """
 
     name: str
@@ -91,7 +91,7 @@ def _stop_server(scene: Scene) -> bool:
 
 
 def _restart_server(scene: Scene) -> None:
-    """Its sessions would never end: the machine's administrator must help."""
+    """Restarts the server, as an administrator would: its sessions would never end by themselves."""
     scene.machine.kill_server()
     scene.machine.start_server()
 
@@ -137,9 +137,9 @@ def _half_open(scene: Scene) -> bool:
 
 
 def _spoil(change: Callable[[bytes], bytes]) -> Callable[[Scene], bool]:
-    """An episode that lies ready is changed before the courier, held back meanwhile, can fetch it.
+    """Returns a strike that stops the courier and changes a finished episode before the host can fetch it.
 
-    One whose duplicate came home first is dropped unread, which is no strike.
+    An episode whose duplicate landed first is dropped unread, which does not count as a strike.
     """
 
     def strike(scene: Scene) -> bool:
@@ -169,7 +169,7 @@ def _alter(data: bytes) -> bytes:
 
 
 def _plant(forge: Callable[[Scene], bool]) -> Callable[[Scene], bool]:
-    """What lies in the folder of a worker is announced when its host comes back."""
+    """Returns a strike that forges files and cuts the connection: the worker announces them after the reconnect."""
 
     def strike(scene: Scene) -> bool:
         return forge(scene) and _cut(scene)
@@ -178,7 +178,7 @@ def _plant(forge: Callable[[Scene], bool]) -> Callable[[Scene], bool]:
 
 
 def _fill_workers_disk(scene: Scene) -> bool:
-    """Until it is noticed, filled again and again, as what runs there frees some room."""
+    """Fills the disk again and again until an event reports it, because running processes free some space."""
     assert scene.machine.disk is not None
     started = time.monotonic()
     name = scene.machine.name
@@ -214,7 +214,7 @@ def _jump_the_clock(scene: Scene) -> bool:
 
 
 def _start_other_version(scene: Scene) -> bool:
-    """A program of another version serves the folder before the host can start its own."""
+    """Starts a program of another version on the folder before the host can start its own."""
     machine = scene.machine
     folder = forgery.job_folder(machine.jobs)
     if folder is None or machine.program() is None:
@@ -246,7 +246,7 @@ _LOST = ("worker_lost",)
 _REFUSED = ("episode_refused",)
 _NOT_ANNOUNCED = "is not the file that was announced"
 _NO_SPACE = "No space left"
-_POLICY_ENDED, _POLICY_STUCK = "process of the host's policy ended", "process of the host's policy did not"
+_POLICY_ENDED, _POLICY_STUCK = "host's policy process ended", "host's policy process did not"
 
 FAULTS = [
     Fault("kill -9 of an emulator", _kill_emulator, ("slot",), "ended during its", why="ended during its"),
@@ -331,6 +331,6 @@ FAULTS = [
 
 
 def faults(inference: Inference, root: bool) -> list[Fault]:
-    """The kinds of faults that can strike such a run."""
+    """Returns the kinds of faults that can strike such a run."""
     host_acts = inference is Inference.host
     return [fault for fault in FAULTS if (root or not fault.root) and (host_acts or not fault.host_acts)]

@@ -1,4 +1,4 @@
-"""Files in a worker's folder that are not what they seem."""
+"""Forges files in a worker's folder."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
 MARK = "forged"
-"""The text of a forged observation: it must never be found in the store."""
+"""The text of a forged observation, which must never appear in the store."""
 
 
 def job_folder(jobs: Path) -> JobFolder | None:
-    """The folder of the run below ``jobs``, if it is there already."""
+    """Returns the folder of the run below ``jobs``, if it exists already."""
     found = [path for path in jobs.glob("*") if (path / "episodes").is_dir()]
     return JobFolder(found[0]) if found else None
 
 
 def spoil_next(jobs: Path, change: Callable[[bytes], bytes], limit_s: float) -> str | None:
-    """Change the next episode that becomes ready; its id, or None if there was none within the limit."""
+    """Changes the next finished episode; returns its id, or None if there was none within the limit."""
     folder = job_folder(jobs)
     if folder is None:
         return None
@@ -38,7 +38,7 @@ def spoil_next(jobs: Path, change: Callable[[bytes], bytes], limit_s: float) -> 
             file = manifest.with_suffix(".parquet")
             try:
                 file.write_bytes(change(file.read_bytes()))
-            except OSError:  # it was fetched and deleted after all, or the disk is full
+            except OSError:  # already fetched and deleted, or the disk is full
                 return None
             return manifest.stem
         time.sleep(0.02)
@@ -46,9 +46,9 @@ def spoil_next(jobs: Path, change: Callable[[bytes], bytes], limit_s: float) -> 
 
 
 def plant(jobs: Path, run: str | None = None, iteration: int = 0, cut: bool = False) -> bool:
-    """Put a whole, well-announced episode there that is not wanted: of another ``run``, or of another iteration.
+    """Plants a complete episode with a manifest that the host must refuse: of another ``run`` or another iteration.
 
-    ``cut``: its manifest is half-written.
+    ``cut``: writes only half of the manifest. Returns False if the folder is gone or its disk is full.
     """
     folder = job_folder(jobs)
     if folder is None:

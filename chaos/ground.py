@@ -1,4 +1,4 @@
-"""What a chaos run stands on: machines, a run folder on a disk of its own, and the host's process."""
+"""The environment of a chaos run: machines, a run folder on its own disk, and the host's process."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ LIMITS = {
     "limits.orphan_s": 20.0,
     "limits.stop_s": 8.0,
 }
-"""Short, so that a fault costs seconds; long enough for two busy cores."""
+"""Limits short enough that a fault costs seconds, and long enough for two busy cores."""
 POLICY_STUCK_S = 20.0
-"""Where the policy acts on the host, for one batch of it."""
+"""Limit of one batch of the host's policy."""
 _RUN = [
     *("emulator=rehearsal", "emulator.reset_s=0.2", "emulator.step_s=0.12", "emulator.steps=6"),
     *("agent=generic", "train_algorithm=filtered_bc", "install.reuse_packages=true"),
@@ -52,7 +52,7 @@ _RUN = [
 
 
 class RunContext:
-    """The machines and the host of one chaos run; ``run`` is its save_path, ``clock`` says how far clocks are off."""
+    """The machines and the host of one chaos run; ``run`` is its save_path, ``clock`` a file with the clocks' error."""
 
     def __init__(self, folder: Path, machines: int, inference: Inference, stack: ExitStack) -> None:
         self.folder = folder
@@ -68,13 +68,13 @@ class RunContext:
             machine.disk = _disk(machine.jobs, "16m", stack)
             self.machines.append(machine)
         self.ended_by_itself: list[str] = []
-        """What the host said when it ended although nobody had ended it."""
+        """The host's last words each time it ended by itself."""
         self._host: subprocess.Popen[bytes] | None = None
         stack.callback(self.kill_host)
         self._trust()
 
     def policy(self) -> psutil.Process | None:
-        """The process on the host that acts for all workers."""
+        """Returns the host's policy process."""
         children = psutil.Process(self.host.pid).children()
         return next(iter(running("digirl_dist.inference.policy_process", children)), None)
 
@@ -84,7 +84,7 @@ class RunContext:
         return self._host
 
     def start_host(self, iterations: int = 10**6) -> None:
-        """The same command each time; ``iterations`` is where it ends."""
+        """Starts the host, always with the same command; it ends after ``iterations``."""
         workers = json.dumps([machine.entry(SLOTS) for machine in self.machines])
         words = [
             *_RUN,
@@ -108,7 +108,7 @@ class RunContext:
             self._host.wait()
 
     def end_host(self, limit_s: float = 40.0) -> int | None:
-        """Ask it to end in order; its exit status, None if it did not end."""
+        """Ends the host by SIGTERM; returns its exit status, None if it did not end."""
         self.host.send_signal(signal.SIGTERM)
         return self.await_host(limit_s)
 
@@ -119,7 +119,7 @@ class RunContext:
             return None
 
     def keep_host(self) -> None:
-        """Start it again if it has ended, and remember why that was."""
+        """Restarts the host if it has ended, and records its last words."""
         if self.host.poll() is not None:
             said = (self.folder / "host.log").read_text(errors="replace").splitlines()[-3:]
             self.ended_by_itself.append(f"status {self.host.returncode}: {' | '.join(said)}")
@@ -127,7 +127,7 @@ class RunContext:
             self.start_host()
 
     def why(self) -> str:
-        """What ``digirl-dist why`` says."""
+        """Returns the output of ``digirl-dist why``."""
         from digirl_dist.errors import RunFolderError
         from digirl_dist.report.why import explain
 
@@ -142,7 +142,7 @@ class RunContext:
 
 
 def _disk(folder: Path, size: str, stack: ExitStack) -> Disk | None:
-    """None without root, who alone can make one."""
+    """Makes a small disk; returns None without root, which it needs."""
     if os.geteuid() != 0:
         folder.mkdir(parents=True, exist_ok=True)
         return None
@@ -152,7 +152,7 @@ def _disk(folder: Path, size: str, stack: ExitStack) -> Disk | None:
 
 
 def _hydra(workers: str) -> str:
-    """JSON as Hydra's grammar of overrides wants it: without quotes around the keys."""
+    """Returns JSON in Hydra's grammar of overrides: without quotes around the keys."""
     for key in ("host", "port", "username", "name", "key", "temp_path", "bsize"):
         workers = workers.replace(f'"{key}":', f"{key}:")
     return workers

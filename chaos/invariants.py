@@ -1,4 +1,4 @@
-"""What must hold after any plan of faults, judged by the files of the run and by what was seen from outside."""
+"""The invariants that must hold after any plan of faults, checked on the run's files and on outside observations."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from digirl_dist.trajectory import Observation, Trajectory
 
 _EMULATOR = RehearsalSettings(reset_s=0.2, step_s=0.12, steps=6)
 _SHARE, _SEEN_S = 0.02, 1.6
-"""Slot-seconds: what may be missing of the whole; and how far from the last episode of an iteration the accounts are
-settled: the host waits up to a second for a worker that does not answer."""
+"""Tolerances of slot-seconds: the share that may be missing of the whole; and the time between an iteration's last
+episode and the booking, because the host waits up to a second for a worker that does not answer."""
 
 
 @dataclass(frozen=True)
 class Invariant:
-    """``broken`` holds what speaks against it; ``checked`` says how much was looked at."""
+    """An invariant: ``broken`` lists its violations; ``checked`` describes the extent of the check."""
 
     name: str
     checked: str
@@ -66,7 +66,7 @@ def judge(
 
 
 def _foreign(trajectories: list[Trajectory]) -> Iterator[str]:
-    """Episodes that are not exactly what their ticket's emulator must have shown under the ticket's policy version."""
+    """Yields the episodes that differ from what their ticket's emulator must have shown."""
     emulator = RehearsalEmulator(_EMULATOR, sleep=lambda seconds: None)
     planned: dict[int, Any] = {}
     for one in trajectories:
@@ -100,10 +100,10 @@ def _vector(seen: Observation) -> np.ndarray:
 
 
 def _spans(run: Path, watch: Watch) -> Iterator[str]:
-    """For each row of iterations of one host and a worker: empty, or by how much it is off.
+    """Yields a text for each row of iterations of one host and a worker: empty, or the error in slot-seconds.
 
-    Rows, since worker and watcher draw the line between two iterations not quite at the same moment. What befell the
-    worker is booked as well.
+    It compares rows of iterations, because worker and watcher see the end of an iteration at slightly different times.
+    A worker's losses are booked as well.
     """
     lines = {line["iteration"]: line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())}
     ends = {event.content["iteration"]: event.at for event in watch.events if event.kind == "episode"}
@@ -124,7 +124,7 @@ def _counted(line: dict[str, Any], worker: str) -> float:
 
 
 def _is_of_one_host(watch: Watch, ends: Mapping[int, float], number: int) -> bool:
-    """Whether the host neither began anew nor was stopped from the end of the iteration before to the end of this."""
+    """Returns whether one host ran without a stop from the end of the previous iteration to the end of this one."""
     if not {number - 1, number} <= set(ends):
         return False
     begun = [event.at for event in watch.events if event.kind == "run_started"]

@@ -1,4 +1,4 @@
-"""A worker of a chaos run: an SSH server of its own behind a relay, its processes, and its disk."""
+"""A worker of a chaos run: its SSH server behind a relay, its processes, and its disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLOCK = Path(__file__).parent / "clock"
 
 
 def eventually(condition: Callable[[], object], limit_s: float) -> bool:
-    """Whether ``condition`` came true within the limit."""
+    """Waits for ``condition``; returns whether it became true within the limit."""
     deadline = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > deadline:
@@ -35,7 +35,7 @@ def eventually(condition: Callable[[], object], limit_s: float) -> bool:
 
 
 class Machine:
-    """``jobs`` is where its programs work; ``entry`` is what stands for it in ``worker_ips``."""
+    """A worker machine. Its programs work in the folder ``jobs``; ``entry`` is its entry in ``worker_ips``."""
 
     def __init__(self, name: str, folder: Path, clock: Path) -> None:
         self.name = name
@@ -72,7 +72,7 @@ class Machine:
         assert eventually(self._listens, 10), f"sshd of {self.name} does not listen; see {self._folder}/sshd.log"
 
     def kill_server(self) -> None:
-        """The listener and every session."""
+        """Kills the listener and every session."""
         assert self._sshd is not None
         for process in self.server():
             with suppress(psutil.NoSuchProcess):
@@ -84,7 +84,7 @@ class Machine:
         self.relay.close()
 
     def server(self) -> list[psutil.Process]:
-        """``sshd`` and its sessions, without what they run."""
+        """Returns ``sshd`` and its sessions, without their commands."""
         assert self._sshd is not None
         try:
             listener = psutil.Process(self._sshd.pid)
@@ -97,7 +97,7 @@ class Machine:
         return next(iter(self._running("digirl_dist.worker_program.program")), None)
 
     def courier(self) -> psutil.Process | None:
-        """The one that serves the newest connection."""
+        """Returns the courier that serves the newest connection."""
         found = self._running("digirl_dist.worker_program.courier")
         return max(found, key=lambda one: one.create_time(), default=None)
 
@@ -127,7 +127,7 @@ class Machine:
 
 
 class Disk:
-    """A small disk of its own, which can be filled. Needs root."""
+    """A small separate disk, which can be filled. Needs root."""
 
     def __init__(self, folder: Path, size: str) -> None:
         self.folder = folder
@@ -135,7 +135,7 @@ class Disk:
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "digirl-dist-chaos", folder], check=True)
 
     def fill(self) -> None:
-        """Use up all the room that is left."""
+        """Uses up all free space."""
         with suppress(OSError), (self.folder / f"filler-{time.monotonic_ns()}").open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
@@ -149,7 +149,7 @@ class Disk:
 
 
 def send(process: psutil.Process | None, number: signal.Signals) -> bool:
-    """Whether there was a process to send it to."""
+    """Sends a signal; returns whether the process existed."""
     if process is None:
         return False
     try:

@@ -1,4 +1,4 @@
-"""Finding the processes of a worker from outside."""
+"""Finds the processes of a worker from outside."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psutil
 
 
 def processes_with(marker: str | Path) -> list[psutil.Process]:
-    """Processes whose command line or working directory names ``marker``; ourselves left out."""
+    """Returns the other processes whose command line or working directory names ``marker``."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -22,7 +22,7 @@ def processes_with(marker: str | Path) -> list[psutil.Process]:
 
 
 def running(module: str, among: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Those of them that run this module of Python; zombies do not."""
+    """Returns the processes that run this Python module, except zombies."""
     found = []
     for process in among:
         with suppress(psutil.Error):
@@ -32,7 +32,7 @@ def running(module: str, among: Iterable[psutil.Process]) -> list[psutil.Process
 
 
 def emulators(among: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """The emulators themselves, without the guards above them."""
+    """Returns the emulators themselves, without their guard processes."""
     family = running("digirl_dist.rollout.emulator_process", among)
     pids = {one.pid for one in family}
-    return [one for one in family if one.ppid() in pids]  # a guard that has not forked yet is none
+    return [one for one in family if one.ppid() in pids]  # a guard that has not forked yet is no emulator

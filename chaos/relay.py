@@ -1,4 +1,4 @@
-"""A TCP relay on the way to a server, which can be slowed down, stopped or cut, or lose what comes on it."""
+"""A TCP relay in front of a server, which can slow down, stop, cut or swallow its connections."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _CHUNK = 1 << 16
 
 
 class Relay:
-    """Listens on a free loopback port and passes everything on to ``port`` of ``host`` until told otherwise."""
+    """Listens on a free loopback port and forwards everything to ``port`` of ``host``."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self.rate = math.inf
         """Limit of each direction of each connection, in bytes per second."""
         self.delay_s = 0.0
-        """How long each piece of data waits, there and back."""
+        """Delay of each piece of data in both directions, in seconds."""
         self._target = (host, port)
         self._links: list[_Link] = []
         self._open = True
@@ -31,22 +31,22 @@ class Relay:
         threading.Thread(target=self._accept, name="relay", daemon=True).start()
 
     def cut(self) -> None:
-        """Reset every connection, on both sides."""
+        """Resets every connection, on both sides."""
         for link in self._links:
             link.reset()
         self._links = []
 
     def swallow(self, from_host: bool, from_worker: bool) -> None:
-        """From now on the present connections stay open, but what comes on them is lost."""
+        """Keeps the current connections open but discards their data in the given directions."""
         for link in self._links:
             link.swallowed = (from_host, from_worker)
 
     def refuse(self, refuses: bool) -> None:
-        """Whether new connections are reset at once."""
+        """Sets whether new connections are reset at once."""
         self._open = not refuses
 
     def stop_after(self, count: int) -> None:
-        """Nothing gets through any more once so many further bytes have gone to the server; connections stand."""
+        """Stops all data after ``count`` further bytes to the server; connections stay open."""
         self._left = count
 
     @property
@@ -82,12 +82,12 @@ class Relay:
         while True:
             try:
                 host, _ = self._listener.accept()
-            except OSError:  # closed: the relay is taken down
+            except OSError:  # the relay was closed
                 return
             self._links = [link for link in self._links if not link.over]
             try:
                 worker = socket.create_connection(self._target, 5.0) if self._open else None
-            except OSError:  # the server is down: as it would be without a relay
+            except OSError:  # the server is down: reset, as it would without a relay
                 worker = None
             if worker is None:
                 _reset(host)
@@ -101,7 +101,7 @@ class _Link:
 
     def __init__(self, relay: Relay, host: socket.socket, worker: socket.socket) -> None:
         self.swallowed = (False, False)
-        """What comes from the host, from the worker."""
+        """Whether data from the host, and from the worker, is discarded."""
         self.over = False
         self._relay = relay
         self._sides = (host, worker)
@@ -114,13 +114,13 @@ class _Link:
             _reset(side)
 
     def _pass(self, way: int) -> None:
-        """From one side to the other."""
+        """Forwards data in one direction."""
         source, sink = self._sides[way], self._sides[1 - way]
-        with suppress(OSError):  # either side is gone, or was reset by us
+        with suppress(OSError):  # either side is gone, or was reset here
             while data := source.recv(_CHUNK):
                 if not self.swallowed[way]:
                     self._relay.pass_on(data, sink, to_server=way == 0)
-            if self.swallowed[way]:  # half-open: the other side is not told; the cut will end it
+            if self.swallowed[way]:  # half-open: the other side learns nothing until the cut
                 self.swallowed = (True, True)
                 return
         self._close()
@@ -134,7 +134,7 @@ class _Link:
 
 
 def _reset(side: socket.socket) -> None:
-    """Close with RST, as a machine does that knows nothing of the connection."""
+    """Closes a socket with RST, as a machine does that does not know the connection."""
     with suppress(OSError):  # closed already
         side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         side.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""One fault after the other, on whichever machine is well again: struck, noticed, mended, got over."""
+"""Injects one fault after the other into recovered machines, and times each: strike, notice, mending, recovery."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _START_S = 150.0
 
 @dataclass
 class Trial:
-    """What became of one fault. Times are seconds from its strike."""
+    """The outcome of one fault. Times are seconds from its strike."""
 
     fault: str
     machine: str
@@ -31,7 +31,7 @@ class Trial:
 
 
 def plan(kinds: Sequence[Fault], count: int, seed: int) -> list[Fault]:
-    """The ``kinds`` in shuffled rounds, so that each comes as often as any other, in an order that the seed decides."""
+    """Returns ``count`` faults in rounds that the seed shuffles, so that each kind comes equally often."""
     rng = random.Random(seed)
     found: list[Fault] = []
     while len(found) < count:
@@ -40,7 +40,7 @@ def plan(kinds: Sequence[Fault], count: int, seed: int) -> list[Fault]:
 
 
 class Chaos:
-    """Strikes a run on ``ground`` with ``faults``; ``trials`` tell what came of it."""
+    """Injects faults into a run on ``ground``; ``trials`` holds their outcomes."""
 
     def __init__(self, ground: RunContext, watch: Watch, seed: int) -> None:
         self.trials: list[Trial] = []
@@ -50,7 +50,7 @@ class Chaos:
         self._busy: dict[str, threading.Thread] = {}
 
     def run(self, faults: Sequence[Fault]) -> None:
-        """Raises TimeoutError if the run does not start."""
+        """Starts the run and injects the faults. Raises TimeoutError if the run does not start."""
         self._ground.start_host()
         if self._watch.wait(0.0, lambda event: event.kind == "episode", _START_S) is None:
             raise TimeoutError(f"the run did not start:\n{self._ground.why()}")
@@ -69,7 +69,7 @@ class Chaos:
         self._await_free(all_of_them=True)
 
     def _await_free(self, all_of_them: bool) -> Machine:
-        """A machine without a fault under way, drawn at random."""
+        """Waits for machines without an active fault and returns one of them at random."""
         while True:
             self._ground.keep_host()
             free = [one for one in self._ground.machines if not self._is_busy(one.name)]
@@ -84,7 +84,7 @@ class Chaos:
 def _try(fault: Fault, scene: Scene, trial: Trial) -> None:
     try:
         _suffer(fault, scene, trial)
-    except Exception as error:  # of ours: it must not pass for a fault that was got over
+    except Exception as error:  # a defect of the test itself must not pass for a recovery
         trial.problem = f"{type(error).__name__}: {error}"
 
 
@@ -97,7 +97,7 @@ def _suffer(fault: Fault, scene: Scene, trial: Trial) -> None:
         explained = not fault.why or _is_explained(fault, scene, worker)
     finally:
         fault.mend(scene)
-    if fault.events and told is None:  # what a full disk kept from being written comes now
+    if fault.events and told is None:  # an event that a full disk held back appears now
         told = scene.watch.wait(struck_at, lambda event: fault.is_told_by(event, worker), 5.0 if fault.alone else 0.0)
         trial.noticed_s = None if told is None else told.at - struck_at
         if told is None:
@@ -114,7 +114,7 @@ def _suffer(fault: Fault, scene: Scene, trial: Trial) -> None:
 
 
 def _strike(fault: Fault, scene: Scene) -> float:
-    """When it struck; what is to be struck may not be there at the first try."""
+    """Strikes, with repeated tries because the target may not exist yet; returns the time of the strike."""
     for _ in range(_STRIKE_TRIES):
         at = time.monotonic()
         if (fault.alone or scene.watch.is_joined(scene.machine.name)) and fault.strike(scene):
@@ -130,7 +130,7 @@ def _await_notice(fault: Fault, scene: Scene, worker: str | None, since: float) 
 
 
 def _is_explained(fault: Fault, scene: Scene, worker: str | None) -> bool:
-    """Whether ``digirl-dist why`` names the worker and what befell it, within the time it takes to write its status."""
+    """Returns whether ``digirl-dist why`` names the worker and the fault once its status is written."""
     deadline = time.monotonic() + _WHY_S
     while True:
         lines = scene.ground.why().splitlines()
@@ -142,13 +142,13 @@ def _is_explained(fault: Fault, scene: Scene, worker: str | None) -> bool:
 
 
 def _subject(lines: list[str], line: str) -> str:
-    """The line with the worker's heading that it stands under."""
+    """Returns the line together with the heading of its worker."""
     before = lines[: lines.index(line) + 1]
     return line + next((one for one in reversed(before) if one.startswith("worker ")), "")
 
 
 def _is_well(fault: Fault, worker: str | None):  # type: ignore[no-untyped-def]
-    """An emulator is well when it is ready again, all else when an episode lands."""
+    """Returns the condition of recovery: for an emulator its ready slot, otherwise an episode that lands."""
     if fault.events == ("slot",):
         return lambda event: event.kind == "slot" and event.of(worker) and event.content["state"] == "ready"
     return lambda event: event.kind == "episode" and event.of(worker)

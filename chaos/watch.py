@@ -1,4 +1,4 @@
-"""Watches a run from outside: its events as they appear, and waits that have outlived their limits."""
+"""Watches a run from outside: its events as they appear, and waits that exceed their limits."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 _EVERY_S = 0.05
 _STATUS_EVERY_S = 1.0
 _GRACE_S = 8.0
-"""What a loaded machine may add to a limit before it is acted upon: two looks of everyone who is involved."""
+"""Time that a loaded machine may add to a limit before somebody acts on it: two polls of every process involved."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """One line of ``events.jsonl``, and when it was seen, in monotonic seconds."""
+    """One line of ``events.jsonl`` and when it was read, in monotonic seconds."""
 
     at: float
     kind: str
@@ -35,9 +35,9 @@ class Watch:
         self.events: list[Event] = []
         self.overdue: list[str] = []
         self.host_is_held = False
-        """True while the host is stopped, or just was: what it last wrote is no longer true."""
+        """True while the host is stopped, or just was: its last status is out of date."""
         self.held_at: list[float] = []
-        """When it was."""
+        """Times at which the host was stopped."""
         self._run = run
         self._rest = b""
         self._offset = 0
@@ -57,7 +57,7 @@ class Watch:
         return next((event for event in self.events[:] if event.at >= since and wanted(event)), None)
 
     def is_joined(self, worker: str, for_s: float = 1.0) -> bool:
-        """Whether the worker is with the host that runs now, and has been for a moment."""
+        """Returns whether the worker has been connected to the current host process for at least ``for_s``."""
         for event in reversed(self.events[:]):
             if event.kind == "run_started":
                 return False
@@ -66,7 +66,7 @@ class Watch:
         return False
 
     def wait(self, since: float, wanted: Callable[[Event], bool], limit_s: float) -> Event | None:
-        """The first such event since then, for which ``limit_s`` from now is waited."""
+        """Waits up to ``limit_s`` for an event since ``since``; returns the first one."""
         deadline = time.monotonic() + limit_s
         while (found := self.first(since, wanted)) is None and time.monotonic() < deadline:
             time.sleep(_EVERY_S)
@@ -94,7 +94,7 @@ class Watch:
         for line in lines:
             try:
                 content = json.loads(line)
-            except ValueError:  # cut by the end of a host that was killed while its disk was full
+            except ValueError:  # cut off: the host was killed while its disk was full
                 continue
             self.events.append(Event(time.monotonic(), content.pop("event"), content))
 

@@ -1,4 +1,4 @@
-"""How many emulators a machine carries, for ``bsize: auto``."""
+"""Computes how many emulators a machine carries, for ``bsize: auto``."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _RESERVED_MIB = 1024
-"""Left for the worker program with its policy, and for the machine itself …"""
+"""Memory left for the worker program with its policy and for the machine itself."""
 _RESERVED_SHARE = 0.1
-"""… and this share of what is free, as free memory comes and goes."""
+"""Share of the free memory that is left besides, because free memory fluctuates."""
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What one emulator takes: memory with all its processes, in MiB, and the share of a core that it keeps busy."""
+    """One emulator's use: the memory of all its processes in MiB, and the number of cores that it keeps busy."""
 
     memory_mib: float = 400.0
     cores: float = 0.5
@@ -27,14 +27,14 @@ TYPICAL = Needs()
 
 @dataclass(frozen=True)
 class Machine:
-    """What there is to share out. ``memory_mib`` is what is free now."""
+    """A machine's resources. ``memory_mib`` is its free memory."""
 
     cores: float
     memory_mib: float
 
     @classmethod
     def here(cls, sharers: int = 1) -> Machine:
-        """This machine as far as this process may use it (affinity and cgroups), one part of ``sharers`` equal ones."""
+        """Returns the resources that this process may use (affinity and cgroups), divided by ``sharers``."""
         import psutil
 
         groups = _own_groups()
@@ -44,15 +44,15 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """How many slots, and why not more."""
+class PoolSize:
+    """A number of slots, and the reason why it is not larger."""
 
     slots: int
     reason: str
 
 
-def choose(machine: Machine, needs: Needs) -> Choice:
-    """At least one, whatever the machine: whether that one works is then seen."""
+def choose(machine: Machine, needs: Needs) -> PoolSize:
+    """Returns how many slots the machine carries, at least one."""
     by_cores = int(machine.cores / needs.cores)
     by_memory = int((machine.memory_mib * (1 - _RESERVED_SHARE) - _RESERVED_MIB) / needs.memory_mib)
     slots = max(1, min(by_cores, by_memory))
@@ -60,11 +60,11 @@ def choose(machine: Machine, needs: Needs) -> Choice:
         f"{machine.cores:g} cores carry {max(0, by_cores)}, {machine.memory_mib:.0f} MiB of free memory carry "
         f"{max(0, by_memory)} at {needs.memory_mib:g} MiB each"
     )
-    return Choice(slots, reason)
+    return PoolSize(slots, reason)
 
 
 def core_limits(groups: Sequence[Path]) -> Iterator[float]:
-    """Cores that each control group (version 2) allows."""
+    """Yields the number of cores that each control group (version 2) allows."""
     for group in groups:
         quota, period = (_read(group / "cpu.max") or "max 100000").split()
         if quota != "max":
@@ -72,7 +72,7 @@ def core_limits(groups: Sequence[Path]) -> Iterator[float]:
 
 
 def memory_limits(groups: Sequence[Path]) -> Iterator[int]:
-    """Bytes that are left below the limit of each control group; cached files give way to emulators."""
+    """Yields the free bytes below each control group's limit; file caches count as free."""
     for group in groups:
         limit = _read(group / "memory.max") or "max"
         if limit != "max":
@@ -82,14 +82,14 @@ def memory_limits(groups: Sequence[Path]) -> Iterator[int]:
 
 
 def _own_groups() -> list[Path]:
-    """The control group of this process and all those around it."""
+    """Returns this process's control group and its ancestors."""
     lines = _read(Path("/proc/self/cgroup")).splitlines()
     own = [_CGROUPS / line.removeprefix("0::").strip("/") for line in lines if line.startswith("0::")]
     return [folder for group in own for folder in (group, *group.parents) if folder.is_relative_to(_CGROUPS)]
 
 
 def _read(path: Path) -> str:
-    """Empty where there is no such file: not every group has every limit, and some systems have none."""
+    """Returns a file's text; empty if there is no such file, as not every group has every limit."""
     try:
         return path.read_text().strip()
     except OSError:

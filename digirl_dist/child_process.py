@@ -1,4 +1,4 @@
-"""Processes that this one starts with the same interpreter and package, and the end of what they logged."""
+"""Child processes with the same interpreter and package: their environment, and the end of their logs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SOURCE = str(Path(digirl_dist.__file__).resolve().parent.parent)
 
 
 def environment() -> dict[str, str]:
-    """Our environment, in which ``python -m digirl_dist…`` finds this package even if it is not installed."""
+    """Returns this process's environment with a PYTHONPATH on which ``python -m digirl_dist…`` finds this package."""
     inherited = os.environ.get("PYTHONPATH", "")
     paths = [SOURCE, *(path for path in inherited.split(os.pathsep) if path and path != SOURCE)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def last_lines(log: Path, count: int = 5) -> str:
-    """The last lines of a log for an error message, or nothing."""
+    """Returns the last lines of a log as the end of an error message; empty if there are none."""
     try:
         lines = log.read_text(errors="replace").splitlines()[-count:]
     except OSError:

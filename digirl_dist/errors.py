@@ -1,36 +1,36 @@
-"""Every error this package raises on purpose.
+"""Every error that this package raises on purpose.
 
     DigirlDistError
     ├── SettingsError            the configuration is wrong; nothing was started
     │   ├── RankError            a launcher's variables are missing or contradict each other (a ValueError)
-    │   ├── DeviceError          the device that was asked for is not there
+    │   ├── DeviceError          the requested device is not available
     │   └── EvalJobsError        a list of evaluation jobs is wrong (a ValueError)
     ├── PeerError                another rank is missing or no longer in step
     ├── RunFolderError           the run folder cannot be used as it is
     ├── CheckpointError          weights are missing, altered or do not fit the agent
     ├── TrajectoryError          an episode file is truncated, altered or foreign
     ├── ProtocolError            host and worker program do not understand each other's messages
-    ├── TrainingError            an update cannot go on: a loss is not a number
+    ├── TrainingError            an update cannot continue: a loss is not finite
     ├── JudgeError               episodes cannot be judged
-    ├── PolicyLostError          the process of the host's policy ended or does not answer
+    ├── PolicyLostError          the host's policy process ended or does not answer
     ├── ChatError                a server that speaks OpenAI's chat completions gives no answer
-    │   ├── ChatRefused          … and trying again cannot help
-    │   └── ChatAway             … and was away for too long
-    ├── AgentError               an agent cannot decide, or cannot do what is asked of it
-    ├── ClusterError             a Ray cluster does not answer, or has no room
+    │   ├── ChatRefused          a chat server refuses, and a retry cannot help
+    │   └── ChatAway             a chat server was unavailable for too long
+    ├── AgentError               an agent cannot decide, or lacks a requested ability
+    ├── ClusterError             a Ray cluster does not answer, or lacks resources
     ├── ActionError              an action that the emulator does not know
     ├── EmulatorError            an emulator failed
-    │   ├── EmulatorHung         … by not answering within its limit
-    │   └── EmulatorCrashed      … by ending its process
+    │   ├── EmulatorHung         an emulator did not answer within its limit
+    │   └── EmulatorCrashed      an emulator's process ended
     ├── WorkerError              one worker failed; names the worker and the remedy
-    │   ├── HostKeyError         fatal: the machine is not the one we know
-    │   ├── LoginError           fatal: the machine does not let us in
+    │   ├── HostKeyError         fatal: the machine's host key is unknown or has changed
+    │   ├── LoginError           fatal: the machine refuses the login
     │   ├── InstallError         fatal: the package cannot be installed there
     │   ├── JobError             fatal: the worker cannot run the job at all
-    │   ├── FileRefusedError     transient: a file cannot be read or written there; the connection stands
+    │   ├── FileRefusedError     transient: a file cannot be read or written there; the connection remains
     │   ├── UnreachableError     transient: no connection within its limit
-    │   └── LinkLostError        transient: a connection that stood is gone or silent
-    └── CollectionError             an iteration cannot be completed; names every worker's reason
+    │   └── LinkLostError        transient: an open connection broke or fell silent
+    └── CollectionError          an iteration cannot be completed; names every worker's reason
 
 Errors of paramiko, fabric, asyncssh, selenium and others become one of these inside the module that
 calls them, with ``from``. All of them can be pickled.
@@ -38,7 +38,7 @@ calls them, with ``from``. All of them can be pickled.
 
 
 class DigirlDistError(Exception):
-    """Base of all errors that are meant for the user's eyes."""
+    """Base of all errors that a user may see."""
 
 
 class SettingsError(DigirlDistError):
@@ -50,15 +50,15 @@ class RankError(SettingsError, ValueError):
 
 
 class DeviceError(SettingsError):
-    """The device that was asked for is not there, or ranks would have to share one."""
+    """The requested device is not available, or ranks would have to share one."""
 
 
 class EvalJobsError(SettingsError, ValueError):
-    """A list of evaluation jobs cannot be used, or contradicts what its output folder holds."""
+    """A list of evaluation jobs cannot be used, or contradicts its output folder."""
 
 
 class PeerError(DigirlDistError):
-    """Another rank did not come in time, or holds other weights than this one."""
+    """Another rank did not arrive in time, or holds other weights than this one."""
 
 
 class RunFolderError(DigirlDistError):
@@ -74,15 +74,15 @@ class TrajectoryError(DigirlDistError):
 
 
 class ProtocolError(DigirlDistError):
-    """Something else than a message of the other side, or a message with a field out of its range."""
+    """A line is no message of the other side, or a field of a message is out of its range."""
 
 
 class TrainingError(DigirlDistError):
-    """An update cannot go on, as its loss is infinite or not a number."""
+    """An update cannot continue, because its loss is infinite or not a number."""
 
 
 class JudgeError(DigirlDistError):
-    """The judge of episodes refuses, fails, or has been away for too long. The episodes are safe."""
+    """The judge of episodes refuses, fails, or was unavailable for too long. The episodes are safe."""
 
 
 class ChatError(DigirlDistError):
@@ -90,23 +90,23 @@ class ChatError(DigirlDistError):
 
 
 class ChatRefused(ChatError):
-    """It refuses the request; the message has the remedy."""
+    """The server refuses the request; the message has the remedy."""
 
 
 class ChatAway(ChatError):
-    """It was down, busy or over its quota for too long, or is no longer asked."""
+    """The server was down, busy or over its quota for too long, or the client was closed."""
 
 
 class AgentError(DigirlDistError):
-    """An agent cannot decide what to do, or cannot do what is asked of it."""
+    """An agent cannot decide, or lacks a requested ability."""
 
 
 class ClusterError(DigirlDistError, RuntimeError):
-    """A Ray cluster does not answer, or has not what is asked of it."""
+    """A Ray cluster does not answer, or lacks the requested resources."""
 
 
 class PolicyLostError(DigirlDistError):
-    """The process of the host's policy ended or does not answer; it is started again, and asked again."""
+    """The host's policy process ended or does not answer. It is restarted, and the request is repeated."""
 
 
 class ActionError(DigirlDistError):
@@ -132,7 +132,7 @@ class WorkerError(DigirlDistError):
     """
 
     fatal = False
-    """True when trying again cannot help before a person has done something."""
+    """True if a retry cannot help before a person has acted."""
 
     def __init__(self, worker: str, reason: str, remedy: str = "") -> None:
         super().__init__(worker, reason, remedy)
@@ -152,7 +152,7 @@ class HostKeyError(WorkerError):
 
 
 class LoginError(WorkerError):
-    """The machine refused every key we offered."""
+    """The machine refused every key that was offered."""
 
     fatal = True
 
@@ -170,15 +170,15 @@ class JobError(WorkerError):
 
 
 class FileRefusedError(WorkerError):
-    """The worker cannot read or write a file; the connection and the courier stand."""
+    """The worker cannot read or write a file; the connection and the courier remain usable."""
 
 
 class UnreachableError(WorkerError):
-    """No connection could be made within its limit."""
+    """No connection succeeded within its limit."""
 
 
 class LinkLostError(WorkerError):
-    """The connection or the worker program went away or fell silent."""
+    """The connection or the worker program ended or fell silent."""
 
 
 class CollectionError(DigirlDistError):

@@ -1,4 +1,4 @@
-"""How a command ends: its exit status, and one line on stderr that says what went wrong."""
+"""Exit statuses of commands, and the line on stderr that reports an error."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from digirl_dist.errors import DigirlDistError, SettingsError
 
-_GOES_ON = "the same command goes on where it stopped"
+_RESUMES = "the same command resumes where it stopped"
 
 
-def exit_status(command: Callable[[], int], after_interruption: str = _GOES_ON) -> int:
-    """What ``command`` returns; 1 after an error of ours, 2 if that is a wrong configuration, 130 when interrupted."""
+def exit_status(command: Callable[[], int], after_interruption: str = _RESUMES) -> int:
+    """Returns ``command``'s status; 2 after a SettingsError, 1 after another DigirlDistError, 130 if interrupted."""
     try:
         return command()
     except DigirlDistError as error:
@@ -24,7 +24,7 @@ def exit_status(command: Callable[[], int], after_interruption: str = _GOES_ON) 
 
 
 def end_by_sigterm_as_by_ctrl_c() -> None:
-    """So that what the command started is stopped in order."""
+    """Makes SIGTERM raise KeyboardInterrupt, so that the command stops its children in order."""
     signal.signal(signal.SIGTERM, _interrupt)
 
 

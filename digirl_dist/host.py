@@ -1,4 +1,4 @@
-"""The loop: what the host does, from the first checkpoint to the last.
+"""The host's loop, from the first checkpoint to the last.
 
 The host pushes the checkpoint to the workers, lets them collect, pulls their trajectories, learns, and begins again.
 Where episodes run is the collector's business, how an update is made the trainer's, and what is told to people the

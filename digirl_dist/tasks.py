@@ -1,4 +1,4 @@
-"""What the agent is asked to do, and the tickets that say which episodes an iteration consists of."""
+"""The agent's tasks, and the tickets that define an iteration's episodes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Literal, NamedTuple
 from digirl_dist.types import Json, Natural
 
 Purpose = Literal["train", "evaluate"]
-"""What an episode is run for: to learn from it, or to measure a policy version with it."""
+"""The purpose of an episode: training, or the evaluation of a policy version."""
 
 
 class Round(NamedTuple):
-    """What one ``collect`` brings home: an iteration of training, or the measurement of a policy version."""
+    """The extent of one ``collect``: an iteration of training, or the evaluation of a policy version."""
 
     number: Natural
-    """The iteration; for a measurement, the policy version."""
+    """The iteration; for an evaluation, the policy version."""
     purpose: Purpose = "train"
 
 
 class Key(NamedTuple):
-    """Names a ticket in its run."""
+    """Identifies a ticket in its run."""
 
     iteration: Natural
     """The number of the ticket's round."""
@@ -31,12 +31,12 @@ class Key(NamedTuple):
 
 
 _ORDER_STREAM = 1
-"""Keeps the draws of orders apart from those of seeds."""
+"""Separates the random draws of orders from those of seeds."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to do. ``params`` are read by the emulator that judges it (JSON values only)."""
+    """One task. The emulator that judges it reads ``params`` (JSON values only)."""
 
     id: str
     instruction: str = ""
@@ -45,7 +45,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Ticket:
-    """The right to run one episode. Decided on the host, so what is collected does not depend on who runs it."""
+    """The definition of one episode. The host decides all of it, so the episode does not depend on the worker."""
 
     iteration: int
     index: int
@@ -53,7 +53,7 @@ class Ticket:
     seed: int
     policy_version: int
     attempt: int = 0
-    """How often it had been leased before, so that what two attempts leave behind can be told apart."""
+    """How often the ticket was leased before; distinguishes the files of two attempts."""
     purpose: Purpose = "train"
 
     @property
@@ -85,10 +85,10 @@ class Ticket:
 class Plan:
     """Chooses the tickets of an iteration from a task set; a pure function of seed and iteration.
 
-    The tickets of all iterations, over the whole fleet, walk through the set again and again, so each pass covers it
-    without repeats. ``order`` is ``sequential`` (as the set is written) or ``random`` (shuffled anew for each pass).
-    ``group_size`` tickets in a row, which must divide ``rollout_size``, share task and seed: they start alike, and an
-    agent acts differently in each.
+    The tickets of all iterations, over the whole fleet, pass through the set again and again, so each pass covers it
+    without repeats. ``order`` is ``sequential`` (as the set is written) or ``random`` (reshuffled for each pass).
+    ``group_size``, which must divide ``rollout_size``, is the number of consecutive tickets that share task and seed:
+    they start alike, and the agent acts differently in each.
     """
 
     tasks: Sequence[Task]
@@ -114,7 +114,7 @@ class Plan:
         return [self.tasks[orders[number][place]] for number, place in places]
 
     def _pass(self, number: int) -> Sequence[int]:
-        """The indices of all tasks in the order of this walk through them."""
+        """Returns the indices of all tasks in the order of one pass."""
         if self.order == "sequential":
             return range(len(self.tasks))
         import numpy as np

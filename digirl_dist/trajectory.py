@@ -13,10 +13,10 @@ from digirl_dist.types import Json
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """What the agent sees at one step.
+    """The agent's observation at one step.
 
-    ``text`` is the instruction (or any text), ``image`` a screenshot as PNG or JPEG bytes, encoded once where it
-    was taken and stored as it was sent, ``vector`` a float32 array of shape [n]. Unused parts stay empty.
+    ``text`` is the instruction (or any text), ``image`` a screenshot as PNG or JPEG bytes, encoded once on the worker
+    and stored unchanged, ``vector`` a float32 array of shape [n]. Unused parts stay empty.
     """
 
     text: str = ""
@@ -49,14 +49,14 @@ class Decision:
 
 @dataclass(frozen=True)
 class NoDecision:
-    """An agent that could not decide, since a server that it asks was away, say. The episode must run again."""
+    """An agent's failure to decide, for example because its server was down. The episode must run again."""
 
     reason: str
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One row of a trajectory: what was seen, what was done, what came of it."""
+    """One row of a trajectory: observation, action and reward."""
 
     observation: Observation
     action: Json
@@ -68,7 +68,7 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """One episode from reset to end, and where it came from."""
+    """One episode from reset to end, with its origin."""
 
     ticket: Ticket
     episode_id: str

@@ -1,4 +1,4 @@
-# The Python from which the package's environment is made. PYTHON: which one (worker_python).
+# Installs the Python that creates the package's environment. PYTHON: its command (worker_python).
 PYTHON="${PYTHON:-python3}"
 PYTHON="${PYTHON/#\~\//$HOME/}"
 

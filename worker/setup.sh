@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Prepares this machine as a worker, as `digirl-dist setup` does over SSH: worker/setup.sh [--dry-run] [emulator ...]
-# Each step looks before it acts; a second run changes nothing. Settings of the steps are variables, see the files.
+# Each step checks before it acts, so a second run changes nothing. Environment variables set the steps; see the files.
 cd "$(dirname "$0")" || exit
 if [ "${1:-}" = --dry-run ]; then
     DRY_RUN=yes

@@ -1,10 +1,10 @@
-# How a step of a worker's setup checks, acts and tells. Sourced by setup.sh; sent over SSH by `digirl-dist setup`.
-# Told are lines of STATE <tab> STEP <tab> MESSAGE with the states ok, would, doing, done and failed.
-# DRY_RUN=yes: nothing is changed; `run` says what would be done.
+# The functions of setup steps: check, act, report. setup.sh sources them; `digirl-dist setup` sends them over SSH.
+# A report is a line of STATE <tab> STEP <tab> MESSAGE with the states ok, would, doing, done and failed.
+# DRY_RUN=yes: changes nothing; `run` only prints the commands.
 set -uo pipefail
 DRY_RUN="${DRY_RUN:-}"
 
-step() { # step NAME CHECK ACTION [ARGUMENT ...]: ACTION unless CHECK succeeds; afterwards CHECK must succeed
+step() { # step NAME CHECK ACTION [ARGUMENT ...]: runs ACTION unless CHECK succeeds; afterwards CHECK must succeed
     local name="$1" check="$2" output
     shift 2
     if "$check" >/dev/null 2>&1 </dev/null; then
@@ -15,17 +15,17 @@ step() { # step NAME CHECK ACTION [ARGUMENT ...]: ACTION unless CHECK succeeds; 
     if ! output="$("$@" 2>&1 </dev/null)"; then
         give_up "$name" "$output"
     fi
-    hash -r # what was installed may lie elsewhere on PATH than what was there before
+    hash -r # a newly installed program may be elsewhere on PATH than the old one
     if [ -n "$DRY_RUN" ]; then
         tell would "$name" "$(sed -n 's/^+ //p' <<<"$output" | paste -sd ';')"
     elif ! output="$output"$'\n'"$("$check" 2>&1 </dev/null)"; then
-        give_up "$name" "$output"$'\n'"this was done, but it still is not as it must be"
+        give_up "$name" "$output"$'\n'"the step ran, but its check still fails"
     else
         tell done "$name" ""
     fi
 }
 
-give_up() { # the lines of what went wrong follow as they are
+give_up() { # reports the failed command, then its last lines unchanged
     tell failed "$1" "$(sed -n 's/^+ //p' <<<"$2" | tail -n 1)"
     grep -v '^+ ' <<<"$2" | tail -n 15
     exit 1
@@ -35,7 +35,7 @@ tell() {
     printf '%s\t%s\t%s\n' "$1" "$2" "$3"
 }
 
-run() { # the command is shown, and run unless this is a dry run
+run() { # prints the command, and runs it unless this is a dry run
     echo "+ $*"
     [ -n "$DRY_RUN" ] || "$@"
 }
@@ -50,7 +50,7 @@ as_root() {
     fi
 }
 
-needs_root() { # the command is shown as an administrator has to type it
+needs_root() { # prints the command as an administrator has to type it
     echo "+ $1"
     echo "root or passwordless sudo is needed for this, and user $(id -un) has neither: let an administrator run it"
     return 1

@@ -1,6 +1,6 @@
-"""Lets the time of day jump in every Python process that finds this file on its path: seconds are read from a file.
+"""Makes the time of day jump, by the seconds in a file, in every Python process that has this file on its path.
 
-A machine's clock cannot be set for a few processes alone, and time namespaces leave the time of day as it is.
+A machine's clock cannot be set for a few processes alone, and time namespaces do not change the time of day.
 """
 
 import os
@@ -11,7 +11,7 @@ _JUMP = os.environ["CHAOS_CLOCK"]
 
 
 def _jumping() -> float:
-    """``time.time`` and what the file says."""
+    """Returns ``time.time`` plus the seconds in the file."""
     try:
         with open(_JUMP) as file:
             return _REAL() + float(file.read() or 0)

@@ -1,4 +1,4 @@
-"""rsl_rl on our environments: its VecEnv, and its runner in a process group that is there already."""
+"""rsl_rl on this package's environments: its VecEnv, and its runner in an existing process group."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class RslRlVecEnv(VecEnv):  # type: ignore[misc]
 
 
 class RankedRunner(OnPolicyRunner):  # type: ignore[misc]
-    """rsl_rl's runner, which by itself would make a group of NCCL and know no CPU."""
+    """rsl_rl's runner in the existing process group; by itself it would create one of NCCL and support no CPU."""
 
     def __init__(self, here: RankedVector, train_cfg: dict[str, Any]) -> None:
-        """Logs and models go to the save_path, from rank 0 alone."""
+        """Sets up the runner; only rank 0 writes logs and models, to the save_path."""
         self._rank = here.rank
         env = RslRlVecEnv(here.envs, here.device, {"save_path": str(here.folder)})
         super().__init__(env, train_cfg, str(here.folder), here.device)

@@ -26,14 +26,14 @@ from digirl_dist.trajectory import Decision
 
 
 class EmulatorVector(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
-    """Streams of episodes side by side: a slot whose episode is over shows the beginning of its next one at once.
+    """Parallel streams of episodes: a slot whose episode ends returns the first observation of its next one at once.
 
-    The last observation of the one before is then in ``infos["final_obs"]``. Tasks and seeds are those that
-    ``digirl_dist.train`` would have; the seed of ``reset`` is not needed.
+    The ended episode's last observation is then in ``infos["final_obs"]``. Tasks and seeds are those of
+    ``digirl_dist.train``; the seed of ``reset`` is ignored.
     """
 
     def __init__(self, streams: Sequence[Stream], spec: EmulatorSpec, max_steps: int | None) -> None:
-        """Raises SettingsError for an emulator whose observations are no vectors, or that is touched."""
+        """Raises SettingsError for an emulator without vector observations or with touch-screen actions."""
         if not spec.vector_size:
             raise SettingsError("skrl and rsl_rl get observations as vectors, and this emulator has none")
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
@@ -48,11 +48,11 @@ class EmulatorVector(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Where the streams stand: their first episodes have begun."""
+        """Returns the streams' current observations; their first episodes have already begun."""
         return self._seen(), {}
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """``actions`` has shape [n] of integers, or [n, A] of numbers, which the emulator clips to its bounds."""
+        """Takes ``actions`` of shape [n] (integers) or [n, A] (numbers, which the emulator clips to its bounds)."""
         final = np.full(self.num_envs, None, dtype=object)
         steps = []
         for number, (stream, action) in enumerate(zip(self._streams, actions.tolist(), strict=True)):
@@ -79,24 +79,24 @@ class EmulatorVector(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
 
 @dataclass(frozen=True)
 class RankedVector:
-    """What a runner of another library needs on one rank."""
+    """The environments and the context of one rank for another library's runner."""
 
     envs: EmulatorVector
     rank: Rank
     device: str
-    """``cpu`` or ``cuda:N``, this rank's own."""
+    """This rank's device: ``cpu`` or ``cuda:N``."""
     group: Group
     folder: Path
-    """The configured save_path; nothing is written there yet."""
+    """The configured save_path; this package writes nothing there."""
 
 
 @contextmanager
 def ranked_vector(
     overrides: Sequence[str], config_name: str = "ranks", config_path: str = "config/multimachine"
 ) -> Iterator[RankedVector]:
-    """This rank's ``bsize`` emulators, as ``digirl_dist.train`` has them, with the process group already made.
+    """Yields this rank's ``bsize`` emulators, as in ``digirl_dist.train``, inside an initialised process group.
 
-    Under torchrun or alone. The group is NCCL on CUDA, else gloo. Raises SettingsError, DeviceError or PeerError.
+    Works under torchrun or alone. The group is NCCL on CUDA, else gloo. Raises SettingsError, DeviceError or PeerError.
     """
     settings = configuration.load(config_path, config_name, overrides)
     with join_ranks(settings) as rendezvous:

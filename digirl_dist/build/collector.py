@@ -17,7 +17,7 @@ from digirl_dist.build.choices import (
     choose_host_policy,
     choose_judge,
 )
-from digirl_dist.capacity import Choice, Machine, choose
+from digirl_dist.capacity import Machine, PoolSize, choose
 from digirl_dist.collect import Collector
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.collect.judged import JudgedCollector
@@ -101,7 +101,7 @@ def inline_collector(
     """Episodes in emulator processes of this machine."""
     from digirl_dist.collect.inline import InlineCollector, InlineJob
 
-    fixed = Choice(settings.bsize, "") if isinstance(settings.bsize, int) else None
+    fixed = PoolSize(settings.bsize, "") if isinstance(settings.bsize, int) else None
     pool = fixed or choose(Machine.here(), device.needs)
     job = InlineJob(agent, device.factory, pool, slot_limits(settings.limits), device.max_steps)
     return InlineCollector(job, settings.limits.episode_attempts, closing, store, events, status)

@@ -12,7 +12,7 @@ from digirl_dist.build.choices import Device, choose_device
 from digirl_dist.doctor.check import HOST, Check
 from digirl_dist.doctor.examine import Target, examine
 from digirl_dist.doctor.host import examine_emulators, examine_host
-from digirl_dist.doctor.needs import needs_of
+from digirl_dist.doctor.requirements import requirements_of
 from digirl_dist.doctor.trial import Trial, some_action
 from digirl_dist.errors import SettingsError, WorkerError
 from digirl_dist.fleet.install import Package, this_package
@@ -49,7 +49,7 @@ def doctor(settings: Settings, try_emulators: bool) -> Iterator[Check]:
             return
         yield Check(HOST, "settings", True, f"emulator={settings.emulator.name}, {len(targets)} workers")
         if settings.parallel is not Parallel.host:
-            yield from examine_emulators(settings, needs_of(settings.emulator, device.needs))
+            yield from examine_emulators(settings, requirements_of(settings.emulator, device.needs))
         with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(targets)))) as pool:
             for checks in pool.map(lambda target: examine(target, settings), targets):
                 yield from checks
@@ -77,7 +77,7 @@ def _target(worker_config: WorkerConfig, settings: Settings, package: Package | 
     python = this_python(None) if package is None else [f"{worker_config.run_path}/venv/bin/python"]
     device = choose_device(settings, emulator)
     trial = _trial(settings, device) if try_emulators else None
-    return Target(worker_config, needs_of(emulator, device.needs), package, python, trial)
+    return Target(worker_config, requirements_of(emulator, device.needs), package, python, trial)
 
 
 def _trial(settings: Settings, device: Device) -> Trial:

@@ -1,4 +1,4 @@
-"""Asks a server that speaks OpenAI's chat completions, and sits out its outages."""
+"""Sends requests to a server that speaks OpenAI's chat completions, and waits out its outages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LONGEST_PAUSE_S = 30.0
 
 @dataclass(frozen=True)
 class Answered:
-    """An answer: what was said, the natural log of its probability (NaN where the server does not tell), tokens."""
+    """An answer: its text, the natural log of its probability (NaN if the server omits it), tokens in and out."""
 
     text: str
     log_prob: float
@@ -36,7 +36,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Outage:
-    """Told before each further attempt."""
+    """A failed attempt, reported before the next one."""
 
     reason: str
     again_in_s: float
@@ -44,9 +44,9 @@ class Outage:
 
 
 def key_of(settings: ChatSettings, group: str) -> str:
-    """The key from the environment; ``group`` is where the settings stand (judge, agent).
+    """Returns the key from the environment; ``group`` is the settings' group (judge, agent).
 
-    Raises SettingsError naming the variable, and never what may be a key.
+    Raises SettingsError naming the variable, never its value.
     """
     variable = settings.key_variable
     if not variable:
@@ -65,7 +65,7 @@ class ChatServer:
         self._settings = settings
         self._key = key
         self._group = group
-        # Retries are ours, so that each can be told of and an outage may last as long as the user allows.
+        # Retries happen here, so that each is reported and an outage may last as long as the user allows.
         self._client = openai.OpenAI(api_key=key, base_url=settings.base_url, timeout=settings.answer_s, max_retries=0)
         self._stopping = threading.Event()
         self._pace = Pace(settings.requests_per_minute, self._stopping)
@@ -75,10 +75,10 @@ class ChatServer:
         return f"{self._settings.model} at {self._client.base_url}"
 
     def ask(self, chat: Messages, away: Callable[[Outage], None], further: dict[str, Json] | None = None) -> Answered:
-        """One answer; ``further`` is added to the request. ``away`` is told of each attempt that failed.
+        """Returns one answer. Adds ``further`` to the request and calls ``away`` after each failed attempt.
 
-        Raises ChatRefused when trying again cannot help, ChatAway after ``outage_s`` or ``close``; both without their
-        cause, whose request carries the key.
+        Raises ChatRefused if a retry cannot help, ChatAway after ``outage_s`` or ``close``. Both come without their
+        cause, because its request carries the key.
         """
         pause_s, give_up_at = _FIRST_PAUSE_S, time.monotonic() + self._settings.outage_s
         while True:
@@ -100,7 +100,7 @@ class ChatServer:
                 self._stopping.wait(wait_s)
 
     def close(self) -> None:
-        """Stop waiting; who is waiting gets ChatAway."""
+        """Stops waiting; calls that wait raise ChatAway."""
         self._stopping.set()
         self._client.close()
 
@@ -115,7 +115,7 @@ class ChatServer:
         return Answered(choices[0].message.content or "", _log_prob(choices[0]), *used)
 
     def _told(self, error: openai.APIError) -> str:
-        """What went wrong, without the key that some servers repeat."""
+        """Returns the error's text without the key, which some servers repeat."""
         status = f"{error.status_code} " if isinstance(error, openai.APIStatusError) else ""
         return (status + " ".join(str(error.message).split())[:300]).replace(self._key, "***")
 
@@ -130,19 +130,19 @@ class ChatServer:
 
 
 def _log_prob(choice: Any) -> float:
-    """Of the whole answer, from those of its tokens."""
+    """Returns the log-probability of the whole answer, the sum over its tokens."""
     tokens = getattr(getattr(choice, "logprobs", None), "content", None)
     return math.fsum(token.logprob for token in tokens) if tokens else math.nan
 
 
 def _passes(error: openai.APIError) -> bool:
-    """Whether it may pass by itself: no connection, no answer in time, too many requests, a fault over there."""
+    """Returns whether an error may pass by itself: no connection, a timeout, too many requests, a server error."""
     status = getattr(error, "status_code", None)
     return isinstance(error, openai.APIConnectionError) or status in (408, 409, 429) or (status or 0) >= 500
 
 
 def _retry_after(error: openai.APIError) -> float:
-    """How long the endpoint asks us to wait, in seconds; 0 where it does not say."""
+    """Returns the seconds that the server asks to wait; 0 if it does not say."""
     response = getattr(error, "response", None)
     try:
         return float(response.headers["retry-after"]) if response is not None else 0.0

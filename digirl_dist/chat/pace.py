@@ -7,7 +7,7 @@ import time
 
 
 class Pace:
-    """Lets through at most ``per_minute`` callers a minute, evenly (0: all of them). Safe to use from any thread."""
+    """Admits at most ``per_minute`` callers per minute, evenly (0: no limit). Safe to use from any thread."""
 
     def __init__(self, per_minute: float, stopping: threading.Event) -> None:
         self._gap_s = 60.0 / per_minute if per_minute > 0 else 0.0
@@ -16,7 +16,7 @@ class Pace:
         self._lock = threading.Lock()
 
     def wait(self) -> None:
-        """Until it is the caller's turn, or ``stopping`` is set."""
+        """Blocks until it is the caller's turn or ``stopping`` is set."""
         with self._lock:
             now = time.monotonic()
             turn = max(now, self._next_at)

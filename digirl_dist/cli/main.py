@@ -1,4 +1,4 @@
-"""The command line: find the configuration, check it, run it, and say in one line what went wrong."""
+"""The command line: finds the configuration, checks it, runs it, and reports errors in one line."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ often used:
 
 more commands, with the same overrides where they take any (or python run.py setup ...):
   digirl-dist setup [--dry-run]      prepare the machines in worker_ips: Python, the package, the emulator's needs
-  digirl-dist doctor [--json] [--try]  would a run start? what is wrong on which machine, and the remedy
-  digirl-dist why --save-path DIR    what does a run wait for?
+  digirl-dist doctor [--json] [--try]  check whether a run would start: the defects per machine, with remedies
+  digirl-dist why --save-path DIR    explain what a run waits for
   digirl-dist eval-jobs --eval_jobs_config jobs.json   measure a list of policies, alone or by torchrun
 
 every key and its meaning: digirl_dist/settings/
@@ -60,7 +60,7 @@ def _eval_jobs(words: list[str]) -> int:
 
 def _why(words: Sequence[str]) -> int:
     """digirl-dist why --save-path DIR"""
-    parser = argparse.ArgumentParser(prog="digirl-dist why", description="who waits for whom in a run, and since when")
+    parser = argparse.ArgumentParser(prog="digirl-dist why", description="explain what a run waits for, and since when")
     parser.add_argument("--save-path", default="runs/host", help="the run's folder")
     options = parser.parse_args(words)
     return exit_status(lambda: _explain(Path(options.save_path).expanduser()))

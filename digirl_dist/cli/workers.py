@@ -1,4 +1,4 @@
-"""The commands ``setup`` and ``doctor``: they take the same configuration and overrides as a run."""
+"""The commands ``setup`` and ``doctor``, which take the same configuration and overrides as a run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from digirl_dist.exit_status import exit_status
 
 if TYPE_CHECKING:
     from digirl_dist.settings import Settings
-    from digirl_dist.setup.prepare import Progress
+    from digirl_dist.setup.prepare import SetupProgress
 
 _SETUP = "prepare all workers over SSH: Python, the package, and what the emulator needs; a second run changes nothing"
-_DOCTOR = "look whether a run would start: the host and every worker, with the remedy for each failure"
+_DOCTOR = "check whether a run would start: the host and every worker, with the remedy for each failure"
 
 
 def setup(words: Sequence[str]) -> int:
@@ -77,14 +77,14 @@ def _doctor(settings: Settings, as_json: bool, try_emulators: bool) -> int:
 
 
 class _Printer:
-    """A line per step as it happens, from all workers at once."""
+    """Prints a line per step of all workers as it happens."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._started = time.monotonic()
         self._counts = {"ok": 0, "done": 0, "would": 0}
 
-    def tell(self, progress: Progress) -> None:
+    def tell(self, progress: SetupProgress) -> None:
         with self._lock:
             if progress.state in self._counts:
                 self._counts[progress.state] += 1

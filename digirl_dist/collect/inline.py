@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from digirl_dist.agent import AgentFactory
-from digirl_dist.capacity import Choice
+from digirl_dist.capacity import PoolSize
 from digirl_dist.collect.iteration import Closing, Iteration, later_of
 from digirl_dist.collect.iteration_stats import IterationStats
 from digirl_dist.collect.leases import Leases
@@ -43,7 +43,7 @@ class InlineJob:
 
     agent: AgentFactory
     emulator: EmulatorFactory
-    pool: Choice
+    pool: PoolSize
     limits: SlotLimits
     max_steps: int | None
 

@@ -1,1 +1,1 @@
-"""``digirl-dist doctor``: would a run start? What is wrong on the host or a worker, and the remedy."""
+"""``digirl-dist doctor``: checks whether a run would start; names each defect on host or workers and its remedy."""

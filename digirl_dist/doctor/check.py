@@ -1,4 +1,4 @@
-"""The result of one look at one machine, and how many of them are shown."""
+"""The result of one check on one machine, and the table that shows many."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOST = "host"
 
 @dataclass(frozen=True)
 class Check:
-    """``remedy`` says what to do when it is not ``ok``. ``blocks``: a run would not start as long as it is not."""
+    """One check. ``remedy`` says what to do if it is not ``ok``; ``blocks`` means that no run starts until it is."""
 
     worker: str
     check: str
@@ -37,7 +37,7 @@ def would_start(checks: Sequence[Check]) -> bool:
 
 
 def as_table(checks: Sequence[Check]) -> str:
-    """One line per check, the remedy below each that failed, and the verdict."""
+    """Returns one line per check, the remedy below each failed one, and the verdict."""
     width = max(len(check.check) for check in checks)
     lines: list[str] = []
     for worker in dict.fromkeys(check.worker for check in checks):

@@ -1,4 +1,4 @@
-"""Looks at one worker from the way to it to what is installed there, and at the host."""
+"""Checks one worker: the connection to it, its machine, and the package installed there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from digirl_dist.doctor import judgement, link, probe
 from digirl_dist.doctor.check import Check
-from digirl_dist.doctor.needs import Needs
+from digirl_dist.doctor.requirements import MachineRequirements
 from digirl_dist.doctor.trial import Trial, try_there
 from digirl_dist.errors import InstallError, WorkerError
 from digirl_dist.fleet.install import Package, what_is_missing
@@ -24,19 +24,19 @@ _SETUP = "run `digirl-dist setup`; a run does it by itself as well"
 
 @dataclass(frozen=True)
 class Target:
-    """A worker, and what a run would want of it. ``package`` None: it uses the host's own copy by ``python``."""
+    """A worker and a run's requirements. ``package`` None: the worker uses the host's own copy through ``python``."""
 
     worker_config: WorkerConfig
-    needs: Needs
+    requirements: MachineRequirements
     package: Package | None
     python: list[str]
-    """Command of the Python that has the package, once it is installed."""
+    """Command of the Python that has the package once it is installed."""
     trial: Trial | None = None
-    """The emulator to try; None: none is tried."""
+    """The emulator to try, if any."""
 
 
 def examine(target: Target, settings: Settings) -> list[Check]:
-    """All checks of one worker; what cannot be looked at any more after a failure is left out. Raises nothing."""
+    """Returns all checks of one worker, without those that an earlier failure makes impossible. Raises nothing."""
     worker = target.worker_config.name
     try:
         connection = connect(target.worker_config.address, settings.ssh)
@@ -53,7 +53,7 @@ def examine(target: Target, settings: Settings) -> list[Check]:
 
 
 def _look_inside(target: Target, connection: Connection, settings: Settings) -> Iterator[Check]:
-    """Raises WorkerError when the link breaks."""
+    """Yields the checks made over the connection. Raises WorkerError if the link breaks."""
     shell = link.shell(connection)
     yield shell
     if not shell.ok:
@@ -71,7 +71,7 @@ def _look_inside(target: Target, connection: Connection, settings: Settings) -> 
 
 
 def _package(target: Target, connection: Connection) -> Check:
-    """Raises InstallError when Python there cannot be run, or LinkLostError."""
+    """Checks the installed package. Raises InstallError if Python cannot run there, or LinkLostError."""
     worker, worker_config = target.worker_config.name, target.worker_config
     if target.package is None:
         return Check(worker, "package", True, "the host's own copy")
@@ -81,27 +81,27 @@ def _package(target: Target, connection: Connection) -> Check:
 
 
 def _insides(target: Target, connection: Connection, settings: Settings, installed: bool) -> Iterator[Check]:
-    """Raises InstallError when Python there cannot be run, or LinkLostError."""
-    worker_config, needs = target.worker_config, target.needs
+    """Yields the checks of the machine. Raises InstallError if Python cannot run there, or LinkLostError."""
+    worker_config, requirements = target.worker_config, target.requirements
     slots = worker_config.slots or 1  # bsize: auto takes what fits, but one must
     folders = {"run_path": worker_config.run_path, "temp_path": worker_config.temp_path}
-    order = probe.Order(
+    request = probe.ProbeRequest(
         folders={name: path for name, path in folders.items() if path},
         torch_python=target.python if installed else [],
-        browser=needs.browser,
-        android=None if needs.android is None else asdict(needs.android),
+        browser=requirements.browser,
+        android=None if requirements.android is None else asdict(requirements.android),
         slots=slots,
     )
-    with RemotePython(connection, worker_config.python, Path(probe.__file__), asdict(order)) as remote:
+    with RemotePython(connection, worker_config.python, Path(probe.__file__), asdict(request)) as remote:
         asked = time.time()
         facts = remote.answer(time.monotonic() + _PROBE_LIMIT_S)
         answered = time.time()
-    yield from judgement.judge(worker_config.name, facts, needs, slots, settings.worker_torch_threads)
+    yield from judgement.judge(worker_config.name, facts, requirements, slots, settings.worker_torch_threads)
     yield judgement.clock(worker_config.name, _ahead_s(facts["time"], asked, answered))
 
 
 def _ahead_s(there: float, asked: float, answered: float) -> float:
-    """Nothing if the worker's time lies between question and answer."""
+    """Returns by how many seconds the worker's clock is ahead; 0 if its time lies between question and answer."""
     return min(0.0, there - asked) + max(0.0, there - answered)
 
 

@@ -1,4 +1,4 @@
-"""Looks at the host itself."""
+"""Checks the host itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from digirl_dist.doctor import judgement, probe
 from digirl_dist.doctor.check import HOST, Check
-from digirl_dist.doctor.needs import Needs
+from digirl_dist.doctor.requirements import MachineRequirements
 from digirl_dist.settings import Settings
 
 _ROOM_MB = 2000
@@ -20,12 +20,12 @@ def examine_host(settings: Settings) -> Iterator[Check]:
     yield _torch()
 
 
-def examine_emulators(settings: Settings, needs: Needs) -> Iterator[Check]:
-    """For a run whose emulators run here."""
-    android = None if needs.android is None else asdict(needs.android)
+def examine_emulators(settings: Settings, requirements: MachineRequirements) -> Iterator[Check]:
+    """Yields the checks for a run whose emulators run on this machine."""
+    android = None if requirements.android is None else asdict(requirements.android)
     slots = settings.bsize if isinstance(settings.bsize, int) else 1  # auto: whatever fits, but one must
-    facts = probe.look(probe.Order({}, [], needs.browser, android, slots))
-    yield from judgement.judge(HOST, facts, needs, slots, settings.worker_torch_threads)
+    facts = probe.look(probe.ProbeRequest({}, [], requirements.browser, android, slots))
+    yield from judgement.judge(HOST, facts, requirements, slots, settings.worker_torch_threads)
 
 
 def _disk(folder: Path) -> Check:

@@ -1,4 +1,4 @@
-"""What the findings of ``probe`` mean for a run: pure functions from facts to checks."""
+"""Judges the findings of ``probe``: pure functions from facts to checks."""
 
 from __future__ import annotations
 
@@ -6,32 +6,34 @@ from collections.abc import Iterator
 from typing import Any
 
 from digirl_dist.doctor.check import Check
-from digirl_dist.doctor.needs import POLICY_MB, AndroidNeeds, Needs
+from digirl_dist.doctor.requirements import POLICY_MB, AndroidRequirements, MachineRequirements
 
 CLOCK_LIMIT_S = 60.0
-"""Beyond this, certificates of package indexes begin to look wrong."""
+"""Largest difference of clocks; beyond it, certificates of package indexes begin to look invalid."""
 _ENVIRONMENT_MB = 3000
 _JOBS_MB = 500
 _ROOM = {"run_path": (_ENVIRONMENT_MB, "worker_run_path"), "temp_path": (_JOBS_MB, "worker_temp_path")}
 _VENV_REMEDY = "`apt-get install python3-venv` there (or uv), or run `digirl-dist setup`"
 
 
-def judge(worker: str, facts: dict[str, Any], needs: Needs, slots: int, threads: int) -> Iterator[Check]:
-    """Everything but what only the connection shows. ``threads`` is worker_torch_threads."""
+def judge(
+    worker: str, facts: dict[str, Any], requirements: MachineRequirements, slots: int, threads: int
+) -> Iterator[Check]:
+    """Yields all checks except those of the connection. ``threads`` is worker_torch_threads."""
     yield _python(worker, facts)
     yield from _folders(worker, facts)
-    yield _memory(worker, facts, needs, slots)
-    yield _cores(worker, facts, needs, slots)
+    yield _memory(worker, facts, requirements, slots)
+    yield _cores(worker, facts, requirements, slots)
     if facts["torch"] is not None:
         yield _torch(worker, facts, threads)
-    if needs.browser:
+    if requirements.browser:
         yield _browser(worker, facts)
-    if needs.android is not None:
-        yield from _android(worker, facts, needs.android, slots)
+    if requirements.android is not None:
+        yield from _android(worker, facts, requirements.android, slots)
 
 
 def clock(worker: str, ahead_s: float) -> Check:
-    """``ahead_s``: how far the worker's clock is before the host's."""
+    """Checks the worker's clock, which is ``ahead_s`` seconds ahead of the host's."""
     detail = f"{abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the host's"
     remedy = "set both by NTP: `sudo timedatectl set-ntp true`"
     return Check(worker, "clock", abs(ahead_s) < CLOCK_LIMIT_S, detail, remedy, blocks=False)
@@ -47,7 +49,7 @@ def _folders(worker: str, facts: dict[str, Any]) -> Iterator[Check]:
     for name, found in facts["folders"].items():
         needed_mb, setting = _ROOM.get(name, (_JOBS_MB, name))
         if name == "run_path" and facts["torch"] is not None:
-            needed_mb = _JOBS_MB  # the environment is there: what is needed is room for another version of the package
+            needed_mb = _JOBS_MB  # the environment exists, so only another version of the package needs space
         if not found["writable"]:
             detail = f"{found['path']}: {facts['user']} cannot write to {found['blocked_by']}"
             yield Check(worker, f"disk {name}", False, detail, f"set {setting} to a folder that its user can write")
@@ -58,22 +60,22 @@ def _folders(worker: str, facts: dict[str, Any]) -> Iterator[Check]:
         yield Check(worker, f"disk {name}", enough, detail + ("" if enough else f", {_size(needed_mb)} needed"), remedy)
 
 
-def _memory(worker: str, facts: dict[str, Any], needs: Needs, slots: int) -> Check:
+def _memory(worker: str, facts: dict[str, Any], requirements: MachineRequirements, slots: int) -> Check:
     free = facts["memory_mb"]
-    needed = POLICY_MB + slots * needs.memory_mb
-    fits = (free - POLICY_MB) // needs.memory_mb
-    detail = f"{_size(free)} free, bsize={slots} of {needs.emulator} needs about {_size(needed)}"
+    needed = POLICY_MB + slots * requirements.memory_mb
+    fits = (free - POLICY_MB) // requirements.memory_mb
+    detail = f"{_size(free)} free, bsize={slots} of {requirements.emulator} needs about {_size(needed)}"
     remedy = f"set bsize={fits} for it" if fits > 0 else "it is too small for this emulator: use another machine"
     return Check(worker, "memory", needed <= free, detail, remedy)
 
 
-def _cores(worker: str, facts: dict[str, Any], needs: Needs, slots: int) -> Check:
+def _cores(worker: str, facts: dict[str, Any], requirements: MachineRequirements, slots: int) -> Check:
     cores = facts["cores"]
-    wanted = slots * needs.cores
-    fits = max(1, int(cores / needs.cores))
+    wanted = slots * requirements.cores
+    fits = max(1, int(cores / requirements.cores))
     detail = f"{cores} for bsize={slots}, which keep about {wanted:g} busy"
     return Check(
-        worker, "cores", wanted <= cores, detail, f"set bsize={fits} for it: more only wait longer", blocks=False
+        worker, "cores", wanted <= cores, detail, f"set bsize={fits} for it: more would only wait", blocks=False
     )
 
 
@@ -103,18 +105,19 @@ def _browser(worker: str, facts: dict[str, Any]) -> Check:
     return Check(worker, "chromium", majors[0] == majors[1] != "", detail, remedy)
 
 
-def _android(worker: str, facts: dict[str, Any], needs: AndroidNeeds, slots: int) -> Iterator[Check]:
+def _android(worker: str, facts: dict[str, Any], requirements: AndroidRequirements, slots: int) -> Iterator[Check]:
     found = facts["android"]
     sdk = found["sdk"] or "no Android SDK"
     setup = "run `digirl-dist setup`, or set emulator.sdk_path"
     yield Check(worker, "adb", found["adb"] is not None, found["adb"] or f"none on PATH nor in {sdk}", setup)
-    if needs.avd is None:
+    if requirements.avd is None:
         return
     yield _kvm(worker, facts)
     yield Check(worker, "emulator", found["emulator"] is not None, found["emulator"] or f"none in {sdk}", setup)
-    yield _avd(worker, found, needs.avd)
+    yield _avd(worker, found, requirements.avd)
     busy = found["busy_ports"]
-    detail = f"in use: {', '.join(map(str, busy))}" if busy else f"{needs.first_port} to {needs.first_port + 2 * slots}"
+    first = requirements.first_port
+    detail = f"in use: {', '.join(map(str, busy))}" if busy else f"{first} to {first + 2 * slots}"
     remedy = "end what listens there (`ss -ltnp`), or set emulator.first_port to others"
     yield Check(worker, "ports", not busy, detail, remedy)
 

@@ -1,4 +1,4 @@
-"""What the way to a worker is like: from its name to how fast it is."""
+"""Checks the connection to a worker, from its name to its speed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SLOW_MB_S = 1.0
 
 
 def unreachable(worker: str, error: WorkerError) -> list[Check]:
-    """The stage at which ``error`` ended the way to the worker, and those before it, which went well."""
+    """Returns the failed check of the stage at which ``error`` happened, after the passed ones of the stages before."""
     failed = _STAGES.index(_stage(error))
     passed = [Check(worker, stage, True, "") for stage in _STAGES[:failed]]
     return [*passed, Check(worker, _STAGES[failed], False, error.reason, error.remedy)]
@@ -32,7 +32,7 @@ def reached(connection: Connection) -> list[Check]:
 
 
 def shell(connection: Connection) -> Check:
-    """Nothing may be printed before a command's own output: the host would read it as an answer."""
+    """Checks that start-up files print nothing before a command's output: the host would read it as an answer."""
     done = connection.run("true")
     if done.status != 0:
         return Check(
@@ -47,12 +47,12 @@ def shell(connection: Connection) -> Check:
 
 
 def speed(connection: Connection) -> Iterator[Check]:
-    """Round trip and throughput. Raises WorkerError."""
+    """Yields the checks of round trip and throughput. Raises WorkerError."""
     slow = "look for what else uses the link, or use a machine nearer by"
     trip_s = _round_trip_s(connection)
     yield Check(connection.worker, "round trip", trip_s < _SLOW_S, f"{trip_s * 1000:.1f} ms", slow, blocks=False)
     mb_s = _throughput_mb_s(connection)
-    detail = f"{mb_s:.1f} MB/s, there and back at once"
+    detail = f"{mb_s:.1f} MB/s in both directions at once"
     remedy = f"{slow}: the first checkpoint and every episode go over it"
     yield Check(connection.worker, "throughput", mb_s > _SLOW_MB_S, detail, remedy, blocks=False)
 
@@ -70,11 +70,11 @@ def _stage(error: WorkerError) -> str:
 
 
 def _round_trip_s(connection: Connection) -> float:
-    """Best of a few: of a line to ``cat`` and back, on a channel that is open."""
+    """Returns the shortest of a few round trips of a line through ``cat`` on an open channel, in seconds."""
     channel = connection.open("cat")
     times = []
     try:
-        for _ in range(_ECHOES + 1):  # the first also waits for the start of cat
+        for _ in range(_ECHOES + 1):  # the first one includes the start of cat
             started = time.monotonic()
             channel.write(b"\n")
             channel.readline(timeout_s=_PROBE_LIMIT_S)
@@ -85,7 +85,7 @@ def _round_trip_s(connection: Connection) -> float:
 
 
 def _throughput_mb_s(connection: Connection) -> float:
-    """Of bytes that cannot be compressed."""
+    """Returns the throughput of incompressible bytes in MB/s."""
     data = os.urandom(_PROBE_BYTES)
     started = time.monotonic()
     try:

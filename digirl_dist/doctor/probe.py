@@ -1,7 +1,7 @@
-"""What there is on a machine. The host streams this file to the worker's own Python, so it needs nothing but that.
+"""Collects facts about a machine. The host streams this file to the worker's own Python, so it imports nothing else.
 
-On stdin a line of JSON (see ``Order``), on stdout one with what was found. It only looks; what that means is judged on
-the host, in ``judgement``.
+Reads a line of JSON from stdin (see ``ProbeRequest``) and writes one with the facts to stdout. It changes nothing; the
+host judges the facts in ``judgement``.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ from typing import Any, BinaryIO
 _COMMAND_LIMIT_S = 60.0
 _SDK_PLACES = ("~/Android/Sdk", "~/android-sdk", "/opt/android-sdk", "/usr/lib/android-sdk")
 _BROWSERS = ("chromium-headless-shell", "chrome-headless-shell", "chromium", "chromium-browser", "google-chrome")
-"""Those of ``emulator/chromium.py``, which is not there yet when this runs."""
+"""The same names as in ``emulator/chromium.py``, which is not installed yet when this runs."""
 _TORCH = "import torch; print(torch.__version__, torch.get_num_threads())"
 
 
 @dataclass
-class Order:
-    """What to look at. Paths may start with ``~/``."""
+class ProbeRequest:
+    """The facts to collect. Paths may start with ``~/``."""
 
     folders: dict[str, str]
-    """Folders that will be written to, by what they are for."""
+    """Folders that a run will write to, by purpose."""
     torch_python: list[str]
-    """The command of the Python that acts; empty if there is none yet."""
+    """The command of the Python that runs the policy; empty if there is none yet."""
     browser: bool
     android: dict[str, Any] | None
     slots: int
 
 
-def look(order: Order) -> dict[str, Any]:
-    """Everything there is to know, as JSON values."""
+def look(request: ProbeRequest) -> dict[str, Any]:
+    """Returns all facts as JSON values."""
+    torch_python = [os.path.expanduser(word) for word in request.torch_python]
     found: dict[str, Any] = {
         "time": time.time(),
         "user": pwd.getpwuid(os.getuid()).pw_name,
@@ -54,14 +55,14 @@ def look(order: Order) -> dict[str, Any]:
         "uv": shutil.which("uv", path=_path(".local/bin", ".cargo/bin")),
         "cores": len(os.sched_getaffinity(0)),
         "memory_mb": _memory_mb(),
-        "folders": {name: _folder(Path(path).expanduser()) for name, path in order.folders.items()},
-        "torch": _said([*map(os.path.expanduser, order.torch_python), "-c", _TORCH]) if order.torch_python else None,
+        "folders": {name: _folder(Path(path).expanduser()) for name, path in request.folders.items()},
+        "torch": _said([*torch_python, "-c", _TORCH]) if torch_python else None,
     }
-    if order.browser:
+    if request.browser:
         found["browser"] = _program(*_BROWSERS)
         found["driver"] = _program("chromedriver")
-    if order.android is not None:
-        found["android"] = _android(order.android, order.slots)
+    if request.android is not None:
+        found["android"] = _android(request.android, request.slots)
     return found
 
 
@@ -70,7 +71,7 @@ def _path(*below_home: str) -> str:
 
 
 def _memory_mb() -> int:
-    """What is free for new programs: of the machine, or of the control group if that has less."""
+    """Returns the free memory of the machine, or of its control group if that has less, in MiB."""
     text = Path("/proc/meminfo").read_text()
     free = [int(kb) // 1024 for kb in re.findall(r"MemAvailable:\s+(\d+)", text)]
     with suppress(OSError, ValueError):
@@ -81,7 +82,7 @@ def _memory_mb() -> int:
 
 
 def _folder(folder: Path) -> dict[str, Any]:
-    """Whether it can be written to, or made; nothing is made."""
+    """Returns whether a folder can be written to or made, and its disk's free space; makes nothing."""
     place = next(each for each in (folder, *folder.parents) if each.exists())
     usage = shutil.disk_usage(place)
     writable = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
@@ -89,7 +90,8 @@ def _folder(folder: Path) -> dict[str, Any]:
 
 
 def _said(command: list[str]) -> dict[str, Any]:
-    """Exit status and last line of a command. ``PYTHONPATH`` of a login must not decide what is imported."""
+    """Returns exit status and last line of a command, run without the login's ``PYTHONPATH``, which could change its
+    imports."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     try:
         done = subprocess.run(
@@ -107,7 +109,7 @@ def _said(command: list[str]) -> dict[str, Any]:
 
 
 def _program(*names: str) -> dict[str, Any] | None:
-    """The first of these that there is, and its version."""
+    """Returns the first of these programs on PATH, with its version."""
     path = next(filter(None, map(shutil.which, names)), None)
     if path is None:
         return None
@@ -145,7 +147,7 @@ def _tool(sdk: Path | None, name: str) -> str | None:
 
 
 def _missing_content(avds: Path, avd: str | None, snapshot: str | None) -> str:
-    """The first file of the AVD that is not there; empty if all is well or there is no such AVD."""
+    """Returns the first missing file of the AVD; empty if none is missing or there is no such AVD."""
     if avd is None or not (avds / f"{avd}.ini").is_file():
         return ""
     pairs = [line.partition("=") for line in (avds / f"{avd}.ini").read_text(errors="replace").splitlines()]
@@ -177,7 +179,7 @@ def _is_free(port: int) -> bool:
 
 
 def main(source: BinaryIO) -> None:
-    print(json.dumps(look(Order(**json.loads(source.readline())))), flush=True)
+    print(json.dumps(look(ProbeRequest(**json.loads(source.readline())))), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``doctor --try``: the emulator of the configuration, started once on a worker."""
+"""``doctor --try``: starts the configured emulator once on a worker."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from digirl_dist.tasks import Task
 from digirl_dist.types import Json
 
 _START_S = 30.0
-_REMEDY = "mend what it names; the checks above may say more, and `digirl-dist setup` installs what emulators need"
+_REMEDY = "repair what it names; the checks above may say more, and `digirl-dist setup` installs what emulators need"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """``emulator`` is a packed factory."""
+    """The emulator to try, as a packed factory, and what it must do."""
 
     emulator: bytes
     task: Task
@@ -34,7 +34,7 @@ class Trial:
 
 
 def some_action(spec: EmulatorSpec) -> Json:
-    """One that every emulator of that kind understands."""
+    """Returns an action that every emulator of that kind understands."""
     match spec.actions:
         case DiscreteActions():
             return 0
@@ -45,9 +45,9 @@ def some_action(spec: EmulatorSpec) -> Json:
 
 
 def try_there(connection: Connection, python: list[str], trial: Trial) -> str:
-    """Its timings, in words. Raises JobError saying what failed, or LinkLostError."""
+    """Runs the trial on the worker; returns its timings as text. Raises JobError with the reason, or LinkLostError."""
     channel = connection.open([*python, "-m", "digirl_dist.worker_program.trial"])
-    order = {
+    request = {
         "size": len(trial.emulator),
         "task": asdict(trial.task),
         "action": trial.action,
@@ -55,7 +55,7 @@ def try_there(connection: Connection, python: list[str], trial: Trial) -> str:
     }
     deadline = time.monotonic() + trial.limit_s
     try:
-        channel.write(json.dumps(order).encode() + b"\n" + trial.emulator)
+        channel.write(json.dumps(request).encode() + b"\n" + trial.emulator)
         phases = []
         while message := _next(channel, deadline):
             if "error" in message:
@@ -75,7 +75,7 @@ def _next(channel: Channel, deadline: float) -> dict[str, Any] | None:
     try:
         message: dict[str, Any] = json.loads(line)
     except ValueError as error:
-        raise JobError(channel.worker, f"something else than the trial answers: {line[:200]!r}") from error
+        raise JobError(channel.worker, f"unexpected output instead of the trial's: {line[:200]!r}") from error
     return message
 
 

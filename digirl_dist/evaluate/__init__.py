@@ -1,1 +1,1 @@
-"""Measuring policies: lists of evaluation jobs, spread over the ranks of a launch."""
+"""Evaluates policies: lists of evaluation jobs, distributed over the ranks of a launch."""

@@ -3,7 +3,7 @@
     python -m digirl_dist.evaluate.eval_runner --eval_jobs_config jobs.json
     torchrun --nproc_per_node=4 -m digirl_dist.evaluate.eval_runner --eval_jobs_config jobs.json
 
-Rank r runs the jobs whose index leaves r when divided by the number of ranks. No process group is needed.
+Rank r runs the jobs whose index modulo the number of ranks is r. No process group is needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from digirl_dist.parallel.rank import Rank, launched_rank
 
 @dataclass(frozen=True)
 class EvalRun:
-    """What one rank is to do."""
+    """The work of one rank."""
 
     jobs: Sequence[EvalJob]
     rank: Rank
@@ -37,10 +37,9 @@ class EvalRun:
     merge_wait_s: float
 
     def run(self) -> bool:
-        """Run this rank's jobs and merge what there is, whatever happens. False when the launch must fail.
+        """Runs this rank's jobs and merges all results, whatever happens. Returns False if the launch must fail.
 
-        With ``continue_on_error`` rank 0 alone answers for the failures of all, because a launcher ends the other
-        ranks when one of them fails.
+        With ``continue_on_error`` only rank 0 reports failure, because a launcher ends the other ranks when one fails.
         """
         try:
             went_well = self._run_own()
@@ -54,7 +53,7 @@ class EvalRun:
         return all(result.status == DONE for result in results)
 
     def _run_own(self) -> bool:
-        """Whether all jobs of this rank are done; stops at the first that is not, unless told to go on."""
+        """Runs this rank's jobs; returns whether all succeeded. Stops at a failure unless ``continue_on_error``."""
         went_well = True
         for index, job in enumerate(self.jobs):
             if index % self.rank.world_size == self.rank.rank and not self._is_done(job):
@@ -74,7 +73,7 @@ class EvalRun:
         started = time.monotonic()
         try:
             metrics = measure(job, self.device, self._work(job), self.folder.dataset(job, self.rank))
-        except Exception as error:  # a job's own code may raise anything; the table must say what
+        except Exception as error:  # a job's own code may raise anything; the table must show it
             trace = traceback.format_exc()
             seconds = round(time.monotonic() - started, 3)
             self.folder.write(job, JobResult(job.name, FAILED, self.rank.rank, job.seed, {}, seconds, trace))
@@ -94,12 +93,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 all jobs done, 1 some are not, 2 nothing could be run, 130 interrupted."""
     options = _parser().parse_args(argv)
     end_by_sigterm_as_by_ctrl_c()
-    advice = "the same command with --resume runs the jobs that are missing"
+    advice = "the same command with --resume runs the missing jobs"
     return exit_status(lambda: 0 if _prepared(options).run() else 1, advice)
 
 
 def _prepared(options: argparse.Namespace) -> EvalRun:
-    """Everything that can be wrong is found here, before any job runs."""
+    """Checks everything before any job runs. Raises SettingsError."""
     listed = read_jobs(options.eval_jobs_config)
     rank = launched_rank(os.environ)
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -115,7 +114,7 @@ def _prepared(options: argparse.Namespace) -> EvalRun:
 
 
 def _launched_at(rank: Rank | None) -> float:
-    """When the launcher, or without one this process, was started."""
+    """Returns when the launcher, or without one this process, was started, in Unix seconds."""
     import psutil
 
     process = psutil.Process()
@@ -128,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--eval_jobs_config", type=Path, required=True, help="the list of jobs, JSON or YAML")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/eval_jobs"), help="datasets and results.json")
     parser.add_argument("--continue_on_error", action="store_true", help="run the other jobs when one fails")
-    parser.add_argument("--resume", action="store_true", help="insist on going on with what --output_dir holds")
+    parser.add_argument("--resume", action="store_true", help="continue in --output_dir; fail if it does not exist")
     parser.add_argument("--policy_device", help="cpu, cuda, cuda:N; beats the device in the list of jobs")
     parser.add_argument("--policy_device_id", type=int, help="the same as --policy_device cuda:ID")
     parser.add_argument("--merge_wait", type=float, default=3600.0, help="seconds that rank 0 waits for other ranks")

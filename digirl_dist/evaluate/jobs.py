@@ -1,4 +1,4 @@
-"""A list of evaluation jobs, as read from JSON or YAML."""
+"""Lists of evaluation jobs, read from JSON or YAML."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class EvalJob:
-    """One policy measured on one configuration.
+    """The evaluation of one policy on one configuration.
 
-    Exactly one of ``num_episodes`` and ``num_steps`` is given; the latter runs whole episodes, in the order of their
-    tickets, until they have that many steps together.
+    Needs exactly one of ``num_episodes`` and ``num_steps``; the latter runs whole episodes, in the order of their
+    tickets, until they have that many steps in total.
     """
 
     name: str
@@ -39,14 +39,14 @@ class EvalJob:
     num_steps: int | None = None
     seed: int = 0
     save_path: str | None = None
-    """The run folder whose newest checkpoint is measured; null: fresh weights drawn from ``seed``."""
+    """The run folder whose newest checkpoint is evaluated; null: fresh weights drawn from ``seed``."""
     config_path: str = "config/multimachine"
     config_name: str = "eval"
     overrides: list[str] = field(default_factory=list)
-    """As on the command line: ``emulator=gymnasium``, ``task_split=train``."""
+    """Overrides in the command line's notation: ``emulator=gymnasium``, ``task_split=train``."""
 
     def fingerprint(self) -> str:
-        """Names everything that its result follows from."""
+        """Returns a digest of everything that determines the result."""
         return digest(json.dumps(asdict(self), sort_keys=True).encode())
 
 
@@ -59,7 +59,7 @@ class JobList:
 
 
 def read_jobs(path: Path) -> JobList:
-    """Raises EvalJobsError (a ValueError) naming the job and the key that is wrong."""
+    """Reads a file of jobs. Raises EvalJobsError (a ValueError) naming the job and the wrong key."""
     try:
         content = yaml.safe_load(path.read_text())  # JSON is YAML
     except (OSError, yaml.YAMLError) as error:

@@ -1,4 +1,4 @@
-"""Measures one policy: the episodes of one evaluation job."""
+"""Runs the episodes of one evaluation job."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from digirl_dist.types import Json
 
 
 def measure(job: EvalJob, device: str, work: Path, dataset: Path) -> dict[str, Json]:
-    """Run the job with its policy on ``device``, write its episodes to ``dataset`` and return its metrics.
+    """Runs the job with its policy on ``device``, writes its episodes to ``dataset`` and returns its metrics.
 
-    ``work`` keeps what an interrupted job has done. Nothing else is shared with other jobs or depends on their order.
+    ``work`` keeps the progress of an interrupted job. A job shares no state with others and ignores their order.
     """
     settings = configuration.load(job.config_path, job.config_name, job.overrides)
     emulator = choose_device(settings, settings.emulator)
@@ -55,9 +55,9 @@ def measure(job: EvalJob, device: str, work: Path, dataset: Path) -> dict[str, J
 def _episodes(
     job: EvalJob, collector: Collector, plan: Plan, checkpoint: Checkpoint, store: Store
 ) -> Sequence[Trajectory]:
-    """The first ``num_episodes`` tickets, or as many, in their order, as have ``num_steps`` together.
+    """Returns the episodes of the first ``num_episodes`` tickets, or of as many as have ``num_steps`` in total.
 
-    So they are the same whichever slot was faster.
+    The order is that of the tickets, so the result does not depend on which slot was faster.
     """
     found: list[Trajectory] = []
     rounds = 0
@@ -66,7 +66,7 @@ def _episodes(
         store.append(result)
         for episode in result.trajectories:
             if not _enough(job, found):
-                # A round is no iteration of the run: in the dataset, episodes are numbered through.
+                # A round is not an iteration of the run, so the dataset numbers its episodes consecutively.
                 found.append(replace(episode, ticket=replace(episode.ticket, iteration=0, index=len(found))))
         rounds += 1
     return found
@@ -80,7 +80,7 @@ def _enough(job: EvalJob, found: Sequence[Trajectory]) -> bool:
 
 
 def _checkpoint(job: EvalJob, agent: AgentFactory, work: Path) -> Checkpoint:
-    """The newest of the job's run folder, or one with fresh weights. Raises CheckpointError if there is none."""
+    """Returns the newest checkpoint of the job's run folder, or a fresh one. Raises CheckpointError if it has none."""
     if job.save_path is not None:
         root = Path(job.save_path).expanduser() / "checkpoints"
         newest = Checkpoints(root).newest()
@@ -94,7 +94,7 @@ def _checkpoint(job: EvalJob, agent: AgentFactory, work: Path) -> Checkpoint:
 
 
 def _metrics(episodes: Sequence[Trajectory], checkpoint: Checkpoint) -> dict[str, Json]:
-    """As in ``metrics.jsonl``, less what is no figure of the episodes."""
+    """Returns those figures of ``metrics.jsonl`` that describe episodes."""
     figures = results(0, episodes)
     kept = ("episodes", "success_rate", "reward_mean", "reward_max", "steps_mean")
     return {"checkpoint": checkpoint.iteration, **{name: figures[name] for name in kept}}

@@ -1,7 +1,7 @@
 """The output folder of evaluation jobs: a result per job, written last, and the merged table.
 
-Ranks meet in these files only. Every rank merges when it ends, whatever ends it, so the table is complete when the
-last one is through, and names what is missing when one was killed.
+Ranks communicate only through these files. Every rank merges when it ends, for whatever reason, so the table is
+complete once the last one has ended, and names the missing jobs if one was killed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOOK_S = 0.2
 
 @dataclass(frozen=True)
 class JobResult:
-    """What came of a job."""
+    """The result of a job."""
 
     name: str
     status: str
@@ -42,14 +42,14 @@ class JobResult:
 class OutputFolder:
     """Names every file of an evaluation.
 
-    ``since`` (Unix seconds) is when the launch began: a failure from before it does not count, as its job runs again.
+    ``since`` (Unix seconds) is the start of the launch: an earlier failure does not count, because its job runs again.
     """
 
     root: Path
     since: float = 0.0
 
     def dataset(self, job: EvalJob, rank: Rank) -> Path:
-        """The episodes of a job."""
+        """Returns the file of a job's episodes."""
         suffix = f"_rank{rank.rank}" if rank.world_size > 1 else ""
         return self.root / f"dataset_{job.name}{suffix}.parquet"
 
@@ -57,7 +57,7 @@ class OutputFolder:
         return self.root / f"result_{job.name}.json"
 
     def work(self, job: EvalJob) -> Path:
-        """What a job needs while it runs; episodes that landed there are not run again."""
+        """Returns a running job's folder; episodes that landed there do not run again."""
         return self.root / ".work" / f"{job.name}-{job.fingerprint()}"
 
     @property
@@ -68,7 +68,7 @@ class OutputFolder:
         atomic_files.write_json(self.result(job), {"fingerprint": job.fingerprint(), **asdict(result)})
 
     def read(self, job: EvalJob) -> JobResult | None:
-        """What came of the job so far. Raises EvalJobsError when the folder has the result of another one."""
+        """Returns a job's result, if there is one. Raises EvalJobsError if the file belongs to another job."""
         try:
             written_at = self.result(job).stat().st_mtime
             content: dict[str, Any] = json.loads(self.result(job).read_text())
@@ -87,7 +87,7 @@ class OutputFolder:
 
 
 def merge(folder: OutputFolder, jobs: Sequence[EvalJob], world_size: int) -> list[JobResult]:
-    """Write ``results.json`` from what every job has left, in the order of the jobs."""
+    """Writes ``results.json`` from the results of all jobs, in the order of the jobs."""
     with _alone(folder.root / ".merge.lock"):
         results = [folder.read(job) or _missing(job, index % world_size) for index, job in enumerate(jobs)]
         atomic_files.write_json(folder.merged, {"jobs": [asdict(result) for result in results]})
@@ -95,14 +95,14 @@ def merge(folder: OutputFolder, jobs: Sequence[EvalJob], world_size: int) -> lis
 
 
 def wait_for_all(folder: OutputFolder, jobs: Sequence[EvalJob], limit_s: float) -> None:
-    """Until every job has left a result, at most ``limit_s``; whoever merges then names those that have none."""
+    """Waits until every job has a result, at most ``limit_s`` seconds; a merge names the missing ones."""
     deadline = time.monotonic() + limit_s
     while any(folder.read(job) is None for job in jobs) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
 
 
 def table(results: Sequence[JobResult]) -> str:
-    """For people: a line per job."""
+    """Returns a readable table with one line per job."""
     metrics = list(dict.fromkeys(key for result in results for key in result.metrics))
     head = ["job", "rank", "status", *metrics, "seconds"]
     rows = [[result.name, str(result.rank), result.status, *_values(result, metrics)] for result in results]
@@ -122,7 +122,7 @@ def _missing(job: EvalJob, rank: int) -> JobResult:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """One merge at a time, so that an older view of the folder never replaces a newer one."""
+    """Admits one merge at a time, so that an older view of the folder never replaces a newer one."""
     with lock.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

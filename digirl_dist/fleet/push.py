@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from digirl_dist.errors import FileRefusedError
 from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.protocol.job_folder import blob_name
-from digirl_dist.ssh.courier import Courier, Put
+from digirl_dist.ssh.courier import CourierClient, Put
 
 _SMALLEST_DELTA = 1 << 16
 _SMALLEST_REST = 1 << 20
@@ -35,7 +35,7 @@ class LinkRate:
 class Push:
     """Pushes over one courier and remembers how fast its link is."""
 
-    def __init__(self, courier: Courier, link: LinkRate | None = None) -> None:
+    def __init__(self, courier: CourierClient, link: LinkRate | None = None) -> None:
         self._courier = courier
         self._link = link or LinkRate()
         self._plainly = False

@@ -15,7 +15,7 @@ from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.settings import LimitSettings, SshSettings
 from digirl_dist.ssh.channel import Channel
 from digirl_dist.ssh.connection import Connection, connect
-from digirl_dist.ssh.courier import Courier
+from digirl_dist.ssh.courier import CourierClient
 
 
 class SshConnector:
@@ -36,7 +36,7 @@ class SshConnector:
             options = ["--orphan-s", str(job.orphan_s), "--package", spec.package]
             control = connection.open([*command, *options, *(["--replace"] if replace else [])])
             courier = [*python, "-m", "digirl_dist.worker_program.courier", "--folder", spec.folder]
-            return SshWorkerConnection(connection, control, Courier(connection, courier, self._ssh))
+            return SshWorkerConnection(connection, control, CourierClient(connection, courier, self._ssh))
         except BaseException:
             connection.close()
             raise
@@ -45,7 +45,7 @@ class SshConnector:
 class SshWorkerConnection:
     """A ``WorkerConnection`` over one SSH connection."""
 
-    def __init__(self, connection: Connection, control: Channel, courier: Courier) -> None:
+    def __init__(self, connection: Connection, control: Channel, courier: CourierClient) -> None:
         self.files: Files = CourierFiles(courier)
         self._connection = connection
         self._control = control
@@ -82,7 +82,7 @@ class SshWorkerConnection:
 class CourierFiles:
     """``Files`` by a courier."""
 
-    def __init__(self, courier: Courier) -> None:
+    def __init__(self, courier: CourierClient) -> None:
         self._courier = courier
         self._push = Push(courier)
 

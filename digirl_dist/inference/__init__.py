@@ -1,1 +1,1 @@
-"""The policy on the host: acts for emulators on all workers, in batches, in a process of its own."""
+"""The policy on the host: acts for the emulators of all workers, in batches, in its own process."""

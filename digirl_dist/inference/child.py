@@ -1,4 +1,4 @@
-"""The owner's end of the process of the host's policy: starts it, asks it, and ends it when it does not answer."""
+"""The owner's side of the host's policy process: starts it, sends requests, and kills it if it does not answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _END_S = 5.0
 
 
 class PolicyProcess:
-    """Belongs to one thread, but for ``close``. After PolicyLostError it is gone; the next request starts another."""
+    """The policy process, used by one thread except for ``close``. A request after PolicyLostError starts a new one."""
 
     def __init__(self, packed_agent: bytes, log: Path, limit_s: float) -> None:
         self._packed_agent = packed_agent
@@ -30,7 +30,7 @@ class PolicyProcess:
         self._serving: Mapping[int, Checkpoint] = {}
 
     def serve(self, checkpoints: Mapping[int, Checkpoint]) -> dict[int, str]:
-        """Act with these versions alone, if it does not already. Returns those that cannot be had, and why."""
+        """Makes exactly these versions act; returns those that cannot be loaded, with the reason."""
         if self._connection is None:
             self._start()
         if checkpoints == self._serving:
@@ -40,12 +40,12 @@ class PolicyProcess:
         return missing
 
     def decide(self, requests: Sequence[InferenceRequest]) -> list[InferenceReply]:
-        """One answer to each, in any order."""
+        """Returns one reply per request, in any order."""
         answers: list[InferenceReply] = self._ask("decide", list(requests), f"decide {len(requests)} actions")
         return answers
 
     def close(self) -> None:
-        """End it; from another thread, whatever it is asked for then ends with PolicyLostError."""
+        """Kills the process. A request running in another thread then raises PolicyLostError."""
         process = self._process
         if process is not None:
             process.kill()
@@ -68,10 +68,10 @@ class PolicyProcess:
         try:
             self._connection.send_bytes(self._packed_agent)
         except OSError:
-            pass  # its end is read as such by the first request
+            pass  # the process has ended; the first request reports it
 
     def _ask(self, request: str, content: Any, doing: str) -> Any:
-        """Raises PolicyLostError if the process ended, or did not answer within the limit."""
+        """Sends a request and returns its reply. Raises PolicyLostError if the process ends or exceeds the limit."""
         assert self._connection is not None
         try:
             self._connection.send((request, content))
@@ -79,8 +79,8 @@ class PolicyProcess:
                 return self._connection.recv()
             reason = f"did not {doing} within {self._limit_s:.0f} s"
         except (EOFError, OSError):
-            reason = f"ended, asked to {doing}{last_lines(self._log)}"
+            reason = f"ended while it had to {doing}{last_lines(self._log)}"
         self._connection.close()
         self._connection = None
         self.close()
-        raise PolicyLostError(f"the process of the host's policy {reason}")
+        raise PolicyLostError(f"the host's policy process {reason}")

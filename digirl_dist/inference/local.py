@@ -1,4 +1,4 @@
-"""The policies a machine acts with, by version."""
+"""The policies of one machine, by version."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from digirl_dist.trajectory import Decision, NoDecision
 
 
 class Policies:
-    """Agents by policy version, which act in one batch per version. Retired ones lend their memory to the next version.
+    """Agents by policy version; each version acts in one batch. A new version reuses the memory of a retired one.
 
-    Fulfils ``rollout.Policies``.
+    Implements ``rollout.Policies``.
     """
 
     waiting = "policy"
@@ -32,28 +32,28 @@ class Policies:
         self._answers: list[InferenceReply] = []
 
     def load(self, version: int, state: State) -> None:
-        """Make ``version`` ready to act with the weights ``state``."""
+        """Makes ``version`` ready to act with the weights ``state``."""
         agent = self._retired.pop() if self._retired else self._factory()
         agent.load_state_dict(state)
         self._serving[version] = agent
 
     def same(self, version: int, other: int) -> None:
-        """``version`` has the very weights of ``other``, which is ready."""
+        """Makes ``version`` share the weights of ``other``, which is loaded."""
         self._serving[version] = self._serving[other]
 
     def retire(self, keep: set[int]) -> None:
-        """Drop every version that is not in ``keep``."""
+        """Drops every version that is not in ``keep``."""
         for version in set(self._serving) - keep:
             agent = self._serving.pop(version)
             if not any(agent is other for other in self._serving.values()):
                 self._retired.append(agent)
 
     def expect(self, stream: RandomStream) -> None:
-        """Make its generator now, which takes longer than a small policy takes to decide."""
+        """Creates the stream's generator in advance, because that takes longer than a small policy's decision."""
         _ = stream.rng
 
     def ask(self, requests: Sequence[InferenceRequest]) -> None:
-        """Decide now, without gradients. What the agent raises goes to the caller."""
+        """Decides at once, without gradients. Passes on the agent's exceptions."""
         import torch
 
         for version in sorted({request.version for request in requests}):

@@ -1,4 +1,4 @@
-"""The process of the host's policy: keeps versions in memory and decides batches, until its owner goes away.
+"""The host's policy process: keeps versions in memory and decides batches until its owner closes the connection.
 
 ``python -m digirl_dist.inference.policy_process SOCKET`` first receives the packed agent; then each request gets
 one reply.
@@ -18,7 +18,7 @@ from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.user_code.packing import unpack
 
 _FRAMES = -6
-"""Of a traceback, those that say where the agent failed."""
+"""Number of a traceback's last frames, which show where the agent failed."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,14 +34,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 class RequestHandler:
-    """Answers what is asked, and says why where it cannot."""
+    """Serves inference requests; failures carry a reason."""
 
     def __init__(self, packed_agent: bytes) -> None:
         self._policies = Policies(lambda: unpack(packed_agent)())
         self._missing: dict[int, str] = {}
 
     def serve(self, checkpoints: Mapping[int, Checkpoint]) -> dict[int, str]:
-        """Act with these versions and no others. Returns those that cannot be had, and why."""
+        """Loads these versions and drops all others; returns those that cannot be loaded, with the reason."""
         self._policies.retire(set(checkpoints))
         self._missing = {}
         for version in checkpoints.keys() - set(self._policies):
@@ -52,7 +52,7 @@ class RequestHandler:
         return self._missing
 
     def decide(self, requests: Sequence[InferenceRequest]) -> list[InferenceReply]:
-        """One answer to each. What the agent cannot decide is found by asking it one by one."""
+        """Returns one reply per request. If the batch fails, decides one by one to find the requests that fail."""
         known = [request for request in requests if request.version in self._policies]
         unknown = [self._unknown(request) for request in requests if request.version not in self._policies]
         try:

@@ -1,4 +1,4 @@
-"""Answers the requests of all workers in batches, and starts the policy's process again when it is lost."""
+"""Answers the requests of all workers in batches, and restarts the policy process after a loss."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STOP_S = 5.0
 
 @dataclass(frozen=True)
 class Batching:
-    """A batch is decided once so many requests wait, or the oldest has waited for so long."""
+    """When a batch is decided: once ``size`` requests wait, or the oldest has waited ``wait_s`` seconds."""
 
     size: int
     wait_s: float
@@ -59,7 +59,7 @@ class PolicyServer:
         self._thread.start()
 
     def serve(self, checkpoint: Checkpoint, in_use: Set[int]) -> None:
-        """From now on act with this checkpoint, and with those of the versions ``in_use`` that it acts with already."""
+        """Makes this checkpoint the newest policy; of the versions already loaded, keeps those ``in_use``."""
         with self._something:
             kept = {version: known for version, known in self._checkpoints.items() if version in in_use}
             self._checkpoints = {**kept, checkpoint.iteration: checkpoint}
@@ -67,7 +67,7 @@ class PolicyServer:
             self._something.notify()
 
     def ask(self, request: InferenceRequest, tell: Callable[[InferenceReply], None]) -> None:
-        """``tell`` gets the answer, in a thread of ours; it must not wait."""
+        """Queues a request. Calls ``tell`` with the reply in the server's thread; ``tell`` must not block."""
         with self._something:
             self._asked.append(_Asked(request, tell))
             self._something.notify()
@@ -89,12 +89,12 @@ class PolicyServer:
                     self._decide(batch)
             except PolicyLostError as error:
                 self._lost(str(error), batch)
-            except Exception:  # a fault of ours must not end this thread without a word
+            except Exception:  # a defect here must not end this thread silently
                 self._lost(f"internal error, please report it: {traceback.format_exc()}", batch)
         self._process.close()
 
     def _next(self) -> list[_Asked]:
-        """The next batch; or none, if there are other policies to act with first."""
+        """Returns the next batch; an empty one if new policies must be loaded first."""
         with self._something:
             self._something.wait_for(lambda: self._closing or self._is_new or (self._asked and self._checkpoints))
             if self._asked and not self._is_new:
@@ -121,7 +121,7 @@ class PolicyServer:
             asked.tell(replace(answer, number=asked.request.number))
 
     def _lost(self, reason: str, batch: list[_Asked]) -> None:
-        """Ask once more what was asked; what has now been lost twice may be the cause, and its episode runs again."""
+        """Repeats the lost requests once. A request lost twice may be the cause, so it fails and its episode reruns."""
         if self._closing:
             return
         self._seen.last_trouble, self._seen.troubled_at = reason, time.monotonic()

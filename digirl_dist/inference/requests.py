@@ -1,4 +1,4 @@
-"""What an episode asks its policy, and what it is told; the same beside the emulators and over a link."""
+"""Inference requests of episodes and the policy's replies, alike on the same machine and over a link."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from digirl_dist.trajectory import Decision, Observation
 class RandomStream:
     """The randomness of one decision.
 
-    It follows from ``key`` alone (the ticket's seed and index, and the step), so it is the same wherever and with
-    whichever others it is decided.
+    It depends on ``key`` alone (the ticket's seed and index, and the step), so neither the machine nor the rest of the
+    batch changes it.
     """
 
     def __init__(self, seed: int, index: int, step: int) -> None:
@@ -24,13 +24,13 @@ class RandomStream:
 
     @cached_property
     def rng(self) -> np.random.Generator:
-        """Made at first use; until then a stream is three numbers, also where it is sent to another process."""
+        """The generator, created at first use. Until then a stream is three numbers, even when sent to a process."""
         return np.random.default_rng(self.key)
 
 
 @dataclass(frozen=True, eq=False)
 class InferenceRequest:
-    """What to do next, in one step of one episode. ``number`` names it among those of its asker."""
+    """A request for the next action in one step of an episode. ``number`` identifies it among its sender's requests."""
 
     number: int
     version: int
@@ -38,7 +38,7 @@ class InferenceRequest:
     observation: Observation
 
     def to_message(self) -> tuple[Ask, bytes]:
-        """The message, and the bytes that go with it: the image as it was encoded, then the vector as float32."""
+        """Returns the message and the bytes that go with it: the encoded image, then the vector as float32."""
         seen = self.observation
         image, vector = seen.image, None if seen.vector is None else np.asarray(seen.vector, "<f4").tobytes()
         data = (image or b"") + (vector or b"")
@@ -49,7 +49,7 @@ class InferenceRequest:
 
     @classmethod
     def from_message(cls, ask: Ask, data: bytes) -> InferenceRequest:
-        """Raises ProtocolError if the bytes are not those that the message announces."""
+        """Inverts ``to_message``. Raises ProtocolError if the bytes differ from those that the message announces."""
         split, rest = ask.image or 0, ask.vector or 0
         if split + rest != len(data) or rest % 4:
             raise ProtocolError(f"{len(data)} bytes came with an image of {ask.image} and a vector of {ask.vector}")
@@ -63,7 +63,7 @@ class InferenceRequest:
 
 @dataclass(frozen=True)
 class InferenceResult:
-    """The answer to the request of that number."""
+    """The decision for the request of that number."""
 
     number: int
     decision: Decision
@@ -74,7 +74,7 @@ class InferenceResult:
 
 @dataclass(frozen=True)
 class InferenceFailure:
-    """The request of that number has no answer, for this reason; its episode must run again."""
+    """The reason why the request of that number has no decision; its episode must run again."""
 
     number: int
     reason: str

@@ -1,4 +1,4 @@
-"""The seam for judges other than the emulator: who says whether an episode was a success."""
+"""The seam for judges other than the emulator, which decide whether an episode was a success."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from digirl_dist.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class Verdict:
-    """``said`` is the judge's reason in its own words, if it gave one."""
+    """Whether an episode was a success; ``said`` is the judge's reason in its own words, if it gave one."""
 
     success: bool
     said: str = ""
@@ -20,13 +20,13 @@ class Judge(Protocol):
     """Judges finished episodes on the host."""
 
     parallel: int
-    """How many verdicts may be asked for at the same time, from as many threads."""
+    """Largest number of threads that may ask for verdicts at the same time."""
 
     def verdict(self, trajectory: Trajectory) -> Verdict:
-        """May wait, but not without a limit. Raises JudgeError when there is no verdict to be had."""
+        """Judges an episode within a limited time. Raises JudgeError if there is no verdict."""
 
     def take_figures(self) -> dict[str, float]:
-        """What judging has cost since the last call, for the metrics."""
+        """Returns the cost of judging since the last call, for the metrics."""
 
     def close(self) -> None:
-        """Stop waiting; verdicts under way raise JudgeError. A second call is harmless."""
+        """Stops waiting; pending verdicts raise JudgeError. Idempotent."""

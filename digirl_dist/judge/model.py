@@ -17,7 +17,7 @@ from digirl_dist.trajectory import Trajectory
 
 
 class ModelJudge:
-    """Fulfils ``Judge``. What it knows already, from ``verdicts``, it does not ask again."""
+    """Implements ``Judge``. Never asks again for a verdict that ``verdicts`` holds."""
 
     def __init__(self, settings: JudgeSettings, key: str, verdicts: Verdicts, events: Events) -> None:
         self.parallel = settings.parallel
@@ -58,7 +58,7 @@ class ModelJudge:
             self._counts.update(more)
 
     def _converse(self, chat: Messages, episode_id: str) -> tuple[Verdict, tuple[int, int]]:
-        """Ask, and ask again for the verdict where an answer lacks it. Also the tokens in and out."""
+        """Asks, and repeats the question if the answer lacks a verdict. Returns verdict and tokens in and out."""
         tokens_in = tokens_out = 0
         said = ""
         for _ in range(max(1, self._settings.readings)):
@@ -75,7 +75,7 @@ class ModelJudge:
         return Verdict(False, said), (tokens_in, tokens_out)
 
     def _ask(self, chat: Messages, episode_id: str) -> Answered:
-        """One answer; sits out an outage of the endpoint, up to the limit."""
+        """Returns one answer; waits out an outage of the server, up to the limit."""
 
         def away(outage: Outage) -> None:
             self._count(judge_requests=1)
@@ -85,7 +85,7 @@ class ModelJudge:
             answer = self._server.ask(chat, away)
         except ChatError as error:
             joint = ";" if isinstance(error, ChatRefused) else " ->"  # a refusal has its remedy already
-            safe = "the episodes are safe, the same command goes on from here"
+            safe = "the episodes are safe, the same command resumes from here"
             raise JudgeError(f"the judge {error}{joint} {safe}") from None
         self._count(judge_requests=1, judge_tokens_in=answer.tokens_in, judge_tokens_out=answer.tokens_out)
         return answer

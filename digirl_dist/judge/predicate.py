@@ -1,4 +1,4 @@
-"""A function of the user's as the judge."""
+"""A user's function as the judge."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from digirl_dist.trajectory import Trajectory
 
 
 class PredicateJudge:
-    """Fulfils ``Judge``. ``name`` is how the user called the function."""
+    """Implements ``Judge``. ``name`` is the function's name in the settings."""
 
     parallel = 1
 
@@ -34,4 +34,4 @@ class PredicateJudge:
         return {}
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing: there is nothing to release."""

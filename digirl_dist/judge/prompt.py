@@ -1,4 +1,4 @@
-"""What a model is asked about an episode, and how its answer is read."""
+"""The prompt that asks a model about an episode, and the reading of its answer."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ _VERDICT = re.compile(r"verdict\W+(yes|no)\b", re.IGNORECASE)
 
 
 def messages(trajectory: Trajectory, prompt: str, screenshots: int) -> Messages:
-    """The chat that asks about ``trajectory``, with its last ``screenshots`` images.
+    """Returns the chat that asks about ``trajectory``, with its last ``screenshots`` images.
 
-    ``prompt`` may use ``{instruction}`` and ``{actions}``; empty: the general question. How to answer is added.
+    ``prompt`` may use ``{instruction}`` and ``{actions}``; if it is empty, the general question takes its place. The
+    format of the answer is appended.
     """
     last = trajectory.final_observation
     instruction = trajectory.ticket.task.instruction or last.text or trajectory.ticket.task.id
@@ -45,12 +46,12 @@ def messages(trajectory: Trajectory, prompt: str, screenshots: int) -> Messages:
 
 
 def digest(model: str, chat: Sequence[Json], request: Json) -> str:
-    """Names a question by all that its answer may depend on."""
+    """Returns a digest over everything that the answer may depend on."""
     return hashlib.sha256(json.dumps([model, chat, request], sort_keys=True).encode()).hexdigest()
 
 
 def read(answer: str) -> bool | None:
-    """The last verdict in an answer; None if there is none."""
+    """Returns the last verdict in an answer; None without one."""
     found = _VERDICT.findall(answer)
     return found[-1].lower() == "yes" if found else None
 

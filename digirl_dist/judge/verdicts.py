@@ -1,4 +1,4 @@
-"""``judge.jsonl`` of a run folder: every verdict that a model gave, so that none is asked, or paid, for twice."""
+"""``judge.jsonl`` of a run folder: every verdict of a model, so that none is paid for twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from digirl_dist.judge import Verdict
 
 
 class Verdicts:
-    """Verdicts by the digest of their question. Safe to use from any thread."""
+    """Verdicts by their question's digest. Safe to use from any thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -26,7 +26,7 @@ class Verdicts:
             return self._known.get(question)
 
     def add(self, question: str, verdict: Verdict, model: str, episode_id: str, usage: tuple[int, int]) -> None:
-        """``usage`` is the tokens in and out. A line that a full disk refuses costs one repeated question at most."""
+        """Records a verdict; ``usage`` is the tokens in and out. A line lost to a full disk costs one more request."""
         line = {
             "time": round(time.time(), 3),
             "question": question,
@@ -43,11 +43,11 @@ class Verdicts:
                 with self._path.open("a") as file:
                     file.write(json.dumps(line) + "\n")
             except OSError:
-                pass  # those who must write report a full disk
+                pass  # other writes, which must succeed, report a full disk
 
     def _take_in(self, line: str) -> None:
         try:
             found = json.loads(line)
             self._known[found["question"]] = Verdict(bool(found["success"]), str(found["said"]))
         except (ValueError, KeyError, TypeError):
-            pass  # cut by a crash: it is asked for again
+            pass  # cut by a crash: the question is repeated

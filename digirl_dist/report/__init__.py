@@ -1,1 +1,1 @@
-"""What people and programs look at: events, metrics, progress, curves and the report page."""
+"""Output for people and programs: metrics, progress, curves, animations, the report page and ``digirl-dist why``."""

@@ -1,4 +1,4 @@
-"""Charts as inline SVG: axes, ticks, and the figures of a place where the pointer rests on it."""
+"""Charts as inline SVG with axes, ticks, and the values under the pointer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from digirl_dist.report.markup import element, short_number
 _WIDTH, _HEIGHT = 460.0, 190.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 8.0, 10.0, 34.0
 _DOTS = 60
-"""Points of a line get a dot each as long as there are no more than this."""
+"""Largest number of points for which a line gets a dot at each."""
 
 Value = float | None
 
 
 @dataclass(frozen=True)
 class Series:
-    """A named row of values, one per place on the x axis; ``colour`` is the index of a colour of the page."""
+    """A named row of values, one per place on the x axis; ``colour`` is an index into the page's colours."""
 
     name: str
     values: Sequence[Value]
@@ -31,14 +31,14 @@ class Series:
 
 @dataclass(frozen=True)
 class _Plot:
-    """Where things are drawn: ``labels`` name the places of the x axis, values from ``low`` to ``high`` fit."""
+    """The drawing area: ``labels`` name the places of the x axis; the y axis spans ``low`` to ``high``."""
 
     labels: Sequence[str]
     low: float
     high: float
 
     def x(self, place: float) -> float:
-        """The middle of a place."""
+        """Returns the x coordinate of a place's middle."""
         return _LEFT + (place + 0.5) * self.pitch
 
     def y(self, value: float) -> float:
@@ -56,7 +56,7 @@ def line_chart(
     bounds: tuple[float, float] | None = None,
     x_title: str = "iteration",
 ) -> Element:
-    """Lines with gaps where values are None. ``bounds`` fixes the y axis."""
+    """Draws lines with gaps where values are None. ``bounds`` fixes the y axis."""
     low, high = bounds or _extent([value for one in series for value in one.values])
     plot = _Plot(labels, low, high)
     drawn = [mark for one in series for mark in _line(plot, one)]
@@ -64,7 +64,7 @@ def line_chart(
 
 
 def stacked_bars(title: str, labels: Sequence[str], parts: Sequence[Series], line: Series) -> Element:
-    """Bars of ``parts`` on top of each other from zero upwards, None as zero, and a line over them."""
+    """Draws bars of ``parts`` stacked from zero upwards, None as zero, and a line over them."""
     heights = [sum(max(0.0, part.values[place] or 0.0) for part in parts) for place in range(len(labels))]
     _, high = _extent([0.0, *heights, *line.values])
     plot = _Plot(labels, 0.0, high)
@@ -73,7 +73,7 @@ def stacked_bars(title: str, labels: Sequence[str], parts: Sequence[Series], lin
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Round numbers from ``low`` to ``high``, steps being 1, 2 or 5 times a power of ten."""
+    """Returns round numbers from ``low`` to ``high`` in steps of 1, 2 or 5 times a power of ten."""
     raw = (high - low) / most
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
@@ -82,7 +82,7 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def _extent(values: Sequence[Value]) -> tuple[float, float]:
-    """Bounds around ``values`` that are never equal."""
+    """Returns bounds around ``values`` that are never equal."""
     present = [value for value in values if value is not None]
     low, high = min(present, default=0.0), max(present, default=1.0)
     margin = 0.0 if high - low > 1e-6 * max(abs(low), abs(high)) else max(abs(high) * 0.1, 0.5)
@@ -127,7 +127,7 @@ def _line(plot: _Plot, series: Series) -> Iterator[Element]:
 
 
 def _runs(values: Sequence[Value]) -> list[list[tuple[int, float]]]:
-    """Stretches without a gap, as (place, value)."""
+    """Splits values at their gaps into runs of (place, value)."""
     runs: list[list[tuple[int, float]]] = [[]]
     for place, value in enumerate(values):
         if value is not None:
@@ -153,7 +153,7 @@ def _bars(plot: _Plot, parts: Sequence[Series]) -> Iterator[Element]:
 
 
 def _hover(plot: _Plot, x_title: str, series: Sequence[Series]) -> Iterator[Element]:
-    """A band per place, as high as the plot: no need to hit a thin line."""
+    """Yields a hover band per place, as high as the plot, so that the pointer need not hit a thin line."""
     for place, label in enumerate(plot.labels):
         text = "\n".join([f"{x_title} {label}", *(one.described(place) for one in series)])
         box = {"x": _LEFT + place * plot.pitch, "y": _TOP, "width": plot.pitch, "height": _HEIGHT - _TOP - _BOTTOM}
@@ -161,13 +161,13 @@ def _hover(plot: _Plot, x_title: str, series: Sequence[Series]) -> Iterator[Elem
 
 
 def thinned(rows: int, most: int) -> list[range]:
-    """``rows`` places shared out to at most ``most`` bins of equal size (the last may be smaller)."""
+    """Divides ``rows`` places into at most ``most`` bins of equal size (the last may be smaller)."""
     size = max(1, math.ceil(rows / most))
     return [range(first, min(first + size, rows)) for first in range(0, rows, size)]
 
 
 def binned(bins: Sequence[range], values: Sequence[Value]) -> list[Value]:
-    """The mean of each bin's values; None for a bin without any."""
+    """Returns the mean of each bin's values; None for a bin without values."""
     means: list[Value] = []
     for places in bins:
         present = [value for value in values[places.start : places.stop] if value is not None]

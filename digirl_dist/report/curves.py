@@ -1,4 +1,4 @@
-"""The figures of ``metrics.jsonl`` as curves over iterations, in the tools that people watch runs with."""
+"""Curves of the figures in ``metrics.jsonl`` over iterations, for TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from digirl_dist.report.metrics import Figures
 
 
 class Curves(Protocol):
-    """Where curves are drawn."""
+    """A tool that draws curves."""
 
     def add(self, figures: Figures, iteration: int) -> None:
-        """The next point of each curve."""
+        """Adds the next point of each curve."""
 
     def close(self) -> None:
-        """Write out what is still on its way."""
+        """Flushes pending points."""
 
 
 class TensorBoard:
-    """Fulfils ``Curves``.
+    """Implements ``Curves``.
 
-    A writer whose disk was full fails for ever after: it is given up with what it had not written (which is in
-    ``metrics.jsonl``), and another goes on in a file of its own as soon as there is room.
+    A writer that met a full disk keeps failing. It is dropped with its unwritten points (``metrics.jsonl`` has them),
+    and a new writer continues in its own file as soon as there is space.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -44,7 +44,7 @@ class TensorBoard:
             if self._writer is not None:
                 self._writer.close()  # type: ignore[no-untyped-call]
         except OSError:
-            pass  # the disk is full: what is missing is in metrics.jsonl
+            pass  # the disk is full: metrics.jsonl has the missing points
 
     def _add(self, figures: Figures, iteration: int) -> None:
         if self._writer is None:
@@ -54,13 +54,13 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Fulfils ``Curves``. The key is the environment's WANDB_API_KEY or that of ``wandb login``, never a setting.
+    """Implements ``Curves``. Takes its key from WANDB_API_KEY or ``wandb login``, never from a setting.
 
-    A run that is continued continues its curves. WANDB_MODE=offline writes them below the run folder.
+    A resumed run continues its curves. WANDB_MODE=offline writes them below the run folder.
     """
 
     def __init__(self, project: str, run_id: str, folder: Path) -> None:
-        """Raises SettingsError when the package is not installed or the service refuses the run."""
+        """Raises SettingsError if the package is not installed or the service refuses the run."""
         wandb = _wandb()
         try:
             self._run = wandb.init(project=project, id=run_id, name=folder.name, dir=str(folder), resume="allow")
@@ -75,7 +75,7 @@ class WeightsAndBiases:
 
 
 def scalars(figures: Figures) -> dict[str, float]:
-    """The figures that are numbers."""
+    """Returns the figures that are numbers."""
     named = {name: value for name, value in figures.items() if name not in ("iteration", "time")}
     return {name: value for name, value in named.items() if isinstance(value, int | float)}
 
@@ -84,6 +84,6 @@ def _wandb() -> ModuleType:
     try:
         import wandb
     except ImportError as error:
-        raise SettingsError("wandb_project needs a package more: pip install 'digirl_dist[wandb]'") from error
+        raise SettingsError("wandb_project needs the package wandb: pip install 'digirl_dist[wandb]'") from error
     module: ModuleType = wandb
     return module

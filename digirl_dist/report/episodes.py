@@ -1,4 +1,4 @@
-"""Episodes to look at: screenshots with the actions drawn on them, or curves and numbers where there are none."""
+"""Episodes on the report page: screenshots with the actions drawn on them, or else curves and numbers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from digirl_dist.trajectory import Observation, Step, Trajectory
 from digirl_dist.types import Json
 
 STEPS = 10
-"""Steps shown of an episode; of a longer one its beginning and its end."""
+"""Number of steps shown of an episode: of a longer one, its beginning and its end."""
 _BEGINNING = 4
 _COMPONENTS = 4
 _POINTS = 120
 
 
 def choose(trajectories: Sequence[Trajectory], most: int) -> list[Trajectory]:
-    """Half of them failed and half successful where there are enough of both; the failed ones first."""
+    """Chooses half failed and half successful episodes if there are enough of both; the failed ones come first."""
     failed = [trajectory for trajectory in trajectories if not trajectory.success]
     succeeded = [trajectory for trajectory in trajectories if trajectory.success]
     successes = min(len(succeeded), max(most // 2, most - len(failed)))
@@ -31,14 +31,14 @@ def choose(trajectories: Sequence[Trajectory], most: int) -> list[Trajectory]:
 
 
 def episode(trajectory: Trajectory) -> Element:
-    """One episode: where it came from, how it ended, what was seen and done."""
+    """Renders one episode: its origin, its result, its observations and actions."""
     pictured = any(step.observation.image is not None for step in trajectory.steps)
     body = [_film(trajectory)] if pictured else list(_figures(trajectory))
     return element("article", {"class": "episode"}, _heading(trajectory), *body)
 
 
 def caption(action: Json) -> str:
-    """An action in few words."""
+    """Describes an action in a few words."""
     match _device_action(action):
         case DeviceAction(type="tap", x=x, y=y):
             return f"tap {x:.2f}, {y:.2f}"
@@ -115,7 +115,7 @@ def _shown_steps(steps: int) -> list[int]:
 
 
 def _figures(trajectory: Trajectory) -> Iterator[Element]:
-    """Curves of the vector's first components and of the reward, and a table behind a click."""
+    """Yields curves of the vector's first components and of the reward, and a folded table of steps."""
     steps = trajectory.steps
     bins = thinned(len(steps), _POINTS)
     labels = [str(places[0]) for places in bins]
@@ -161,7 +161,7 @@ def _step_row(place: int, step: Step) -> Element:
 
 
 def _words(observation: Observation) -> str:
-    """Text and numbers of an observation, as far as they are short."""
+    """Returns an observation's text and first numbers, shortened."""
     text = shorten(observation.text, 160)
     if observation.vector is None:
         return text or "nothing to show"

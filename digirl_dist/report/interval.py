@@ -9,10 +9,10 @@ _Z95 = 1.959963984540054
 
 
 def wilson(successes: int, trials: int, z: float = _Z95) -> tuple[float, float]:
-    """Lower and upper bound of a success probability, at 95 % by default; (0, 1) without trials.
+    """Returns the lower and upper bound of a success probability, at 95 % by default; (0, 1) without trials.
 
     The score interval: E. B. Wilson, Probable inference, the law of succession, and statistical inference, Journal of
-    the American Statistical Association 22 (1927), 209-212. Unlike the normal one it stays sensible near 0 and 1.
+    the American Statistical Association 22 (1927), 209-212. Unlike the normal interval it remains valid near 0 and 1.
     """
     if trials == 0:
         return 0.0, 1.0

@@ -1,4 +1,4 @@
-"""The sections of the report that come from ``metrics.jsonl``: how the run learned, and where its time went."""
+"""The report's sections from ``metrics.jsonl``: learning progress and the use of time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from digirl_dist.report.record import number
 from digirl_dist.types import Json
 
 _PLACES = 150
-"""Charts show at most this many places; of more iterations, each place is the mean of several."""
+"""Largest number of places in a chart; with more iterations, each place is the mean of several."""
 _TABLE_ROWS = 200
 _OPEN_ROWS = 12
 _OWN_CHARTS = 6
@@ -47,7 +47,7 @@ Lines = Sequence[dict[str, Json]]
 
 
 def iteration_sections(metrics: Lines) -> Iterator[Element]:
-    """``metrics`` holds one mapping per iteration, in order; nothing is shown of none."""
+    """Yields the sections for ``metrics``, which holds one mapping per iteration, in order; none if it is empty."""
     if metrics:
         yield _learning(metrics)
         yield _time(metrics)
@@ -67,7 +67,7 @@ def _learning(metrics: Lines) -> Element:
 
 
 def _time(metrics: Lines) -> Element:
-    """Parts of each iteration's seconds. The overhead is a line, as it is made of slices of the parts."""
+    """Renders the parts of each iteration's seconds. The overhead is a line, because it overlaps the parts."""
     acting = [{"seconds": _difference(line, "collect_s", "push_s")} for line in metrics]
     other = [{"seconds": _difference(line, "iteration_s", "collect_s", "update_s")} for line in metrics]
     parts = [
@@ -82,12 +82,12 @@ def _time(metrics: Lines) -> Element:
         stacked_bars("Seconds of an iteration", _labels(metrics), parts, overhead),
         line_chart("Share of time the emulators were busy", _labels(metrics), [busy], _SHARE),
     )
-    hint = "Overhead: seconds in which neither the emulators nor the update were at work."
+    hint = "Overhead: seconds in which neither the emulators nor the update ran."
     return section("Where the time went", charts, small(hint))
 
 
 def _closed_early(metrics: Lines) -> Iterator[Element]:
-    """How much longer the episodes are that iterations closed without; nothing if all had all of theirs."""
+    """Compares the episodes that iterations closed without with those in time; empty if no iteration closed early."""
     if not any(number(line.get(key)) for line in metrics for key in ("carried_over", "carried_in", "cancelled")):
         return
     charts = [
@@ -96,9 +96,9 @@ def _closed_early(metrics: Lines) -> Iterator[Element]:
         line_chart("Mean seconds", _labels(metrics), _pair(metrics, "in_time_s_mean", "carried_in_s_mean")),
     ]
     hint = (
-        "What was under way when an iteration closed was carried over and counts in the next one (carried_in); what "
-        "nobody had begun was cancelled. Carried episodes that are longer than those in time show what an iteration "
-        "by itself would have missed."
+        "Episodes still running when an iteration closed were carried over and count in the next one (carried_in); "
+        "episodes not yet started were cancelled. Carried episodes that are longer than those in time show what an "
+        "iteration by itself would have missed."
     )
     yield section("Iterations that closed early", element("div", {"class": "charts three"}, *charts), small(hint))
 
@@ -155,12 +155,12 @@ def _binning(metrics: Lines) -> Element | None:
 
 
 def _difference(line: dict[str, Json], whole: str, *parts: str) -> float | None:
-    """What is left of ``whole`` without ``parts``, missing ones counting as zero."""
+    """Returns ``whole`` minus ``parts``, counting missing parts as zero."""
     left = number(line.get(whole))
     return None if left is None else max(0.0, left - sum(number(line.get(part)) or 0.0 for part in parts))
 
 
 def _own_keys(metrics: Lines) -> list[str]:
-    """The algorithm's own figures, in the order in which they first appear."""
+    """Returns the algorithm's own figures, in the order in which they first appear."""
     keys = dict.fromkeys(key for line in metrics for key, value in line.items() if number(value) is not None)
     return [key for key in keys if key not in _COMMON]

@@ -1,4 +1,4 @@
-"""HTML as a tree of elements, so that text from workers is escaped by construction and never by memory."""
+"""HTML as a tree of elements, so that text from workers is escaped by construction."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Attributes = Mapping[str, str | float]
 
 
 def element(tag: str, attributes: Attributes | None = None, *children: Child) -> Element:
-    """An element with text and elements inside it; children that are None are left out."""
+    """Returns an element with text and elements inside it; skips children that are None."""
     made = Element(tag, {name: _plain(value) for name, value in (attributes or {}).items()})
     for child in children:
         if isinstance(child, Element):
@@ -22,28 +22,28 @@ def element(tag: str, attributes: Attributes | None = None, *children: Child) ->
 
 
 def section(title: str, *content: Child) -> Element:
-    """A part of the page under a heading."""
+    """Returns a section of the page with a heading."""
     return element("section", None, element("h2", None, title), *content)
 
 
 def small(text: str) -> Element | None:
-    """A remark in small print; None for no text."""
+    """Returns a remark in small print; None for no text."""
     return element("p", {"class": "small"}, text) if text else None
 
 
 def to_html(root: Element) -> str:
-    """Serialised in ASCII: whatever else a string holds, lone surrogates too, becomes a character reference."""
+    """Serialises a tree in ASCII; all other characters, even lone surrogates, become character references."""
     return str(ElementTree.tostring(root, encoding="us-ascii", method="html"), "ascii")
 
 
 def shorten(text: str, most: int) -> str:
-    """``text`` on one line, cut after ``most`` characters."""
+    """Returns ``text`` on one line, cut after ``most`` characters."""
     line = " ".join(text[: 4 * most].replace("\0", " ").split())
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def short_number(value: object) -> str:
-    """For tables and labels: three significant digits, a dash for what is missing."""
+    """Formats a value for tables and labels: three significant digits, a dash for None."""
     if value is None:
         return "–"
     return f"{value:.3g}" if isinstance(value, float) else shorten(str(value), 40)

@@ -1,4 +1,4 @@
-"""Animations of episodes, by rule, each content once: ``media/DIGEST.webp`` and ``media/index.jsonl``."""
+"""Animations of episodes that a rule chooses, without duplicates: ``media/DIGEST.webp`` and ``media/index.jsonl``."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _LAST_FRAME_MS = 1500
 _QUALITY = 80
 
 Frames = list[tuple[bytes, int]]
-"""Encoded screenshots, and for how long each is shown, in milliseconds."""
+"""Encoded screenshots, each with its duration in milliseconds."""
 
 
 class Media:
-    """Writes what ``rule`` (``none``, ``failures``, ``all``, ``top-3``) chooses, in a thread of its own.
+    """Writes the episodes that ``rule`` (``none``, ``failures``, ``all``, ``top-3``) chooses, in its own thread.
 
-    They are a view of the trajectories: one that cannot be written is told as an event and costs nothing else.
+    Animations only repeat the trajectories, so a failure to write one emits an event and has no other effect.
     """
 
     def __init__(self, folder: Path, rule: str, events: Events) -> None:
@@ -36,12 +36,12 @@ class Media:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="media")
 
     def add(self, trajectories: Sequence[Trajectory]) -> None:
-        """Does not wait."""
+        """Queues the chosen episodes without waiting."""
         for trajectory in chosen(trajectories, self._rule):
             self._pool.submit(self._add, trajectory)
 
     def close(self) -> None:
-        """Write what was added."""
+        """Waits until all queued episodes are written."""
         self._pool.shutdown()
 
     def _add(self, trajectory: Trajectory) -> None:
@@ -75,7 +75,7 @@ class Media:
 
 
 def chosen(trajectories: Sequence[Trajectory], rule: str) -> list[Trajectory]:
-    """The episodes of one iteration of which an animation is wanted; the best ones first for ``top-3``."""
+    """Returns the episodes of an iteration that ``rule`` chooses; best first for ``top-3``."""
     match rule.partition("-"):
         case ("failures", _, _):
             return [trajectory for trajectory in trajectories if not trajectory.success]
@@ -88,7 +88,7 @@ def chosen(trajectories: Sequence[Trajectory], rule: str) -> list[Trajectory]:
 
 
 def frames(trajectory: Trajectory) -> Frames:
-    """The episode's screenshots; equal ones in a row become one that is shown for longer."""
+    """Returns the episode's screenshots; merges equal ones in a row into one of longer duration."""
     seen = [step.observation.image for step in trajectory.steps] + [trajectory.final_observation.image]
     images = [image for image in seen if image is not None]
     found: Frames = []
@@ -101,7 +101,7 @@ def frames(trajectory: Trajectory) -> Frames:
 
 
 def animation(shown: Frames) -> bytes:
-    """An animated WebP. Raises OSError, ValueError or SyntaxError for what is no screenshot that we decode."""
+    """Returns an animated WebP. Raises OSError, ValueError or SyntaxError for bytes that are no valid screenshot."""
     first, *others = [_decoded(image) for image, _ in shown]
     written = io.BytesIO()
     durations = [shown_ms for _, shown_ms in shown]
@@ -111,7 +111,7 @@ def animation(shown: Frames) -> bytes:
 
 
 def _decoded(image: bytes) -> Image.Image:
-    """It comes from a worker: only screens are decoded."""
+    """Decodes a screenshot. It comes from a worker, so anything larger than a screen is refused with ValueError."""
     with Image.open(io.BytesIO(image), formats=SHOWN_FORMATS) as opened:
         if not is_screen(opened):
             raise ValueError(f"an image of {opened.width} x {opened.height} pixels is no screenshot")
@@ -120,7 +120,7 @@ def _decoded(image: bytes) -> Image.Image:
 
 
 def _digest(shown: Frames) -> str:
-    """Names what is seen, so that an episode that looks like another is not stored again."""
+    """Returns a digest of the visible content, so that an episode that looks like another is not stored twice."""
     content = hashlib.sha256()
     for image, shown_ms in shown:
         content.update(hashlib.sha256(image).digest() + shown_ms.to_bytes(8, "big"))

@@ -22,7 +22,7 @@ Figures = dict[str, Json]
 
 
 class Metrics:
-    """The metrics file of a run folder. Writes wait for ``room``."""
+    """The metrics file of a run folder. ``write_policy`` applies while the disk is full."""
 
     def __init__(self, path: Path, write_policy: WritePolicy | None = None) -> None:
         self.path = path
@@ -30,7 +30,7 @@ class Metrics:
         self.lines: list[Figures] = list(_whole_lines(path))
 
     def keep_until(self, iteration: int) -> None:
-        """Forget lines of iterations that a crash made undone, and a line that was cut in the middle."""
+        """Drops the lines of iterations that a crash undid, and an incomplete line."""
         self.lines = [line for line in self.lines if line["iteration"] < iteration]
         text = "".join(json.dumps(line) + "\n" for line in self.lines)
         self._write_policy.wait_for(str(self.path), lambda: atomic_files.write_text(self.path, text))
@@ -41,7 +41,7 @@ class Metrics:
 
 
 def results(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
-    """What the episodes came to. Rewards are undiscounted returns."""
+    """Returns the figures of an iteration's episodes. Rewards are undiscounted returns."""
     rewards = [trajectory.reward for trajectory in trajectories]
     return {
         "iteration": iteration,
@@ -57,8 +57,7 @@ def results(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
 
 
 def late(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
-    """How far behind the policies were, and how long the episodes are that the iteration before closed without,
-    beside those that were home in time."""
+    """Returns how many updates the policies lagged behind, and the lengths of episodes carried in and in time."""
     staleness = [float(iteration - trajectory.ticket.policy_version) for trajectory in trajectories]
     carried_in = [trajectory for trajectory in trajectories if trajectory.ticket.iteration < iteration]
     in_time = [trajectory for trajectory in trajectories if trajectory.ticket.iteration == iteration]
@@ -72,13 +71,13 @@ def late(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
 
 
 def confidence(trajectories: Sequence[Trajectory]) -> Figures:
-    """Within which bounds the success rate lies with 95 % confidence (Wilson's score interval)."""
+    """Returns the 95 % confidence bounds of the success rate (Wilson's score interval)."""
     low, high = wilson(sum(trajectory.success for trajectory in trajectories), len(trajectories))
     return {"success_low": round(low, 4), "success_high": round(high, 4)}
 
 
 def collection(result: CollectionResult) -> Figures:
-    """What collecting took: seconds, bytes, and what went wrong."""
+    """Returns the figures of collecting: seconds, bytes, losses and retries."""
     return {
         "collect_s": round(result.ended_at - result.started_at, 4),
         "push_s": round(max((worker_result.push_s for worker_result in result.worker_results), default=0.0), 4),
@@ -101,15 +100,15 @@ def collection(result: CollectionResult) -> Figures:
 
 
 def overhead_s(result: CollectionResult, before: Update | None) -> float | None:
-    """Seconds in which neither emulators nor the update were at work.
+    """Returns the seconds in which neither the emulators nor the update ran.
 
-    From the end of the update before to the first action in every slot, plus from the end of the last episode until
-    all of them are in the store. None for the first iteration of a process, which starts everything from cold.
+    They run from the end of the previous update to the first action in every slot, and from the end of the last episode
+    until all are in the store. None for the first iteration of a process, which starts everything from cold.
     """
     if before is None or None in (result.acting_at, result.last_ended_at, result.stored_at):
         return None
     assert result.acting_at is not None and result.last_ended_at is not None and result.stored_at is not None
-    begin = max(0.0, result.acting_at - before.learned_at)  # episodes that were begun ahead cost nothing here
+    begin = max(0.0, result.acting_at - before.learned_at)  # episodes begun ahead cost nothing here
     return round(begin + result.stored_at - max(result.last_ended_at, before.learned_at), 4)
 
 
@@ -129,7 +128,7 @@ def _steps(trajectories: Sequence[Trajectory]) -> list[float]:
 
 
 def _append_whole(path: Path, line: str) -> None:
-    """Durably, or not at all."""
+    """Appends a line durably and completely, or not at all."""
     with path.open("ab", buffering=0) as file:
         end = file.tell()
         rest = memoryview(line.encode())

@@ -1,4 +1,4 @@
-"""``report.html``: one page, without network or scripts, that shows how a run went and what its agent did."""
+"""``report.html``: one page without network access or scripts that shows a run's progress and its agent's episodes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Lines = Sequence[dict[str, Json]]
 
 
 def write_page(run_folder: Path, episodes: int = 12) -> Path:
-    """Write ``report.html`` from what the run folder holds so far, with up to ``episodes`` episodes of the newest
-    iteration. Files that are missing, half-written or foreign are said on the page. Raises OSError if the page itself
-    cannot be written."""
+    """Writes ``report.html`` from the run folder's current content, with up to ``episodes`` episodes of the newest
+    iteration. The page mentions files that are missing, incomplete or foreign. Raises OSError if the page itself cannot
+    be written."""
     record = RunRecord.read(run_folder)
     name = run_folder.resolve().name
     page = files("digirl_dist.report").joinpath("page.html").read_text(encoding="utf-8")
@@ -57,7 +57,7 @@ def _heading(name: str, record: RunRecord) -> Element:
 
 
 def _newest(metrics: Lines, planned: Json) -> Iterator[tuple[str, str]]:
-    """How far the run is, and the figures of its newest iteration."""
+    """Yields the run's progress and the figures of its newest iteration."""
     if metrics:
         newest = metrics[-1]
         yield "iterations", f"{len(metrics)} of {short_number(planned)}" if planned else str(len(metrics))
@@ -69,7 +69,7 @@ def _newest(metrics: Lines, planned: Json) -> Iterator[tuple[str, str]]:
 
 
 def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
-    """What kind of run it is."""
+    """Yields the facts that characterise the run."""
     emulator = _emulator(record.config.get("emulator"))
     if emulator:
         yield "emulator", shorten(emulator, 120)
@@ -91,7 +91,7 @@ def _emulator(emulator: Json) -> str:
 
 
 def _workers(record: RunRecord) -> list[str]:
-    """Who took part in the newest iteration."""
+    """Returns the names of the workers in the newest iteration."""
     shares = record.metrics[-1].get("episodes_by_worker") if record.metrics else None
     return sorted(map(str, shares) if isinstance(shares, dict) else {one.worker for one in record.trajectories})
 
@@ -113,7 +113,7 @@ def _events(events: Lines) -> Iterator[Element]:
 
 
 def _trouble(events: Lines) -> Iterator[tuple[str, str, str, str]]:
-    """Time, worker, what happened and why, of each event that a person should know of."""
+    """Yields time, worker, description and reason of each event that a person should know of."""
     lost: set[str] = set()
     for event in events:
         worker = shorten(str(event.get("worker", "")), 60)

@@ -1,4 +1,4 @@
-"""A screenshot as a data URI of bounded size, and the action of the step drawn on it."""
+"""Screenshots as data URIs of limited size, with the step's action drawn on them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_BYTES = 24_000
 
 @dataclass(frozen=True)
 class Picture:
-    """Width and height are in pixels of the embedded image."""
+    """An embedded image with its width and height in pixels."""
 
     width: int
     height: int
@@ -30,9 +30,9 @@ class Picture:
 
 
 def embed(image: bytes) -> Picture | None:
-    """Small screenshots as they are, others scaled down and as JPEG; None for what is no image that we show.
+    """Embeds a small screenshot unchanged, a larger one scaled down as JPEG; None if the image cannot be shown.
 
-    It comes from a worker: only PNG and JPEG are decoded, and nothing that is larger than a screen.
+    The bytes come from a worker, so only PNG and JPEG no larger than a screen are decoded.
     """
     try:
         with Image.open(io.BytesIO(image), formats=SHOWN_FORMATS) as opened:
@@ -47,12 +47,12 @@ def embed(image: bytes) -> Picture | None:
 
 
 def is_screen(opened: Image.Image) -> bool:
-    """Whether an image that is not decoded yet is no larger than a screen."""
+    """Returns whether an image, not decoded yet, is no larger than a screen."""
     return opened.width * opened.height <= _MAX_PIXELS
 
 
 def draw(picture: Picture, action: DeviceAction | None, title: str) -> Element:
-    """The picture with the action on it; ``title`` is said where the pointer rests."""
+    """Draws the action on the picture; ``title`` is its tooltip."""
     view = {"viewBox": f"0 0 {picture.width} {picture.height}", "role": "img"}
     size: dict[str, str | float] = {"width": picture.width, "height": picture.height}
     shown = element("image", {"href": picture.uri, **size})
@@ -87,7 +87,7 @@ def _marks(picture: Picture, action: DeviceAction) -> Iterator[Element]:
 
 
 def _ring(center: tuple[float, float], unit: float) -> Iterator[Element]:
-    """A ring with a light edge, to be seen on any ground."""
+    """Yields a ring with a light edge, visible on any background."""
     place = {"cx": center[0], "cy": center[1]}
     yield element("circle", {"class": "edge", **place, "r": 4.2 * unit, "stroke-width": 2.6 * unit})
     yield element("circle", {"class": "ink", **place, "r": 4.2 * unit, "stroke-width": 1.4 * unit})
@@ -95,7 +95,7 @@ def _ring(center: tuple[float, float], unit: float) -> Iterator[Element]:
 
 
 def _arrow(start: tuple[float, float], end: tuple[float, float], unit: float) -> Iterator[Element]:
-    """From a dot at ``start`` to a head at ``end``."""
+    """Yields an arrow from a dot at ``start`` to a head at ``end``."""
     angle = math.atan2(end[1] - start[1], end[0] - start[0])
     wings = [
         (end[0] - 6 * unit * math.cos(angle + turn), end[1] - 6 * unit * math.sin(angle + turn)) for turn in (-0.5, 0.5)
@@ -108,7 +108,7 @@ def _arrow(start: tuple[float, float], end: tuple[float, float], unit: float) ->
 
 
 def _banner(picture: Picture, text: str, unit: float) -> Iterator[Element]:
-    """Text over the foot of the picture, in as many characters as fit."""
+    """Yields text over the bottom of the picture, cut to fit."""
     size = 5.2 * unit
     fits = max(4, int(picture.width / (0.58 * size)))
     box = {"x": 0, "y": picture.height - 9 * unit, "width": picture.width, "height": 9 * unit}

@@ -1,4 +1,4 @@
-"""What the terminal shows while a run goes on."""
+"""The terminal output of a running run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Progress:
         self._workers: set[str] = set()
 
     def listen(self, kind: str, content: dict[str, Json]) -> None:
-        """An event: moves the bar, or says what the user should know."""
+        """Handles an event: moves the bar, or prints a message for the user."""
         with self._lock:
             match kind:
                 case "episode":
@@ -34,7 +34,7 @@ class Progress:
                     judged = f"{sum(self._verdicts) / len(self._verdicts):.2f} of {len(self._verdicts)}"
                     self._bar.set_postfix(judged=judged, refresh=False)
                 case "judge_away":
-                    self.say(f"the judge is away: {content['reason']}; asked again in {content['again_in_s']} s")
+                    self.say(f"the judge is unavailable: {content['reason']}; retry in {content['again_in_s']} s")
                 case "worker_joined":
                     self._workers.add(content["worker"])
                     self._count_workers()
@@ -52,7 +52,7 @@ class Progress:
                     self.say(f"worker {content['worker']}: checking or installing digirl_dist in {content['run_path']}")
 
     def iteration(self, figures: Figures) -> None:
-        """The line of a finished iteration; the bar starts again."""
+        """Prints the line of a finished iteration and resets the bar."""
         with self._lock:
             parts = [f"{name} {figures[key]:.2f}" for name, key in _SHOWN.items() if figures.get(key) is not None]
             tqdm.write(f"iteration {figures['iteration']:>3}  " + "  ".join(parts), file=sys.stdout)

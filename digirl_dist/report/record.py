@@ -1,4 +1,4 @@
-"""What is left of a run in its folder, read so that a missing, half-written or foreign file costs a note, no more."""
+"""Reads a run folder for the report; a missing, incomplete or foreign file costs no more than a note."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class RunRecord:
 
     config: dict[str, Json]
     metrics: list[dict[str, Json]]
-    """One per iteration, in order."""
+    """One mapping per iteration, in order."""
     events: list[dict[str, Json]]
-    """The newest, in order."""
+    """The newest events, in order."""
     trajectories: list[Trajectory]
-    """Of the newest iteration whose file can be read."""
+    """Episodes of the newest iteration whose file can be read."""
     notes: list[str] = field(default_factory=list)
-    """What could not be read."""
+    """Files that could not be read, with the reason."""
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
@@ -46,7 +46,7 @@ class RunRecord:
 
 
 def number(value: object) -> float | None:
-    """``value`` as something that can be drawn: None for what is no number, not finite or beyond all sense."""
+    """Returns ``value`` as a float that can be drawn; None if it is not a number, not finite or at least 1e30."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) < 1e30 and math.isfinite(value) else None
@@ -64,13 +64,13 @@ def _config(path: Path, notes: list[str]) -> dict[str, Json]:
 
 
 def _metrics(path: Path) -> list[dict[str, Json]]:
-    """Of an iteration that was done again after a crash, the later line counts."""
+    """Reads the metrics; if an iteration was repeated after a crash, its later line counts."""
     lines = {line["iteration"]: line for line in _json_lines(path) if type(line.get("iteration")) is int}
     return [lines[iteration] for iteration in sorted(lines)]
 
 
 def _json_lines(path: Path, newest_bytes: int | None = None) -> list[dict[str, Json]]:
-    """The objects of a file that may be being written: what is no whole JSON object is passed over."""
+    """Returns the objects of a file that may still be growing; skips lines that are not complete JSON objects."""
     if not path.exists():
         return []
     with path.open("rb") as file:

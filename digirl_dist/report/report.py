@@ -1,4 +1,4 @@
-"""Tells people and programs how the run goes: progress, metrics, TensorBoard, the report page, a summary."""
+"""Reports a run to people and programs: progress, metrics, curves, the report page, a summary."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MEASURED = ("success_rate", "success_low", "success_high", "reward_mean")
 
 
 class Report:
-    """What the loop tells of itself."""
+    """Reports the loop's progress."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Report:
         self._told_at = 0.0
 
     def resumed(self, checkpoint: Checkpoint, store: Store, iterations: int) -> None:
-        """Bring the metrics to where the checkpoint is, whatever a crash left of them."""
+        """Makes the metrics agree with the checkpoint, whatever state a crash left them in."""
         self._metrics.keep_until(checkpoint.iteration)
         known = {line["iteration"] for line in self._metrics.lines}
         for iteration in range(checkpoint.iteration):
@@ -59,7 +59,7 @@ class Report:
                 self._metrics.append(results(iteration, episodes))
         self._events.emit("run_started", iteration=checkpoint.iteration)
         if checkpoint.iteration >= iterations:
-            self._progress.say(f"{self._folder.root} has its {iterations} iterations; set a larger train_iterations")
+            self._progress.say(f"{self._folder.root} has all {iterations} iterations; set a larger train_iterations")
         elif checkpoint.iteration:
             self._progress.say(f"continuing at iteration {checkpoint.iteration} of {self._folder.root}")
 
@@ -83,7 +83,7 @@ class Report:
             self._write_page()
 
     def evaluation(self, result: CollectionResult, checkpoint: Checkpoint) -> float:
-        """A round that measured ``checkpoint``; its line goes to ``evaluation.jsonl``. Answers the success rate."""
+        """Reports an evaluation round of ``checkpoint`` in ``evaluation.jsonl``; returns its success rate."""
         figures = {
             "checkpoint": checkpoint.iteration,
             **results(result.iteration, result.trajectories),
@@ -98,12 +98,12 @@ class Report:
         return float(figures["success_rate"] or 0.0)
 
     def has_evaluation(self, checkpoint: Checkpoint) -> bool:
-        """Whether ``checkpoint`` was measured while training."""
+        """Returns whether ``checkpoint`` was evaluated during training."""
         lines = Metrics(self._folder.evaluations).lines
         return any(measured_version(line) == checkpoint.iteration for line in lines)
 
     def close(self) -> None:
-        """Write the page and print the summary, also of a run that was interrupted."""
+        """Writes the page and prints the summary, even for an interrupted run."""
         self._status.host("nothing: the run was ended in order")
         self._progress.close()
         for curves in self._curves:
@@ -118,12 +118,12 @@ class Report:
         self._page_at = time.monotonic()
         try:
             write_page(self._folder.root)
-        except OSError as error:  # not worth a pause: it is written again in a while
+        except OSError as error:  # not worth waiting for: the page is written again soon
             self._progress.say(f"report.html cannot be written: {error.strerror}")
 
 
 def _print_summary(lines: Sequence[Figures], most: int = 12) -> None:
-    """The last iterations as a table."""
+    """Prints the last iterations as a table."""
     columns = {
         "iteration": "iteration",
         "episodes": "episodes",

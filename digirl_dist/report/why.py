@@ -1,4 +1,4 @@
-"""``digirl-dist why``: explains a running or dead run: who waits for whom, since when, and what happened last."""
+"""``digirl-dist why``: explains a running or dead run: what it waits for, since when, and its last events."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from digirl_dist.errors import RunFolderError
 _EVENTS = 8
 _LOOKED_AT = 1000
 _NEAR = 0.5
-"""A wait that has used up this share of its limit is pointed at."""
+"""Share of its limit above which a wait is marked."""
 
 
 def explain(folder: Path) -> str:
-    """Raises RunFolderError if there is nothing to explain."""
+    """Returns the explanation of a run folder. Raises RunFolderError if it holds no run's status."""
     path = folder / "status.json"
     try:
         status = json.loads(path.read_text())
@@ -34,16 +34,16 @@ def _host(folder: Path, status: dict[str, Any]) -> Iterator[str]:
         yield f"host: {status['doing']}, for {now - status['since']:.1f} s"
     else:
         yield f"{folder}: no process is running; the last, {status['pid']}, wrote {now - status['time']:.0f} s ago"
-        yield f"host: it was in: {status['doing']}, for {status['time'] - status['since']:.1f} s"
+        yield f"host: last activity: {status['doing']}, for {status['time'] - status['since']:.1f} s"
 
 
 def _state(pid: int) -> str:
-    """A stopped process (SIGSTOP, Ctrl-Z, a debugger) waits for nobody but the one who stopped it."""
+    """Returns a process's state: a stopped one (SIGSTOP, Ctrl-Z, a debugger) waits only for SIGCONT."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "is running"
-    return "is stopped; kill -CONT lets it go on" if state in "Tt" else "is running"
+    return "is stopped; kill -CONT continues it" if state in "Tt" else "is running"
 
 
 def _policy(status: dict[str, Any]) -> Iterator[str]:
@@ -97,7 +97,7 @@ def _events(folder: Path) -> Iterator[str]:
 
 
 def _grouped(lines: Sequence[str]) -> list[tuple[dict[str, Any], int]]:
-    """The newest of events of the same kind and worker that follow each other, and how many there were."""
+    """Groups consecutive events of the same kind and worker; returns the newest of each group and the group's size."""
     found: list[tuple[dict[str, Any], int]] = []
     for line in lines:
         try:
@@ -110,7 +110,7 @@ def _grouped(lines: Sequence[str]) -> list[tuple[dict[str, Any], int]]:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a host holds the folder's lock."""
+    """Returns whether a host holds the folder's lock."""
     try:
         with (folder / ".lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""How any server that speaks OpenAI's chat completions is reached: the judge, and the endpoint agent."""
+"""Settings of servers that speak OpenAI's chat completions, for the judge and the endpoint agent."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass
 class ChatSettings:
-    """A model behind such a server."""
+    """A model behind a server of chat completions."""
 
     model: str = "gpt-4.1-mini"
     base_url: str | None = None
@@ -14,11 +14,10 @@ class ChatSettings:
     key_variable: str = "OPENAI_API_KEY"
     """Name of the environment variable with the key. A server without keys needs none (empty string)."""
     requests_per_minute: float = 0.0
-    """Requests are spread so that there are not more; 0: no limit."""
+    """Largest rate of requests, which are spread evenly; 0: no limit."""
     answer_s: float = 60.0
-    """Longest wait for one answer."""
+    """Longest wait for one answer, in seconds."""
     outage_s: float = 3600.0
-    """A server that is down, busy or over its quota is asked again and again for this long."""
+    """Longest time, in seconds, to retry a server that is down, busy or over its quota."""
     request: dict[str, Any] = field(default_factory=lambda: {"temperature": 0.0})
-    """Further parts of the request, as the server knows them (``temperature``, ``max_completion_tokens``); null leaves
-    one out."""
+    """Further keys of the request (``temperature``, ``max_completion_tokens``); null omits one."""

@@ -1,4 +1,4 @@
-"""Who says whether an episode was a success, and what a vision-language model that does may be told."""
+"""Settings of success: who judges episodes, and the vision-language model that may do so."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,7 +7,7 @@ from digirl_dist.settings.chat import ChatSettings
 
 
 class Success(Enum):
-    """Who judges episodes: the emulator, a function of yours (``predicate``), or a model (``judge``)."""
+    """The judge of episodes: the emulator, your own function (``predicate``), or a model (``judge``)."""
 
     environment = "environment"
     predicate = "predicate"
@@ -16,17 +16,17 @@ class Success(Enum):
 
 @dataclass
 class JudgeSettings(ChatSettings):
-    """A vision-language model as the judge. It is asked by the host; an outage beyond ``outage_s`` ends the run."""
+    """A vision-language model as the judge. The host asks it; an outage beyond ``outage_s`` ends the run."""
 
     prompt: str = ""
-    """Your own question, with ``{instruction}`` and ``{actions}`` where these belong; empty: a general one."""
+    """Your own question, with the placeholders ``{instruction}`` and ``{actions}``; empty: a general one."""
     screenshots: int = 2
-    """How many of the last screenshots it sees."""
+    """Number of last screenshots that the judge sees."""
     parallel: int = 4
-    """Requests at the same time."""
+    """Largest number of simultaneous requests."""
     readings: int = 2
-    """An answer without a verdict is asked for this often in all, and then counts as no success."""
+    """Number of times in all that a question without a verdict is asked; after that it counts as no success."""
     usd_per_million_in: float = 0.0
-    """Price of a million input tokens, for the figures of cost …"""
+    """Price of a million input tokens, for the cost in the metrics."""
     usd_per_million_out: float = 0.0
-    """… and of output tokens."""
+    """Price of a million output tokens, for the cost in the metrics."""

@@ -18,8 +18,7 @@ from digirl_dist.settings.workers import InstallSettings, LimitSettings, SshSett
 
 
 class Parallel(Enum):
-    """Where episodes are run: here, on workers (see ``collector``), or here without training (to try a worker
-    machine)."""
+    """Where episodes run: here, on workers (see ``collector``), or here without training (to try a worker machine)."""
 
     single = "single"
     host = "host"
@@ -27,7 +26,7 @@ class Parallel(Enum):
 
 
 class TrainAlgorithm(Enum):
-    """Which block of ``algorithm`` is used."""
+    """The block of ``algorithm`` in use."""
 
     filtered_bc = "filtered_bc"
     digirl = "digirl"
@@ -36,10 +35,10 @@ class TrainAlgorithm(Enum):
 
 
 class TrainMode(Enum):
-    """Which data the updates use.
+    """The data of the updates.
 
-    Online: what the newest policy collected, and the replay of earlier ones. Offline: ``offline.data`` alone, nothing
-    is collected. Offline to online: first the one for ``offline.iterations``, then the other with both.
+    Online: the newest policy's episodes and the replay of earlier ones. Offline: ``offline.data`` alone, without
+    collecting. Offline to online: offline for ``offline.iterations``, then online with both kinds of data.
     """
 
     online = "online"
@@ -48,21 +47,21 @@ class TrainMode(Enum):
 
 
 class TaskMode(Enum):
-    """Train, or only measure the newest checkpoint for ``eval_iterations`` rounds."""
+    """Trains, or only evaluates the newest checkpoint for ``eval_iterations`` rounds."""
 
     train = "train"
     evaluate = "evaluate"
 
 
 class TaskOrder(Enum):
-    """In which order tickets walk through the task set: shuffled anew for each pass, or as it is written."""
+    """The order in which tickets pass through the task set: reshuffled for each pass, or as written."""
 
     random = "random"
     sequential = "sequential"
 
 
 class Close(Enum):
-    """When an iteration ends: with all of its episodes, with a share of them, or after a time."""
+    """When an iteration ends: with all of its episodes, with a share of them (``quorum``), or after ``deadline_s``."""
 
     all = "all"
     quorum = "quorum"
@@ -70,7 +69,7 @@ class Close(Enum):
 
 
 class TaskSplit(Enum):
-    """Which part of the task set is used."""
+    """The part of the task set in use."""
 
     train = "train"
     test = "test"
@@ -84,7 +83,7 @@ class Inference(Enum):
 
 
 class PushDtype(Enum):
-    """In which numbers a policy of float32 travels to the workers."""
+    """The number format in which a float32 policy is pushed to the workers."""
 
     float32 = "float32"
     bfloat16 = "bfloat16"
@@ -92,86 +91,85 @@ class PushDtype(Enum):
 
 @dataclass
 class OfflineSettings:
-    """Trajectories from elsewhere, for the offline modes."""
+    """Existing trajectories for the offline modes."""
 
     data: list[str] = field(default_factory=list)
     """Parquet files, folders of them (a run's ``trajectories``), or folders that ``datasets`` saved."""
     iterations: int = 5
-    """Offline to online: how many of ``train_iterations`` learn before anything is collected."""
+    """Offline to online: the number of first ``train_iterations`` that learn without collecting."""
 
 
 @dataclass
 class EvaluationSettings:
-    """Measurements on the test split while training goes on."""
+    """Evaluations on the test split during training."""
 
     every: int = 0
-    """Checkpoints are measured every so many iterations, and the first and the last; 0: none."""
+    """Iterations between evaluated checkpoints; the first and the last are evaluated too. 0: no evaluation."""
     episodes: int = 64
-    """Episodes of one measurement, the same tasks and seeds each time."""
+    """Episodes of one evaluation, with the same tasks and seeds each time."""
 
 
 @dataclass
 class Settings:
-    """Everything. Words of DigiRL's multi-machine guide stay at the top level."""
+    """The whole configuration. Keys of DigiRL's multi-machine guide stay at the top level."""
 
     parallel: Parallel = Parallel.host
     save_path: str = "runs/host"
-    """The run folder. The same command again continues what is in it."""
+    """The run folder. Repeating the command continues the run in it."""
     save_freq: int = 1
-    """Checkpoints are kept every so many iterations (the newest and the best in evaluations always are) …"""
+    """Iterations between kept checkpoints; the newest and the best in evaluations are always kept."""
     keep_checkpoints: int | None = None
-    """… and no more than this many of them; null: all."""
+    """Largest number of kept checkpoints; null: no limit."""
 
     wandb_project: str | None = None
-    """Draw the curves in this project of Weights & Biases as well (extra ``wandb``; the key comes from the
-    environment)."""
+    """Project of Weights & Biases that also gets the curves (extra ``wandb``; the key comes from the environment)."""
 
     worker_ips: list[Any] = field(default_factory=list)
     """Workers: host names, or mappings with ``host`` and any of ``name port username key bsize temp_path run_path
-    python emulator`` that override the values below for that worker. Who is added to the YAML file while the run goes
-    on joins it, who is removed finishes and leaves; not so if the command line sets them."""
+    python emulator`` that override the values below for that worker. Workers added to the YAML file mid-run join;
+    removed ones drain and leave. If the command line sets them, they stay fixed."""
     worker_username: str | None = None
-    """Login name on the workers; null: as ``ssh`` would choose."""
+    """Login name on the workers; null: the choice of ``ssh``."""
     worker_temp_path: str = "~/.cache/digirl_dist/jobs"
-    """Folder on the workers for checkpoints and episodes under way."""
+    """Folder on the workers for checkpoints and unfinished episodes."""
     worker_run_path: str = "~/.cache/digirl_dist/env"
     """Folder on the workers for the Python environment that the host installs there."""
     worker_python: str = "python3"
-    """The Python (3.10 or newer) on the workers from which that environment is made."""
+    """The Python (3.10 or newer) on the workers that creates that environment."""
     worker_torch_threads: int = 1
     """CPU threads of the policy on each worker."""
     inference: Inference = Inference.worker
-    """host: workers run emulators only and ask the host for each action; no weights leave it. Acts on
-    ``trainer.device``. Without workers the policy is here anyway."""
+    """host: workers run only emulators and ask the host for each action; no weights leave it. The policy acts on
+    ``trainer.device``. Without workers the policy is on the host anyway."""
     inference_batch: int = 64
-    """inference=host: observations of all workers are decided together once there are so many …"""
+    """inference=host: number of waiting observations, over all workers, that starts a batch at once."""
     inference_wait_ms: float = 2.0
-    """… or the first of them has waited for so many milliseconds."""
+    """inference=host: longest wait of an observation for a full batch, in milliseconds."""
     push_dtype: PushDtype = PushDtype.float32
-    """bfloat16 halves what is pushed, but the acting policy is then the trained one rounded to 8 bits of mantissa; the
-    log-probabilities of trajectories are those of the acting policy."""
+    """bfloat16 halves the pushed bytes, but the acting policy is then the trained one rounded to 8 bits of mantissa.
+    The log-probabilities of trajectories are those of the acting policy."""
     prefetch: int = 1
     """Tickets that a worker holds beyond its slots, so that no slot waits for a round trip."""
 
     bsize: int | str = 2
-    """Parallel emulators on each worker; ``auto``: as many as each one's cores and memory carry."""
+    """Parallel emulators on each worker; ``auto``: as many as its cores and memory carry."""
     rollout_size: int = 128
     """Episodes per iteration over the whole fleet."""
     max_steps: int | None = None
     """Longest episode in steps; null: the emulator's own."""
     close: Close = Close.all
-    """When an iteration ends; what is under way then counts in the next one, what nobody has begun is cancelled."""
+    """When an iteration ends. Episodes still running then count in the next one; tickets not started are cancelled."""
     quorum: float = 0.9
-    """close=quorum: … when this share of its episodes is home."""
+    """close=quorum: share of the iteration's episodes that ends it."""
     deadline_s: float = 600.0
-    """close=deadline: … this many seconds after its begin, if any episode is home."""
+    """close=deadline: seconds from the iteration's start to its end, if any episode has landed by then."""
     speculate: bool = True
     """Run the episodes that are expected to end last a second time on idle emulators of faster workers; the first
-    that is home counts. A slow worker then begins nothing that would end long after all else."""
+    result counts. A slow worker then starts no episode that would end long after all others."""
     collect_ahead: int = 0
     """Iterations whose collection may begin under an older checkpoint while the host learns; 0: on-policy."""
     max_staleness: int | None = None
-    """Episodes whose policy was more updates behind when they counted are left out of updates; null: none are."""
+    """Largest number of updates that an episode's policy may lag behind to be used in updates; null: no limit."""
 
     train_algorithm: TrainAlgorithm = TrainAlgorithm.filtered_bc
     train_mode: TrainMode = TrainMode.online
@@ -179,20 +177,20 @@ class Settings:
     eval_iterations: int = 1
     task_mode: TaskMode = TaskMode.train
     task_set: str = "default"
-    """Which tasks: a set of the emulator's own, or a file (.yaml, .json, .txt; see docs/tasks.md), in whose name
-    ``{split}`` stands for train or test."""
+    """The tasks: one of the emulator's own sets, or a file (.yaml, .json, .txt; see docs/tasks.md), in whose name
+    ``{split}`` means train or test."""
     task_split: TaskSplit = TaskSplit.train
     task_order: TaskOrder = TaskOrder.random
     seed: int = 0
     success: Success = Success.environment
-    """Who says whether an episode was a success."""
+    """The judge of whether an episode was a success."""
     predicate: str | None = None
-    """For ``success: predicate``, your function of a Trajectory: ``my_file:is_done``. It runs on the host."""
+    """success=predicate: your function of a Trajectory, such as ``my_file:is_done``. It runs on the host."""
     judge: JudgeSettings = field(default_factory=JudgeSettings)
 
     media: str = "none"
-    """Of which episodes an animation is written to ``save_path/media``: none, failures, all, or top-3 (the three of
-    highest return in each iteration)."""
+    """Episodes whose animation is written to ``save_path/media``: none, failures, all, or top-3 (the three of highest
+    return in each iteration)."""
 
     dry_run: bool = False
     """Start localhost workers behind real SSH servers and use them in place of ``worker_ips``."""
@@ -211,7 +209,7 @@ class Settings:
     install: InstallSettings = field(default_factory=InstallSettings)
 
     def __post_init__(self) -> None:
-        """Refuse what the types let through. Raises SettingsError."""
+        """Refuses invalid values that the types admit. Raises SettingsError."""
         if not is_bsize(self.bsize):
             raise SettingsError(f"bsize must be a whole number above 0 or auto, not {self.bsize!r}")
         if self.inference_batch < 1 or self.inference_wait_ms < 0:
@@ -221,5 +219,5 @@ class Settings:
 
 
 def is_bsize(value: Any) -> bool:
-    """Whether ``value`` says how many emulators a worker is to run."""
+    """Returns whether ``value`` is a valid number of emulators on a worker."""
     return value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value > 0)

@@ -1,4 +1,4 @@
-"""How updates are made: in this process, or by several."""
+"""Settings of trainers: updates in this process, or by several."""
 
 from dataclasses import dataclass, field
 
@@ -7,39 +7,39 @@ from digirl_dist.settings.missing import MISSING
 
 @dataclass
 class TrainerSettings:
-    """What every trainer has."""
+    """The settings of every trainer."""
 
     name: str = MISSING
     replay_size: int = 1024
-    """Newest episodes that an update may look back on."""
+    """Number of newest episodes that an update may use."""
     device: str = "auto"
-    """Where the agent learns: cpu, cuda, cuda:N, or auto (CUDA where there is any)."""
+    """Device on which the agent learns: cpu, cuda, cuda:N, or auto (CUDA if there is any)."""
     start_s: float = 180.0
-    """With several ranks, in seconds: longest time until all of them have started …"""
+    """With several ranks: longest time until all have started, in seconds."""
     exchange_s: float = 600.0
-    """… for one exchange of gradients …"""
+    """With several ranks: longest exchange of gradients, in seconds."""
     idle_s: float = 86400.0
-    """… and between two updates, while the host collects."""
+    """With several ranks: longest time between two updates, while the host collects, in seconds."""
     shard: bool = False
-    """With several ranks: spread weights, gradients and optimiser state over them (FSDP2), for agents that are too
-    large for one device."""
+    """With several ranks: shard weights, gradients and optimiser state over them (FSDP2), for agents that are too large
+    for one device."""
     shard_blocks: list[str] = field(default_factory=list)
-    """Classes of the agent's modules, such as T5Block: each module of them is gathered by itself while it computes;
-    without any, the whole agent is gathered for each pass."""
+    """Classes of the agent's modules, such as T5Block, each of whose modules is gathered by itself while it computes.
+    Without any, the whole agent is gathered for each pass."""
 
 
 @dataclass
 class InProcessSettings(TrainerSettings):
-    """The host's own process; or, under ``torchrun run.py``, all ranks that it started."""
+    """Trains in the host's own process or, under ``torchrun run.py``, in all ranks that it started."""
 
     name: str = "inprocess"
 
 
 @dataclass
 class JaxSettings(TrainerSettings):
-    """This process, or the ranks that ``python -m digirl_dist.parallel.jax`` started; PPO's updates are made by JAX.
+    """Trains in this process or in the ranks that ``python -m digirl_dist.parallel.jax`` started; JAX updates by PPO.
 
-    ``device`` is auto, cpu or cuda: where JAX computes. The policy acts on the CPU, in PyTorch.
+    ``device``, which is auto, cpu or cuda, is JAX's. The policy acts on the CPU, in PyTorch.
     """
 
     name: str = "jax"
@@ -47,11 +47,11 @@ class JaxSettings(TrainerSettings):
 
 @dataclass
 class TorchrunSettings(TrainerSettings):
-    """A group of processes that the host starts, watches and ends; each on a device of its own."""
+    """Trains in a group of processes that the host starts, watches and ends, each on its own device."""
 
     name: str = "torchrun"
     nproc_per_node: int = 2
     update_s: float = 7200.0
     """Longest update, in seconds."""
     stop_s: float = 15.0
-    """Longest wait for the processes to end when the run is over, in seconds."""
+    """Longest wait for the processes to end after the run, in seconds."""

@@ -1,1 +1,1 @@
-"""``digirl-dist setup``: brings worker machines to where a run can start."""
+"""``digirl-dist setup``: installs on worker machines whatever a run needs there."""

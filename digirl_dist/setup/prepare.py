@@ -1,4 +1,4 @@
-"""Prepares one worker over SSH: the steps of its emulator, then the package. What is there already is left alone."""
+"""Prepares one worker over SSH: the steps of its emulator, then the package. Leaves alone what is already installed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _PACKAGE = "digirl_dist and what it depends on"
 
 
 @dataclass(frozen=True)
-class Progress:
-    """One line of what happens on a worker. ``state``: ok, would, doing, done or failed, as in ``worker/steps.sh``."""
+class SetupProgress:
+    """The state of one step on a worker: ok, would, doing, done or failed, as in ``worker/steps.sh``."""
 
     worker: str
     state: str
@@ -28,12 +28,12 @@ class Progress:
     message: str = ""
 
 
-Tell = Callable[[Progress], None]
+Tell = Callable[[SetupProgress], None]
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is to be done on one worker, at most for ``package.limit_s`` per step."""
+    """The preparation of one worker. Each step may take ``package.limit_s`` seconds."""
 
     worker_config: WorkerConfig
     steps: Steps
@@ -42,12 +42,12 @@ class Preparation:
 
 
 def prepare(preparation: Preparation, ssh: SshSettings, tell: Tell) -> WorkerError | None:
-    """Tells each step as it happens; returns why it did not come to the end, if so. The failure of one is data."""
+    """Prepares a worker and passes each step to ``tell``; returns the error that stopped it, or None."""
     try:
         with connect(preparation.worker_config.address, ssh) as connection:
             _run(preparation, preparation.steps.script, connection, tell)
             _install(preparation, connection, tell)
-        if preparation.steps.after:  # in a new login, in which new memberships of groups count
+        if preparation.steps.after:  # a new login, because new group memberships need one
             with connect(preparation.worker_config.address, ssh) as connection:
                 _run(preparation, preparation.steps.after, connection, tell)
     except WorkerError as error:
@@ -56,7 +56,7 @@ def prepare(preparation: Preparation, ssh: SshSettings, tell: Tell) -> WorkerErr
 
 
 def _run(preparation: Preparation, script: str, connection: Connection, tell: Tell) -> None:
-    """Raises InstallError with the command that failed and its last lines, or LinkLostError."""
+    """Runs a script. Raises InstallError with the failed command and its last lines, or LinkLostError."""
     variables = [f"{name}={value}" for name, value in preparation.steps.variables.items()]
     channel = connection.open(["env", *variables, "bash", "-s"])
     try:
@@ -72,15 +72,15 @@ def _run(preparation: Preparation, script: str, connection: Connection, tell: Te
         channel.close()
 
 
-def _progress(channel: Channel, limit_s: float) -> Iterator[Progress]:
+def _progress(channel: Channel, limit_s: float) -> Iterator[SetupProgress]:
     while line := _line(channel, limit_s):
         state, _, rest = line.partition("\t")
         step, _, message = rest.partition("\t")
         if state in _STATES and step:
-            yield Progress(channel.worker, state, step, message)
+            yield SetupProgress(channel.worker, state, step, message)
 
 
-def _failure(channel: Channel, progress: Progress) -> InstallError:
+def _failure(channel: Channel, progress: SetupProgress) -> InstallError:
     said = []
     while line := _line(channel, 10.0):
         said.append(line)
@@ -89,13 +89,13 @@ def _failure(channel: Channel, progress: Progress) -> InstallError:
 
 
 def _line(channel: Channel, limit_s: float) -> str:
-    """The next line, or "" at the end of the output."""
+    """Returns the next line, or "" at the end of the output."""
     try:
         return channel.readline(timeout_s=limit_s).decode(errors="replace").rstrip("\n")
     except LinkLostError as error:
         if "was silent" not in error.reason:
             raise
-        reason = f"a step of the setup was not done within {limit_s:g} s"
+        reason = f"a step of the setup did not end within {limit_s:g} s"
         raise InstallError(channel.worker, reason, "raise install.limit_s, or look what hangs there") from error
 
 
@@ -105,13 +105,17 @@ def _install(preparation: Preparation, connection: Connection, tell: Tell) -> No
     started = time.monotonic()
     if preparation.dry_run:
         missing = _what_would_be_missing(connection, preparation)
-        tell(Progress(worker_config.name, "would" if missing else "ok", _PACKAGE, missing and f"install it: {missing}"))
+        tell(
+            SetupProgress(
+                worker_config.name, "would" if missing else "ok", _PACKAGE, missing and f"install it: {missing}"
+            )
+        )
     elif not what_is_missing(connection, *place):
-        tell(Progress(worker_config.name, "ok", _PACKAGE))
+        tell(SetupProgress(worker_config.name, "ok", _PACKAGE))
     else:
-        tell(Progress(worker_config.name, "doing", _PACKAGE))
+        tell(SetupProgress(worker_config.name, "doing", _PACKAGE))
         ensure_installed(connection, *place)
-        tell(Progress(worker_config.name, "done", _PACKAGE, f"{time.monotonic() - started:.0f} s"))
+        tell(SetupProgress(worker_config.name, "done", _PACKAGE, f"{time.monotonic() - started:.0f} s"))
 
 
 def _what_would_be_missing(connection: Connection, preparation: Preparation) -> str:
@@ -119,4 +123,4 @@ def _what_would_be_missing(connection: Connection, preparation: Preparation) -> 
     try:
         return what_is_missing(connection, preparation.package, worker_config.run_path, worker_config.python)
     except InstallError as error:
-        return error.reason  # Python itself is not there yet: that was told as a step
+        return error.reason  # Python itself is missing, which a step before has reported

@@ -1,4 +1,4 @@
-"""The shell steps of one emulator's needs, as they lie in ``worker/``, and the variables they are told by."""
+"""The shell scripts in ``worker/`` that one emulator needs, and their environment variables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from digirl_dist.settings import AndroidInstallSettings, AndroidSettings, Emulat
 
 @dataclass(frozen=True)
 class Steps:
-    """Scripts for bash, and the environment that they run in: one before the package is installed, one after it."""
+    """Bash scripts and their environment: ``script`` runs before the package is installed, ``after`` runs after it."""
 
     script: str
     after: str = ""
@@ -22,7 +22,7 @@ class Steps:
 def steps(
     emulator: EmulatorSettings, worker_config: WorkerConfig, android: AndroidInstallSettings, dry_run: bool
 ) -> Steps:
-    """Of one worker. An emulator without a file of its own needs Python only."""
+    """Returns the scripts of one worker. An emulator without its own script needs only Python."""
     folder = _folder()
     frame = (folder / "steps.sh").read_text()
     own, after = (_text(folder / place / f"{emulator.name}.sh") for place in ("emulators", "after"))
@@ -42,7 +42,7 @@ def _text(path: Path) -> str:
 
 
 def _folder() -> Path:
-    """In the wheel, else in the checkout."""
+    """Returns the folder of scripts: in the wheel, else in the checkout."""
     package = Path(digirl_dist.__file__).resolve().parent
     inside = package / "worker"
     return inside if inside.is_dir() else package.parent / "worker"

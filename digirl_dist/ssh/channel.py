@@ -1,4 +1,4 @@
-"""One command on a worker: bytes in, bytes out, what it complained about, and why it ended."""
+"""One command on a worker: its input, output, stderr, and the reason why it ended."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from digirl_dist.errors import LinkLostError, WorkerError
 from digirl_dist.ssh.wire import HELD_S, Transport
 
 PACKET_BYTES = 32_704
-"""Largest write that fits one packet of OpenSSH; measured faster than larger ones."""
+"""Largest write that fits one packet of OpenSSH; measured to be faster than larger writes."""
 _READ_BYTES = 1 << 20
 _SLICE_S = 0.5
 _STDERR_KEPT = 1 << 20
 _LINK_END_S = 0.5
 _BROKEN = (OSError, EOFError, paramiko.SSHException)
-"""What paramiko raises once a link or its channel is gone."""
+"""Exceptions of paramiko once a link or its channel is gone."""
 
 
 class Channel:
     """A running command with its three streams.
 
-    One thread may read while another writes. Both also drain stderr, so a talkative command never blocks as long as
-    somebody reads or writes. Every wait ends when the link does.
+    One thread may read while another writes. Both also drain stderr, so a command with much output there never blocks
+    while either of them is active. Every wait ends when the link does.
     """
 
     def __init__(self, raw: paramiko.Channel, worker: str, command: str, stall_s: float) -> None:
-        # paramiko measures its own timeouts by the time of day: one that jumps back would make them hours. So it never
-        # waits itself; we do, and without such a clock.
+        # paramiko measures timeouts by the time of day: if that jumps back, they may take hours. So paramiko never
+        # waits; this class does, on the monotonic clock.
         raw.settimeout(0.0)
         self._readable = threading.Event()
         raw.in_buffer.set_event(self._readable)
@@ -43,26 +43,27 @@ class Channel:
         self._stderr_lock = threading.Lock()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send all of ``data``.
+        """Sends all of ``data``.
 
-        Raises LinkLostError when the link is gone or nothing was accepted for the stall limit, and WorkerError with
-        the last words of the command when that has ended.
+        Raises LinkLostError if the link is gone or accepts nothing within the stall limit, and WorkerError with the
+        end of the command's stderr if the command has ended.
         """
         view = memoryview(data).cast("B")
         while view:
             view = view[self._send(view[:PACKET_BYTES]) :]
 
     def close_input(self) -> None:
-        """Tell the command that there is no more input."""
+        """Closes the command's stdin."""
         try:
             self._raw.shutdown_write()
         except _BROKEN:
-            pass  # it has ended, which the next read says better
+            pass  # the command has ended; the next read reports it better
 
     def read(self, size: int = _READ_BYTES, timeout_s: float | None = None) -> bytes:
-        """At least one and at most ``size`` bytes of output; ``b""`` at its end.
+        """Returns at least one and at most ``size`` bytes of output; ``b""`` at its end.
 
-        Raises LinkLostError when the link is gone, or nothing came for ``timeout_s`` (None: as long as the link lives).
+        Raises LinkLostError if the link is gone, or no output arrives for ``timeout_s`` (None: waits as long as the
+        link lives).
         """
         if self._unread:
             taken = bytes(self._unread[:size])
@@ -73,7 +74,10 @@ class Channel:
         return data[:size]
 
     def readline(self, timeout_s: float | None = None) -> bytes:
-        """One line with its end; at the end of the output what is left without one, or ``b""``. Raises as ``read``."""
+        """Returns one line with its newline; at the end of the output an unfinished line, or ``b""``.
+
+        Raises as ``read`` does.
+        """
         deadline = _deadline(timeout_s)
         searched = 0
         while (end := self._unread.find(b"\n", searched)) < 0:
@@ -87,11 +91,11 @@ class Channel:
         return line
 
     def stderr_tail(self, lines: int = 20) -> str:
-        """The last lines that the command wrote to stderr."""
+        """Returns the last lines that the command wrote to stderr."""
         return "\n".join(self.stderr().decode(errors="replace").splitlines()[-lines:])
 
     def stderr(self) -> bytes:
-        """What the command wrote to stderr so far; of more than 1 MiB the end."""
+        """Returns the command's stderr so far, at most its last MiB."""
         self._drain_stderr()
         return bytes(self._stderr)
 
@@ -101,7 +105,7 @@ class Channel:
         return self._raw.exit_status if self._raw.exit_status_ready() else None
 
     def wait(self, timeout_s: float) -> int:
-        """The exit status of a command whose output has ended. Raises WorkerError or LinkLostError."""
+        """Returns the exit status of a command whose output has ended. Raises WorkerError or LinkLostError."""
         if not self._raw.status_event.wait(timeout_s):
             raise WorkerError(self.worker, f"`{self.command}` closed its output but did not end within {timeout_s:g} s")
         if self._lost():
@@ -109,22 +113,22 @@ class Channel:
         return self._raw.exit_status
 
     def ended(self) -> WorkerError:
-        """The error to raise by whoever still needed the command: the link broke, or it ended with these words."""
+        """Returns the error for a command that ended too early: a lost link, or its exit status and stderr."""
         self._raw.status_event.wait(self._stall_s)
         if self._lost():
             return self._link_lost()
-        said = self.stderr_tail() or "it said nothing"
+        said = self.stderr_tail() or "no output on stderr"
         return WorkerError(self.worker, f"`{self.command}` ended with status {self.exit_status}: {said}")
 
     def close(self) -> None:
-        """Let go of the command: its streams close; it is not killed."""
+        """Closes the command's streams without killing the command."""
         try:
             self._raw.close()
         except _BROKEN:
             pass  # the link is gone, and the channel with it
 
     def receive_until(self, deadline: float) -> bytes | None:
-        """Whatever output comes next, ``b""`` at its end, None if nothing came until ``deadline`` (monotonic)."""
+        """Returns the next output, ``b""`` at its end, or None if none arrives before ``deadline`` (monotonic)."""
         while True:
             asked_at = time.monotonic()
             self._readable.wait(_SLICE_S)
@@ -132,7 +136,7 @@ class Channel:
                 data = self._raw.recv(_READ_BYTES)
             except TimeoutError:
                 data = None
-            except _BROKEN as error:  # it had to tell the other side of room
+            except _BROKEN as error:  # recv sends window adjustments to the other side
                 raise self._link_lost() from error
             if (held_s := time.monotonic() - asked_at) > HELD_S:
                 deadline += held_s
@@ -149,7 +153,7 @@ class Channel:
         return data
 
     def _send(self, view: memoryview) -> int:
-        """Bytes that were accepted, at least one."""
+        """Returns how many bytes were accepted, at least one."""
         deadline = time.monotonic() + self._stall_s
         while True:
             self._wait_for_window()
@@ -167,7 +171,7 @@ class Channel:
             return sent
 
     def _wait_for_window(self) -> None:
-        """Until the other side may be sent something, the channel is closed, or a while is over."""
+        """Waits until the send window opens, the channel is closed, or half a second is over."""
         with self._raw.out_buffer_cv:
             if self._raw.out_window_size == 0 and not self._raw.closed:
                 self._raw.out_buffer_cv.wait(_SLICE_S)
@@ -179,10 +183,10 @@ class Channel:
             del self._stderr[:-_STDERR_KEPT]
 
     def _lost(self) -> bool:
-        """True if the channel ended because the link did. Only asked once the output has ended or sending failed.
+        """Returns True if the channel ended because the link did. Valid once the output has ended or sending failed.
 
-        paramiko closes the channels of a broken link a moment before it calls the transport inactive, hence the wait in
-        the one unclear case, a command without a status, which otherwise only a signal brings about.
+        paramiko closes the channels of a broken link a moment before it marks the transport inactive. Hence the wait in
+        the one ambiguous case: a command without an exit status, which otherwise means that a signal ended it.
         """
         closed = self._raw.closed
         if self._raw.exit_status != -1:

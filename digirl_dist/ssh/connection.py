@@ -1,4 +1,4 @@
-"""One verified SSH connection to a worker, bounded in time, with every failure explained."""
+"""One verified SSH connection to a worker, with time limits and an explanation for every failure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ANSWER_S = 3.0
 
 @dataclass(frozen=True)
 class Address:
-    """Where a worker is. What is None comes from ~/.ssh/config, then from the defaults of ``ssh``."""
+    """Where a worker is. A field that is None comes from ~/.ssh/config, then from the defaults of ``ssh``."""
 
     name: str
     """The worker's name, used in every error."""
@@ -41,14 +41,14 @@ class Address:
     port: int | None = None
     user: str | None = None
     key: str | None = None
-    """Private key file; the only key that is offered."""
+    """Private key file. No other key is offered."""
     known_hosts: str | None = None
-    """The only known-hosts file that is asked."""
+    """Known-hosts file. No other file is read."""
 
 
 @dataclass(frozen=True)
 class Completed:
-    """A command that has ended. Status -1: ended by a signal. Of more than 1 MiB ``stderr`` is the end."""
+    """A command that has ended. Status -1 means that a signal ended it. ``stderr`` holds at most its last MiB."""
 
     status: int
     stdout: bytes
@@ -56,13 +56,13 @@ class Completed:
 
     @property
     def last_words(self) -> str:
-        """The last lines of stderr, or of stdout if there are none."""
+        """The last lines of stderr, or of stdout if stderr is empty."""
         text = (self.stderr.strip() or self.stdout.strip()).decode(errors="replace")
         return "\n".join(text.splitlines()[-20:])
 
 
 class Connection:
-    """A connection that stands. Every call ends: at its own limit, or when the link has been silent for too long."""
+    """An open connection. Every call ends at its own time limit, or when the link has been silent for too long."""
 
     def __init__(self, address: Address, session: fabric.Connection, settings: SshSettings) -> None:
         self.worker = address.name
@@ -91,12 +91,12 @@ class Connection:
 
     @property
     def fingerprint(self) -> str:
-        """Of the host key, and its kind."""
+        """The host key's fingerprint and kind."""
         key = self._transport.get_remote_server_key()
         return f"{key.fingerprint} ({key.get_name()})"
 
     def answers(self) -> bool:
-        """True if the machine shows a sign of life within seconds: is it the link that is silent, or the command?"""
+        """Returns True if the machine answers within seconds, which tells a silent link from a silent command."""
         asked = time.monotonic()
         deadline = asked + self._settings.ping_s + _ANSWER_S
         while self.alive and time.monotonic() < deadline:
@@ -108,9 +108,9 @@ class Connection:
     def run(
         self, command: str | Sequence[str], input: bytes | Iterable[bytes] = b"", timeout_s: float = 60.0
     ) -> Completed:
-        """Run ``command`` to its end, whatever its status.
+        """Runs ``command`` to its end and returns its output, whatever its exit status.
 
-        Raises LinkLostError if the link breaks, WorkerError if the command has not ended within ``timeout_s``.
+        Raises LinkLostError if the link breaks, WorkerError if the command does not end within ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
         channel = self.open(command)
@@ -128,9 +128,10 @@ class Connection:
             channel.close()
 
     def open(self, command: str | Sequence[str]) -> Channel:
-        """Start ``command`` and return its channel. A list is quoted by ``quote``; a string is for the remote shell.
+        """Starts ``command`` and returns its channel.
 
-        Raises LinkLostError, or WorkerError if the worker refuses another channel.
+        ``quote`` quotes a list; a string goes to the remote shell as it is. Raises LinkLostError, or WorkerError if the
+        worker refuses another channel.
         """
         line = command if isinstance(command, str) else quote(command)
         try:
@@ -141,13 +142,11 @@ class Connection:
                 self.worker, f"sshd refuses to run `{line}` ({error.text})", "raise MaxSessions in its sshd_config"
             ) from error
         except (paramiko.SSHException, OSError, EOFError) as error:
-            raise LinkLostError(
-                self.worker, f"the connection broke when `{line}` was to be started ({error})"
-            ) from error
+            raise LinkLostError(self.worker, f"the connection broke while starting `{line}` ({error})") from error
         return Channel(raw, self.worker, line, self._settings.stall_s)
 
     def close(self) -> None:
-        """Cut the connection at once; nothing is awaited from the worker."""
+        """Cuts the connection at once, without waiting for the worker."""
         self._watch.stop()
         _close(self._session)
 
@@ -159,7 +158,7 @@ class Connection:
 
 
 def connect(address: Address, settings: SshSettings) -> Connection:
-    """Connect and log in with a key, to a machine whose host key is known.
+    """Connects to a machine whose host key is known, and logs in with a key.
 
     Raises HostKeyError, LoginError (both fatal) or UnreachableError.
     """
@@ -170,7 +169,7 @@ def connect(address: Address, settings: SshSettings) -> Connection:
         _prepare(session, address, files)
         session.open()
         if not session.transport.is_authenticated():
-            raise LoginError(address.name, f"{session.host} wants more than a key", "allow login by key alone there")
+            raise LoginError(address.name, f"{session.host} demands more than a key", "allow login by key alone there")
         return Connection(address, session, settings)
     except BaseException as error:
         failing = _failing_hop(session)
@@ -181,8 +180,11 @@ def connect(address: Address, settings: SshSettings) -> Connection:
 
 
 def quote(command: Sequence[str]) -> str:
-    """``command`` as one line for a shell. A leading ``~/`` of an argument stays outside the quotes, so that the
-    remote shell replaces it by its own home; everything else is taken literally."""
+    """Returns ``command`` as one line for a shell.
+
+    A leading ``~/`` of an argument stays outside the quotes, so that the remote shell expands it to its own home.
+    Everything else is literal.
+    """
     return " ".join(_quote_one(argument) for argument in command)
 
 
@@ -193,7 +195,7 @@ def _quote_one(argument: str) -> str:
 
 
 class _Feeder:
-    """Writes a command's input in a thread of its own, because the command may answer before it has read all."""
+    """Writes a command's input in its own thread, because the command may write output before it has read all input."""
 
     def __init__(self, channel: Channel, chunks: Iterable[bytes]) -> None:
         self._channel = channel
@@ -202,7 +204,7 @@ class _Feeder:
         threading.Thread(target=self._feed, name=f"ssh-input-{channel.worker}", daemon=True).start()
 
     def raise_own_error(self) -> None:
-        """Raise what the source of the input raised, if it did."""
+        """Re-raises an exception of the input's source, if there was one."""
         if self._error is not None:
             raise self._error
 
@@ -211,14 +213,14 @@ class _Feeder:
             for chunk in self._chunks:
                 self._channel.write(chunk)
         except WorkerError:
-            pass  # the command has ended or the link is gone: the reader of its output sees which
+            pass  # the command has ended or the link is gone; the reader of its output finds out which
         except Exception as error:
             self._error = error
         self._channel.close_input()
 
 
 def _session(address: Address, settings: SshSettings) -> fabric.Connection:
-    """fabric's connection, not yet open: it reads ~/.ssh/config and builds the chain of jump hosts."""
+    """Returns fabric's connection, not yet open. It reads ~/.ssh/config and builds the chain of jump hosts."""
     kwargs = {
         "banner_timeout": settings.connect_s,
         "auth_timeout": settings.login_s,
@@ -234,7 +236,7 @@ def _session(address: Address, settings: SshSettings) -> fabric.Connection:
 
 
 def _prepare(session: fabric.Connection, address: Address, files: list[Path]) -> None:
-    """Make the session, and the jump hosts it goes through, verify host keys and log in without questions."""
+    """Makes the session and its jump hosts verify host keys and log in without prompting."""
     session.client.set_log_channel(_LOG_CHANNEL)
     session.client.set_missing_host_key_policy(RefuseUnknown(address.name, files[0]))
     for file in files:
@@ -253,7 +255,7 @@ def _close(session: fabric.Connection) -> None:
 
 
 def _failing_hop(session: fabric.Connection) -> fabric.Connection:
-    """The session itself, or the first jump host on the way to it that could not be reached."""
+    """Returns the first jump host that could not be reached, or the session itself."""
     gateway = session.gateway
     if isinstance(gateway, fabric.Connection) and not gateway.is_connected:
         return _failing_hop(gateway)
@@ -263,7 +265,7 @@ def _failing_hop(session: fabric.Connection) -> fabric.Connection:
 def _explain(
     error: Exception, address: Address, session: fabric.Connection, settings: SshSettings, known_hosts: Path
 ) -> WorkerError:
-    """What the many exceptions of a failed connection mean."""
+    """Translates the many exceptions of a failed connection into this package's errors."""
     name, at = address.name, f"{session.host}:{session.port}"
     within = f"within {settings.connect_s:g} s"
     look = f"look whether the machine is up and `ssh {session.original_host}` works"
@@ -293,7 +295,7 @@ def _explain(
 
 
 def _gave_no_greeting(error: Any) -> bool:
-    # paramiko says "No existing session" when a frozen listener made it give up halfway.
+    # paramiko reports "No existing session" when it gave up halfway because the listener is frozen.
     timed_out = isinstance(error.__context__, TimeoutError)
     return "No existing session" in str(error) or ("banner" in str(error) and timed_out)
 

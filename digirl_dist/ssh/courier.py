@@ -1,4 +1,4 @@
-"""Bulk files to and from a worker over one long-lived channel, many small ones without a round trip each."""
+"""Bulk file transfer to and from a worker over one long-lived channel, without a round trip per file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from digirl_dist.storage.digest import file_digest
 Bytes = bytes | bytearray | memoryview
 _CHUNK = 1 << 20
 _UNANSWERED = 256
-"""Puts on their way at once: the answers to all of them fit every buffer on the way back."""
+"""Puts sent before their answers are read: few enough that all answers fit the buffers on the way back."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Put:
     data: Bytes
     digest: str
     offset: int = 0
-    """``data`` continues so many bytes that an earlier attempt left there."""
+    """Bytes that an earlier attempt left there; ``data`` continues after them."""
     base: str = ""
-    """``data`` is a delta (see protocol/tensor_delta.py) against this file there, …"""
+    """File there that ``data`` is a delta against (see protocol/tensor_delta.py); empty if ``data`` is the content."""
     width: int = 1
-    """… of numbers of so many bytes."""
+    """Bytes per number in a delta."""
 
     def request(self) -> dict[str, Any]:
         asked: dict[str, Any] = {"put": self.path, "size": memoryview(self.data).nbytes, "digest": self.digest}
@@ -46,12 +46,12 @@ class Put:
         return asked
 
 
-class Courier:
-    """Carries files between this machine and one folder of a worker. One thread may use it at a time.
+class CourierClient:
+    """Copies files between this machine and one folder of a worker. One thread may use it at a time.
 
-    ``command`` starts ``digirl_dist.worker_program.courier`` there. Every method raises LinkLostError when the link
-    breaks, after which the courier is of no use any more, and WorkerError with the worker's reason when it refuses,
-    after which the courier goes on working.
+    ``command`` starts ``digirl_dist.worker_program.courier`` there. Every method raises LinkLostError if the link
+    breaks, which makes the courier unusable, and WorkerError with the worker's reason if the worker refuses, after
+    which the courier remains usable.
     """
 
     def __init__(self, connection: Connection, command: Sequence[str], settings: SshSettings) -> None:
@@ -61,34 +61,34 @@ class Courier:
         self._output = _Packets(self._channel)
 
     def put_many(self, items: Iterable[Put]) -> int:
-        """Write each file; returns the bytes of data sent.
+        """Writes each file on the worker; returns the number of bytes sent.
 
-        After the first refusal no further item is started; those before it are in place.
+        Starts no further item after the first refusal; the items before it are in place.
         """
         return self._put((item.request(), [item.data]) for item in items)
 
     def put_file(self, local: str | Path, remote: str) -> int:
-        """Write a copy of a local file; returns its size. A file that changes meanwhile ends the courier."""
+        """Copies a local file to the worker; returns its size. A file that changes meanwhile ends the courier."""
         with open(local, "rb", buffering=0) as file:
             size = Path(local).stat().st_size
             return self._put([({"put": remote, "size": size, "digest": file_digest(local)}, _chunks(file))])
 
     def sizes(self, remote: Sequence[str]) -> dict[str, int]:
-        """The sizes of those files that are there."""
+        """Returns the sizes in bytes of the files that exist there."""
         answer = self._ask({"sizes": list(remote)}, f"look for {len(remote)} files")
         return {str(name): int(size) for name, size in answer["sizes"].items()}
 
     def get(self, remote: str, local: str | Path, digest: str, size: int) -> None:
-        """Fetch a file of known digest and size; it appears under its name whole, or not at all. It is not flushed.
+        """Fetches a file of known digest and size. It appears complete under its name or not at all; it is not flushed.
 
-        A ``.part`` that an earlier attempt left is continued. Raises TrajectoryError if what came is not what was
-        announced.
+        Resumes from a ``.part`` that an earlier attempt left. Raises TrajectoryError if the file received differs from
+        the one announced.
         """
         local = Path(local)
         part = local.with_name(local.name + ".part")
         if not self._fetch(remote, part, digest, size):
             part.unlink()
-            # What was left of an earlier attempt may have been at fault; a second failure cannot be.
+            # The earlier attempt's remainder may have been corrupt; that cannot explain a second failure.
             if not self._fetch(remote, part, digest, size):
                 part.unlink()
                 raise TrajectoryError(
@@ -99,22 +99,22 @@ class Courier:
             part.replace(local)
 
     def delete(self, remote: Sequence[str]) -> None:
-        """Delete files; one that is not there is no error."""
+        """Deletes files; a missing file is no error."""
         self._ask({"delete": list(remote)}, f"delete {len(remote)} files")
 
     def close(self) -> None:
-        """Let the worker's end finish by itself."""
+        """Closes the channel; the worker's side then ends by itself."""
         self._channel.close_input()
         self._channel.close()
 
-    def __enter__(self) -> Courier:
+    def __enter__(self) -> CourierClient:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _ask(self, request: dict[str, Any], attempt: str) -> dict[str, Any]:
-        """One question, one answer. ``attempt`` is what is said to have failed when the worker refuses."""
+        """Sends one request and returns its answer. ``attempt`` describes it in the error if the worker refuses."""
         self._send_line(request)
         self._output.flush()
         answer = self._answer()
@@ -139,14 +139,14 @@ class Courier:
         return sent
 
     def _answers(self, waiting: list[str]) -> tuple[dict[str, Any], str] | None:
-        """Take the answers to all puts on their way; the first refusal, if there is one."""
+        """Reads the answers to all puts sent so far; returns the first refusal, if there is one."""
         self._output.flush()
         answers = [(self._answer(), f"write {path}") for path in waiting]
         waiting.clear()
         return next((each for each in answers if "error" in each[0]), None)
 
     def _send_exactly(self, size: int, chunks: Iterable[Bytes], path: str) -> None:
-        """Send the announced number of bytes, else the stream would be out of step."""
+        """Sends exactly the announced number of bytes, so that the stream stays in step."""
         for chunk in chunks:
             size -= memoryview(chunk).nbytes
             if size < 0:
@@ -156,7 +156,7 @@ class Courier:
             raise WorkerError(self._worker, f"the local file for {path} changed its size while it was sent")
 
     def _fetch(self, remote: str, part: Path, digest: str, size: int) -> bool:
-        """Append what is missing to ``part``; True if it then has the digest and size."""
+        """Appends the missing bytes to ``part``; returns True if it then has the digest and size."""
         state = xxhash.xxh3_128()
         offset = _continue(part, size, state)
         answer = self._ask({"get": remote, "offset": offset}, f"read {remote}")
@@ -168,7 +168,7 @@ class Courier:
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
-        """Whatever breaks off in here leaves the stream out of step, so the courier ends with it."""
+        """Ends the courier if its body fails, because the stream is out of step then."""
         try:
             yield
         except BaseException:
@@ -236,7 +236,7 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _continue(part: Path, size: int, state: Any) -> int:
-    """Feed ``state`` with what is left of an earlier attempt and return its length; a useless rest is removed."""
+    """Feeds ``state`` with an earlier attempt's remainder and returns its length; removes one that is too long."""
     part.parent.mkdir(parents=True, exist_ok=True)
     if not part.exists():
         return 0

@@ -1,4 +1,4 @@
-"""Host keys: the machine must be the one we know, and a refusal says which command would make it known."""
+"""Host keys: refuses a machine whose key is unknown or has changed, and names the command that would accept it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _USER_FILE = "~/.ssh/known_hosts"
 
 
 def known_hosts_files(only: str | None, from_ssh_config: str | None) -> list[Path]:
-    """The files that are asked: ``only`` that one if given, else those that ``ssh`` would read."""
+    """Returns the known-hosts files to read: ``only`` that one if given, else those that ``ssh`` would read."""
     if only is not None:
         return [Path(only).expanduser()]
     users = from_ssh_config.split() if from_ssh_config else [_USER_FILE]
@@ -22,14 +22,14 @@ def known_hosts_files(only: str | None, from_ssh_config: str | None) -> list[Pat
 
 
 class RefuseUnknown(paramiko.MissingHostKeyPolicy):
-    """Refuses unknown host keys with the command that would add the key to ``file``."""
+    """Refuses unknown host keys; the error names the command that adds the key to ``file``."""
 
     def __init__(self, worker: str, file: Path) -> None:
         self._worker = worker
         self._file = file
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
-        """Raise HostKeyError; ``hostname`` is ``host`` or ``[host]:port``."""
+        """Raises HostKeyError; ``hostname`` is ``host`` or ``[host]:port``."""
         kind = _short_kind(key)
         raise HostKeyError(
             self._worker,
@@ -41,18 +41,18 @@ class RefuseUnknown(paramiko.MissingHostKeyPolicy):
 
 
 def changed_key(worker: str, target: str, error: paramiko.BadHostKeyException, file: Path) -> HostKeyError:
-    """The error for a machine whose key is not the one in ``file``; ``target`` is ``host`` or ``[host]:port``."""
+    """Returns the error for a machine whose key differs from ``file``; ``target`` is ``host`` or ``[host]:port``."""
     return HostKeyError(
         worker,
-        f"the host key of {target} has changed: known is {error.expected_key.fingerprint}, it shows "
-        f"{error.key.fingerprint}; somebody may be in between",
+        f"the host key of {target} has changed from {error.expected_key.fingerprint} to "
+        f"{error.key.fingerprint}: possible man-in-the-middle attack",
         f"if the machine was reinstalled, forget the old key with `ssh-keygen -f {shlex.quote(str(file))} "
         f"-R {shlex.quote(target)}` and start again",
     )
 
 
 def target_name(host: str, port: int) -> str:
-    """How known-hosts files write a machine."""
+    """Returns a machine's name in the notation of known-hosts files."""
     return host if port == 22 else f"[{host}]:{port}"
 
 

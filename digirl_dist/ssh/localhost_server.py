@@ -1,7 +1,7 @@
-"""The SSH server of the dry run: this machine's workers are reached over real SSH, without root and without ``sshd``.
+"""The SSH server of the dry run: reaches workers on this machine over real SSH, without root and without ``sshd``.
 
-``python -m digirl_dist.ssh.localhost_server FOLDER`` serves until its stdin ends, so it goes when its owner does,
-however that goes. (Not by PDEATHSIG: that signal comes when the *thread* ends that started the process.)
+``python -m digirl_dist.ssh.localhost_server FOLDER`` serves until its stdin ends, so it ends with its owner, however
+that ends. (PDEATHSIG would not do: it arrives when the *thread* that started the process ends.)
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _STOP_LIMIT_S = 5.0
 class LocalhostServer:
     """A server process on 127.0.0.1 for one worker, with throw-away keys in ``folder``.
 
-    It runs commands (no terminal, no forwarding, no file transfer protocol) in process groups of their own, which are
-    killed when their channel closes; what called ``setsid`` lives on, as it would under ``sshd``.
+    Runs each command (no terminal, no forwarding, no file transfer protocol) in its own process group, and kills the
+    group when its channel closes. A process that called ``setsid`` survives, as it would under ``sshd``.
     """
 
     def __init__(self, name: str, folder: str | Path) -> None:
@@ -43,7 +43,10 @@ class LocalhostServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Address:
-        """Start serving. Raises SettingsError without asyncssh, UnreachableError if no server comes up."""
+        """Starts the server and returns its address.
+
+        Raises SettingsError if asyncssh is missing, UnreachableError if the server does not start.
+        """
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         command = [sys.executable, "-m", "digirl_dist.ssh.localhost_server", str(self._folder)]
         self._process = subprocess.Popen(
@@ -57,12 +60,12 @@ class LocalhostServer:
 
     @property
     def pid(self) -> int:
-        """The server's process. Only while it runs."""
+        """The server's process id, while it runs."""
         assert self._process is not None
         return self._process.pid
 
     def stop(self) -> None:
-        """End the server and the commands it runs; returns within seconds."""
+        """Ends the server and its commands; returns within seconds."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -82,7 +85,7 @@ class LocalhostServer:
         self.stop()
 
     def _announcement(self, process: subprocess.Popen[bytes]) -> dict[str, Any]:
-        """The one line that the server prints, once it serves or knows that it cannot."""
+        """Returns the one line that the server prints once it serves or has failed to."""
         lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         assert process.stdout is not None
         reader = threading.Thread(target=lambda out: lines.put(out.readline()), args=[process.stdout], daemon=True)
@@ -115,7 +118,7 @@ class LocalhostServer:
 
 
 async def serve(folder: Path) -> None:
-    """Listen on a free port, announce it on stdout, serve until stdin ends."""
+    """Listens on a free port, announces it on stdout, and serves until stdin ends."""
     import asyncssh
 
     host_key = asyncssh.generate_private_key("ssh-ed25519")
@@ -145,18 +148,18 @@ async def serve(folder: Path) -> None:
     print(json.dumps({"port": port}), flush=True)
     await _end_of_stdin()
     commands.kill_all()
-    # At once: the loop would wait for, and complain about, pipes that daemons of finished commands still hold.
+    # _exit: the loop would wait for, and complain about, pipes that daemons of finished commands still hold.
     os._exit(0)
 
 
 class _Commands:
-    """The commands that run, each a shell in a process group of its own."""
+    """The running commands, each a shell in its own process group."""
 
     def __init__(self) -> None:
         self._groups: set[int] = set()
 
     async def run(self, channel: asyncssh.SSHServerProcess[bytes]) -> None:
-        """Run the channel's command between its streams until the command ends or the channel closes."""
+        """Runs the channel's command on the channel's streams until the command ends or the channel closes."""
         shell = await asyncio.create_subprocess_exec(
             *_shell(channel.command),
             stdin=subprocess.PIPE,
@@ -181,7 +184,7 @@ class _Commands:
 
 
 async def _finish(channel: Any, shell: asyncio.subprocess.Process) -> None:
-    """Relay until the command ends, then report its status after everything that it wrote."""
+    """Relays the streams until the command ends, then reports its status after all of its output."""
     feeding = asyncio.create_task(_relay_input(channel.stdin, shell.stdin))
     speaking = asyncio.gather(
         _relay_output(shell.stdout, channel.stdout), _relay_output(shell.stderr, channel.stderr), return_exceptions=True
@@ -198,7 +201,7 @@ async def _finish(channel: Any, shell: asyncio.subprocess.Process) -> None:
 
 
 async def _relay_input(source: Any, sink: Any) -> None:
-    """What comes for the command's stdin, until the host's end closes or the command no longer reads."""
+    """Relays input to the command's stdin until the host closes it or the command stops reading."""
     import asyncssh
 
     try:

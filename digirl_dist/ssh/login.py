@@ -1,4 +1,4 @@
-"""Login by keys alone: nothing is ever asked at the terminal, and a refusal says which keys were offered."""
+"""Login by key alone: never prompts at the terminal; a refusal lists the keys that were offered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 
 
 class KeyFile(InMemoryPrivateKey):
-    """A private key that was read from ``path``."""
+    """A private key from the file ``path``."""
 
     def __init__(self, username: str, path: str) -> None:
         super().__init__(username, paramiko.PKey.from_path(path))
@@ -34,9 +34,9 @@ class AgentKey(InMemoryPrivateKey):
 
 
 class KeyLogin(AuthStrategy):
-    """Offers ``key`` alone if given; else the keys of ~/.ssh/config, of the agent, and the usual files, in that order.
+    """Offers only ``key`` if given, else the keys of ~/.ssh/config, of the agent, and the default files, in that order.
 
-    A ``key`` under a passphrase cannot be opened without asking, so the agent's keys are offered in its place.
+    A ``key`` with a passphrase cannot be opened without prompting, so the agent's keys are offered in its place.
     """
 
     def __init__(self, worker: str, key: str | None, ssh_config: Any, fabric_config: Any, username: str) -> None:
@@ -65,7 +65,7 @@ class KeyLogin(AuthStrategy):
                 yield source
 
     def _file(self, path: str, must_exist: bool) -> KeyFile | None:
-        """The key in ``path``; None, with a note, if it is missing or locked."""
+        """Returns the key in ``path``; None if it is missing, or None and a note if a passphrase locks it."""
         full = os.path.expanduser(path)
         try:
             return KeyFile(self.username, full)
@@ -94,7 +94,7 @@ class KeyLogin(AuthStrategy):
 
 
 def login_error(worker: str, failure: AuthFailure, host: str, port: int) -> WorkerError:
-    """Why ``failure`` happened: a link that broke is not a refused key."""
+    """Returns the error for ``failure``: UnreachableError if the link broke, LoginError if the keys were refused."""
     strategy = cast(KeyLogin, failure.result.strategy)
     refused = [tried for tried in failure.result if isinstance(tried.result, paramiko.AuthenticationException)]
     broken = [tried.result for tried in failure.result if tried not in refused]

@@ -1,4 +1,4 @@
-"""What a connection needs below SSH's channels: TCP options, ciphers, and a watch that notices a dead peer."""
+"""Below SSH's channels: TCP options, ciphers, and a watchdog that notices a dead peer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from digirl_dist.settings import SshSettings
 _FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
 HELD_S = 2.0
-"""A thread that oversleeps by this was not silent itself: our process was stopped, or its machine is overloaded."""
+"""A thread that oversleeps by this long was stopped itself (process suspended, machine overloaded): the peer's silence
+during that time counts for nothing. A suspended host does not declare its peers dead."""
 
 
 class HeardSocket:
-    """A socket, or paramiko's stand-in for one, that remembers when something was last heard on it."""
+    """A socket, or paramiko's substitute for one, that records when it last received data."""
 
     def __init__(self, sock: Any) -> None:
         self._sock = sock
@@ -36,14 +37,14 @@ class HeardSocket:
 
 
 class Transport(paramiko.Transport):
-    """A transport that can ask for a sign of life.
+    """A transport whose keepalive demands an answer.
 
-    paramiko's own keepalive expects no answer, and TCP is satisfied as long as the other kernel lives, so neither
-    notices a frozen ``sshd``.
+    paramiko's own keepalive expects none, and TCP is satisfied as long as the other kernel lives, so neither notices a
+    frozen ``sshd``.
     """
 
     def ping(self) -> None:
-        """Send a request that every SSH server must answer, if only with "unknown request" (RFC 4254, section 4)."""
+        """Sends a request that every SSH server must answer, if only with "unknown request" (RFC 4254, section 4)."""
         message = paramiko.Message()
         message.add_byte(cMSG_GLOBAL_REQUEST)
         message.add_string("keepalive@openssh.com")
@@ -54,16 +55,16 @@ class Transport(paramiko.Transport):
         self.packetizer.set_keepalive(every_s, self.ping)
 
     def heard(self) -> float:
-        """When something was last heard, in monotonic seconds."""
+        """Returns when data last arrived, in monotonic seconds."""
         return cast(HeardSocket, self.sock).heard
 
     def silent_s(self) -> float:
-        """Seconds since anything was heard."""
+        """Returns the seconds since data last arrived."""
         return time.monotonic() - self.heard()
 
 
 def open_transport(sock: Any, disabled_algorithms: Any = None, *, settings: SshSettings) -> Transport:
-    """A fast transport over ``sock``; the ``transport_factory`` of paramiko's client."""
+    """Returns a transport with fast ciphers over ``sock``; the ``transport_factory`` of paramiko's client."""
     if isinstance(sock, socket.socket):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
@@ -76,9 +77,9 @@ def open_transport(sock: Any, disabled_algorithms: Any = None, *, settings: SshS
 
 
 class Watch:
-    """A thread that cuts the transport once nothing was heard for ``silence_s``, whatever other threads wait for.
+    """A thread that cuts the transport after ``silence_s`` without data from the peer.
 
-    Cutting wakes every blocked read and write, so no call on the connection outlasts a dead peer.
+    Cutting it wakes every blocked read and write, so no call on the connection outlasts a dead peer.
     """
 
     def __init__(self, transport: Transport, settings: SshSettings, name: str) -> None:
@@ -97,7 +98,7 @@ class Watch:
         looked_at = time.monotonic()
         while not self._stop.wait(every_s) and self._transport.is_active():
             silent_s = self._transport.silent_s()
-            was_held = time.monotonic() - looked_at > every_s + HELD_S  # then what came meanwhile is still unread
+            was_held = time.monotonic() - looked_at > every_s + HELD_S  # data may have arrived and still be unread
             looked_at = time.monotonic()
             if silent_s > self._silence_s and not was_held:
                 self.cut_after_s = silent_s

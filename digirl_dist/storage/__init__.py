@@ -1,1 +1,1 @@
-"""Everything that lies on a disk: runs, checkpoints, trajectories, events, and writing them safely."""
+"""Files on disk: run folders, checkpoints, trajectories, events, and safe ways to write and read them."""

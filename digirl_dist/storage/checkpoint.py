@@ -1,7 +1,7 @@
-"""Checkpoints: the policy's weights with a manifest that has a digest per tensor, and the trainer's state beside it.
+"""Checkpoints: the policy's weights, a manifest with a digest per tensor, and the trainer's state.
 
 ``checkpoints/NNNNNN/`` holds ``policy.safetensors``, ``trainer.pt``, ``metrics.json`` and ``manifest.json``; NNNNNN
-is the number of updates made. A checkpoint exists when its folder has its final name, which is given last;
+is the number of updates made. A checkpoint exists once its folder has its final name; that rename comes last.
 ``checkpoints/latest`` points to the newest, ``checkpoints/best`` to the one of highest success in evaluations.
 """
 
@@ -30,7 +30,7 @@ State = Mapping[str, "torch.Tensor"]
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor: digest of its bytes, torch dtype name, shape."""
+    """One tensor: the digest of its bytes, the name of its torch dtype, its shape."""
 
     digest: str
     dtype: str
@@ -38,7 +38,7 @@ class TensorInfo:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
+        """Size of one element in bytes."""
         import torch
 
         return int(getattr(torch, self.dtype).itemsize)
@@ -50,14 +50,14 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on the host. ``iteration`` updates have been made; it is also the policy's version."""
+    """A checkpoint on the host. ``iteration`` is the number of updates made and the policy's version."""
 
     folder: Path
     iteration: int
     tensors: dict[str, TensorInfo]
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The policy's weights. Raises CheckpointError if a tensor is missing or altered."""
+        """Returns the policy's weights. Raises CheckpointError if a tensor is missing or altered."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -67,11 +67,11 @@ class Checkpoint:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
         if describe(state) != self.tensors:
-            raise CheckpointError(f"{path} differs from its manifest; remove its folder to go on from the one before")
+            raise CheckpointError(f"{path} differs from its manifest; remove its folder to resume from the one before")
         return state
 
     def open(self) -> Any:
-        """The policy's weights as a ``safetensors.safe_open``, which reads tensor by tensor. Raises CheckpointError."""
+        """Opens the weights with ``safetensors.safe_open``, which reads tensor by tensor. Raises CheckpointError."""
         from safetensors import SafetensorError, safe_open
 
         path = self.folder / "policy.safetensors"
@@ -81,27 +81,27 @@ class Checkpoint:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
 
     def trainer_state(self) -> dict[str, Any]:
-        """Optimisers, critics, random states. Our own file, loaded without unpickling objects."""
+        """Returns optimisers, critics and random states, loaded without unpickling objects."""
         import torch
 
         state: dict[str, Any] = torch.load(self.folder / "trainer.pt", map_location="cpu", weights_only=True)
         return state
 
     def metrics(self) -> dict[str, Json]:
-        """The figures of the update that made it."""
+        """Returns the metrics of the update that made this checkpoint."""
         metrics: dict[str, Json] = json.loads((self.folder / "metrics.json").read_text())
         return metrics
 
     def wire(self) -> dict[str, Json]:
-        """The manifest as it is sent to workers: name -> [digest, dtype, shape]."""
+        """Returns the manifest in the form sent to workers: name -> [digest, dtype, shape]."""
         return {name: [info.digest, info.dtype, list(info.shape)] for name, info in self.tensors.items()}
 
 
 class Checkpoints:
-    """The checkpoints of a run folder, of which the newest with the ``in_use`` before it and the best are always kept.
+    """The checkpoints of a run folder.
 
-    Of the others, those whose iteration ``keep_every`` divides are, and of these the newest, ``keep`` in all (None:
-    as many as there are). Writes wait for ``room``.
+    Always keeps the newest, the ``in_use`` before it, and the best. Of the others it keeps the newest of those whose
+    iteration ``keep_every`` divides, ``keep`` in all (None: no limit). ``write_policy`` applies while the disk is full.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Checkpoints:
         self._write_policy = write_policy or FailFast()
 
     def with_write_policy(self, write_policy: WritePolicy) -> Checkpoints:
-        """The same, with writes that wait for ``room``."""
+        """Returns the same checkpoints with another write policy."""
         return Checkpoints(self.root, self._keep_every, self._keep, self._in_use, write_policy)
 
     def newest(self) -> Checkpoint | None:
@@ -127,7 +127,7 @@ class Checkpoints:
         return self.open(iterations[-1]) if iterations else None
 
     def rate(self, checkpoint: Checkpoint, success_rate: float) -> None:
-        """Tell how well it did; from then on it is the best, unless an older one did as well."""
+        """Records a checkpoint's success rate. It becomes the best unless an older one did at least as well."""
         path = self.root / "best.json"
         if path.exists() and json.loads(path.read_text())["success_rate"] >= success_rate:
             return
@@ -136,12 +136,12 @@ class Checkpoints:
         self._remove_superseded(self._iterations()[-1])
 
     def best(self) -> Checkpoint | None:
-        """The checkpoint of highest success; None before any was rated."""
+        """Returns the checkpoint of highest success; None before any was rated."""
         path = self.root / "best.json"
         return self.open(json.loads(path.read_text())["iteration"]) if path.exists() else None
 
     def open(self, iteration: int) -> Checkpoint:
-        """Raises CheckpointError naming the file that cannot be used."""
+        """Returns the checkpoint of an iteration. Raises CheckpointError naming the file that cannot be used."""
         folder = self._folder(iteration)
         try:
             manifest = json.loads((folder / "manifest.json").read_text())
@@ -153,7 +153,7 @@ class Checkpoints:
     def save(
         self, iteration: int, policy: State, trainer: Mapping[str, Any], metrics: Mapping[str, Json]
     ) -> Checkpoint:
-        """Write durably; a crash at any moment leaves either no checkpoint of this number or a whole one."""
+        """Writes a checkpoint durably. A crash at any moment leaves no checkpoint of this number or a whole one."""
         policy = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in policy.items()}
         part = self._folder(iteration).with_suffix(".part")
         checkpoint = Checkpoint(self._folder(iteration), iteration, describe(policy))
@@ -164,7 +164,7 @@ class Checkpoints:
         return checkpoint
 
     def _publish(self, part: Path, folder: Path) -> None:
-        """Give it its final name. Harmless when repeated."""
+        """Gives the checkpoint its final name. Idempotent."""
         if part.exists():
             atomic_files.replace(part, folder)
         self._point("latest", folder)
@@ -194,7 +194,7 @@ class Checkpoints:
 def _write(
     part: Path, checkpoint: Checkpoint, policy: State, trainer: Mapping[str, Any], metrics: Mapping[str, Json]
 ) -> None:
-    """All files of the checkpoint, anew and flushed to disk, below ``part``."""
+    """Writes all files of the checkpoint from scratch below ``part`` and flushes them to disk."""
     import torch
     from safetensors.torch import save_file
 
@@ -210,7 +210,7 @@ def _write(
 
 
 def describe(state: State) -> dict[str, TensorInfo]:
-    """Digest, dtype and shape of each tensor."""
+    """Returns the digest, dtype and shape of each tensor."""
     return {
         name: TensorInfo(digest(raw_bytes(tensor)), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         for name, tensor in state.items()
@@ -218,14 +218,14 @@ def describe(state: State) -> dict[str, TensorInfo]:
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
-    """The tensor's elements in C order, native byte order."""
+    """Returns the tensor's elements in C order and native byte order."""
     import torch
 
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def tensor_from(data: bytearray | memoryview, info: TensorInfo) -> torch.Tensor:
-    """The inverse of ``raw_bytes``; keeps ``data`` as its memory. Raises CheckpointError if that has another digest."""
+    """Inverts ``raw_bytes``; the tensor shares the memory of ``data``. Raises CheckpointError if the digest differs."""
     import torch
 
     if digest(data) != info.digest:

@@ -1,4 +1,4 @@
-"""Trajectories from elsewhere: Parquet files, folders of them, and folders that ``datasets`` saved."""
+"""Reads existing trajectories: Parquet files, folders of them, and folders saved by ``datasets``."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from digirl_dist.trajectory import Trajectory
 
 
 def read_datasets(paths: Sequence[str]) -> list[Trajectory]:
-    """The episodes of all files and folders, in their order. Raises TrajectoryError naming the one that is unusable.
+    """Returns the episodes of all files and folders, in their order. Raises TrajectoryError naming an unusable one.
 
-    A folder holds ``*.parquet`` (the ``trajectories`` of a run, say) or, anywhere below, the ``*.arrow`` files of
-    ``Dataset.save_to_disk``. Rows may be in any order; columns beside ours are passed over.
+    A folder holds ``*.parquet`` (a run's ``trajectories``, for example) or, at any depth, the ``*.arrow`` files of
+    ``Dataset.save_to_disk``. Rows may be in any order; unknown columns are ignored.
     """
     return [episode for path in paths for episode in _read(Path(path).expanduser())]
 
@@ -47,5 +47,16 @@ def _table(file: Path) -> pa.Table:
 
 
 def _ours(rows: pa.Table) -> pa.Table:
-    """Our columns in our types; ``datasets`` widens some of them."""
-    return rows.select(parquet.SCHEMA.names).replace_schema_metadata(None).cast(parquet.SCHEMA)
+    """Returns the columns of the schema in its types; ``datasets`` widens some of them."""
+    return _with_purpose(rows).select(parquet.SCHEMA.names).replace_schema_metadata(None).cast(parquet.SCHEMA)
+
+
+def _with_purpose(rows: pa.Table) -> pa.Table:
+    """Adds ``purpose`` to rows of earlier versions, where an evaluation of policy version v has iteration -1 - v."""
+    if "purpose" in rows.schema.names:
+        return rows
+    iterations = rows["iteration"].to_pylist()
+    purposes = pa.array(["evaluate" if iteration < 0 else "train" for iteration in iterations], pa.string())
+    numbers = pa.array([max(iteration, -1 - iteration) for iteration in iterations], pa.int32())
+    place = rows.schema.get_field_index("iteration")
+    return rows.set_column(place, "iteration", numbers).append_column("purpose", purposes)

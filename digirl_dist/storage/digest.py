@@ -1,4 +1,4 @@
-"""The digest that names contents everywhere: xxh3-128. It tells accidents apart, not attackers."""
+"""The digest that identifies contents everywhere: xxh3-128. It detects accidental damage, not an attack."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _CHUNK = 1 << 20
 
 
 def digest(data: bytes | bytearray | memoryview) -> str:
-    """32 hexadecimal digits."""
+    """Returns the digest of ``data`` as 32 hexadecimal digits."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:
-    """The digest of a file's content, in constant memory."""
+    """Returns the digest of a file's content, using constant memory."""
     state = xxhash.xxh3_128()
     buffer = memoryview(bytearray(_CHUNK))
     with open(path, "rb", buffering=0) as file:

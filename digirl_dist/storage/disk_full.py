@@ -1,4 +1,4 @@
-"""A full disk is a pause, not the end: what must be written waits until there is room."""
+"""Full disks: a write waits for free space instead of ending the run."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _SPARE = 1 << 16
 
 
 class WritePolicy(Protocol):
-    """Whether a write may wait for room."""
+    """Decides what a write does while the disk is full."""
 
     def wait_for(self, what: str, write: Callable[[], T]) -> T: ...
 
 
 class FailFast:
-    """A write that cannot be done now fails now."""
+    """Lets a write on a full disk fail at once."""
 
     def wait_for(self, what: str, write: Callable[[], T]) -> T:
         return write()
 
 
 class WaitForSpace:
-    """Makes writes wait while the disk is full, at most ``limit_s``, and says so."""
+    """Makes writes wait while the disk is full, at most ``limit_s`` seconds, and reports the wait."""
 
     def __init__(self, events: Events, status: Status, limit_s: float) -> None:
         self._events = events
@@ -44,7 +44,7 @@ class WaitForSpace:
         self._limit_s = limit_s
 
     def wait_for(self, what: str, write: Callable[[], T]) -> T:
-        """What ``write`` returns; it must be harmless when repeated. Raises RunFolderError when there is never room."""
+        """Returns the result of ``write``, which must be idempotent. Raises RunFolderError after ``limit_s``."""
         deadline = time.monotonic() + self._limit_s
         pause_s = _FIRST_PAUSE_S
         while True:
@@ -57,20 +57,20 @@ class WaitForSpace:
                 if time.monotonic() > deadline:
                     raise RunFolderError(f"{reason}, for {self._limit_s:.0f} s; free some space") from error
             self._events.emit("disk_full", reason=reason, remedy="free some space on the host")
-            self._status.host(f"wait for room on the host's disk: {reason}")
+            self._status.host(f"wait for space on the host's disk: {reason}")
             time.sleep(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
 
 
 def require_space(size: int, folder: Path) -> None:
-    """Raises OSError if ``size`` more bytes would leave next to nothing of the folder's disk."""
+    """Raises OSError (ENOSPC) if ``size`` more bytes would fill the folder's disk but for 64 KiB."""
     if shutil.disk_usage(folder).free < size + _SPARE:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
 @contextmanager
 def full_disks_as_oserror(folder: Path) -> Iterator[None]:
-    """For libraries that write and raise errors of their own, such as safetensors, whatever the reason was."""
+    """Turns a writing library's own error into OSError (ENOSPC) if the disk is full; safetensors raises such errors."""
     try:
         yield
     except OSError:

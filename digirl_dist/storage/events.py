@@ -14,7 +14,7 @@ Listener = Callable[[str, dict[str, Json]], None]
 
 
 class Events:
-    """Appends events to a file and tells listeners (a progress bar, say). Safe to use from any thread."""
+    """Appends events to a file and passes them to listeners, such as a progress bar. Safe to use from any thread."""
 
     def __init__(self, path: Path, listeners: tuple[Listener, ...] = ()) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -24,7 +24,7 @@ class Events:
         self._lock = threading.Lock()
 
     def emit(self, kind: str, **content: Json) -> None:
-        """``content`` says what, where and why; the time is added."""
+        """Appends one event; ``content`` says what, where and why. Adds the time."""
         with self._lock:
             self._unwritten += json.dumps({"time": round(time.time(), 3), "event": kind, **content}).encode() + b"\n"
             self._write()
@@ -37,7 +37,7 @@ class Events:
             self._file.close()
 
     def _write(self) -> None:
-        """What a full disk refuses stays for the next time: an event must not end the run that it tells of."""
+        """Writes all pending lines. Those that a full disk refuses stay pending: an event must not end its run."""
         try:
             while self._unwritten and not self._file.closed:
                 del self._unwritten[: self._file.write(self._unwritten)]

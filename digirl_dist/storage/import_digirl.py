@@ -1,4 +1,4 @@
-"""From DigiRL's released trajectory files (``.pt``) to our Parquet: ``script/import_digirl FILE.pt OUT.parquet``."""
+"""Converts DigiRL's released trajectory files (``.pt``) to Parquet: ``script/import_digirl FILE.pt OUT.parquet``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _UNKNOWN_LOG_PROB = math.nan
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. Answers its exit status: 1 when a file cannot be used."""
+    """Runs the command and returns its exit status: 1 if a file cannot be used."""
     parser = argparse.ArgumentParser(prog="script/import_digirl", description=__doc__)
     parser.add_argument("source", type=Path, help="a .pt file as DigiRL released it")
     parser.add_argument("target", type=Path, help="the Parquet file to write")
-    parser.add_argument("--images", type=Path, help="folder with the screenshots, found by their names; else none")
+    parser.add_argument("--images", type=Path, help="folder of screenshots, matched by file name; none by default")
     options = parser.parse_args(arguments)
     try:
         trajectories = read(options.source, options.images)
@@ -42,10 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def read(source: Path, images: Path | None = None) -> list[Trajectory]:
-    """The episodes of a file; those without steps are left out. Raises TrajectoryError naming what is wrong where.
+    """Returns the episodes of a file, except those without steps. Raises TrajectoryError naming the place and defect.
 
-    ``observation`` becomes the text and ``image_features`` the vector of an observation; ``action`` stays the text it
-    is. Log-probabilities, which DigiRL did not record, are nan.
+    ``observation`` becomes the text and ``image_features`` the vector of an observation; ``action`` stays a text.
+    Log-probabilities, which DigiRL did not record, are nan.
     """
     content = load_plain(source)
     if not isinstance(content, list):
@@ -73,7 +73,7 @@ def _trajectory(rows: Any, index: int, source: Path, images: Path | None) -> Tra
 def _from_rows(rows: Sequence[Mapping[str, Any]], index: int, source: Path, images: Path | None) -> Trajectory:
     first, last = rows[0], rows[-1]
     instruction = str(first.get("task") or first["observation"])
-    # DigiRL names the screenshot that was taken after the step, so each belongs to the observation that follows.
+    # DigiRL names the screenshot taken after the step, so it belongs to the next observation.
     shots = [None, *(_image(row, images) for row in rows)]
     steps = [_step(row, shot, is_last=row is last) for row, shot in zip(rows, shots, strict=False)]
     return Trajectory(
@@ -88,7 +88,7 @@ def _from_rows(rows: Sequence[Mapping[str, Any]], index: int, source: Path, imag
 
 
 def _step(row: Mapping[str, Any], shot: bytes | None, is_last: bool) -> Step:
-    """An episode that was not done at its last step was cut off there."""
+    """Returns a step; the last one is truncated if the episode was not done there."""
     done = bool(row["done"])
     return Step(
         observation=_observation(row["observation"], row.get("image_features"), shot),
@@ -105,7 +105,7 @@ def _observation(text: Any, features: Any, shot: bytes | None) -> Observation:
 
 
 def _vector(features: Any) -> np.ndarray | None:
-    """Features as float32 of shape [n]; None for what DigiRL writes where it had none (None or a text)."""
+    """Returns features as float32 of shape [n]; None if DigiRL had none, which it writes as None or a text."""
     match features:
         case torch.Tensor():
             return features.detach().float().reshape(-1).numpy()
@@ -118,7 +118,7 @@ def _vector(features: Any) -> np.ndarray | None:
 
 
 def _image(row: Mapping[str, Any], images: Path | None) -> bytes | None:
-    """The screenshot's file as it is, looked up by name alone: paths in the file are another machine's."""
+    """Returns the screenshot's unchanged bytes, looked up by file name alone: the paths are another machine's."""
     name = Path(str(row.get("image_path") or "")).name
     if images is None or not name or not (images / name).is_file():
         return None

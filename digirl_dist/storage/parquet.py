@@ -1,4 +1,4 @@
-"""Trajectories as Arrow tables and Parquet files: one row per step, the same on the wire and in the run folder."""
+"""Trajectories as Arrow tables and Parquet files: one row per step, alike on the wire and in the run folder."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ SCHEMA = pa.schema(
         ("final_observation", _OBSERVATION),
     ]
 )
-"""``success`` is the episode's, repeated in each row; ``final_observation`` is null except in the last row."""
+"""``success`` belongs to the episode and repeats in each row; ``final_observation`` is null except in the last row."""
 
 _BEFORE_PURPOSES = SCHEMA.remove(SCHEMA.get_field_index("purpose"))
-"""Earlier versions wrote these columns; a measurement of policy version v had the iteration -1 - v."""
+"""The columns of earlier versions, in which an evaluation of policy version v had the iteration -1 - v."""
 
 
 def to_table(trajectory: Trajectory) -> pa.Table:
-    """One row per step, in order."""
+    """Returns one row per step, in order."""
     last = len(trajectory.steps) - 1
     ticket = trajectory.ticket
     episode = {
@@ -82,7 +82,10 @@ def to_table(trajectory: Trajectory) -> pa.Table:
 
 
 def from_table(table: pa.Table) -> list[Trajectory]:
-    """The episodes of a table, in the order of their first rows. Raises TrajectoryError if it is not one of ours."""
+    """Returns the episodes of a table, in the order of their first rows.
+
+    Raises TrajectoryError if the schema or a row does not fit.
+    """
     if not any(table.schema.equals(known, check_metadata=False) for known in (SCHEMA, _BEFORE_PURPOSES)):
         raise TrajectoryError(f"columns are not those of a trajectory: {', '.join(table.schema.names)}")
     episodes: dict[str, list[dict[str, Any]]] = {}
@@ -95,19 +98,19 @@ def from_table(table: pa.Table) -> list[Trajectory]:
 
 
 def write(path: Path, trajectories: Iterable[Trajectory], flushed: bool = True) -> None:
-    """Write beside, then rename (see ``durable``): ``path`` is never seen half-written."""
+    """Writes a file beside ``path`` and renames it (see ``atomic_files``), so ``path`` is never half-written."""
     part = path.with_name(path.name + ".part")
     rows = pa.concat_tables(to_table(trajectory) for trajectory in trajectories)
     try:
         pq.write_table(rows, part, compression="zstd")
         atomic_files.replace(part, path, flushed)
-    except OSError:  # a full disk needs the room
+    except OSError:  # a full disk needs the space
         part.unlink(missing_ok=True)
         raise
 
 
 def read(path: Path) -> list[Trajectory]:
-    """Raises TrajectoryError naming the file if it is truncated, altered or foreign."""
+    """Returns the episodes of a file. Raises TrajectoryError naming the file if it is truncated, altered or foreign."""
     try:
         with pq.ParquetFile(path) as file:  # pq.read_table would import much more
             return from_table(file.read())

@@ -1,4 +1,4 @@
-"""The folder of a run (``save_path``): who it belongs to, and that one host at a time uses it."""
+"""The folder of a run (``save_path``): its files, its identity, and a lock that admits one host at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from digirl_dist.storage import atomic_files
 
 
 class RunFolder:
-    """Opened for the time of a run. Raises RunFolderError if it cannot be written or another host uses it."""
+    """Holds the folder during a run. Raises RunFolderError if it is not writable or another host uses it."""
 
     def __init__(self, root: Path, configuration: str) -> None:
         self.root = root
@@ -48,12 +48,12 @@ class RunFolder:
 
     @property
     def verdicts(self) -> Path:
-        """What a model that judges said, if one does."""
+        """Verdicts of the model that judges, if there is one."""
         return self.root / "judge.jsonl"
 
     @property
     def media(self) -> Path:
-        """Animations of episodes, if any are asked for."""
+        """Animations of episodes, if the settings ask for any."""
         return self.root / "media"
 
     @property
@@ -62,15 +62,15 @@ class RunFolder:
 
     @property
     def dry_run(self) -> Path:
-        """What the localhost workers of a dry run use; removed at its end."""
+        """Files of a dry run's localhost workers; removed at its end."""
         return self.root / "dry_run"
 
     def evaluation(self, iteration: int) -> Path:
-        """Where the episodes that measured a checkpoint are kept."""
+        """Returns the folder of the episodes that measured a checkpoint."""
         return self.root / "evaluation" / f"{iteration:06d}"
 
     def close(self) -> None:
-        """Let other hosts use it."""
+        """Releases the folder to other hosts."""
         self._lock.close()
 
     def _take_lock(self) -> TextIO:
@@ -89,7 +89,7 @@ class RunFolder:
         return lock
 
     def _identity(self) -> str:
-        """A run keeps its name for life, so that workers can tell its episodes from another run's."""
+        """Returns the run's permanent id, by which workers tell its episodes from another run's."""
         path = self.root / "run.json"
         if not path.exists():
             atomic_files.write_json(path, {"run_id": uuid.uuid4().hex[:12]})

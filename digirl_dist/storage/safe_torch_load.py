@@ -1,7 +1,7 @@
-"""Reads what ``torch.save`` wrote of others: plain containers, numbers, texts, tensors and numeric NumPy arrays only.
+"""Reads foreign ``torch.save`` files: plain containers, numbers, texts, tensors and numeric NumPy arrays only.
 
-``torch.load(weights_only=True)`` runs no code but that of a short list of names. NumPy's names are not on it; here
-they stand for the small classes below, which look at bytes and numbers and never reach NumPy's own unpickling.
+``torch.load(weights_only=True)`` runs only the code behind a short list of names. NumPy's names are not on it. Here
+they resolve to the small classes below, which read bytes and numbers and never reach NumPy's own unpickling.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import torch
 from digirl_dist.errors import TrajectoryError
 
 _KINDS = "biuf"
-"""Booleans, integers and floats; all others could hold objects."""
+"""Kinds of NumPy types that are read: booleans, integers and floats. All others could hold objects."""
 
 _WRONG_CONTENT = (ValueError, TypeError, AttributeError, LookupError)
 _REFUSALS = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, *_WRONG_CONTENT)
-"""What reading a file that is not what it should be may raise."""
+"""Errors that a malformed file may raise while it is read."""
 
 
 def load_plain(path: Path) -> Any:
-    """The content, arrays as np.ndarray. Raises TrajectoryError for anything else, of which nothing has run then."""
-    if _torch_version() < (2, 6):  # CVE-2025-32434: before, weights_only was no protection
+    """Returns the content, arrays as np.ndarray. Raises TrajectoryError for any other content, without running it."""
+    if _torch_version() < (2, 6):  # CVE-2025-32434: weights_only gave no protection before 2.6
         raise TrajectoryError(f"reading {path} safely needs torch 2.6 or newer; here is {torch.__version__}")
     try:
         with torch.serialization.safe_globals(_STAND_INS):
@@ -36,7 +36,7 @@ def load_plain(path: Path) -> Any:
 
 
 class _Dtype:
-    """Stands for ``numpy.dtype``: a numeric type by its name, with its byte order."""
+    """Replaces ``numpy.dtype``: a numeric type with its byte order."""
 
     def __init__(self, name: str, *_: object) -> None:
         self.dtype = np.dtype(str(name))
@@ -49,7 +49,7 @@ class _Dtype:
 
 
 class _Array:
-    """Stands for ``numpy.ndarray``: a type, a shape and bytes."""
+    """Replaces ``numpy.ndarray``: a type, a shape and bytes."""
 
     array: np.ndarray
 
@@ -60,12 +60,12 @@ class _Array:
 
 
 def _reconstruct(*_: object) -> _Array:
-    """Stands for NumPy's function of this name, which makes an empty array to be filled."""
+    """Replaces NumPy's function of this name, which makes an empty array to be filled."""
     return _Array()
 
 
 def _scalar(kind: _Dtype, data: bytes) -> int | float | bool:
-    """Stands for NumPy's function of this name: a single number."""
+    """Replaces NumPy's function of this name: returns a single number."""
     value: int | float | bool = np.frombuffer(data, kind.dtype)[0].item()
     return value
 

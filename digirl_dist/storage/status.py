@@ -1,4 +1,4 @@
-"""``status.json``: who waits for whom, since when and for how long at most, as of a moment ago."""
+"""``status.json``: what the host and each worker wait for, since when, and the limit, at most a second old."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ _EVERY_S = 1.0
 
 @dataclass
 class WorkerStatus:
-    """What the host knows of a worker. Times are monotonic seconds, as the time of day may jump."""
+    """The host's knowledge of a worker. Times are monotonic seconds, because the time of day may jump."""
 
     doing: str = "nothing yet"
     since: float = field(default_factory=time.monotonic)
     limit_s: float | None = None
     heard_at: float | None = None
     slots: list[dict[str, Json]] = field(default_factory=list)
-    """See rollout.SlotWait; as of ``heard_at``."""
+    """The state of each slot as of ``heard_at``; see rollout.SlotWait."""
     last_event: str = ""
     bsize: str = ""
-    """What ``bsize: auto`` chose, and why."""
+    """The number of slots that ``bsize: auto`` chose, and the reason."""
     last_trouble: str = ""
-    """The last event that tells of something lost or refused."""
+    """The last event that reports a loss or a refusal."""
     troubled_at: float | None = None
 
 
 @dataclass
 class Status:
-    """The host's picture of a run, written for ``digirl-dist why``. A file that is lost costs nothing."""
+    """The host's view of a run, written for ``digirl-dist why``. Nothing depends on the file."""
 
     path: Path
     doing: str = "starting"
     since: float = field(default_factory=time.monotonic)
     workers: dict[str, WorkerStatus] = field(default_factory=dict)
     policy: WorkerStatus | None = None
-    """Of the process of the host's policy, where there is one."""
+    """Status of the host's policy process, if there is one."""
     _written_at: float = 0.0
 
     def host(self, doing: str) -> None:
-        """What the loop itself does from now on."""
+        """Records the loop's current activity."""
         self.doing, self.since = doing, time.monotonic()
         self.write()
 
     def collecting(self, iteration: int, missing: int) -> None:
-        """Progress of what the loop does anyway; not written each time."""
+        """Records the progress of an iteration's collection; writes the file at most once per second."""
         self.doing = f"collect iteration {iteration}: {missing} episodes are missing"
         if time.monotonic() - self._written_at > _EVERY_S:
             self.write()
@@ -58,7 +58,7 @@ class Status:
         return self.workers.setdefault(name, WorkerStatus())
 
     def write(self) -> None:
-        """Not flushed to disk: it is for people, and for now."""
+        """Writes the file without flushing it to disk: people read it, and only its latest state matters."""
         self._written_at = time.monotonic()
         workers = {name: self._in_unix_time(asdict(status)) for name, status in self.workers.items()}
         host = self._in_unix_time({"doing": self.doing, "since": self.since})

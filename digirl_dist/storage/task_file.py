@@ -1,4 +1,4 @@
-"""Task sets that the user keeps in a file: YAML, JSON, or one instruction per line."""
+"""Task sets from the user's own files: YAML, JSON, or one instruction per line."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _SPLITS = ("train", "test")
 
 
 def is_file(task_set: str) -> bool:
-    """Whether ``task_set`` names a file and not one of an emulator's own sets."""
+    """Returns whether ``task_set`` names a file rather than one of the emulator's own sets."""
     return Path(task_set).suffix in (*_STRUCTURED, *_LINES)
 
 
 def from_file(
     task_set: str, split: str, known: Sequence[Task] = (), can_run: Callable[[Task], bool] = lambda _: True
 ) -> list[Task]:
-    """The tasks of ``split`` in a file, in its order. ``{split}`` in its name stands for ``train`` or ``test``.
+    """Returns the tasks of ``split`` in a file, in its order. ``{split}`` in the name means ``train`` or ``test``.
 
-    An entry that is the id or the instruction of a ``known`` task is that task. Others must please ``can_run``, which
-    says whether the emulator can run and judge them. Raises SettingsError naming the file and the entry.
+    An entry that gives the id or the instruction of a ``known`` task means that task. Every other entry must satisfy
+    ``can_run``: whether the emulator can run and judge it. Raises SettingsError naming the file and the entry.
     """
     path = Path(task_set.replace("{split}", split)).expanduser()
     found = [entry for entry in _entries(path) if entry.split in (None, split)]
@@ -84,7 +84,7 @@ def _listed(part: Any, split: str | None, path: Path) -> list[_Entry]:
 
 
 def _entry(value: Any, number: int, split: str | None, path: Path) -> _Entry:
-    """An instruction, or a mapping with any of ``id instruction params split``."""
+    """Reads one entry: an instruction, or a mapping with any of ``id instruction params split``."""
     where = f"task_set {path}, entry {number}"
     name = f"{path.stem}{f'-{split}' if split else ''}-{number:04d}"
     if isinstance(value, str):
@@ -109,7 +109,7 @@ def _refuse_unknown(mapping: dict[Any, Any], known: Sequence[str], where: str) -
 
 
 def _resolved(task: Task, known: Sequence[Task], can_run: Callable[[Task], bool], path: Path) -> Task:
-    """The known task that is meant, if one is; what the file says of it besides stays."""
+    """Returns the known task that an entry means, if any; the entry's own instruction and params take precedence."""
     meant = next((other for other in known if _means(task, other)), None)
     if meant is not None:
         own_words = task.instruction not in ("", meant.id, meant.instruction)

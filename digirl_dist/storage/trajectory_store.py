@@ -1,10 +1,10 @@
-"""The trajectories of a run folder: where episodes land one by one, and the file of each finished iteration.
+"""The trajectories of a run folder: single episodes of the current iteration, and one file per finished iteration.
 
-``trajectories/.landing/NNNNNN/`` holds single episodes of the iteration under way; once it is over they become
-``trajectories/NNNNNN.parquet``. An episode that landed is durable and is never run again. An iteration that closed
-early has ``trajectories/.closed/NNNNNN.json``: which tickets the next one takes over, and which are never run. Episodes
-that measure policy version NNNNNN while training (their purpose is ``evaluate``) end up beside, in
-``evaluation/NNNNNN/training.parquet``, so that who reads the folder of trajectories meets none of them.
+``trajectories/.landing/NNNNNN/`` holds single episodes of the current iteration; at its end they become
+``trajectories/NNNNNN.parquet``. An episode that landed is durable and never runs again. An iteration that closed early
+has ``trajectories/.closed/NNNNNN.json``, which lists the tickets that the next one takes over and those that never run.
+Episodes that evaluate policy version NNNNNN during training (purpose ``evaluate``) go to
+``evaluation/NNNNNN/training.parquet``, so that readers of the trajectories folder meet none of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from digirl_dist.trajectory import Trajectory
 
 
 class Store:
-    """Reads and writes the trajectories below ``root``; writes wait for ``room``."""
+    """Reads and writes the trajectories below ``root``; ``write_policy`` applies while the disk is full."""
 
     def __init__(self, root: Path, write_policy: WritePolicy | None = None) -> None:
         self.root = root
@@ -37,23 +37,23 @@ class Store:
         self._lock = threading.Lock()
         self._listeners: list[Callable[[Trajectory], None]] = []
         root.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(self._landing / "incoming", ignore_errors=True)  # what a killed host was about to check
+        shutil.rmtree(self._landing / "incoming", ignore_errors=True)  # unchecked transfers of a killed host
 
     def listen(self, landed: Callable[[Trajectory], None]) -> None:
-        """Call ``landed`` with each episode that lands from now on."""
+        """Calls ``landed`` with each episode that lands after this call."""
         self._listeners.append(landed)
 
     def incoming(self, counts_in: Round, name: str, size: int) -> Path:
-        """Where a transfer may write ``size`` bytes that are not checked yet, once the disk has room for them."""
-        folder = self._landing / "incoming"  # of all iterations: what is on its way may count in a later one
+        """Returns the path for an unchecked transfer of ``size`` bytes, once the disk has space for it."""
+        folder = self._landing / "incoming"  # shared by all iterations: a transfer may count in a later one
         self._write_policy.wait_for(str(folder), lambda: folder.mkdir(parents=True, exist_ok=True))
         self._write_policy.wait_for(str(folder / name), lambda: require_space(size, folder))
         return folder / f"{counts_in.purpose}-{counts_in.number:06d}-{name}"
 
     def land(self, counts_in: Round, trajectory: Trajectory, checked: Path | None = None) -> bool:
-        """Make an episode durable that counts in this round. False if it was closed, or the ticket had landed.
+        """Makes an episode of this round durable. Returns False if the round is closed or the ticket has landed.
 
-        ``checked`` is a file with exactly this episode, which is moved; without it the episode is written.
+        Moves ``checked``, a file with exactly this episode, into place; without it, writes the episode.
         """
         key = trajectory.ticket.key
         path = self._landing / _name(counts_in) / f"{key[0]:06d}-{key[1]:05d}.parquet"
@@ -72,17 +72,17 @@ class Store:
         return True
 
     def landed(self, wanted: Round) -> dict[Key, Trajectory]:
-        """Episodes that count in the round and are safe."""
+        """Returns the durable episodes of the round."""
         with self._lock:
             return dict(self._known(wanted))
 
     def is_closed(self, wanted: Round) -> bool:
-        """True if nothing more can count in the round. A measurement is never closed early."""
+        """Returns True if the round accepts no more episodes. An evaluation never closes early."""
         closed_early = wanted.purpose == "train" and self._closing(wanted.number).exists()
         return self._file(wanted).exists() or closed_early
 
     def close(self, iteration: int, carried: Sequence[Ticket], cancelled: Sequence[Ticket]) -> None:
-        """The iteration ends without these. Written before anything of it counts elsewhere; the first time counts."""
+        """Ends the iteration without these tickets, durably before any counts elsewhere. Only the first call counts."""
         if not self._closing(iteration).exists():
             path, content = self._closing(iteration), {"carried": carried, "cancelled": cancelled}
             lists = {name: [ticket.to_json() for ticket in tickets] for name, tickets in content.items()}
@@ -90,7 +90,7 @@ class Store:
             self._write_policy.wait_for(str(path), lambda: atomic_files.write_json(path, lists))
 
     def left_out(self, iteration: int) -> tuple[list[Ticket], list[Ticket]]:
-        """What ``iteration`` closed without: tickets that the next one takes over, and those that are never run."""
+        """Returns the tickets that ``iteration`` closed without: those the next one takes over, and those cancelled."""
         path = self._closing(iteration)
         if not path.exists():
             return [], []
@@ -102,7 +102,7 @@ class Store:
             raise RunFolderError(f"{path} is damaged; restore it or choose another save_path") from error
 
     def append(self, result: CollectionResult) -> None:
-        """Write the iteration's file, unless it brought nothing. Harmless when repeated."""
+        """Writes the round's file, unless the result is empty. Idempotent."""
         path = self._file(result.round)
         if result.trajectories and not path.exists():
             self._write_policy.wait_for(str(path), lambda: path.parent.mkdir(parents=True, exist_ok=True))
@@ -115,22 +115,25 @@ class Store:
         result.stored_at = time.monotonic()
 
     def has(self, wanted: Round) -> bool:
-        """Whether the round's file was written; none is of an iteration that learned offline."""
+        """Returns whether the round's file exists; an iteration of offline learning has none."""
         return self._file(wanted).exists()
 
     def read(self, iteration: int) -> Sequence[Trajectory]:
-        """The episodes of a finished iteration, in the order of their tickets."""
+        """Returns the episodes of a finished iteration, in the order of their tickets."""
         if iteration not in self._recent:
             self._recent[iteration] = parquet.read(self._file(Round(iteration)))
         return self._recent[iteration]
 
     def fresh(self, iteration: int, max_staleness: int | None = None) -> list[Trajectory]:
-        """The iteration's episodes whose policy was at most so many updates behind when they counted."""
+        """Returns the iteration's episodes whose policy was at most ``max_staleness`` updates behind (None: all)."""
         oldest = 0 if max_staleness is None else iteration - max_staleness
         return [one for one in self.read(iteration) if one.ticket.policy_version >= oldest]
 
     def replay(self, until: int, capacity: int, max_staleness: int | None = None) -> list[Trajectory]:
-        """The newest ``capacity`` episodes of the iterations up to and with ``until``, oldest first (see ``fresh``)."""
+        """Returns the newest ``capacity`` episodes of iterations up to and including ``until``, oldest first.
+
+        Skips episodes as ``fresh`` does.
+        """
         newest: list[Trajectory] = []
         iteration = until
         while iteration >= 0 and len(newest) < capacity and self.has(Round(iteration)):
@@ -141,7 +144,7 @@ class Store:
         return newest[-capacity:]
 
     def _known(self, wanted: Round) -> dict[Key, Trajectory]:
-        """What has landed; read from the folder once. Episodes of a file are not kept here."""
+        """Returns the landed episodes; reads their folder once. Does not cache those of a finished round's file."""
         if self._file(wanted).exists():
             learns = wanted.purpose == "train"
             found = self.read(wanted.number) if learns else parquet.read(self._file(wanted))

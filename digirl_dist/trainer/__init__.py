@@ -11,7 +11,7 @@ from digirl_dist.storage.trajectory_store import Store
 
 @dataclass(frozen=True)
 class Update:
-    """One update: the new checkpoint, the algorithm's figures, and when (monotonic seconds) learning was over."""
+    """One update: the new checkpoint, the algorithm's figures, and when learning began and ended in monotonic s."""
 
     checkpoint: Checkpoint
     figures: dict[str, float] = field(default_factory=dict)
@@ -23,10 +23,10 @@ class Trainer(Protocol):
     """Owns the agent that learns, its algorithm and its checkpoints."""
 
     def resume(self) -> Checkpoint:
-        """The newest checkpoint, or a first one with fresh weights. Raises CheckpointError if it does not fit."""
+        """Returns the newest checkpoint, or a first one with fresh weights. Raises CheckpointError on a misfit."""
 
     def update(self, checkpoint: Checkpoint, store: Store) -> Update:
-        """Learn from the store's trajectories up to ``checkpoint.iteration`` and save the next checkpoint."""
+        """Learns from the store's trajectories up to ``checkpoint.iteration`` and saves the next checkpoint."""
 
     def close(self) -> None:
-        """Release what it holds; a second call is harmless."""
+        """Releases all resources. Idempotent."""

@@ -23,11 +23,11 @@ AlgorithmFactory = Callable[[Agent, Peers], Algorithm]
 
 
 class InProcessTrainer:
-    """Trainer in this process; with ``peers``, one of several that learn together.
+    """Trains in this process; with ``peers``, as one of several ranks that learn together.
 
-    ``replay_size`` bounds the collected episodes that an update may look back on, ``max_staleness`` how far behind
-    their policy may have been when they were collected; all of ``offline`` come before them. The first weights, and
-    what an agent draws while it learns (dropout, say), follow from ``seed``.
+    ``replay_size`` limits the number of collected episodes that an update reads, ``max_staleness`` how many updates
+    their policy may lag behind. All ``offline`` episodes precede them. ``seed`` determines the first weights and the
+    random numbers drawn during learning, such as dropout.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class InProcessTrainer:
             self._agent.train(False)
             self._algorithm = algorithm(self._agent, peers)
         self.replicas = peers.replicas
-        """Whether the other ranks, if any, have the same weights, not other parts of them."""
+        """Whether the other ranks, if any, hold the same weights rather than other shards of them."""
         self._checkpoints = checkpoints
         self._replay_size = replay_size
         self._seed = seed
@@ -71,16 +71,16 @@ class InProcessTrainer:
         return Update(self.save(checkpoint.iteration + 1, figures), figures, started_at, learned_at)
 
     def follow(self, iteration: int) -> Checkpoint:
-        """Be where the checkpoint of that iteration is; its weights are read only if this process is elsewhere."""
+        """Moves to the checkpoint of an iteration and returns it; reads its weights only if they are not loaded yet."""
         checkpoint = self._checkpoints.open(iteration)
         if self._iteration != iteration:
             self._load(checkpoint)
         return checkpoint
 
     def learn(self, checkpoint: Checkpoint, store: Store) -> dict[str, float]:
-        """One update from the store's trajectories, without saving; the algorithm's figures.
+        """Makes one update from the store's trajectories without saving it; returns the algorithm's figures.
 
-        Raises TrainingError when it fails, TrajectoryError when trajectories are missing.
+        Raises TrainingError if the update fails, TrajectoryError if trajectories are missing.
         """
         iteration = checkpoint.iteration
         brought = store.read(iteration) if store.has(Round(iteration)) else ()
@@ -94,21 +94,21 @@ class InProcessTrainer:
             self._whole = self._state()
             self._refuse_broken_weights()
         except TrainingError as error:
-            raise TrainingError(f"{error}. A run with this save_path goes on from {checkpoint.folder}") from error
+            raise TrainingError(f"{error}. A run with this save_path resumes from {checkpoint.folder}") from error
         self._iteration = iteration + 1
         return {**figures, "too_old": float(too_old)}
 
     def save(self, iteration: int, figures: dict[str, float]) -> Checkpoint:
-        """Save what was learned as the checkpoint of that iteration."""
+        """Saves the learned weights as the checkpoint of an iteration."""
         self._iteration = iteration
         return self._checkpoints.save(iteration, *self._whole, figures)
 
     def weights(self) -> State:
-        """The policy's own tensors, not a copy; of sharded ones a copy on rank 0, and nothing elsewhere."""
+        """Returns the policy's own tensors; if sharded, a gathered copy on rank 0 and nothing on other ranks."""
         return self._whole[0]
 
     def close(self) -> None:
-        """Nothing runs beside this process."""
+        """Does nothing: there are no other processes to end."""
 
     def _load(self, checkpoint: Checkpoint) -> None:
         try:
@@ -118,23 +118,23 @@ class InProcessTrainer:
             self._replayed = state["replayed"]
         except (RuntimeError, KeyError, ValueError) as error:
             raise CheckpointError(
-                f"{checkpoint.folder} does not fit the configured agent and algorithm; use another save_path, or what "
-                f"the run was started with ({' '.join(str(error).split())[:200]} …)"
+                f"{checkpoint.folder} does not fit the configured agent and algorithm; use another save_path, or the "
+                f"configuration that the run was started with ({' '.join(str(error).split())[:200]} …)"
             ) from error
         self._iteration = checkpoint.iteration
 
     def _state(self) -> tuple[State, dict[str, Any]]:
-        """The policy, and the rest. All ranks must call it together, as weights may be spread over them."""
+        """Returns the policy's and the trainer's state. All ranks must call it together: weights may be sharded."""
         return self._agent.state_dict(), {"algorithm": self._algorithm.state_dict(), "replayed": self._replayed}
 
     def _replay(self, iteration: int, store: Store, fresh: int) -> list[Trajectory]:
-        """The newest collected episodes, ``fresh`` of them new. Raises TrajectoryError if the store lost some since."""
+        """Returns the newest collected episodes, ``fresh`` of them new. Raises TrajectoryError if some are missing."""
         replay = store.replay(iteration, self._replay_size, self._max_staleness)
         wanted = min(self._replay_size, self._replayed + fresh)
         if len(replay) < wanted:
             raise TrajectoryError(
                 f"{store.root} has {len(replay)} of the {wanted} newest episodes that iteration {iteration} "
-                "is to learn from; put the missing files back, or start another run"
+                "learns from; restore the missing files, or start another run"
             )
         self._replayed = len(replay)
         return replay
@@ -142,4 +142,4 @@ class InProcessTrainer:
     def _refuse_broken_weights(self) -> None:
         for name, tensor in self.weights().items():
             if not torch.isfinite(tensor).all():
-                raise TrainingError(f"the weight {name} has entries that are no numbers; lower the learning rate")
+                raise TrainingError(f"the weight {name} is not finite; lower the learning rate")

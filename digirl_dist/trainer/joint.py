@@ -1,7 +1,7 @@
-"""Updates by all ranks of a launch: rank 0 leads, the others follow its orders.
+"""Updates by all ranks of a launch: rank 0 leads, the others follow its announcements.
 
-Between two updates no rank is inside a collective: the followers wait for a word in the store of the launch, so a
-collection may take as long as it likes.
+Between two updates no rank is inside a collective: the followers wait for an announcement in the launch's key-value
+store, so collecting may take any length of time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TrainerFactory = Callable[[Group], InProcessTrainer]
 
 
 class JointTrainer:
-    """Trainer on rank 0: each update is made by every rank, and saved by this one."""
+    """Trains on rank 0: every rank makes each update, and rank 0 saves it."""
 
     def __init__(self, trainer: TrainerFactory, group: Group) -> None:
         self._trainer = trainer(group)
@@ -41,17 +41,17 @@ class JointTrainer:
         return Update(self._trainer.save(checkpoint.iteration + 1, figures), figures, started_at, learned_at)
 
     def close(self) -> None:
-        """Let the other ranks go; a second call is harmless."""
+        """Releases the other ranks. Idempotent."""
         if not self._stopped:
             self._stopped = True
             self._group.announce(_STOP)
 
 
 def follow(trainer: TrainerFactory, group: Group, store: Store, idle_s: float) -> None:
-    """What every rank but the first does: the leader's updates, until it says that there are no more.
+    """Repeats rank 0's updates on every other rank until rank 0 announces the end.
 
-    Reads checkpoints and trajectories in the run folder, which the machines of several nodes must share. Raises
-    PeerError when the leader says nothing for ``idle_s``.
+    Reads checkpoints and trajectories from the run folder, which several nodes must share. Raises PeerError if rank 0
+    announces nothing for ``idle_s``.
     """
     own = trainer(group)
     while (order := group.announced(idle_s)) != _STOP:
@@ -59,7 +59,7 @@ def follow(trainer: TrainerFactory, group: Group, store: Store, idle_s: float) -
 
 
 def _learn(trainer: InProcessTrainer, group: Group, checkpoint: Checkpoint, store: Store) -> dict[str, float]:
-    """One update by this rank, and a look whether all ranks that should hold the same weights after it do so."""
+    """Makes this rank's part of an update, then checks that all replicas of the weights are equal."""
     figures = trainer.learn(checkpoint, store)
     if trainer.replicas:
         tensors = describe({name: tensor.cpu() for name, tensor in trainer.weights().items()})

@@ -1,4 +1,4 @@
-"""One process of the group that a host has started with torchrun: python -m digirl_dist.trainer.rank_process FOLDER"""
+"""One rank of the host's torchrun group: ``python -m digirl_dist.trainer.rank_process FOLDER``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from digirl_dist.user_code.packing import unpack_file
 
 @dataclass(frozen=True)
 class TrainerSpec:
-    """Everything that a rank needs to learn with the others."""
+    """The parameters that a rank needs to learn with the others."""
 
     agent: AgentFactory
     algorithm: AlgorithmFactory
@@ -40,28 +40,29 @@ class TrainerSpec:
     trajectories: Path
     replay_size: int
     offline: tuple[str, ...]
-    """Files and folders of trajectories from elsewhere, which every rank reads."""
+    """Files and folders of offline trajectories; every rank reads them."""
     seed: int
     max_staleness: int | None
     device: str
     limits: GroupLimits
     idle_s: float
     shard: tuple[str, ...] | None = None
-    """Spread the agent over the ranks, and which of its modules are gathered by themselves (see ``agent.sharding``)."""
+    """Modules that are gathered by themselves when the agent is sharded over the ranks (see ``agent.sharding``); None:
+    no sharding."""
 
     def device_of(self, rank: Rank | None) -> str:
-        """Where a process learns. Raises DeviceError."""
+        """Returns the device on which a process learns. Raises DeviceError."""
         return resolve_device(DeviceRequest(self.device), rank, visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES")))
 
     @contextmanager
     def joined(self, rank: Rank) -> Iterator[tuple[TrainerFactory, Group]]:
-        """Meet the other ranks; what makes this one's trainer, and their group."""
+        """Joins the other ranks; yields the factory of this rank's trainer and the group."""
         device = self.device_of(rank)
         with joined(rank, device, self.limits) as group:
             yield partial(self._member, device), group
 
     def alone(self, rank: Rank | None) -> InProcessTrainer:
-        """The trainer of the only process there is."""
+        """Returns the trainer of a process without peers."""
         return self._trainer(Placed(self.agent, self.device_of(rank)), ALONE)
 
     def _member(self, device: str, group: Group) -> InProcessTrainer:
@@ -80,36 +81,36 @@ class TrainerSpec:
 
 @dataclass(frozen=True)
 class RankFolder:
-    """What host and group share beside the run folder."""
+    """The folder that host and group share beside the run folder."""
 
     root: Path
 
     @property
     def trainer_spec(self) -> Path:
-        """The packed TrainerSpec; only the host writes it."""
+        """The file with the packed TrainerSpec; only the host writes it."""
         return self.root / "learning"
 
     @property
     def address(self) -> str:
-        """Where the host waits for rank 0."""
+        """The Unix socket on which the host waits for rank 0."""
         return str(self.root / "host.sock")
 
     def listen(self) -> socket.socket:
-        """The host's end, before anybody came."""
+        """Opens the host's listening socket."""
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(self.address)
         listener.listen(1)
         return listener
 
     def connect(self) -> Connection:
-        """Rank 0's end."""
+        """Connects rank 0 to the host."""
         with socket.socket(socket.AF_UNIX) as ours:
             ours.connect(self.address)
             return Connection(ours.detach())
 
 
 def main(folder: RankFolder) -> None:
-    """Learn with the other ranks until the host ends; what goes wrong is told with the rank."""
+    """Learns with the other ranks until the host ends; reports failures with the rank."""
     rank = own_rank(os.environ)
     with telling(rank):
         trainer_spec: TrainerSpec = unpack_file(folder.trainer_spec)
@@ -122,7 +123,7 @@ def main(folder: RankFolder) -> None:
 
 
 def _serve(host: Connection, trainer: JointTrainer, trainer_spec: TrainerSpec) -> None:
-    """Answer the host's orders until it closes its end, or is gone."""
+    """Answers the host's orders until the host closes the connection or ends."""
     store = Store(trainer_spec.trajectories)
     while True:
         try:
@@ -154,4 +155,4 @@ if __name__ == "__main__":
     try:
         main(RankFolder(Path(sys.argv[1])))
     except Exception:
-        sys.exit(1)  # it has been told, with the rank
+        sys.exit(1)  # already reported, with the rank

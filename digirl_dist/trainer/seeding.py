@@ -1,4 +1,4 @@
-"""Random numbers of updates that do not depend on what ran before them."""
+"""Random numbers of an update that do not depend on earlier updates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @contextmanager
 def seeded(seed: int, iteration: int) -> Iterator[None]:
-    """torch's generators begin anew for each update, so that one after a resume draws what it would have drawn."""
+    """Reseeds torch's generators for one update, so that an update after a resume draws the same numbers as without."""
     devices = list(range(torch.cuda.device_count()))
     with torch.random.fork_rng(devices):
         torch.manual_seed(int(np.random.SeedSequence([seed, iteration]).generate_state(1)[0]))

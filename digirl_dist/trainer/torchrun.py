@@ -1,4 +1,4 @@
-"""Updates by several processes that this one starts with torchrun, watches and ends; they live as long as the run."""
+"""Updates by several processes, which this one starts with torchrun, watches, and ends with the run."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _LOG_LINES = 60
 
 
 class TorchrunTrainer:
-    """Trainer whose updates ``nproc_per_node`` processes of this machine make together; ``log`` takes what they print.
+    """Trains with ``nproc_per_node`` processes of this machine; their output goes to ``log``.
 
-    Only this process sends them anything: rank 0 comes to a Unix socket in a private folder.
+    Only this process sends them anything: rank 0 connects to a Unix socket in a private folder.
     """
 
     def __init__(self, trainer_spec: TrainerSpec, settings: TorchrunSettings, log: Path) -> None:
@@ -51,15 +51,15 @@ class TorchrunTrainer:
         return self._trainer_spec.checkpoints.open(answer["iteration"])
 
     def update(self, checkpoint: Checkpoint, store: Store) -> Update:
-        """Raises TrainingError when a rank fails, or the update takes longer than ``update_s``."""
+        """Raises TrainingError if a rank fails or the update takes longer than ``update_s``."""
         answer = self._ask(checkpoint.iteration, self._settings.update_s)
         saved = self._trainer_spec.checkpoints.open(answer["iteration"])
-        # The monotonic clock is the machine's, so the times of rank 0 are ours.
+        # All processes of a machine share its monotonic clock, so rank 0's times are valid here.
         return Update(saved, answer["figures"], answer["started_at"], answer["learned_at"])
 
     def close(self) -> None:
         if self._rank_0 is not None:
-            self._rank_0.close()  # this is how rank 0 learns that there is no more to do
+            self._rank_0.close()  # tells rank 0 to end
         else:
             self._process.terminate()
         try:
@@ -79,12 +79,12 @@ class TorchrunTrainer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is for the host, which ends the group in order
+                start_new_session=True,  # Ctrl-C must reach only the host, which ends the group in order
                 env=environment(),
             )
 
     def _ask(self, order: Json, limit_s: float) -> dict[str, Any]:
-        """Send an order to rank 0 and wait for its answer. Raises TrainingError."""
+        """Sends an order to rank 0 and returns its answer. Raises TrainingError."""
         rank_0 = self._connected()
         answer: dict[str, Any] = {}
         try:
@@ -92,7 +92,7 @@ class TorchrunTrainer:
             self._await(lambda: rank_0.poll(_LOOK_S), limit_s, "rank 0 did not finish the update")
             answer = json.loads(rank_0.recv_bytes())
         except (EOFError, OSError):
-            # Its end, or torchrun's, says more.
+            # The exit of rank 0 or torchrun explains more.
             self._await(lambda: False, self._settings.stop_s, "rank 0 closed its connection but did not end")
         if "error" in answer:
             raise TrainingError(f"{answer['error']} (see {self._log})")
@@ -114,19 +114,19 @@ class TorchrunTrainer:
         return True
 
     def _await(self, came: Callable[[], bool], limit_s: float, otherwise: str) -> None:
-        """Until ``came`` says so; raises TrainingError when the group has ended, or after ``limit_s``."""
+        """Waits until ``came`` returns True. Raises TrainingError if the group ends, or after ``limit_s``."""
         deadline = time.monotonic() + limit_s
         while not came():
             if self._process.poll() is not None:
                 raise TrainingError(
-                    f"the processes that make the updates ended with status {self._process.returncode}; "
+                    f"the training processes ended with status {self._process.returncode}; "
                     f"from {self._log}:\n{self._last_words()}"
                 )
             if time.monotonic() > deadline:
                 raise TrainingError(f"{otherwise} within {limit_s:g} s; see {self._log}")
 
     def _last_words(self) -> str:
-        """What the rank that failed said, or else the end of what all did."""
+        """Returns the failed rank's output, or the end of all ranks' output if none reported a failure."""
         printed = self._log.read_bytes()[self._log_began :].decode(errors="replace").splitlines()
         failure = next((k for k, line in enumerate(printed) if FAILED.fullmatch(line)), len(printed) - _LOG_LINES)
         return "\n".join(printed[max(0, failure) :][:_LOG_LINES])

@@ -1,1 +1,1 @@
-"""The user's own classes: found by import path, and packed for their way to a worker."""
+"""The user's own classes: finds them by import path and packs them for workers."""

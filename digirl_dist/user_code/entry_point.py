@@ -1,4 +1,4 @@
-"""Finds what the user names as ``my_file:MyThing``: an object of a module that is installed or lies beside run.py."""
+"""Finds the object named ``my_file:MyThing`` in a module that is installed or lies beside run.py."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from digirl_dist.errors import SettingsError
 
 
 def import_module(name: str) -> ModuleType:
-    """Import an installed module or a file of the working directory. Raises SettingsError saying why it cannot be."""
+    """Imports an installed module or a file of the working directory. Raises SettingsError with the reason."""
     here = os.getcwd()
     if here not in sys.path:
-        # For good, not for this call only: the user's code may import its neighbours later, when it runs.
+        # Permanently: the user's code may import its neighbours later, when it runs.
         sys.path.insert(0, here)
     importlib.invalidate_caches()
     try:
@@ -25,7 +25,7 @@ def import_module(name: str) -> ModuleType:
 
 
 def load_entry_point(entry_point: str) -> Any:
-    """The object that ``module:name`` stands for. Raises SettingsError naming what is wrong."""
+    """Returns the object named ``module:name``. Raises SettingsError naming the part that is wrong."""
     module_name, colon, name = entry_point.partition(":")
     if not (module_name and colon and name):
         raise SettingsError(f"entry_point {entry_point!r} must read module:name, as in my_file:MyEnv")

@@ -1,6 +1,6 @@
-"""How the host's classes and settings reach a worker: cloudpickle, one way only, host to worker.
+"""Packs the host's classes and settings for workers with cloudpickle, in one direction only: from host to worker.
 
-Modules that are not installed (the user's own files beside ``run.py``) travel by value, so that nobody copies
+Modules that are not installed (the user's own files beside ``run.py``) are packed by value, so that nobody copies
 source code to machines by hand. The host never unpickles anything but its own files.
 """
 
@@ -20,7 +20,7 @@ import digirl_dist
 
 
 def pack(thing: Any) -> bytes:
-    """``thing`` with everything that a worker does not have by installation."""
+    """Packs ``thing`` with all code that is not installed on workers."""
     import cloudpickle
 
     modules = list(_modules_of_the_user())
@@ -34,22 +34,22 @@ def pack(thing: Any) -> bytes:
 
 
 def carries_user_code(packed: bytes) -> bool:
-    """True if classes travel by value, which binds the worker to the host's minor version of Python."""
+    """Returns True if classes are packed by value, which binds the worker to the host's minor version of Python."""
     return b"_make_skeleton_class" in packed or b"_make_function" in packed
 
 
 def unpack(packed: bytes) -> Any:
-    """The inverse of ``pack``. Only ever called on what came from the host."""
+    """Inverts ``pack``. Must only be called on bytes from the host."""
     return pickle.loads(packed)
 
 
 def unpack_file(path: str | Path) -> Any:
-    """Load what ``pack`` wrote. Only ever called on files that came from the host."""
+    """Unpacks a file. Must only be called on files from the host."""
     return unpack(Path(path).read_bytes())
 
 
 def _modules_of_the_user() -> Iterator[ModuleType]:
-    """Loaded modules whose source is neither installed nor part of Python or of this package."""
+    """Yields the loaded modules whose source is neither installed nor part of Python or of this package."""
     paths = {*sysconfig.get_paths().values(), sys.base_prefix, sys.prefix, os.path.dirname(digirl_dist.__file__)}
     roots = tuple(os.path.join(os.path.realpath(path), "") for path in paths)
 

@@ -1,4 +1,4 @@
-"""Observations of several environments, of which there may be none."""
+"""Observations of several environments, some of which may be None."""
 
 from __future__ import annotations
 

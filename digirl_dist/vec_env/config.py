@@ -1,4 +1,4 @@
-"""What a ``VecEnv`` is made of: the environment, how many of it, the episodes, and where the processes run."""
+"""The configuration of a ``VecEnv``: the environment, its number, the episodes, and the placement of processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EnvMaker = Callable[[], "gymnasium.Env[Any, Any]"]
 
 @dataclass(frozen=True)
 class EpisodeCfg:
-    """One episode: what the environment's ``reset`` is given."""
+    """One episode: the arguments of the environment's ``reset``."""
 
     seed: int
     options: dict[str, Any] | None = None
@@ -22,10 +22,10 @@ class EpisodeCfg:
 
 @dataclass(frozen=True)
 class RayDistributionCfg:
-    """``proc_num`` processes on a Ray cluster, each with all environments of one process.
+    """Distribution over ``proc_num`` processes of a Ray cluster, each with ``env_num`` environments.
 
     ``head_address``: HOST, HOST:PORT or ray://HOST:PORT; None: the cluster of this machine, or a local one that ends
-    with the environment. ``working_dir`` is a folder that travels to the nodes and becomes the processes' own.
+    with the environment. ``working_dir`` is a folder that is copied to the nodes as the processes' working directory.
     """
 
     proc_num: int
@@ -34,16 +34,16 @@ class RayDistributionCfg:
     working_dir: str | None = None
     cpu_num_per_proc: float = 1
     start_limit_s: float = 60.0
-    """Longest wait for the cluster, and again for the processes."""
+    """Longest wait in seconds for the cluster, and again for the processes."""
     step_limit_s: float = 300.0
-    """Longest step or reset."""
+    """Longest step or reset in seconds."""
 
 
 @dataclass(frozen=True)
 class VecEnvConfig:
-    """``env_num`` environments in each process, which share the queue of ``task_configs``: one entry an episode.
+    """``env_num`` environments per process, which share the queue ``task_configs`` with one entry per episode.
 
-    ``metrics_path`` is a file to which each episode adds one JSON line when it is over.
+    Each episode appends one JSON line to the file ``metrics_path`` when it ends.
     """
 
     env: EnvMaker
@@ -57,7 +57,7 @@ class VecEnvConfig:
             raise ValueError(f"env_num={self.env_num}: at least one environment is needed")
 
     def distribute(self, distribution: RayDistributionCfg) -> VecEnvConfig:
-        """The same on several processes; this config stays as it is. Raises TypeError, ValueError."""
+        """Returns a copy distributed over several processes. Raises TypeError, ValueError."""
         if not isinstance(distribution, RayDistributionCfg):
             raise TypeError(f"a distribution is a RayDistributionCfg, not {type(distribution).__name__}")
         if distribution.proc_num < 1:
@@ -66,5 +66,5 @@ class VecEnvConfig:
 
 
 def gymnasium_env(env_id: str, **kwargs: Any) -> EnvMaker:
-    """A registered environment by its id, as ``VecEnvConfig`` takes it."""
+    """Returns the factory of a registered environment for ``VecEnvConfig``."""
     return partial(gymnasium.make, env_id, **kwargs)

@@ -1,4 +1,4 @@
-"""Many environments as one: ``reset`` and ``step`` take and give one entry per environment."""
+"""Many environments as one: ``reset`` and ``step`` take and return one entry per environment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from digirl_dist.errors import ClusterError
 from digirl_dist.vec_env.batch import Batch
 from digirl_dist.vec_env.config import VecEnvConfig
-from digirl_dist.vec_env.env_process import Answer, Environments
+from digirl_dist.vec_env.env_process import Environments, StepResult
 from digirl_dist.vec_env.episodes import Episodes
 from digirl_dist.vec_env.pool import LocalPool, Pool, RayPool
 
@@ -17,19 +17,19 @@ Stepped = tuple[Batch, list[float], list[bool], list[bool], list[dict[str, Any]]
 
 
 class ProcessLostError(ClusterError):
-    """A process ended or does not answer. Its environments have no episode any more; the others go on."""
+    """A process ended or does not answer. Its environments lose their episodes; the other processes continue."""
 
 
 class VecEnv:
     """``proc_num`` · ``env_num`` environments; number k of process p is environment p · env_num + k.
 
-    An environment has the observation None until it is reset, and again when it was reset with no episode left. One
-    whose episode is over stays at its last observation, with reward 0, until it is reset. Use it as a context, or call
-    ``close``; it is closed at the latest when the program ends.
+    An environment's observation is None until it is reset, and again after a reset with no episode left. After its
+    episode's end it keeps its last observation, with reward 0, until it is reset. Use this class as a context manager,
+    or call ``close``; the end of the program closes it at the latest.
     """
 
     def __init__(self, config: VecEnvConfig) -> None:
-        """Raises ClusterError, a RuntimeError, if the cluster cannot be had."""
+        """Raises ClusterError, a RuntimeError, if the cluster is unavailable."""
         self._config = config
         where = config.distribution
         self._count = config.env_num * (1 if where is None else where.proc_num)
@@ -45,19 +45,19 @@ class VecEnv:
 
     @property
     def episodes_left(self) -> int:
-        """Episodes that have not begun."""
+        """The number of episodes that have not begun."""
         return self._episodes.left
 
     @property
     def all_done(self) -> bool:
-        """True when no episode is left and none is under way."""
+        """Whether no episode is left or running."""
         return self._episodes.all_done
 
     def reset(self, env_ids: Sequence[int] | None = None) -> tuple[Batch, list[dict[str, Any]]]:
-        """Begin the next episodes in these environments (None: in all), in the order asked.
+        """Begins the next episodes in these environments (None: in all), in the given order.
 
-        Returns observations, None where no episode was left, and infos. Raises TypeError and ValueError before
-        anything is reset, and ProcessLostError.
+        Returns observations, None where no episode was left, and infos. Raises TypeError and ValueError before it
+        resets anything, and ProcessLostError.
         """
         envs = list(range(self._count)) if env_ids is None else self._checked(env_ids)
         taken = self._episodes.take(envs)
@@ -70,7 +70,7 @@ class VecEnv:
         return Batch(one and one.observation for one in seen), [one.info if one else {} for one in seen]
 
     def step(self, action: Sequence[Any]) -> Stepped:
-        """One action per environment; those without an episode under way ignore theirs.
+        """Takes one action per environment; environments without a running episode ignore theirs.
 
         Returns observations, rewards, terminated, truncated and infos. Raises TypeError, ValueError and
         ProcessLostError.
@@ -87,34 +87,37 @@ class VecEnv:
         return _columns([self._now(env, env in acting) for env in range(self._count)])
 
     def close(self) -> None:
-        """Close every environment and what was started for them; a second call is harmless."""
+        """Closes every environment and the processes started for them. Idempotent."""
         self._close()
 
     @property
     def runner(self) -> Environments:
-        """The environments of this process; not when distributed."""
+        """The environments of this process; unavailable when distributed."""
         return self._local("runner").environments
 
     @property
     def simulation_app(self) -> list[Any]:
-        """The Gymnasium environments without their wrappers; not when distributed."""
+        """The Gymnasium environments without their wrappers; unavailable when distributed."""
         return [env.unwrapped for env in self._local("simulation_app").environments.envs]
 
     def get_dt(self) -> float:
-        """Seconds that a step stands for, if the environment tells its frames per second; not when distributed."""
+        """Returns the duration of a step in seconds; unavailable when distributed.
+
+        Raises ValueError if the environment does not declare its frames per second.
+        """
         fps = self._local("get_dt()").environments.envs[0].metadata.get("render_fps")
         if not fps:
-            raise ValueError("this environment does not tell how long a step is (metadata['render_fps'])")
+            raise ValueError("this environment does not declare how long a step is (metadata['render_fps'])")
         return 1.0 / float(fps)
 
     def finished(self) -> bool:
-        """The same as ``all_done``; not when distributed."""
+        """Returns ``all_done``; unavailable when distributed."""
         self._local("finished()")
         return self.all_done
 
     def _local(self, name: str) -> LocalPool:
         if not isinstance(self._pool, LocalPool):
-            raise NotImplementedError(f"{name} is not there when distributed; see all_done and episodes_left")
+            raise NotImplementedError(f"{name} is unavailable when distributed; see all_done and episodes_left")
         return self._pool
 
     def _checked(self, env_ids: Sequence[int]) -> list[int]:
@@ -134,7 +137,7 @@ class VecEnv:
         return running is not None and not running.is_over
 
     def _check(self, lost: Mapping[int, str]) -> None:
-        """Raises ProcessLostError. What the other processes answered has been taken in before."""
+        """Raises ProcessLostError if a process was lost; the other processes' answers are recorded before."""
         reasons = []
         for process, reason in lost.items():
             first = process * self._config.env_num
@@ -145,15 +148,15 @@ class VecEnv:
         if reasons:
             raise ProcessLostError("; ".join(reasons))
 
-    def _now(self, env: int, acted: bool) -> Answer:
+    def _now(self, env: int, acted: bool) -> StepResult:
         running = self._episodes.running(env)
         if running is None:
-            return Answer(None, {})
+            return StepResult(None, {})
         last = running.last
-        return last if acted else Answer(last.observation, last.info, 0.0, last.terminated, last.truncated)
+        return last if acted else StepResult(last.observation, last.info, 0.0, last.terminated, last.truncated)
 
 
-def _columns(answers: Sequence[Answer]) -> Stepped:
+def _columns(answers: Sequence[StepResult]) -> Stepped:
     return (
         Batch(answer.observation for answer in answers),
         [answer.reward for answer in answers],

@@ -1,4 +1,4 @@
-"""The environments of one process, and the way to them: here, or in an actor of a Ray cluster."""
+"""The environments of one process: this one, or an actor of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from digirl_dist.vec_env.config import EnvMaker, EpisodeCfg
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What one environment says after a step. A reset has no reward."""
+class StepResult:
+    """The result of one environment's step or reset. A reset has no reward."""
 
     observation: Any
     info: dict[str, Any]
@@ -23,21 +23,22 @@ class Answer:
 
 
 class Environments:
-    """Some Gymnasium environments, told by their number here."""
+    """The Gymnasium environments of one process, identified by their number in it."""
 
     def __init__(self, make: EnvMaker, count: int) -> None:
         self.envs = [make() for _ in range(count)]
 
-    def reset(self, asked: Sequence[tuple[int, EpisodeCfg]]) -> list[Answer]:
+    def reset(self, asked: Sequence[tuple[int, EpisodeCfg]]) -> list[StepResult]:
         return [
-            Answer(*self.envs[number].reset(seed=episode.seed, options=episode.options)) for number, episode in asked
+            StepResult(*self.envs[number].reset(seed=episode.seed, options=episode.options))
+            for number, episode in asked
         ]
 
-    def step(self, asked: Sequence[tuple[int, Any]]) -> list[Answer]:
+    def step(self, asked: Sequence[tuple[int, Any]]) -> list[StepResult]:
         answers = []
         for number, action in asked:
             observation, reward, terminated, truncated, info = self.envs[number].step(action)
-            answers.append(Answer(observation, info, float(reward), bool(terminated), bool(truncated)))
+            answers.append(StepResult(observation, info, float(reward), bool(terminated), bool(truncated)))
         return answers
 
     def close(self) -> None:
@@ -46,19 +47,19 @@ class Environments:
 
 
 class RemoteEnvironments:
-    """The same in an actor. ``packed`` is an EnvMaker (see ``travel``)."""
+    """``Environments`` in an actor. ``packed`` is a packed EnvMaker (see ``user_code.packing``)."""
 
     def __init__(self, packed: bytes, count: int) -> None:
         self._environments = Environments(pickle.loads(packed), count)
 
     def process_id(self) -> int:
-        """Also tells that the environments have been made."""
+        """Returns the process id; its answer shows that the environments exist."""
         return os.getpid()
 
-    def reset(self, asked: Sequence[tuple[int, EpisodeCfg]]) -> list[Answer]:
+    def reset(self, asked: Sequence[tuple[int, EpisodeCfg]]) -> list[StepResult]:
         return self._environments.reset(asked)
 
-    def step(self, asked: Sequence[tuple[int, Any]]) -> list[Answer]:
+    def step(self, asked: Sequence[tuple[int, Any]]) -> list[StepResult]:
         return self._environments.step(asked)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Which episode runs in which environment, and the line that each adds to the metrics file when it is over."""
+"""Assigns episodes to environments, and appends a line to the metrics file at each episode's end."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from digirl_dist.vec_env.config import EpisodeCfg
-from digirl_dist.vec_env.env_process import Answer
+from digirl_dist.vec_env.env_process import StepResult
 
 
 @dataclass
 class Running:
-    """An episode in an environment; it stays there until the environment is reset, also when it is over."""
+    """An episode in an environment; it stays there until the next reset, even after its end."""
 
     number: int
     episode: EpisodeCfg
-    last: Answer
+    last: StepResult
     steps: int = 0
     reward: float = 0.0
     told: bool = False
@@ -29,7 +29,7 @@ class Running:
 
 
 class Episodes:
-    """The queue that all environments share. Only the caller's process has it, so its order does not depend on luck."""
+    """The queue that all environments share. Only the caller's process holds it, so its order is deterministic."""
 
     def __init__(self, episodes: Sequence[EpisodeCfg], metrics_path: str | None) -> None:
         self._queue = deque(enumerate(episodes))
@@ -38,7 +38,7 @@ class Episodes:
 
     @property
     def left(self) -> int:
-        """Episodes that have not begun."""
+        """The number of episodes that have not begun."""
         return len(self._queue)
 
     @property
@@ -49,19 +49,19 @@ class Episodes:
         return self._running.get(env)
 
     def take(self, envs: Sequence[int]) -> dict[int, tuple[int, EpisodeCfg]]:
-        """The next episodes for these environments, in that order; none for those that come too late."""
+        """Assigns the next episodes to these environments, in that order, until the queue is empty."""
         for env in envs:
             self.leave(env, "reset")
         return {env: self._queue.popleft() for env in envs[: len(self._queue)]}
 
     def give_back(self, taken: Iterable[tuple[int, EpisodeCfg]]) -> None:
-        """These did not begin after all: they are the next."""
+        """Returns episodes that did not begin to the head of the queue."""
         self._queue.extendleft(sorted(taken, key=lambda one: one[0], reverse=True))
 
-    def begin(self, env: int, number: int, episode: EpisodeCfg, first: Answer) -> None:
+    def begin(self, env: int, number: int, episode: EpisodeCfg, first: StepResult) -> None:
         self._running[env] = Running(number, episode, first)
 
-    def step(self, env: int, answer: Answer) -> None:
+    def step(self, env: int, answer: StepResult) -> None:
         running = self._running[env]
         running.last = answer
         running.steps += 1
@@ -70,7 +70,7 @@ class Episodes:
             self._tell(env, running, "terminated" if answer.terminated else "truncated")
 
     def leave(self, env: int, because: str) -> None:
-        """The environment's episode, if it has one, goes no further."""
+        """Ends the environment's episode, if it has one."""
         running = self._running.pop(env, None)
         if running is not None:
             self._tell(env, running, because)

@@ -1,4 +1,4 @@
-"""Processes with environments: asked all at once, answered in the order in which they were asked."""
+"""Processes with environments: sends requests to all at once and collects the answers in the same order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from digirl_dist.errors import ClusterError
 from digirl_dist.vec_env.config import RayDistributionCfg, VecEnvConfig
-from digirl_dist.vec_env.env_process import Answer, Environments, RemoteEnvironments
+from digirl_dist.vec_env.env_process import Environments, RemoteEnvironments, StepResult
 
 Request = Literal["reset", "step"]
 Asked = Mapping[int, Any]
@@ -17,22 +17,22 @@ _CLOSE_S = 10.0
 
 
 class Pool(Protocol):
-    """Some processes."""
+    """The processes of a ``VecEnv``."""
 
-    def ask(self, request: Request, asked: Asked) -> tuple[dict[int, Answer], dict[int, str]]:
-        """Answers by number, and the reasons of those processes that were lost, by their number."""
+    def ask(self, request: Request, asked: Asked) -> tuple[dict[int, StepResult], dict[int, str]]:
+        """Returns answers by environment number, and the reasons of lost processes by process number."""
 
     def close(self) -> None:
-        """Close every environment; a second call is harmless."""
+        """Closes every environment. Idempotent."""
 
 
 class LocalPool:
-    """One process: this one."""
+    """All environments in this process."""
 
     def __init__(self, config: VecEnvConfig) -> None:
         self.environments = Environments(config.env, config.env_num)
 
-    def ask(self, request: Request, asked: Asked) -> tuple[dict[int, Answer], dict[int, str]]:
+    def ask(self, request: Request, asked: Asked) -> tuple[dict[int, StepResult], dict[int, str]]:
         method = self.environments.reset if request == "reset" else self.environments.step
         return dict(zip(asked, method(list(asked.items())), strict=True)), {}
 
@@ -42,10 +42,10 @@ class LocalPool:
 
 
 class RayPool:
-    """Actors of a Ray cluster, as many as ``proc_num``."""
+    """``proc_num`` actors of a Ray cluster."""
 
     def __init__(self, config: VecEnvConfig, distribution: RayDistributionCfg) -> None:
-        """Raises ClusterError if the cluster does not answer or has not what is asked of it."""
+        """Raises ClusterError if the cluster does not answer or lacks resources."""
         from digirl_dist.ray_cluster.connect import connect
 
         self._env_num = config.env_num
@@ -61,7 +61,7 @@ class RayPool:
             self.close()
             raise
 
-    def ask(self, request: Request, asked: Asked) -> tuple[dict[int, Answer], dict[int, str]]:
+    def ask(self, request: Request, asked: Asked) -> tuple[dict[int, StepResult], dict[int, str]]:
         shares: dict[int, dict[int, Any]] = {}
         for number, what in asked.items():
             shares.setdefault(number // self._env_num, {})[number] = what
@@ -72,7 +72,7 @@ class RayPool:
             for process, share in shares.items()
             if process in self._actors
         }
-        answers: dict[int, Answer] = {}
+        answers: dict[int, StepResult] = {}
         lost = {process: "it was lost before" for process in shares if process not in calls}
         for process, call in calls.items():
             try:
@@ -83,7 +83,7 @@ class RayPool:
         return answers, lost
 
     def close(self) -> None:
-        """Within its limit; a process that does not answer is killed, as all are at the end."""
+        """Closes every environment within a limit, then kills all processes."""
         import ray
 
         actors, self._actors = self._actors, {}
@@ -94,7 +94,7 @@ class RayPool:
         self._cluster.close()
 
     def _check_room(self) -> None:
-        """Ray itself would wait for ever."""
+        """Raises ClusterError if the cluster is too small; Ray itself would wait for ever."""
         settings, there = self._settings, self._cluster.resources()
         for kind, each in (("CPU", settings.cpu_num_per_proc), ("GPU", settings.gpu_num_per_proc)):
             wanted, found = settings.proc_num * each, there.get(kind, 0.0)
@@ -127,7 +127,7 @@ class RayPool:
             )
 
     def _get(self, call: Any) -> Any:
-        """Raises ClusterError when the process is gone or too slow; what the environment raised comes as it is."""
+        """Raises ClusterError if the process is gone or too slow. Passes on the environment's own exceptions."""
         import ray
         from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 

@@ -1,8 +1,8 @@
-"""Puts the package on a worker. The host streams this file to the worker's own Python, so it needs nothing but that.
+"""Installs the package on a worker. The host streams this file to the worker's own Python, so it imports nothing else.
 
-On stdin: a line of JSON (see ``Order``), and the wheel once asked for. On stdout JSON lines: ``{"want": "wheel"}`` if
-the wheel is needed, then ``{"python": PATH}`` or ``{"error": REASON, "remedy": ADVICE}``. An order to look
-only is answered with ``{"python": PATH}`` or ``{"missing": WHAT}``, and nothing is changed.
+It reads a line of JSON (see ``InstallRequest``) from stdin, and the wheel after asking for it. It writes JSON lines to
+stdout: ``{"want": "wheel"}`` if it needs the wheel, then ``{"python": PATH}`` or ``{"error": REASON, "remedy":
+ADVICE}``. A request with ``look_only`` gets ``{"python": PATH}`` or ``{"missing": WHAT}``, and changes nothing.
 
 ``installed.json`` is written last and removed before anything changes: what it says is true after a crash as well.
 """
@@ -28,8 +28,8 @@ from typing import Any, BinaryIO
 
 
 @dataclass
-class Order:
-    """What the host wants. ``wheel`` is the file's name, ``size`` its bytes, ``digest`` names the content."""
+class InstallRequest:
+    """The host's request. ``wheel`` is the file's name, ``size`` its bytes, ``digest`` identifies the content."""
 
     folder: str
     wheel: str
@@ -55,14 +55,14 @@ class Failed(Exception):
 class Installation:
     """The virtual environment in one folder."""
 
-    def __init__(self, order: Order, source: BinaryIO) -> None:
-        self._order = order
+    def __init__(self, request: InstallRequest, source: BinaryIO) -> None:
+        self._request = request
         self._source = source
-        self._folder = Path(order.folder).expanduser()
+        self._folder = Path(request.folder).expanduser()
         self._venv = self._folder / "venv"
         self._python = self._venv / "bin" / "python"
         self._record = self._folder / "installed.json"
-        self._deadline = time.monotonic() + order.limit_s
+        self._deadline = time.monotonic() + request.limit_s
 
     def ensure(self) -> str:
         """The Python that has the package; installs it unless that was done before."""
@@ -88,13 +88,13 @@ class Installation:
 
     def _state(self) -> dict[str, Any]:
         """Whatever changes the environment when it changes."""
-        order = self._order
+        request = self._request
         return {
-            "digest": order.digest,
-            "requirements": order.requirements,
-            "constraints": order.constraints,
-            "pip_args": order.pip_args,
-            "reuse_packages": order.reuse_packages,
+            "digest": request.digest,
+            "requirements": request.requirements,
+            "constraints": request.constraints,
+            "pip_args": request.pip_args,
+            "reuse_packages": request.reuse_packages,
             "python": [sys.executable, *sys.version_info[:2]],
         }
 
@@ -107,8 +107,8 @@ class Installation:
             self._make_environment()
         # The first run replaces the package even if its version number is the old one, the second adds what it needs.
         self._pip("--no-index", "--force-reinstall", "--no-deps", str(wheel))
-        if requirements := self._missing(self._order.requirements):
-            self._pip("-c", str(self._constraints()), *self._order.pip_args, *requirements)
+        if requirements := self._missing(self._request.requirements):
+            self._pip("-c", str(self._constraints()), *self._request.pip_args, *requirements)
         part = self._record.with_suffix(".part")
         part.write_text(json.dumps(self._state()))
         os.replace(part, self._record)
@@ -124,10 +124,10 @@ class Installation:
         wheels = self._folder / "wheel"
         shutil.rmtree(wheels, ignore_errors=True)
         wheels.mkdir()
-        data = self._source.read(self._order.size)
-        if len(data) != self._order.size:
+        data = self._source.read(self._request.size)
+        if len(data) != self._request.size:
             raise Failed("the host went away while it sent the package")
-        path = wheels / os.path.basename(self._order.wheel)
+        path = wheels / os.path.basename(self._request.wheel)
         path.write_bytes(data)
         return path
 
@@ -142,10 +142,10 @@ class Installation:
         if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
             name = f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
             raise Failed(f"{sys.executable} lacks the module venv", f"apt-get install {name}, or set worker_python")
-        options = ["--system-site-packages"] if self._order.reuse_packages else []
+        options = ["--system-site-packages"] if self._request.reuse_packages else []
         self._run([sys.executable, "-m", "venv", "--without-pip", *options, str(self._venv)], "make an environment")
         self._run([str(self._python), "-m", "ensurepip", "--upgrade", "--default-pip"], "put pip into the environment")
-        if self._order.reuse_packages and sys.prefix != sys.base_prefix:
+        if self._request.reuse_packages and sys.prefix != sys.base_prefix:
             self._reuse_outer_environment()
 
     def _reuse_outer_environment(self) -> None:
@@ -157,12 +157,12 @@ class Installation:
     def _constraints(self) -> Path:
         """The host's versions."""
         path = self._folder / "constraints.txt"
-        path.write_text("".join(f"{line}\n" for line in self._missing(self._order.constraints)))
+        path.write_text("".join(f"{line}\n" for line in self._missing(self._request.constraints)))
         return path
 
     def _missing(self, requirements: list[str]) -> list[str]:
         """All requirements, or those on packages that are not here, if what is here shall be used as it is."""
-        if not self._order.reuse_packages:
+        if not self._request.reuse_packages:
             return requirements
         return [each for each in requirements if not _is_here(re.split(r"[^\w.-]", each, maxsplit=1)[0])]
 
@@ -182,7 +182,7 @@ class Installation:
 
     def _uv(self) -> str | None:
         """uv, if it may be used. It does not know how to see another environment's packages."""
-        if not self._order.uv or self._order.reuse_packages:
+        if not self._request.uv or self._request.reuse_packages:
             return None
         places = [os.environ.get("PATH", os.defpath), *(str(Path.home() / each) for each in _UV_PLACES)]
         return shutil.which("uv", path=os.pathsep.join(places))
@@ -201,7 +201,7 @@ class Installation:
                 timeout=left_s,
             )
         except subprocess.TimeoutExpired as error:
-            raise Failed(f"cannot {purpose}: not done within {self._order.limit_s:g} s", _SLOW) from error
+            raise Failed(f"cannot {purpose}: not done within {self._request.limit_s:g} s", _SLOW) from error
         if done.returncode != 0:
             said = _essence(done.stdout.decode(errors="replace"))
             raise Failed(
@@ -269,16 +269,16 @@ def _answer(answer: dict[str, Any]) -> None:
 
 
 def main(source: BinaryIO) -> None:
-    order = Order(**json.loads(source.readline()))
-    installation = Installation(order, source)
+    request = InstallRequest(**json.loads(source.readline()))
+    installation = Installation(request, source)
     try:
-        _answer(installation.look() if order.look_only else {"python": installation.ensure()})
+        _answer(installation.look() if request.look_only else {"python": installation.ensure()})
     except Failed as failed:
         _answer({"error": str(failed), "remedy": failed.remedy})
     except BrokenPipeError:
         pass  # the host has gone; what is installed it will find next time
     except OSError as error:
-        failure = _os_failure(error, order.folder)
+        failure = _os_failure(error, request.folder)
         _answer({"error": str(failure), "remedy": failure.remedy})
 
 

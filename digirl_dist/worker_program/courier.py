@@ -44,7 +44,7 @@ class HostGone(Exception):
     """The host went away in the middle of a file."""
 
 
-class Courier:
+class CourierServer:
     """Answers requests about the files in ``folder``."""
 
     def __init__(self, folder: str, source: BinaryIO, sink: BinaryIO) -> None:
@@ -257,7 +257,7 @@ def main(argv: list[str]) -> int:
     folder = JobFolder(Path(argv[1]).expanduser().resolve())
     threading.Thread(target=_end_with_program, args=[folder], daemon=True).start()
     with suppress(HostGone, BrokenPipeError), open(0, "rb", _CHUNK) as source, open(1, "wb", _CHUNK) as sink:
-        Courier(str(folder.root), source, sink).serve()
+        CourierServer(str(folder.root), source, sink).serve()
     return 0
 
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from digirl_dist.capacity import Choice, Machine, choose
+from digirl_dist.capacity import Machine, PoolSize, choose
 from digirl_dist.errors import CheckpointError, DigirlDistError, ProtocolError, TrajectoryError
 from digirl_dist.inference.local import Policies
 from digirl_dist.protocol.job_folder import JobFolder
@@ -83,7 +83,7 @@ class Program:
         self._described: StartJob | None = None
         """The job that the host described last; it may still lack blobs."""
         self._announced: LoadPolicy | None = None
-        self._pool = Choice(0, "")
+        self._pool = PoolSize(0, "")
         self._rollout: Rollout | None = None
         self._policies: Policies | HostPolicies | None = None
         self._tensors: dict[int, Tensors] = {}
@@ -235,7 +235,7 @@ class Program:
         self._policies = self._deciders(job)
         emulator = self._blobs.file(job.emulator)
         auto = job.slots is None
-        self._pool = Choice(job.slots, "") if job.slots is not None else choose(Machine.here(job.sharers), job.needs)
+        self._pool = PoolSize(job.slots, "") if job.slots is not None else choose(Machine.here(job.sharers), job.needs)
         slots = [Slot(k, emulator, job.limits, self._folder.slot_log(k)) for k in range(self._pool.slots)]
         for slot in slots:
             slot.start()

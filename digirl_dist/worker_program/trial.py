@@ -1,8 +1,8 @@
 """Tries an emulator once on this machine: start, reset, one step, another reset, each timed.
 
-``python -m digirl_dist.worker_program.trial`` reads a line of JSON (see ``Order``) and then the packed emulator from
-stdin, and prints a line of JSON per phase: ``{"phase": "reset", "seconds": 0.1, "seen": "216x384 PNG of 31 kB"}``, or
-``{"error": REASON}``.
+``python -m digirl_dist.worker_program.trial`` reads a line of JSON (see ``TrialRequest``) and then the packed emulator
+from stdin, and prints a line of JSON per phase: ``{"phase": "reset", "seconds": 0.1, "seen": "216x384 PNG of 31 kB"}``,
+or ``{"error": REASON}``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _END_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True)
-class Order:
+class TrialRequest:
     """``size``: bytes of the packed emulator that follow. ``task`` and ``limits``: fields of Task and SlotLimits."""
 
     size: int
@@ -37,13 +37,13 @@ class Order:
 
 
 def main(source: BinaryIO) -> int:
-    order = Order(**json.loads(source.readline()))
+    request = TrialRequest(**json.loads(source.readline()))
     with tempfile.TemporaryDirectory(prefix="trial-") as folder:
         emulator = Path(folder) / "emulator"
-        emulator.write_bytes(source.read(order.size))
-        slot = Slot(0, emulator, SlotLimits(**order.limits), Path(folder) / "log")
+        emulator.write_bytes(source.read(request.size))
+        slot = Slot(0, emulator, SlotLimits(**request.limits), Path(folder) / "log")
         try:
-            _try(slot, Task(**order.task), order.action)
+            _try(slot, Task(**request.task), request.action)
         except (EmulatorError, ActionError) as error:
             _tell(error=str(error))
         finally:

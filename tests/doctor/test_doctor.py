@@ -18,7 +18,7 @@ from digirl_dist.child_process import environment
 from digirl_dist.doctor.check import Check, as_table, would_start
 from digirl_dist.doctor.examine import Target, examine
 from digirl_dist.doctor.host import examine_emulators, examine_host
-from digirl_dist.doctor.needs import Needs
+from digirl_dist.doctor.requirements import MachineRequirements
 from digirl_dist.doctor.trial import Trial, some_action, try_there
 from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, EmulatorSpec
 from digirl_dist.emulator.touch_actions import DeviceAction
@@ -32,7 +32,7 @@ from digirl_dist.tasks import Task
 from digirl_dist.user_code.packing import pack
 
 ROOT = Path(__file__).resolve().parents[2]
-PLAIN = Needs("plain", 10, 0.01)
+PLAIN = MachineRequirements("plain", 10, 0.01)
 
 
 @pytest.fixture
@@ -113,7 +113,10 @@ def test_settings_that_no_run_could_start_with() -> None:
 
 
 def test_emulators_of_the_host_itself_are_looked_at() -> None:
-    found = {check.check: check for check in examine_emulators(Settings(bsize=10**6), Needs("big", 1000, 0.0001))}
+    found = {
+        check.check: check
+        for check in examine_emulators(Settings(bsize=10**6), MachineRequirements("big", 1000, 0.0001))
+    }
     assert not found["memory"].ok and found["python"].ok and found["memory"].worker == "host"
 
 

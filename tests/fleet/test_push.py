@@ -20,7 +20,7 @@ from digirl_dist.fleet.push import LinkRate, Push
 from digirl_dist.fleet.roster import this_python
 from digirl_dist.settings import PushDtype, SshSettings
 from digirl_dist.ssh.connection import Address, connect
-from digirl_dist.ssh.courier import Courier
+from digirl_dist.ssh.courier import CourierClient
 from digirl_dist.ssh.localhost_server import LocalhostServer
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.digest import digest
@@ -38,9 +38,9 @@ def server(tmp_path: Path) -> Iterator[Address]:
 
 
 @contextmanager
-def courier_at(address: Address, folder: Path) -> Iterator[Courier]:
+def courier_at(address: Address, folder: Path) -> Iterator[CourierClient]:
     command = [*this_python(None), "-m", "digirl_dist.worker_program.courier", "--folder", str(folder)]
-    with connect(address, LIMITS) as connection, Courier(connection, command, LIMITS) as courier:
+    with connect(address, LIMITS) as connection, CourierClient(connection, command, LIMITS) as courier:
         yield courier
 
 
@@ -51,7 +51,7 @@ def there(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def courier(server: Address, there: Path) -> Iterator[Courier]:
+def courier(server: Address, there: Path) -> Iterator[CourierClient]:
     with courier_at(server, there) as courier:
         yield courier
 
@@ -80,7 +80,7 @@ def assert_arrived(there: Path, blobs: list[Blob]) -> None:
 
 
 def test_on_a_slow_link_a_changed_tensor_travels_as_its_difference(
-    courier: Courier, there: Path, tmp_path: Path
+    courier: CourierClient, there: Path, tmp_path: Path
 ) -> None:
     first, second = two_versions(tmp_path / "checkpoints")
     push = Push(courier, link(SLOW))
@@ -89,7 +89,7 @@ def test_on_a_slow_link_a_changed_tensor_travels_as_its_difference(
     assert_arrived(there, second)
 
 
-def test_on_a_fast_link_tensors_travel_whole(courier: Courier, there: Path, tmp_path: Path) -> None:
+def test_on_a_fast_link_tensors_travel_whole(courier: CourierClient, there: Path, tmp_path: Path) -> None:
     first, second = two_versions(tmp_path / "checkpoints")
     push = Push(courier, link(FAST))
     assert push(first) == sum(blob.size for blob in first)
@@ -97,20 +97,22 @@ def test_on_a_fast_link_tensors_travel_whole(courier: Courier, there: Path, tmp_
     assert_arrived(there, second)
 
 
-def test_a_link_that_was_never_measured_gets_whole_tensors_first(courier: Courier, tmp_path: Path) -> None:
+def test_a_link_that_was_never_measured_gets_whole_tensors_first(courier: CourierClient, tmp_path: Path) -> None:
     first, second = two_versions(tmp_path / "checkpoints")
     Push(courier, link(SLOW))(first)
     assert Push(courier, LinkRate())(second) == sum(blob.size for blob in second)
 
 
-def test_a_worker_without_the_version_before_gets_whole_tensors(courier: Courier, there: Path, tmp_path: Path) -> None:
+def test_a_worker_without_the_version_before_gets_whole_tensors(
+    courier: CourierClient, there: Path, tmp_path: Path
+) -> None:
     _, second = two_versions(tmp_path / "checkpoints")
     assert Push(courier, link(SLOW))(second) == sum(blob.size for blob in second)
     assert_arrived(there, second)
 
 
 def test_an_altered_version_before_costs_a_second_try_and_no_more(
-    courier: Courier, there: Path, tmp_path: Path
+    courier: CourierClient, there: Path, tmp_path: Path
 ) -> None:
     first, second = two_versions(tmp_path / "checkpoints")
     push = Push(courier, link(SLOW))
@@ -145,7 +147,7 @@ def test_a_push_that_was_cut_goes_on_where_it_stopped(server: Address, there: Pa
 
 
 @pytest.mark.parametrize("left", [b"rubbish" * 300_000, b"?" * 4_000_000], ids=["of the wrong content", "too long"])
-def test_a_rest_that_is_no_beginning_of_the_file_does_no_harm(courier: Courier, there: Path, left: bytes) -> None:
+def test_a_rest_that_is_no_beginning_of_the_file_does_no_harm(courier: CourierClient, there: Path, left: bytes) -> None:
     blob, other = Blob.of(os.urandom(3_000_000)), Blob.of(os.urandom(2_000_000))
     (there / "blobs").mkdir(parents=True)
     (there / "blobs" / f"{blob.digest}.part").write_bytes(left)
@@ -155,7 +157,7 @@ def test_a_rest_that_is_no_beginning_of_the_file_does_no_harm(courier: Courier, 
     assert_arrived(there, [blob, other])
 
 
-def test_what_is_refused_whole_is_an_error(courier: Courier) -> None:
+def test_what_is_refused_whole_is_an_error(courier: CourierClient) -> None:
     wrong = Blob(digest(b"other"), 3, lambda: memoryview(b"one"))
     with pytest.raises(FileRefusedError, match="cannot write blobs/"):
         Push(courier)([wrong])

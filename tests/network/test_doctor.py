@@ -21,16 +21,16 @@ from sdk_tool import SDK_TOOL
 from digirl_dist.doctor import link, probe
 from digirl_dist.doctor.check import Check
 from digirl_dist.doctor.examine import Target, examine
-from digirl_dist.doctor.needs import AndroidNeeds, Needs
+from digirl_dist.doctor.requirements import AndroidRequirements, MachineRequirements
 from digirl_dist.emulator.chromium import BROWSERS, DRIVERS
 from digirl_dist.fleet.roster import WorkerConfig
 from digirl_dist.settings import AndroidInstallSettings, AndroidSettings, Settings, SshSettings
 from digirl_dist.setup.scripts import steps
 from digirl_dist.ssh.connection import connect
 
-PLAIN = Needs("plain", 100, 0.1)
-BROWSER = Needs("miniwob", 100, 0.1, browser=True)
-AVD = Needs("android", 100, 0.1, android=AndroidNeeds(avd="pixel"))
+PLAIN = MachineRequirements("plain", 100, 0.1)
+BROWSER = MachineRequirements("miniwob", 100, 0.1, browser=True)
+AVD = MachineRequirements("android", 100, 0.1, android=AndroidRequirements(avd="pixel"))
 SETTINGS = Settings(ssh=SshSettings(connect_s=5, login_s=5))
 
 
@@ -39,7 +39,7 @@ def worker_config(bare: BareMachine, **changes: Any) -> WorkerConfig:
     return replace(usual, **changes)
 
 
-def look(bare: BareMachine, needs: Needs = PLAIN, **changes: Any) -> dict[str, Check]:
+def look(bare: BareMachine, needs: MachineRequirements = PLAIN, **changes: Any) -> dict[str, Check]:
     there = worker_config(bare, **changes)
     return {check.check: check for check in examine(Target(there, needs, None, ["python3"]), SETTINGS)}
 
@@ -354,12 +354,12 @@ def test_android_programs_that_are_missing(android: BareMachine) -> None:
     android.as_user("mv Android/Sdk/emulator hidden")
     refused(look(android, AVD), "emulator", "none in", "emulator.sdk_path")
     android.as_user("mkdir other; mv hidden other/emulator; cp -r Android/Sdk/platform-tools other")
-    elsewhere = replace(AVD, android=AndroidNeeds(avd="pixel", sdk_path="~/other"))
+    elsewhere = replace(AVD, android=AndroidRequirements(avd="pixel", sdk_path="~/other"))
     assert look(android, elsewhere)["emulator"].ok
 
 
 def test_adb_that_is_missing(bare: BareMachine, market: None) -> None:
-    by_serial = replace(AVD, android=AndroidNeeds())
+    by_serial = replace(AVD, android=AndroidRequirements())
     with without_adb(bare):
         checks = look(bare, by_serial)
         refused(checks, "adb", "run `digirl-dist setup`")
@@ -369,9 +369,9 @@ def test_adb_that_is_missing(bare: BareMachine, market: None) -> None:
 
 
 def test_an_avd_that_is_missing_or_broken(android: BareMachine) -> None:
-    other = replace(AVD, android=AndroidNeeds(avd="tablet"))
+    other = replace(AVD, android=AndroidRequirements(avd="tablet"))
     refused(look(android, other), "avd", "there is no AVD tablet", "(there are: pixel)", "set emulator.avd")
-    with_snapshot = replace(AVD, android=AndroidNeeds(avd="pixel", snapshot="home"))
+    with_snapshot = replace(AVD, android=AndroidRequirements(avd="pixel", snapshot="home"))
     refused(look(android, with_snapshot), "avd", "home/snapshot.pb is missing", "emulator.snapshot=null")
     assert look(android, AVD)["avd"].ok, "with another AVD, and without a snapshot"
     android.as_user("rm .android/avd/pixel.avd/config.ini")
@@ -386,7 +386,7 @@ def test_a_port_that_is_in_use(android: BareMachine) -> None:
     listener = android.start([sys.executable, "-c", program])
     assert listener.stdout is not None and listener.stdout.readline()
     refused(look(android, AVD), "ports", "in use: 5601", "set emulator.first_port")
-    assert look(android, replace(AVD, android=AndroidNeeds(avd="pixel", first_port=5700)))["ports"].ok
+    assert look(android, replace(AVD, android=AndroidRequirements(avd="pixel", first_port=5700)))["ports"].ok
     listener.kill()
     listener.communicate()
     assert look(android, AVD)["ports"].ok

@@ -36,7 +36,7 @@ def test_why_points_at_a_hung_emulator_and_tells_of_a_killed_host(tmp_path: Path
         process.kill()
         process.wait()
         assert "no process is running" in why(tmp_path)
-        assert "it was in: collect iteration 0" in why(tmp_path)
+        assert "last activity: collect iteration 0" in why(tmp_path)
     finally:
         process.kill()
         process.wait()

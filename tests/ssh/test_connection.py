@@ -161,7 +161,7 @@ def test_a_refused_key_is_named_with_the_user(
     stranger = make_key("stranger")
     with pytest.raises(LoginError) as caught:
         connect(dataclasses.replace(server.address, key=str(stranger)), limits)
-    assert f"does not let user {server.address.user} in; keys announced: {stranger}" in caught.value.reason
+    assert f"does not let user {server.address.user} in; keys offered: {stranger}" in caught.value.reason
     assert f"ssh-copy-id -i {stranger} -p {server.address.port}" in caught.value.remedy
 
 

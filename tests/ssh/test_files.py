@@ -17,7 +17,7 @@ import digirl_dist
 from digirl_dist.errors import LinkLostError, RunFolderError, TrajectoryError, WorkerError
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connection import Connection, connect
-from digirl_dist.ssh.courier import Courier, Put
+from digirl_dist.ssh.courier import CourierClient, Put
 from digirl_dist.storage.digest import digest, file_digest
 
 if TYPE_CHECKING:
@@ -38,16 +38,16 @@ def there(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def courier(link: Connection, there: Path, limits: SshSettings) -> Iterator[Courier]:
-    with Courier(link, courier_command(there), limits) as courier:
+def courier(link: Connection, there: Path, limits: SshSettings) -> Iterator[CourierClient]:
+    with CourierClient(link, courier_command(there), limits) as courier:
         yield courier
 
 
-def _put(courier: Courier, **files: bytes) -> int:
+def _put(courier: CourierClient, **files: bytes) -> int:
     return courier.put_many(Put(name, data, digest(data)) for name, data in files.items())
 
 
-def test_files_of_all_sizes_arrive_and_come_back(courier: Courier, there: Path, tmp_path: Path) -> None:
+def test_files_of_all_sizes_arrive_and_come_back(courier: CourierClient, there: Path, tmp_path: Path) -> None:
     sizes = [0, 1, 32_703, 32_704, 32_705, 1 << 20, 3_000_001]
     files = {f"f{size}": os.urandom(size) for size in sizes}
     assert _put(courier, **files) == sum(sizes)
@@ -58,19 +58,19 @@ def test_files_of_all_sizes_arrive_and_come_back(courier: Courier, there: Path, 
     assert not list(tmp_path.glob("**/*.part"))
 
 
-def test_a_local_file_is_copied_into_new_folders(courier: Courier, there: Path, tmp_path: Path) -> None:
+def test_a_local_file_is_copied_into_new_folders(courier: CourierClient, there: Path, tmp_path: Path) -> None:
     (tmp_path / "local").write_bytes(os.urandom(2_500_000))
     assert courier.put_file(tmp_path / "local", "a/b/copy") == 2_500_000
     assert file_digest(there / "a/b/copy") == file_digest(tmp_path / "local")
 
 
-def test_thousands_of_small_files_need_no_round_trip_each(courier: Courier, there: Path) -> None:
+def test_thousands_of_small_files_need_no_round_trip_each(courier: CourierClient, there: Path) -> None:
     files = {f"t{n}": b"%d" % n for n in range(3000)}
     assert _put(courier, **files) == sum(map(len, files.values()))
     assert len(list(there.iterdir())) == 3000
 
 
-def test_any_buffer_can_be_put(courier: Courier, there: Path) -> None:
+def test_any_buffer_can_be_put(courier: CourierClient, there: Path) -> None:
     numbers = memoryview(bytes(range(240))).cast("d")
     courier.put_many([Put("numbers", numbers, digest(numbers))])
     assert (there / "numbers").read_bytes() == bytes(range(240))
@@ -83,7 +83,7 @@ def test_twenty_couriers_put_at_once(server: Server, limits: SshSettings, tmp_pa
         connect(server.address, limits) as three,
     ):
         couriers = [
-            Courier(link, courier_command(tmp_path / f"there{n}"), SshSettings())
+            CourierClient(link, courier_command(tmp_path / f"there{n}"), SshSettings())
             for n, link in enumerate([one, two, three] * 7)
         ]
         data = os.urandom(1_000_000)
@@ -95,7 +95,7 @@ def test_twenty_couriers_put_at_once(server: Server, limits: SshSettings, tmp_pa
         assert all((tmp_path / f"there{n}/f").read_bytes() == data for n in range(21))
 
 
-def test_a_put_with_a_wrong_digest_is_refused_and_the_stream_goes_on(courier: Courier, there: Path) -> None:
+def test_a_put_with_a_wrong_digest_is_refused_and_the_stream_goes_on(courier: CourierClient, there: Path) -> None:
     data = os.urandom(2_000_000)
     with pytest.raises(WorkerError, match="cannot write bad: the bytes that came have the digest"):
         courier.put_many([Put("good", data, digest(data)), Put("bad", data, digest(b"other"))])
@@ -105,7 +105,9 @@ def test_a_put_with_a_wrong_digest_is_refused_and_the_stream_goes_on(courier: Co
 
 
 @pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped", "a/../../escaped", "link/escaped", "a//b", "", "."])
-def test_a_path_that_leaves_the_folder_is_refused(courier: Courier, there: Path, tmp_path: Path, name: str) -> None:
+def test_a_path_that_leaves_the_folder_is_refused(
+    courier: CourierClient, there: Path, tmp_path: Path, name: str
+) -> None:
     _put(courier, first=b"x")
     (there / "link").symlink_to(tmp_path)
     for attempt in (
@@ -119,7 +121,7 @@ def test_a_path_that_leaves_the_folder_is_refused(courier: Courier, there: Path,
     _put(courier, last=b"x")
 
 
-def test_a_link_that_points_outside_is_not_read(courier: Courier, there: Path, tmp_path: Path) -> None:
+def test_a_link_that_points_outside_is_not_read(courier: CourierClient, there: Path, tmp_path: Path) -> None:
     _put(courier, first=b"x")
     (tmp_path / "secret").write_bytes(b"secret")
     (there / "link").symlink_to(tmp_path / "secret")
@@ -127,7 +129,7 @@ def test_a_link_that_points_outside_is_not_read(courier: Courier, there: Path, t
         courier.get("link", tmp_path / "got", digest(b"secret"), 6)
 
 
-def test_getting_a_missing_file_names_it_and_the_courier_goes_on(courier: Courier, tmp_path: Path) -> None:
+def test_getting_a_missing_file_names_it_and_the_courier_goes_on(courier: CourierClient, tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match="worker w1: cannot read nothing: No such file or directory"):
         courier.get("nothing", tmp_path / "got", digest(b""), 0)
     _put(courier, something=b"x")
@@ -136,7 +138,7 @@ def test_getting_a_missing_file_names_it_and_the_courier_goes_on(courier: Courie
 
 @pytest.mark.parametrize("altered", [b"altered!", b"longer than announced", b"short"])
 def test_a_file_that_is_not_what_was_announced_is_refused(
-    courier: Courier, there: Path, tmp_path: Path, altered: bytes
+    courier: CourierClient, there: Path, tmp_path: Path, altered: bytes
 ) -> None:
     _put(courier, episode=altered)
     with pytest.raises(TrajectoryError, match="worker w1: episode is not the file that was announced"):
@@ -145,7 +147,9 @@ def test_a_file_that_is_not_what_was_announced_is_refused(
 
 
 @pytest.mark.parametrize("rest", ["beginning", "rubbish", "whole", "longer"])
-def test_what_an_earlier_attempt_left_is_continued_or_thrown_away(courier: Courier, tmp_path: Path, rest: str) -> None:
+def test_what_an_earlier_attempt_left_is_continued_or_thrown_away(
+    courier: CourierClient, tmp_path: Path, rest: str
+) -> None:
     data = os.urandom(3_000_000)
     _put(courier, episode=data)
     left = {"beginning": data[:1_000_000], "rubbish": b"?" * 1_000_000, "whole": data, "longer": data + b"!"}[rest]
@@ -154,7 +158,7 @@ def test_what_an_earlier_attempt_left_is_continued_or_thrown_away(courier: Couri
     assert (tmp_path / "episode").read_bytes() == data
 
 
-def test_deleting_takes_what_is_there(courier: Courier, there: Path) -> None:
+def test_deleting_takes_what_is_there(courier: CourierClient, there: Path) -> None:
     _put(courier, one=b"1", two=b"2", three=b"3")
     courier.delete(["one", "not there", "three"])
     assert [path.name for path in there.iterdir()] == ["two"]
@@ -173,7 +177,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_named_and_leaves_nothing(link: Connection, limits: SshSettings, small_disk: Path) -> None:
-    with Courier(link, courier_command(small_disk), limits) as courier:
+    with CourierClient(link, courier_command(small_disk), limits) as courier:
         _put(courier, fits=bytes(1_000_000))
         with pytest.raises(WorkerError, match="cannot write large: No space left on device.* -> free some space"):
             _put(courier, large=bytes(5_000_000))
@@ -182,12 +186,12 @@ def test_a_full_disk_is_named_and_leaves_nothing(link: Connection, limits: SshSe
 
 
 def test_a_courier_that_cannot_start_says_why(link: Connection, limits: SshSettings) -> None:
-    courier = Courier(link, ["no-such-python", "-m", "digirl_dist.worker_program.courier"], limits)
+    courier = CourierClient(link, ["no-such-python", "-m", "digirl_dist.worker_program.courier"], limits)
     with pytest.raises(WorkerError, match="ended with status 127: .*no-such-python.*not found"):
         _put(courier, file=bytes(10_000_000))
 
 
-def test_a_full_disk_on_this_side_is_told_from_the_workers(courier: Courier, small_disk: Path) -> None:
+def test_a_full_disk_on_this_side_is_told_from_the_workers(courier: CourierClient, small_disk: Path) -> None:
     data = os.urandom(5_000_000)
     _put(courier, episode=data)
     with pytest.raises(RunFolderError, match="episode.part on this machine: No space left on device"):
@@ -196,7 +200,7 @@ def test_a_full_disk_on_this_side_is_told_from_the_workers(courier: Courier, sma
         courier.delete(["episode"])
 
 
-def test_an_error_of_the_source_ends_the_courier_instead_of_mixing_files_up(courier: Courier) -> None:
+def test_an_error_of_the_source_ends_the_courier_instead_of_mixing_files_up(courier: CourierClient) -> None:
     def broken() -> Iterator[Put]:
         yield Put("one", b"x", digest(b"x"))
         raise ZeroDivisionError
@@ -210,7 +214,7 @@ def test_an_error_of_the_source_ends_the_courier_instead_of_mixing_files_up(cour
 def test_a_server_killed_in_the_middle_of_a_put_leaves_no_file(
     server: Server, limits: SshSettings, there: Path
 ) -> None:
-    with connect(server.address, limits) as link, Courier(link, courier_command(there), limits) as courier:
+    with connect(server.address, limits) as link, CourierClient(link, courier_command(there), limits) as courier:
         _put(courier, first=b"x")
         with pytest.raises(LinkLostError):
             threading.Timer(0.2, server.kill).start()
@@ -224,7 +228,7 @@ def test_a_server_killed_in_the_middle_of_a_get_leaves_no_file(
     there.mkdir()
     with open(there / "big", "wb") as file:
         file.truncate(2_000_000_000)
-    with connect(server.address, limits) as link, Courier(link, courier_command(there), limits) as courier:
+    with connect(server.address, limits) as link, CourierClient(link, courier_command(there), limits) as courier:
         threading.Thread(target=_kill_once_there, args=[tmp_path / "big.part", server], daemon=True).start()
         with pytest.raises(LinkLostError):
             courier.get("big", tmp_path / "big", "0" * 32, 2_000_000_000)

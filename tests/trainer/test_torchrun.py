@@ -112,7 +112,7 @@ def test_b9_a_rank_that_is_killed_between_updates_ends_the_run(tmp_path: Path) -
         gate.touch()
         out, _ = host.communicate(timeout=60)
     assert host.returncode == 1
-    assert "the processes that make the updates ended with status" in out
+    assert "the training processes ended with status" in out
 
 
 def rank_parents(host: int) -> list[int]:

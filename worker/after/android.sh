@@ -1,4 +1,4 @@
-# The snapshot from which instances of the AVD start; made by the package, so after it is there. It boots the AVD once.
+# Makes the snapshot from which instances of the AVD start, by booting the AVD once. It needs the installed package.
 # ANDROID_SDK, ANDROID_AVD_HOME, ANDROID_AVD: as in emulators/android.sh; ANDROID_SNAPSHOT: its name; PACKAGE_PYTHON.
 sdk="${ANDROID_SDK:-$HOME/Android/Sdk}"
 avds="${ANDROID_AVD_HOME:-$HOME/.android/avd}"

@@ -1,6 +1,6 @@
 # Android: command line tools, platform tools (adb), emulator, system image, AVD, and the right to use KVM.
-# ANDROID_SDK, ANDROID_AVD_HOME: folders; ANDROID_AVD: the AVD's name; ANDROID_IMAGE: the system image it is made from;
-# ANDROID_TOOLS_URL: where the tools are; ANDROID_ACCEPT_LICENSES=yes: the owner has read and accepts Google's licences.
+# ANDROID_SDK, ANDROID_AVD_HOME: folders; ANDROID_AVD: the AVD's name; ANDROID_IMAGE: its system image;
+# ANDROID_TOOLS_URL: source of the tools; ANDROID_ACCEPT_LICENSES=yes: the owner has read and accepts Google's licences.
 sdk="${ANDROID_SDK:-$HOME/Android/Sdk}"
 sdk="${sdk/#\~\//$HOME/}"
 avds="${ANDROID_AVD_HOME:-$HOME/.android/avd}"
@@ -12,7 +12,7 @@ export ANDROID_HOME="$sdk" ANDROID_AVD_HOME="$avds"
 
 programs_are_there() { command -v java && command -v unzip && command -v curl; }
 
-kvm_is_open() { # by the group database: a new membership counts from the next login on
+kvm_is_open() { # asks the group database, because a new membership takes effect at the next login
     [ -w /dev/kvm ] || { [ -e /dev/kvm ] && id -nG "$(id -un)" | tr ' ' '\n' | grep -qx "$(stat -c %G /dev/kvm)"; }
 }
 
@@ -54,7 +54,7 @@ get_image() { run "$bin/sdkmanager" --sdk_root="$sdk" "$image"; }
 avd_is_there() { [ -f "$avds/$avd.ini" ]; }
 make_avd() { run "$bin/avdmanager" create avd --name "$avd" --package "$image" --device pixel_5; }
 
-if [ -z "$avd" ]; then # devices by serial: adb is all that is needed
+if [ -z "$avd" ]; then # devices by serial need only adb
     adb_is_there() { adb version || [ -x "$sdk/platform-tools/adb" ]; }
     step "adb" adb_is_there debian_packages adb
 else

@@ -1,1 +1,1 @@
-# Gymnasium needs nothing beyond what pip brings.
+# Gymnasium needs only what pip installs.

@@ -1,8 +1,8 @@
-# MiniWoB++ runs in headless Chromium, which is driven by a chromedriver of the same version. chromium-headless-shell,
-# where there is one, loads pages with half the work. (The names are those of digirl_dist/emulator/chromium.py.)
+# MiniWoB++ runs in headless Chromium with a chromedriver of the same version. chromium-headless-shell, if the
+# distribution has it, loads pages with half the work. digirl_dist/emulator/chromium.py has the same names.
 browsers=(chromium-headless-shell chrome-headless-shell chromium chromium-browser google-chrome)
 
-first_of() { # the first of these programs that there is
+first_of() { # prints the path of the first of these programs that exists
     local name path
     for name in "$@"; do
         path="$(command -v "$name")" && [ -x "$path" ] && echo "$path" && return
@@ -24,7 +24,7 @@ chromium_is_good() {
     fi
 }
 
-install_chromium() { # not by what apt-cache shows: a new machine has no lists of packages yet
+install_chromium() { # does not ask apt-cache first, because a new machine has no package lists yet
     if grep -qE '^ID(_LIKE)?=.*ubuntu' /etc/os-release; then
         debian_packages chromium-browser chromium-chromedriver
         return
