@@ -124,38 +124,31 @@ class Group:
         self._exchange(lambda: self._numbers.largest(found))
         return int(found)
 
-    def from_all(self, data: bytes) -> list[bytes]:
-        """Every rank's bytes, in the order of ranks. Raises PeerError."""
-        size = self.largest(len(data))
-        lengths = self._exchange(lambda: self._numbers.gathered(torch.tensor([len(data)])))
-        padded = torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8) if size else torch.empty(0)
-        parts = self._exchange(lambda: self._numbers.gathered(padded)) if size else [padded for _ in lengths]
-        return [part.numpy().tobytes()[: int(length)] for part, length in zip(parts, lengths, strict=True)]
-
-    def from_first(self, data: bytes) -> bytes:
-        """Rank 0's bytes, on every rank. Raises PeerError."""
-        key = f"word/{self._gates}"
+    def broadcast(self, data: bytes) -> bytes:
+        """Returns rank 0's bytes, on every rank. Raises PeerError."""
+        key = f"broadcast/{self._gates}"
         if self.rank.is_first:
             self._store.set(key, data)  # type: ignore[arg-type]  # the stub forgets bytes
         self.gate("hear from rank 0")
         return bytes(self._store.get(key))
 
-    def to_first(self, data: bytes) -> list[bytes]:
-        """On rank 0 every rank's bytes, in the order of ranks; nothing elsewhere. Raises PeerError."""
-        key = f"parcel/{self._gates}"
+    def gather(self, data: bytes) -> list[bytes]:
+        """Returns every rank's bytes on rank 0, in the order of ranks, and nothing elsewhere. Raises PeerError."""
+        key = f"gather/{self._gates}"
         self._store.set(f"{key}/{self.rank.rank}", data)  # type: ignore[arg-type]  # the stub forgets bytes
         self.gate("bring the results together")
         if not self.rank.is_first:
             return []
-        parcels = [self._store.get(f"{key}/{rank}") for rank in range(self.rank.world_size)]
+        parts = [self._store.get(f"{key}/{rank}") for rank in range(self.rank.world_size)]
         for rank in range(self.rank.world_size):
             self._store.delete_key(f"{key}/{rank}")
-        return parcels
+        return parts
 
-    def check_in_step(self, digest: str) -> None:
-        """Raises PeerError naming the ranks whose weights differ from rank 0's."""
-        digests = self.from_all(digest.encode())
-        astray = [rank for rank, other in enumerate(digests) if other != digests[0]]
+    def check_in_step(self, digest: bytes) -> None:
+        """Raises PeerError naming the ranks whose ``digest`` of weights, of one length on all, is not rank 0's."""
+        own = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
+        digests = self._exchange(lambda: self._numbers.gathered(own))
+        astray = [rank for rank, other in enumerate(digests) if not torch.equal(other, digests[0])]
         if astray:
             raise PeerError(f"the weights of {_ranks(astray)} differ from rank 0's after an update")
 

@@ -1,4 +1,4 @@
-"""What a rank makes of its episodes: tickets, parcels and groups."""
+"""How a rank's episodes travel, are found again on resuming, and are selected for an update."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.tasks import Task, Ticket
-from digirl_dist.train.loop import Groups
-from digirl_dist.train.parquet_bytes import from_parquet_bytes, joined, numbered, to_parquet_bytes
+from digirl_dist.train.data_selector import CompleteGroups
+from digirl_dist.train.parquet_bytes import assign_indices, from_parquet_bytes, merge_ranks, of_rank, to_parquet_bytes
 from digirl_dist.train.streams import Collected
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
@@ -25,18 +25,18 @@ def names(episodes: Sequence[Trajectory]) -> list[str]:
 
 
 def test_a_rank_finds_its_own_episodes_again_however_many_each_rank_had() -> None:
-    first = numbered([episode(f"a{k}") for k in range(3)], Rank(0, 2, 0, 2))
-    second = numbered([episode("b0")], Rank(1, 2, 1, 2))
-    together = joined([to_parquet_bytes(first), to_parquet_bytes(second)])
+    first = assign_indices([episode(f"a{k}") for k in range(3)], Rank(0, 2, 0, 2))
+    second = assign_indices([episode("b0")], Rank(1, 2, 1, 2))
+    together = merge_ranks([to_parquet_bytes(first), to_parquet_bytes(second)])
     assert names(together) == ["a0", "b0", "a1", "a2"]
     back = from_parquet_bytes(to_parquet_bytes(together))
     assert [each.ticket.index for each in back] == [0, 1, 2, 4]
-    assert names([each for each in back if each.ticket.index % 2 == 1]) == ["b0"]
+    assert names(of_rank(back, Rank(1, 2, 1, 2))) == ["b0"]
     assert from_parquet_bytes(to_parquet_bytes([])) == []
 
 
 def test_a_group_is_learned_from_once_it_is_complete() -> None:
-    selector = Groups([], size=2)
+    selector = CompleteGroups([], size=2)
     first = selector.select(Collected(episodes=[episode("a0", 0, seed=1), episode("b0", 0, seed=2)]))
     assert not first.fresh
     second = selector.select(Collected(episodes=[episode("b1", 1, seed=2)]))
@@ -48,5 +48,5 @@ def test_a_group_is_learned_from_once_it_is_complete() -> None:
 
 def test_what_waits_for_its_group_is_found_in_what_was_remembered() -> None:
     remembered = [episode("a0", 0, seed=1), episode("b0", 0, seed=2), episode("b1", 1, seed=2)]
-    selector = Groups(remembered, size=2)
+    selector = CompleteGroups(remembered, size=2)
     assert names(selector.select(Collected(episodes=[episode("a1", 2, seed=1)])).fresh) == ["a0", "a1"]
