@@ -18,6 +18,7 @@ from digirl_dist.parallel.statistics import EpisodeWindow
 from digirl_dist.train.data_selector import DataSelector
 from digirl_dist.train.learner import RankLearner
 from digirl_dist.train.parquet_bytes import assign_indices, merge_ranks, to_parquet_bytes
+from digirl_dist.train.random_states import random_states
 from digirl_dist.train.streams import Collected, Streams
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
@@ -87,7 +88,8 @@ class RankLoop:
         return self.window.averages(self.group)
 
     def _gathered(self, iteration: int, figures: dict[str, float], episodes: Sequence[Trajectory]) -> IterationReport:
-        state = {"streams": self.streams.state(), "window": self.window.state()}
+        random = random_states(self.learner.algorithm.state_dict())
+        state = {"streams": self.streams.state(), "window": self.window.state(), "random": random}
         everyones = merge_ranks(self.group.gather(to_parquet_bytes(episodes)))
         states = [json.loads(part) for part in self.group.gather(json.dumps(state).encode())]
         return IterationReport(iteration, figures, everyones, states)

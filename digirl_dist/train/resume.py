@@ -20,6 +20,7 @@ from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Round
 from digirl_dist.train.learner import RankLearner
 from digirl_dist.train.parquet_bytes import from_parquet_bytes, of_rank, to_parquet_bytes
+from digirl_dist.train.random_states import with_random_states
 from digirl_dist.train.streams import Streams
 from digirl_dist.trajectory import Trajectory
 
@@ -47,16 +48,17 @@ class ResumedState:
         if not self.iteration:
             return
         try:
-            learner.agent.load_state_dict(self.policy)
-            learner.algorithm.load_state_dict(self.trainer["algorithm"])
             states = self.trainer["ranks"]["states"]
+            own = states[rank.rank] if rank.rank < len(states) else {}
+            learner.agent.load_state_dict(self.policy)
+            learner.algorithm.load_state_dict(with_random_states(self.trainer["algorithm"], own.get("random", {})))
         except (RuntimeError, KeyError, ValueError) as error:
             raise CheckpointError(
                 f"the newest checkpoint does not fit what is configured; use another save_path ({str(error)[:200]})"
             ) from error
-        if rank.rank < len(states):
-            streams.load_state(states[rank.rank]["streams"])
-            window.load_state(states[rank.rank]["window"])
+        if own:
+            streams.load_state(own["streams"])
+            window.load_state(own["window"])
 
 
 def checkpoints_of(folder: RunFolder, settings: Settings) -> Checkpoints:
