@@ -1,4 +1,4 @@
-"""skrl on our environments, in a process group that is there already."""
+"""Runs skrl on our environments, in an existing process group."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
 
 
 def wrapped(here: RankedVector) -> Any:
-    """The environments as skrl's, on this rank's device. Must be called before anything else imports skrl.
+    """Wraps the environments for skrl, on this rank's device. Must be called before anything else imports skrl.
 
-    skrl makes a process group of NCCL as it is imported, also where there is no CUDA; so it does not see the launcher
-    then, and is told of its rank afterwards.
+    On import, skrl makes a process group of NCCL, even without CUDA. So the launcher's variables are hidden from it
+    meanwhile, and its rank is set afterwards.
     """
     with patch.dict(os.environ, _ALONE):
         from skrl import config
