@@ -119,6 +119,25 @@ def test_b7_three_and_three_iterations_are_six_to_the_bit(three: Path, tmp_path:
     assert [each.episode_id for each in episodes(six)] == [each.episode_id for each in episodes(resumed)]
 
 
+@pytest.mark.long
+def test_b7_ranks_that_have_different_numbers_of_rows_go_on_to_the_bit(tmp_path: Path) -> None:
+    """Each has shuffled its own number of rows, and so must go on with its own generator."""
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    more = ["train_algorithm=filtered_bc", "distributed.steps=17", "distributed.eval_freq=0", "train_iterations=4"]
+    for folder in (whole, resumed):
+        ended = launch(torchrun(2, *MODULE, *words(folder, *more)))
+        assert ended.status == 0, ended.out
+        if folder is whole:
+            shutil.copytree(whole, resumed, symlinks=True)
+            for iteration in (3, 4):
+                shutil.rmtree(resumed / "checkpoints" / f"{iteration:06d}")
+    (policy, trainer), (again, trainer_again) = state(whole), state(resumed)
+    shuffling = [each["random"] for each in trainer["ranks"]["states"]]
+    assert shuffling[0] and shuffling[0] != shuffling[1]
+    assert all(torch.equal(policy[name], again[name]) for name in policy)
+    assert trainer["ranks"] == trainer_again["ranks"]
+
+
 def test_b7_one_process_goes_on_where_two_ranks_stopped(three: Path, tmp_path: Path) -> None:
     one = tmp_path / "one"
     shutil.copytree(three, one, symlinks=True)
