@@ -1,4 +1,4 @@
-"""rsl_rl on this package's environments: its VecEnv, and its runner in an existing process group."""
+"""Runs rsl_rl on our environments: its VecEnv, and its runner in an existing process group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ENDLESS = 2**31 - 1
 
 
 class RslRlVecEnv(VecEnv):  # type: ignore[misc]
-    """The vector environment with tensors; observations are the group ``policy``."""
+    """Wraps the vector environment for rsl_rl: tensors, and observations in the group ``policy``."""
 
     def __init__(self, envs: EmulatorVector, device: str, cfg: dict[str, Any]) -> None:
         """Raises SettingsError for discrete actions, which rsl_rl's models do not have."""
@@ -48,10 +48,10 @@ class RslRlVecEnv(VecEnv):  # type: ignore[misc]
 
 
 class RankedRunner(OnPolicyRunner):  # type: ignore[misc]
-    """rsl_rl's runner in the existing process group; by itself it would create one of NCCL and support no CPU."""
+    """rsl_rl's runner in our process group; by itself it would make one of NCCL, which knows no CPU."""
 
     def __init__(self, here: RankedVector, train_cfg: dict[str, Any]) -> None:
-        """Sets up the runner; only rank 0 writes logs and models, to the save_path."""
+        """Rank 0 alone writes logs and models, to the save_path."""
         self._rank = here.rank
         env = RslRlVecEnv(here.envs, here.device, {"save_path": str(here.folder)})
         super().__init__(env, train_cfg, str(here.folder), here.device)

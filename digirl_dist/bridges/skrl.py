@@ -1,4 +1,4 @@
-"""skrl on this package's environments, in an existing process group."""
+"""Runs skrl on our environments, in an existing process group."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
 def wrapped(here: RankedVector) -> Any:
     """Wraps the environments for skrl, on this rank's device. Must be called before anything else imports skrl.
 
-    skrl creates an NCCL process group on import, even without CUDA. This function therefore hides the launcher during
-    the import and sets skrl's rank afterwards.
+    On import, skrl makes a process group of NCCL, even without CUDA. So the launcher's variables are hidden from it
+    meanwhile, and its rank is set afterwards.
     """
     with patch.dict(os.environ, _ALONE):
         from skrl import config

@@ -26,14 +26,14 @@ from digirl_dist.trajectory import Decision
 
 
 class EmulatorVector(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
-    """Parallel streams of episodes: a slot whose episode ends returns the first observation of its next one at once.
+    """Steps streams of episodes side by side; when an episode ends, the next one starts in the same step.
 
-    The ended episode's last observation is then in ``infos["final_obs"]``. Tasks and seeds are those of
-    ``digirl_dist.train``; the seed of ``reset`` is ignored.
+    ``infos["final_obs"]`` then has the last observation of the episode that ended. Tasks and seeds are those of
+    ``digirl_dist.train``; the seed given to ``reset`` is ignored.
     """
 
     def __init__(self, streams: Sequence[Stream], spec: EmulatorSpec, max_steps: int | None) -> None:
-        """Raises SettingsError for an emulator without vector observations or with touch-screen actions."""
+        """Raises SettingsError for an emulator whose observations are no vectors, or whose actions are touches."""
         if not spec.vector_size:
             raise SettingsError("skrl and rsl_rl get observations as vectors, and this emulator has none")
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
@@ -48,11 +48,11 @@ class EmulatorVector(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Returns the streams' current observations; their first episodes have already begun."""
+        """Returns the current observations, shape [n, D]: the first episodes have started already."""
         return self._seen(), {}
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Takes ``actions`` of shape [n] (integers) or [n, A] (numbers, which the emulator clips to its bounds)."""
+        """Carries out ``actions``: [n] integers, or [n, A] numbers, which the emulator clips to its bounds."""
         final = np.full(self.num_envs, None, dtype=object)
         steps = []
         for number, (stream, action) in enumerate(zip(self._streams, actions.tolist(), strict=True)):
@@ -79,24 +79,25 @@ class EmulatorVector(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
 
 @dataclass(frozen=True)
 class RankedVector:
-    """The environments and the context of one rank for another library's runner."""
+    """The environments of one rank, and what else a runner of another library needs there."""
 
     envs: EmulatorVector
     rank: Rank
     device: str
-    """This rank's device: ``cpu`` or ``cuda:N``."""
+    """``cpu`` or ``cuda:N``, this rank's own."""
     group: Group
     folder: Path
-    """The configured save_path; this package writes nothing there."""
+    """The configured save_path; nothing is written there yet."""
 
 
 @contextmanager
 def ranked_vector(
     overrides: Sequence[str], config_name: str = "ranks", config_path: str = "config/multimachine"
 ) -> Iterator[RankedVector]:
-    """Yields this rank's ``bsize`` emulators, as in ``digirl_dist.train``, inside an initialised process group.
+    """Builds this rank's ``bsize`` emulators as ``digirl_dist.train`` does, and joins the process group.
 
-    Works under torchrun or alone. The group is NCCL on CUDA, else gloo. Raises SettingsError, DeviceError or PeerError.
+    Works under torchrun or alone. The group uses NCCL on CUDA, gloo otherwise. Raises SettingsError, DeviceError or
+    PeerError.
     """
     settings = configuration.load(config_path, config_name, overrides)
     with join_ranks(settings) as rendezvous:

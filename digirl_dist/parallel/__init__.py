@@ -1,1 +1,1 @@
-"""Processes that work together: which of them this one is, on which device, and what they tell each other."""
+"""Ranks: which one this process is, on which device it computes, and what the ranks of a launch exchange."""

@@ -1,4 +1,4 @@
-"""On which device a process computes: a pure function of what was asked for and what is there."""
+"""Resolves the device on which a process computes, from what was requested and what is visible."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from digirl_dist.errors import DeviceError
 from digirl_dist.parallel.rank import Rank
 
 AUTO = "auto"
-"""CUDA where there is any, else the CPU."""
+"""CUDA if any is visible, otherwise the CPU."""
 
 
 @dataclass(frozen=True)
 class Visible:
-    """The CUDA devices that a process may use; ``masked`` says that CUDA_VISIBLE_DEVICES chose them."""
+    """The CUDA devices that a process may use; ``masked`` if CUDA_VISIBLE_DEVICES limits them."""
 
     count: int = 0
     masked: bool = False
@@ -21,7 +21,7 @@ class Visible:
 
 @dataclass(frozen=True)
 class DeviceRequest:
-    """What was asked for: by number, by name, or by the configuration (``cpu``, ``cuda``, ``cuda:1``, ``auto``)."""
+    """A request for a device: by number, by name, or by the configuration (``cpu``, ``cuda``, ``cuda:1``, ``auto``)."""
 
     configured: str = AUTO
     name: str | None = None
@@ -29,11 +29,11 @@ class DeviceRequest:
 
 
 def resolve_device(wanted: DeviceRequest, rank: Rank | None, visible: Visible) -> str:
-    """``cpu`` or ``cuda:N``.
+    """Returns ``cpu`` or ``cuda:N``.
 
-    A launcher's local rank decides which CUDA device, then the number asked for, then the name; whether it is CUDA at
-    all is decided by what was asked for alone. ``rank`` is None without a launcher. Raises DeviceError when what was
-    asked for is not there, or ranks would have to share a device.
+    The request alone decides between CPU and CUDA. Which CUDA device it is follows from the launcher's local rank;
+    without a launcher (``rank`` is None) from the requested number, then from the name. Raises DeviceError if the
+    device is not visible, or if ranks would have to share one.
     """
     asked = wanted.name if wanted.name is not None else "cuda" if wanted.number is not None else wanted.configured
     kind, _, index = asked.partition(":")
@@ -56,14 +56,14 @@ def resolve_device(wanted: DeviceRequest, rank: Rank | None, visible: Visible) -
 
 
 def visible_devices(mask: str | None) -> Visible:
-    """What this process sees; ``mask`` is CUDA_VISIBLE_DEVICES."""
+    """Counts the CUDA devices of this process; ``mask`` is the value of CUDA_VISIBLE_DEVICES."""
     import torch
 
     return Visible(torch.cuda.device_count() if torch.cuda.is_available() else 0, masked=mask is not None)
 
 
 def _of_rank(rank: Rank, visible: Visible) -> int:
-    """The local rank's; a process that was given one device of its own by the mask uses that."""
+    """Returns the local rank, or 0 for a process whose mask shows it one device of its own."""
     if visible.count == 1 and (visible.masked or rank.local_world_size == 1):
         return 0
     if rank.local_world_size > visible.count:

@@ -1,4 +1,4 @@
-"""Says which rank failed: of several processes that print at once, the reader must know whose traceback it is."""
+"""Prints which rank failed: several processes print at once, and a traceback must name its own."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.rank import Rank
 
 FAILED = re.compile(r"rank \d+ of \d+ failed:")
-"""How what ``telling`` prints begins."""
+"""The first line that ``telling`` prints."""
 
 
 @contextmanager
 def telling(rank: Rank) -> Iterator[None]:
-    """Prints rank and traceback of an error that passes through; in one write, so that ranks do not mix."""
+    """Prints rank and traceback of an error that passes through, in one write, so that ranks do not interleave."""
     try:
         yield
     except SettingsError:

@@ -1,4 +1,4 @@
-"""The ranks of one launch: how they meet, wait for each other and add up numbers."""
+"""The ranks of one launch: they meet, wait for each other, and exchange numbers and bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STUCK_S = 2.0
 
 @dataclass(frozen=True)
 class GroupLimits:
-    """Longest waits in seconds: for all ranks to start, for one exchange of numbers, and at a gate."""
+    """The longest waits, in seconds: for all ranks to start, for one exchange of numbers, and at a gate."""
 
     start_s: float = 120.0
     exchange_s: float = 600.0
@@ -35,33 +35,33 @@ class GroupLimits:
 
 
 class KeyValueStore(Protocol):
-    """Where ranks leave words for each other; PyTorch's ``Store`` is one."""
+    """Holds keys and values that every rank can read; PyTorch's ``Store`` is one."""
 
     def set(self, key: str, value: str) -> object: ...
 
     def get(self, key: str) -> bytes: ...
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all are set. Raises RuntimeError when the store is gone."""
+        """Returns whether all keys are set. Raises RuntimeError when the store is gone."""
 
     def delete_key(self, key: str) -> bool: ...
 
 
 class Exchange(Protocol):
-    """Numbers of all ranks at once; raises RuntimeError when a rank does not take part."""
+    """Exchanges numbers between all ranks; raises RuntimeError when a rank does not take part."""
 
     def sum(self, tensor: torch.Tensor) -> None:
-        """In place."""
+        """Adds up the ranks' tensors, in place."""
 
     def largest(self, tensor: torch.Tensor) -> None:
-        """In place, element by element."""
+        """Takes the largest of the ranks' values, element by element and in place."""
 
     def gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """In the order of ranks."""
+        """Returns the ranks' tensors, which have one shape, in the order of ranks."""
 
 
 class TorchExchange:
-    """By the process group of PyTorch."""
+    """Exchanges numbers by PyTorch's process group."""
 
     def sum(self, tensor: torch.Tensor) -> None:
         dist.all_reduce(tensor)
@@ -87,10 +87,10 @@ class Group:
         self._orders = 0
 
     def gate(self, what: str) -> None:
-        """Wait until every rank came here. No collective, so none can time out meanwhile.
+        """Waits until every rank has come here; ranks that collect or evaluate for different times meet at gates.
 
-        This is where ranks wait that collected or evaluated for different times. Raises PeerError naming the ranks
-        that did not come within ``gate_s``.
+        Runs no collective, so none can time out meanwhile. Raises PeerError naming the ranks that did not come within
+        ``gate_s``.
         """
         self._gates += 1
         name = f"gate/{self._gates}"
@@ -102,60 +102,53 @@ class Group:
             raise PeerError(f"{_ranks(missing)} did not come to {what!r} within {self._limits.gate_s:g} s")
 
     def announce(self, order: str) -> None:
-        """Rank 0 tells the others what is next; does not wait for them."""
+        """Tells the other ranks, from rank 0, what is next; does not wait for them."""
         self._orders += 1
         self._store.set(f"order/{self._orders}", order)
 
     def announced(self, limit_s: float) -> str:
-        """What rank 0 announces next. Raises PeerError when it says nothing for ``limit_s``, or is gone."""
+        """Returns what rank 0 announces next. Raises PeerError if it announces nothing for ``limit_s``, or is gone."""
         self._orders += 1
         if not all_set(self._store, [f"order/{self._orders}"], limit_s):
             raise PeerError(f"rank 0 gave rank {self.rank.rank} nothing to do for {limit_s:g} s")
         return self._store.get(f"order/{self._orders}").decode()
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """``tensor`` itself, now the sum over the ranks, with the same bits on each. Raises PeerError."""
+        """Returns ``tensor``, in place the sum over the ranks, with the same bits on each. Raises PeerError."""
         self._exchange(lambda: self._numbers.sum(tensor))
         return tensor
 
     def largest(self, number: int) -> int:
-        """The largest of the ranks' numbers. Raises PeerError."""
+        """Returns the largest of the ranks' numbers. Raises PeerError."""
         found = torch.tensor([number])
         self._exchange(lambda: self._numbers.largest(found))
         return int(found)
 
-    def from_all(self, data: bytes) -> list[bytes]:
-        """Every rank's bytes, in the order of ranks. Raises PeerError."""
-        size = self.largest(len(data))
-        lengths = self._exchange(lambda: self._numbers.gathered(torch.tensor([len(data)])))
-        padded = torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8) if size else torch.empty(0)
-        parts = self._exchange(lambda: self._numbers.gathered(padded)) if size else [padded for _ in lengths]
-        return [part.numpy().tobytes()[: int(length)] for part, length in zip(parts, lengths, strict=True)]
-
-    def from_first(self, data: bytes) -> bytes:
-        """Rank 0's bytes, on every rank. Raises PeerError."""
-        key = f"word/{self._gates}"
+    def broadcast(self, data: bytes) -> bytes:
+        """Returns rank 0's bytes, on every rank. Raises PeerError."""
+        key = f"broadcast/{self._gates}"
         if self.rank.is_first:
             self._store.set(key, data)  # type: ignore[arg-type]  # the stub forgets bytes
         self.gate("hear from rank 0")
         return bytes(self._store.get(key))
 
-    def to_first(self, data: bytes) -> list[bytes]:
-        """On rank 0 every rank's bytes, in the order of ranks; nothing elsewhere. Raises PeerError."""
-        key = f"parcel/{self._gates}"
+    def gather(self, data: bytes) -> list[bytes]:
+        """Returns every rank's bytes on rank 0, in the order of ranks, and nothing elsewhere. Raises PeerError."""
+        key = f"gather/{self._gates}"
         self._store.set(f"{key}/{self.rank.rank}", data)  # type: ignore[arg-type]  # the stub forgets bytes
         self.gate("bring the results together")
         if not self.rank.is_first:
             return []
-        parcels = [self._store.get(f"{key}/{rank}") for rank in range(self.rank.world_size)]
+        parts = [self._store.get(f"{key}/{rank}") for rank in range(self.rank.world_size)]
         for rank in range(self.rank.world_size):
             self._store.delete_key(f"{key}/{rank}")
-        return parcels
+        return parts
 
-    def check_in_step(self, digest: str) -> None:
-        """Raises PeerError naming the ranks whose weights differ from rank 0's."""
-        digests = self.from_all(digest.encode())
-        astray = [rank for rank, other in enumerate(digests) if other != digests[0]]
+    def check_in_step(self, digest: bytes) -> None:
+        """Raises PeerError naming the ranks whose ``digest`` of weights, of one length on all, is not rank 0's."""
+        own = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
+        digests = self._exchange(lambda: self._numbers.gathered(own))
+        astray = [rank for rank, other in enumerate(digests) if not torch.equal(other, digests[0])]
         if astray:
             raise PeerError(f"the weights of {_ranks(astray)} differ from rank 0's after an update")
 
@@ -172,9 +165,9 @@ class Group:
 
 @contextmanager
 def joined(rank: Rank, device: str, limits: GroupLimits) -> Iterator[Group]:
-    """Meet the other ranks and leave them at the end. NCCL only where ``device`` is CUDA, gloo otherwise.
+    """Meets the other ranks, and leaves them at the end. Uses NCCL if ``device`` is CUDA, gloo otherwise.
 
-    Raises PeerError naming the ranks that did not come, DeviceError when two ranks have the same CUDA device.
+    Raises PeerError naming the ranks that did not come, DeviceError if two ranks have the same CUDA device.
     """
     store = _meet(rank, limits.start_s)
     on_cuda = device.startswith("cuda")
@@ -211,7 +204,7 @@ def _meet(rank: Rank, limit_s: float) -> Store:
 
 
 def _refuse_shared_devices(store: Store, rank: Rank, device: str) -> None:
-    """``_meet`` came first, so every rank is there and tells at once."""
+    """Raises DeviceError if two ranks have one device. ``_meet`` came first, so every rank answers at once."""
     store.set(f"device/{rank.rank}", f"{device} of {socket.gethostname()}")
     owners: dict[str, int] = {}
     for other in range(rank.world_size):
@@ -225,7 +218,7 @@ def _refuse_shared_devices(store: Store, rank: Rank, device: str) -> None:
 
 
 def _missing(store: KeyValueStore, name: str, world_size: int, limit_s: float) -> list[int]:
-    """The ranks that have not set their key below ``name`` when ``limit_s`` is over."""
+    """Returns the ranks that have not set their key below ``name`` within ``limit_s``."""
     keys = [f"{name}/{rank}" for rank in range(world_size)]
     if all_set(store, keys, limit_s):
         return []
@@ -233,7 +226,7 @@ def _missing(store: KeyValueStore, name: str, world_size: int, limit_s: float) -
 
 
 def all_set(store: KeyValueStore, keys: Sequence[str], limit_s: float) -> bool:
-    """Wait until all keys are set, at most ``limit_s``. Raises PeerError when the store itself is gone."""
+    """Waits until all keys are set, and returns False after ``limit_s``. Raises PeerError if the store is gone."""
     deadline = time.monotonic() + limit_s
     while True:
         try:

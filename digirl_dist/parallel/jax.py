@@ -30,7 +30,7 @@ _Ranks = list[subprocess.Popen[bytes]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status; 2 for a launch that cannot be."""
+    """Returns the exit status; 2 for a launch that is refused."""
     options = _parser().parse_args(argv)
     try:
         ranks, coordinator = _ranks(options), _coordinator(options)
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _ranks(options: argparse.Namespace) -> list[Rank]:
-    """Those of this machine. Raises RankError."""
+    """Returns the ranks of this machine. Raises RankError."""
     nodes, each, node = options.nnodes, options.nproc_per_node, options.node_rank
     if nodes < 1 or each < 1:
         raise RankError(f"--nnodes={nodes} and --nproc_per_node={each} must be at least 1")
@@ -76,7 +76,7 @@ def _ranks(options: argparse.Namespace) -> list[Rank]:
 
 
 def _coordinator(options: argparse.Namespace) -> Coordinator:
-    """What was given; on one machine otherwise any free port. Raises RankError."""
+    """Returns the given address, or a free port if there is one machine. Raises RankError."""
     if options.coordinator_address:
         return Coordinator.parsed(options.coordinator_address)
     if options.nnodes > 1:
@@ -89,7 +89,7 @@ def _note_in(asked: list[int]) -> Callable[[int, FrameType | None], None]:
 
 
 def _watch(children: _Ranks, asked: list[int]) -> int:
-    """Until all have ended, or one failed, or this process is asked to end; the worst status so far."""
+    """Waits until all have ended, one failed, or this process is asked to end; returns the worst status so far."""
     while not asked:
         statuses = [child.poll() for child in children]
         worst = max((_status(code) for code in statuses if code is not None), default=0)
@@ -100,12 +100,12 @@ def _watch(children: _Ranks, asked: list[int]) -> int:
 
 
 def _status(code: int) -> int:
-    """As a shell tells it."""
+    """Returns the status as a shell would."""
     return code if code >= 0 else 128 - code
 
 
 def _end(children: _Ranks) -> None:
-    """Ask those that still run to end, and then leave nothing of any of them."""
+    """Asks those that still run to end, then kills what is left of every process group."""
     for child in children:
         if child.poll() is None:
             child.terminate()

@@ -1,4 +1,4 @@
-"""The ranks of a JAX launch as a ``Group``: they meet at JAX's coordinator, and leave each other words there.
+"""The ranks of a JAX launch as a ``Group``: they meet at JAX's coordinator, and exchange keys and values there.
 
 Gradients do not pass here: XLA exchanges them, by gloo between CPUs and by NCCL between GPUs.
 """
@@ -25,10 +25,10 @@ from digirl_dist.parallel.rank import Rank, jax_coordinator
 
 @contextmanager
 def joined(rank: Rank, device: str, limits: GroupLimits) -> Iterator[Group]:
-    """Meet the other ranks and leave them at the end; JAX computes on ``device``: auto, cpu or cuda.
+    """Meets the other ranks, and leaves them at the end; JAX computes on ``device``: auto, cpu or cuda.
 
-    Raises RankError without the JAX launcher's variables, PeerError when ranks do not come, DeviceError for a device
-    that is not there. Must come before any other use of JAX.
+    Raises RankError without the JAX launcher's variables, PeerError if ranks do not come, DeviceError for a device
+    that JAX does not have. Must come before any other use of JAX.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise DeviceError(f"trainer=jax knows the devices auto, cpu and cuda, not {device!r}; ranks choose their own")
@@ -50,13 +50,13 @@ def joined(rank: Rank, device: str, limits: GroupLimits) -> Iterator[Group]:
 
 
 def device_in_use() -> str:
-    """Where JAX computes, as ``cpu:0``."""
+    """Returns the device on which JAX computes, as ``cpu:0``."""
     (device, *_) = jax.local_devices()
     return f"{device.platform}:{device.local_hardware_id or 0}"
 
 
 def _end_at_once() -> None:
-    """After a failure has been told: JAX would wait for the other ranks when Python ends, and then abort."""
+    """Ends the process after a failure: JAX would wait for the other ranks when Python ends, and then abort."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
@@ -96,7 +96,7 @@ def _refuse_missing_device(device: str) -> None:
 
 
 class CoordinatorStore:
-    """Fulfils ``KeyValueStore`` with the client of JAX's coordinator."""
+    """Implements ``KeyValueStore`` with the client of JAX's coordinator."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -126,7 +126,7 @@ class CoordinatorStore:
 
 
 class StoreExchange:
-    """Fulfils ``Exchange`` by words in a store: for a few numbers, the same to the bit on every rank."""
+    """Implements ``Exchange`` by keys in a store: for a few numbers, with the same bits on every rank."""
 
     def __init__(self, store: KeyValueStore, rank: Rank, limit_s: float) -> None:
         self._store = store

@@ -1,7 +1,7 @@
-"""What an algorithm must know of other ranks: its part of a minibatch, and the gradient of all parts together.
+"""Spreads minibatches over ranks, and averages the gradients of their parts.
 
-An algorithm that draws minibatches through ``align`` and calls ``backward`` and ``clip`` here makes the same updates on
-any number of ranks as one process makes on all their rows.
+An algorithm that draws minibatches through ``align`` and calls ``backward`` and ``clip`` makes the same updates on any
+number of ranks as one process makes on all their rows.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ class Peers(Protocol):
     """Whether every rank has all the weights; else each has a part (see ``agent.sharding``)."""
 
     def align(self, batches: Batches) -> Batches:
-        """This rank's part of each minibatch; as many on each rank, and some may be empty."""
+        """Returns this rank's part of each minibatch. Every rank has equally many parts, some of them empty."""
 
     def backward(
         self, parameters: Iterable[torch.nn.Parameter], loss: torch.Tensor | None, weight: float, scale: float
     ) -> float:
-        """Leave the gradient of the mean loss over all ranks' rows, times ``scale``; returns that mean.
+        """Computes the gradient of the mean loss over all ranks' rows, times ``scale``, and returns that mean.
 
         ``loss`` is the mean over this rank's rows and ``weight`` the sum of their weights (their number, where rows
         weigh alike); None and 0 for an empty part. The parameters' gradients are None before. All ranks must call it.
         """
 
     def clip(self, parameters: Iterable[torch.nn.Parameter], limit: float) -> float:
-        """Shorten the gradient of all parameters together to the length ``limit``; returns how long it was."""
+        """Shortens the gradient of all parameters together to the length ``limit`` and returns how long it was."""
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
-        """Called for an optimiser before it is used."""
+        """Prepares an optimiser before its first step."""
 
     def total(self, sums: torch.Tensor) -> torch.Tensor:
-        """Sums over this rank's rows, added up over all rows there are."""
+        """Turns ``sums`` over this rank's rows into sums over the rows of all ranks."""
 
 
 class _Replica:
-    """A rank that has all the weights."""
+    """Peers of a rank that has all the weights."""
 
     replicas: ClassVar[bool] = True
 
@@ -56,7 +56,7 @@ class _Replica:
         return float(clip_grad_norm_(parameters, limit))
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
-        """It is used as it is."""
+        """Leaves the optimiser as it is."""
 
 
 class Alone(_Replica):
@@ -78,7 +78,7 @@ ALONE = Alone()
 
 
 class SharedRows(_Replica):
-    """Peers that have the same rows and draw the same minibatches: each takes its share of every one."""
+    """Peers that have the same rows and draw the same minibatches, of which each takes its share."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -97,7 +97,7 @@ class SharedRows(_Replica):
 
 
 class OwnRows(_Replica):
-    """Peers that have rows of their own: a minibatch is one of each rank's together."""
+    """Peers that have rows of their own: one minibatch of each rank makes a joint one."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -116,7 +116,7 @@ class OwnRows(_Replica):
 
 
 def average(group: Group, parameters: Sequence[torch.nn.Parameter], weight: float, loss: float) -> float:
-    """The weighted mean of the ranks' gradients and losses, in one exchange; see ``Peers.backward``.
+    """Averages the ranks' gradients and losses by their weights, in one exchange; see ``Peers.backward``.
 
     A parameter that has no gradient on any rank has none afterwards.
     """
@@ -138,7 +138,7 @@ def average(group: Group, parameters: Sequence[torch.nn.Parameter], weight: floa
 
 
 def _backward(loss: torch.Tensor | None, scale: float) -> float:
-    """Leaves the gradient of ``loss`` times ``scale``; the loss itself."""
+    """Computes the gradient of ``loss`` times ``scale`` and returns the loss."""
     if loss is None:
         return 0.0
     (loss * scale).backward()  # type: ignore[no-untyped-call]

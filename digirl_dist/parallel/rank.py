@@ -1,4 +1,4 @@
-"""Which of several processes this one is: the only home of a launcher's variables."""
+"""Reads from a launcher's variables which of several processes this one is; nothing else reads them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from digirl_dist.errors import RankError
 
 @dataclass(frozen=True)
 class Rank:
-    """One process of ``world_size``; ``local_rank`` counts those of its machine."""
+    """One process of ``world_size``; ``local_rank`` is its number on its own machine."""
 
     rank: int = 0
     world_size: int = 1
@@ -19,13 +19,13 @@ class Rank:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one that logs, evaluates and saves."""
+        """Whether this rank is the one that logs, evaluates and saves."""
         return self.rank == 0
 
 
 @dataclass(frozen=True)
 class _Launcher:
-    """The variables in which a launcher says what ``Rank`` holds."""
+    """The names of the variables in which a launcher passes the fields of ``Rank``."""
 
     name: str
     rank: str
@@ -47,7 +47,7 @@ _COORDINATOR_HOST, _COORDINATOR_PORT = "JAX_COORDINATOR_ADDR", "JAX_COORDINATOR_
 
 
 def launched_rank(environ: Mapping[str, str]) -> Rank | None:
-    """What the launcher says; None if there was none.
+    """Returns the rank that the launcher assigned, None without a launcher.
 
     Raises RankError (a ValueError) naming the variable that is missing, no number, out of range or contradicted.
     """
@@ -63,14 +63,14 @@ def launched_rank(environ: Mapping[str, str]) -> Rank | None:
 
 @dataclass(frozen=True)
 class Coordinator:
-    """Where the ranks of a JAX program meet: at a port of rank 0's machine."""
+    """The port of rank 0's machine at which the ranks of a JAX program meet."""
 
     host: str
     port: int
 
     @staticmethod
     def parsed(address: str) -> Coordinator:
-        """From ``HOST:PORT`` or ``[IPv6]:PORT``. Raises RankError for anything else."""
+        """Parses ``HOST:PORT`` or ``[IPv6]:PORT``. Raises RankError for anything else."""
         host, _, port = address.rpartition(":")
         bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
         if not bare or (":" in bare and bare == host) or not port.isdecimal() or not 0 < int(port) < 2**16:
@@ -84,7 +84,7 @@ class Coordinator:
 
 
 def jax_variables(rank: Rank, coordinator: Coordinator) -> dict[str, str]:
-    """What the JAX launcher tells one of its processes."""
+    """Returns the variables that the JAX launcher sets for one of its processes."""
     names = _LAUNCHERS[-1]
     return {
         names.rank: str(rank.rank),
@@ -97,7 +97,7 @@ def jax_variables(rank: Rank, coordinator: Coordinator) -> dict[str, str]:
 
 
 def jax_coordinator(environ: Mapping[str, str]) -> Coordinator | None:
-    """What the JAX launcher says; None if it was not there. Raises RankError naming a variable."""
+    """Returns the JAX launcher's coordinator, None without that launcher. Raises RankError naming a variable."""
     told = {name: environ.get(name) for name in (_COORDINATOR_HOST, _COORDINATOR_PORT)}
     missing = [name for name, value in told.items() if value is None]
     if len(missing) == 2:
@@ -112,7 +112,7 @@ def jax_coordinator(environ: Mapping[str, str]) -> Coordinator | None:
 
 
 def own_rank(environ: Mapping[str, str]) -> Rank:
-    """What the launcher says, or the only process there is. Raises RankError as ``launched_rank`` does."""
+    """Returns the launched rank, or rank 0 of 1 without a launcher. Raises RankError as ``launched_rank`` does."""
     return launched_rank(environ) or Rank()
 
 

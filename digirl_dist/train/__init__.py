@@ -1,1 +1,1 @@
-"""Training with emulators on every rank: each has its own replay and policy, and only gradients are shared."""
+"""Training with emulators on every rank: each has its own replay and policy, and shares gradients alone."""

@@ -1,160 +1,95 @@
-"""The loop of one rank: collect, learn with the others, bring what is worth keeping to rank 0."""
+"""The loop of one rank: collects, learns with the other ranks, and brings rank 0 what the run folder keeps.
+
+``docs/design.md`` says why this is not the loop of ``host.py``.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from digirl_dist.agent import Agent
-from digirl_dist.algorithm import Algorithm
 from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.statistics import EpisodeWindow
-from digirl_dist.storage.checkpoint import describe
-from digirl_dist.storage.digest import digest
-from digirl_dist.train.parquet_bytes import numbered, to_parquet_bytes
+from digirl_dist.train.data_selector import DataSelector
+from digirl_dist.train.learner import RankLearner
+from digirl_dist.train.parquet_bytes import assign_indices, merge_ranks, to_parquet_bytes
+from digirl_dist.train.random_states import random_states
 from digirl_dist.train.streams import Collected, Streams
-from digirl_dist.trainer.seeding import seeded
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 
 
 @dataclass(frozen=True)
-class UpdateData:
-    """What an algorithm is to learn from in one iteration."""
+class IterationReport:
+    """One iteration of all ranks; on other ranks than 0, ``episodes`` and ``states`` are empty."""
 
-    fresh: Sequence[Trajectory]
-    replay: Sequence[Trajectory]
-
-
-class DataSelector(Protocol):
-    """Which part of what was collected an algorithm learns from."""
-
-    def select(self, collected: Collected) -> UpdateData: ...
-
-
-class Pieces:
-    """Every step of this iteration: for algorithms that learn from what the newest policy did."""
-
-    def select(self, collected: Collected) -> UpdateData:
-        return UpdateData(collected.pieces, collected.pieces)
-
-
-class Episodes:
-    """Whole episodes, and the newest of earlier iterations: for algorithms that judge outcomes."""
-
-    def __init__(self, remembered: Sequence[Trajectory], capacity: int) -> None:
-        self._replay = list(remembered)
-        self._capacity = capacity
-
-    def select(self, collected: Collected) -> UpdateData:
-        self._replay = [*self._replay, *collected.episodes][-self._capacity :]
-        return UpdateData(collected.episodes, self._replay)
-
-
-class Groups:
-    """Whole episodes once all of their group are there: for algorithms that compare episodes of one start.
-
-    A group that took several iterations belongs to the one in which it was completed.
-    """
-
-    def __init__(self, remembered: Sequence[Trajectory], size: int) -> None:
-        self._size = size
-        self._waiting: dict[tuple[str, int], list[Trajectory]] = defaultdict(list)
-        self._completed(remembered)
-
-    def select(self, collected: Collected) -> UpdateData:
-        fresh = self._completed(collected.episodes)
-        return UpdateData(fresh, fresh)
-
-    def _completed(self, episodes: Sequence[Trajectory]) -> list[Trajectory]:
-        for episode in episodes:
-            self._waiting[episode.ticket.task.id, episode.ticket.seed].append(episode)
-        complete = [start for start, group in self._waiting.items() if len(group) == self._size]
-        return [episode for start in complete for episode in _of_one_iteration(self._waiting.pop(start))]
-
-
-def _of_one_iteration(group: Sequence[Trajectory]) -> list[Trajectory]:
-    newest = group[-1].ticket.iteration
-    return [replace(episode, ticket=replace(episode.ticket, iteration=newest)) for episode in group]
-
-
-@dataclass(frozen=True)
-class Iteration:
-    """One iteration as rank 0 gets to know it; a parcel from each rank."""
-
-    number: int
+    iteration: int
     figures: dict[str, float]
-    episodes: Sequence[bytes]
+    episodes: Sequence[Trajectory]
+    """The whole episodes that ended on any rank, in the order of their tickets."""
     states: Sequence[Json]
+    """What each rank needs to resume after this iteration, in the order of ranks."""
 
 
 class Reporter(Protocol):
-    """What becomes of an iteration: rank 0 measures, saves and tells; the others do nothing."""
+    """Receives the report of each iteration: rank 0 evaluates, saves and prints; the others do nothing."""
 
-    def iteration(self, iteration: Iteration) -> None: ...
+    def report(self, report: IterationReport) -> None:
+        """Returns when the iteration is durable."""
 
 
 class NullReporter:
-    """Of every rank but the first."""
+    """Reporter of every rank but the first."""
 
-    def iteration(self, iteration: Iteration) -> None:
-        """Rank 0 has it all."""
+    def report(self, report: IterationReport) -> None:
+        """Does nothing: rank 0 has the whole report."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class RankLoop:
     """Everything that one rank trains with."""
 
     group: Group
-    agent: Agent
-    algorithm: Algorithm
+    learner: RankLearner
     streams: Streams
     selector: DataSelector
     window: EpisodeWindow
     reporter: Reporter
     steps: int
-    seed: int
-    """Of what an agent draws while it learns."""
+    """Of each emulator in one iteration."""
 
     def train(self, first: int, iterations: int) -> None:
-        """From iteration ``first`` until ``iterations`` updates have been made."""
-        for number in range(first, iterations):
-            started = time.monotonic()
-            with torch.inference_mode():
-                collected = self.streams.collect(self.agent, number, self.steps)
-            collected.episodes = numbered(collected.episodes, self.group.rank)
+        """Trains from iteration ``first`` until ``iterations`` updates have been made. Every rank must call it."""
+        for iteration in range(first, iterations):
+            started_at = time.monotonic()
+            collected = self._collect(iteration)
             collected_at = time.monotonic()
-            self.group.gate(f"the update of iteration {number}")
-            figures = self._learn(number, collected)
+            self.group.gate(f"the update of iteration {iteration}")
+            figures = self.learner.update(iteration, self.selector.select(collected))
             learned_at = time.monotonic()
-            figures |= self._averages(collected)
-            figures |= {"collect_s": collected_at - started, "update_s": learned_at - collected_at}
-            self.reporter.iteration(self._brought_together(number, figures, collected))
+            figures |= self._averages(collected.episodes)
+            figures |= {"collect_s": collected_at - started_at, "update_s": learned_at - collected_at}
+            self.reporter.report(self._gathered(iteration, figures, collected.episodes))
 
-    def _learn(self, number: int, collected: Collected) -> dict[str, float]:
-        """No update while no rank has anything to learn from; one that has nothing gives empty minibatches."""
-        data = self.selector.select(collected)
-        if self.group.largest(len(data.replay)) == 0:
-            return {}
-        with seeded(self.seed, number):
-            figures = self.algorithm.update(data.fresh, data.replay)
-        tensors = describe({name: tensor.cpu() for name, tensor in self.agent.state_dict().items()})
-        self.group.check_in_step(digest(repr(sorted(tensors.items())).encode()))
-        return figures
+    def _collect(self, iteration: int) -> Collected:
+        with torch.inference_mode():
+            collected = self.streams.collect(self.learner.agent, iteration, self.steps)
+        collected.episodes = assign_indices(collected.episodes, self.group.rank)
+        return collected
 
-    def _averages(self, collected: Collected) -> dict[str, float]:
-        for episode in collected.episodes:
+    def _averages(self, episodes: Sequence[Trajectory]) -> dict[str, float]:
+        for episode in episodes:
             self.window.add(episode.reward, len(episode.steps))
         return self.window.averages(self.group)
 
-    def _brought_together(self, number: int, figures: dict[str, float], collected: Collected) -> Iteration:
-        state = {"streams": self.streams.state(), "window": self.window.state()}
-        episodes = self.group.to_first(to_parquet_bytes(collected.episodes))
-        states = [json.loads(part) for part in self.group.to_first(json.dumps(state).encode())]
-        return Iteration(number, figures, episodes, states)
+    def _gathered(self, iteration: int, figures: dict[str, float], episodes: Sequence[Trajectory]) -> IterationReport:
+        random = random_states(self.learner.algorithm.state_dict())
+        state = {"streams": self.streams.state(), "window": self.window.state(), "random": random}
+        everyones = merge_ranks(self.group.gather(to_parquet_bytes(episodes)))
+        states = [json.loads(part) for part in self.group.gather(json.dumps(state).encode())]
+        return IterationReport(iteration, figures, everyones, states)

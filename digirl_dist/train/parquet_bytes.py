@@ -1,4 +1,4 @@
-"""Trajectories as bytes: the content of a Parquet file, which nothing has to unpickle."""
+"""Encodes trajectories as the bytes of a Parquet file, for the way between ranks; nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -11,35 +11,42 @@ from digirl_dist.parallel.rank import Rank
 from digirl_dist.storage import parquet
 from digirl_dist.trajectory import Trajectory
 
+_PREFIX = "digirl-dist-trajectories-"
 
-def numbered(trajectories: Sequence[Trajectory], rank: Rank) -> list[Trajectory]:
-    """An iteration's trajectories with tickets of their own: of rank r of W, those that leave r divided by W."""
+
+def assign_indices(trajectories: Sequence[Trajectory], rank: Rank) -> list[Trajectory]:
+    """Returns one iteration's trajectories with ticket indices that no other rank uses: r, r + W, … on rank r of W."""
     indices = range(rank.rank, rank.rank + len(trajectories) * rank.world_size, rank.world_size)
     pairs = zip(trajectories, indices, strict=True)
     return [replace(each, ticket=replace(each.ticket, index=index)) for each, index in pairs]
 
 
+def of_rank(trajectories: Sequence[Trajectory], rank: Rank) -> list[Trajectory]:
+    """Returns the trajectories to which this rank assigned their index."""
+    return [each for each in trajectories if each.ticket.index % rank.world_size == rank.rank]
+
+
 def to_parquet_bytes(trajectories: Sequence[Trajectory]) -> bytes:
-    """Empty for none. Their tickets must differ."""
+    """Returns the content of a Parquet file, empty for no trajectories. Their tickets must differ."""
     if not trajectories:
         return b""
-    with TemporaryDirectory(prefix="digirl-dist-parcel-") as folder:
-        path = Path(folder) / "parcel.parquet"
+    with TemporaryDirectory(prefix=_PREFIX) as folder:
+        path = Path(folder) / "trajectories.parquet"
         parquet.write(path, trajectories)
         return path.read_bytes()
 
 
 def from_parquet_bytes(data: bytes) -> list[Trajectory]:
-    """The inverse. Raises TrajectoryError for anything else."""
+    """Inverts ``to_parquet_bytes``. Raises TrajectoryError for anything else."""
     if not data:
         return []
-    with TemporaryDirectory(prefix="digirl-dist-parcel-") as folder:
-        path = Path(folder) / "parcel.parquet"
+    with TemporaryDirectory(prefix=_PREFIX) as folder:
+        path = Path(folder) / "trajectories.parquet"
         path.write_bytes(data)
         return list(parquet.read(path))
 
 
-def joined(parcels: Sequence[bytes]) -> list[Trajectory]:
-    """The trajectories of all ranks, in the order of their tickets."""
-    found = [each for parcel in parcels for each in from_parquet_bytes(parcel)]
+def merge_ranks(parts: Sequence[bytes]) -> list[Trajectory]:
+    """Returns the trajectories of all ranks, in the order of their tickets."""
+    found = [each for part in parts for each in from_parquet_bytes(part)]
     return sorted(found, key=lambda each: each.ticket.key)

@@ -1,4 +1,4 @@
-"""How the ranks of a launch come together: by torchrun and PyTorch, or by the JAX launcher and JAX."""
+"""Joins the ranks of a launch: by torchrun and PyTorch, or by the JAX launcher and JAX."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from digirl_dist.settings import JaxSettings, Settings, TrainerSettings
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The ranks, the device on which this one learns, and the one on which its policy acts."""
+    """The group of ranks, the device on which this rank learns, and the one on which its policy acts."""
 
     group: Group
     device: str
@@ -25,7 +25,7 @@ class Rendezvous:
 
 
 def check_launch(distributed: bool, rank: Rank | None) -> Rank:
-    """Raises SettingsError when ``--distributed`` and the launcher do not agree; the message says the fix."""
+    """Returns this process's rank. Raises SettingsError, with the remedy, if ``distributed`` contradicts the launch."""
     if distributed and rank is None:
         raise SettingsError(
             "--distributed was given, but torchrun's RANK, WORLD_SIZE and LOCAL_RANK are not set; "
@@ -37,18 +37,18 @@ def check_launch(distributed: bool, rank: Rank | None) -> Rank:
 
 
 def check_trainer(trainer: TrainerSettings, rank: Rank, environ: Mapping[str, str]) -> None:
-    """Raises SettingsError when ranks were started by the launcher of the other library."""
+    """Raises SettingsError if the launcher of the other library has started the ranks."""
     if rank.world_size > 1 and not isinstance(trainer, JaxSettings) and jax_coordinator(environ) is not None:
         raise SettingsError("the ranks were started for JAX; add trainer=jax, or start them with torchrun")
 
 
 @contextmanager
 def join_ranks(settings: Settings, distributed: bool | None = None) -> Iterator[Rendezvous]:
-    """Meet the other ranks of the launch, if there are any, and leave them at the end.
+    """Joins the other ranks of the launch, if there are any, and leaves them at the end.
 
-    ``distributed``: whether a launch is meant, which then must agree; None takes what there is.
+    ``distributed`` says whether several ranks are expected, and must agree with the launch; None accepts either.
 
-    Raises SettingsError for a launch or a device that does not fit, PeerError when ranks do not come.
+    Raises SettingsError for a launch or a device that does not fit, PeerError if ranks do not come.
     """
     launched, trainer = launched_rank(os.environ), settings.trainer
     rank = (launched or Rank()) if distributed is None else check_launch(distributed, launched)

@@ -1,42 +1,45 @@
-"""What rank 0 alone does: measure the policy, save it, write the run folder, tell people."""
+"""The reporter of rank 0: evaluates the policy, stores episodes and checkpoint, writes the figures, prints a line."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
 from digirl_dist.agent import Agent
-from digirl_dist.algorithm import Algorithm
 from digirl_dist.collection import CollectionResult
 from digirl_dist.report.curves import Curves
 from digirl_dist.report.metrics import Metrics, results
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.train.loop import Iteration
-from digirl_dist.train.parquet_bytes import joined
+from digirl_dist.train.learner import RankLearner
+from digirl_dist.train.loop import IterationReport
 from digirl_dist.train.streams import Stream
 from digirl_dist.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
-class Measure:
-    """Runs ``episodes`` episodes every ``every`` iterations (0: never) in an emulator of its own."""
+class StreamEvaluator:
+    """Evaluates the policy on ``episodes`` episodes every ``every`` iterations (0: never), in a stream of its own."""
 
     stream: Callable[[], Stream]
     max_steps: int | None
     every: int
     episodes: int
 
-    def figures(self, agent: Agent, number: int) -> dict[str, float]:
-        """The same episodes each time, so that checkpoints can be compared."""
-        if not self.every or (number + 1) % self.every:
+    def figures(self, agent: Agent, iteration: int) -> dict[str, float]:
+        """Returns mean return and success rate, or nothing in other iterations.
+
+        The episodes start alike each time, so that checkpoints can be compared.
+        """
+        if not self.every or (iteration + 1) % self.every:
             return {}
         stream = self.stream()
         try:
-            found = [self._episode(agent, stream, number) for _ in range(self.episodes)]
+            found = [self._episode(agent, stream, iteration) for _ in range(self.episodes)]
         finally:
             stream.close()
         successes = sum(episode.success for episode in found)
@@ -45,56 +48,60 @@ class Measure:
             "eval_success_rate": successes / len(found),
         }
 
-    def _episode(self, agent: Agent, stream: Stream, number: int) -> Trajectory:
+    def _episode(self, agent: Agent, stream: Stream, iteration: int) -> Trajectory:
         with torch.inference_mode():
             while not stream.advance(agent.act([stream.observation], [stream.rng])[0], self.max_steps):
                 pass
-        episode = stream.episode(number)
+        episode = stream.episode(iteration)
         stream.next_episode()
         return episode
 
 
 @dataclass
 class RankZeroReporter:
-    """Reporter of rank 0."""
+    """Reporter of rank 0, which alone writes the run folder."""
 
-    agent: Agent
-    algorithm: Algorithm
+    learner: RankLearner
+    evaluator: StreamEvaluator
+    trajectories: Path
     checkpoints: Checkpoints
-    store: Store
     metrics: Metrics
     curves: Sequence[Curves]
-    measure: Measure
     say: Callable[[str], None]
     steps: int
-    """Of all emulators of all ranks in an iteration."""
+    """Of all emulators of all ranks in one iteration."""
     global_step: int = 0
     _began_at: float = field(default_factory=time.monotonic)
 
-    def iteration(self, iteration: Iteration) -> None:
-        episodes = joined(iteration.episodes)
+    def report(self, report: IterationReport) -> None:
         self.global_step += self.steps
-        self.store.append(CollectionResult(iteration.number, episodes))
         figures = {
-            **results(iteration.number, episodes),
-            "policy_version": iteration.number,
-            "world_size": len(iteration.states),
+            **results(report.iteration, report.episodes),
+            "policy_version": report.iteration,
+            "world_size": len(report.states),
             "global_step": self.global_step,
-            **{name: round(value, 6) for name, value in iteration.figures.items()},
-            **self.measure.figures(self.agent, iteration.number),
+            **{name: round(value, 6) for name, value in report.figures.items()},
+            **self.evaluator.figures(self.learner.agent, report.iteration),
         }
-        self._save(iteration)
+        self._store(report)
+        self._save(report)
         figures["iteration_s"] = round(time.monotonic() - self._began_at, 4)
         self._began_at = time.monotonic()
         self.metrics.append(figures)
         for curves in self.curves:
-            curves.add(figures, iteration.number)
+            curves.add(figures, report.iteration)
         average = figures.get("episode_reward_avg_100")
         told = "-" if average is None else f"{average:.2f}"
-        self.say(f"iteration {iteration.number:3d}  steps {self.global_step}  episode_reward_avg_100 {told}")
+        self.say(f"iteration {report.iteration:3d}  steps {self.global_step}  episode_reward_avg_100 {told}")
 
-    def _save(self, iteration: Iteration) -> None:
-        """The policy without any wrapper; beside it everything that every rank needs to go on."""
-        ranks = {"global_step": self.global_step, "states": iteration.states}
-        trainer = {"algorithm": self.algorithm.state_dict(), "replayed": 0, "ranks": ranks}
-        self.checkpoints.save(iteration.number + 1, self.agent.state_dict(), trainer, iteration.figures)
+    def _store(self, report: IterationReport) -> None:
+        """Replaces what a killed launch left of this iteration: another number of ranks collects other episodes."""
+        (self.trajectories / f"{report.iteration:06d}.parquet").unlink(missing_ok=True)
+        # A store that lives on would keep all episodes in memory, since nobody asks it for a replay here.
+        Store(self.trajectories).append(CollectionResult(report.iteration, report.episodes))
+
+    def _save(self, report: IterationReport) -> None:
+        """Saves the policy, and beside it everything that every rank needs to resume."""
+        ranks = {"global_step": self.global_step, "states": report.states}
+        trainer = {"algorithm": self.learner.algorithm.state_dict(), "replayed": 0, "ranks": ranks}
+        self.checkpoints.save(report.iteration + 1, self.learner.agent.state_dict(), trainer, report.figures)

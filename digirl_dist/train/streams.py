@@ -1,7 +1,7 @@
 """Emulators that this process steps itself, episode after episode, a fixed number of steps at a time.
 
-For environments that are quick and do not hang: there is no watchdog between. What ran is the same whatever the
-steps are cut into, and a stream can be taken up again where it was left.
+For environments that are quick and do not hang: no watchdog guards them. The episodes do not depend on how many steps
+an iteration has, and a stream can be resumed in the middle of an episode.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from digirl_dist.types import Json
 
 @dataclass
 class Collected:
-    """What some steps brought."""
+    """The steps of one iteration, as fragments and as the whole episodes that ended."""
 
-    pieces: list[Trajectory] = field(default_factory=list)
-    """Every step, in parts of episodes; a part ends where its episode does, or where the steps were over."""
+    fragments: list[Trajectory] = field(default_factory=list)
+    """Every step of the iteration; a fragment ends with its episode, or with the iteration."""
     episodes: list[Trajectory] = field(default_factory=list)
-    """The episodes that ended, whole."""
+    """The episodes that ended in the iteration, with their steps of earlier iterations."""
 
 
 class Stream:
-    """One emulator and its episodes. Episode n has a seed and randomness that follow from ``seed``, slot and n.
+    """One emulator and its episodes. The task, seed and randomness of episode n follow from ``seed``, ``slot`` and n.
 
-    ``group_size`` episodes in a row start alike, with one task and seed.
+    ``group_size`` episodes in a row share task and seed, and so start alike.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class Stream:
         self._slot = slot
         self._seed = seed
         self._group_size = group_size
-        self._cut = 0
+        self._fragment_start = 0
         self.observation = self._begin(0)
 
     def advance(self, decision: Decision | NoDecision, max_steps: int | None) -> bool:
-        """Carry out one action; True if the episode is over. Raises AgentError where there is none."""
+        """Carries out one action and returns whether the episode is over. Raises AgentError for NoDecision."""
         if isinstance(decision, NoDecision):
             raise AgentError(decision.reason)
         transition = self._emulator.step(decision.action)
@@ -63,26 +63,28 @@ class Stream:
 
     @property
     def last(self) -> Step:
-        """What was done last in this episode."""
+        """The newest step of this episode."""
         return self._steps[-1]
 
     def episode(self, iteration: int) -> Trajectory:
-        """The whole episode so far."""
+        """Returns the episode from its start to its newest step."""
         return self._trajectory(iteration, self._steps)
 
-    def piece(self, iteration: int) -> Trajectory | None:
-        """The steps since the last call, None if there were none."""
-        steps, self._cut = self._steps[self._cut :], len(self._steps)
+    def fragment(self, iteration: int) -> Trajectory | None:
+        """Returns the steps since the last call, None if there were none."""
+        steps, self._fragment_start = self._steps[self._fragment_start :], len(self._steps)
         return self._trajectory(iteration, steps) if steps else None
 
     def next_episode(self) -> None:
+        """Resets the emulator for the next episode."""
         self.observation = self._begin(self._episode + 1)
 
     def close(self) -> None:
+        """Closes the emulator."""
         self._emulator.close()
 
     def state(self) -> Json:
-        """Enough to come here again: which episode it is, and what was done in it."""
+        """Returns what ``load_state`` needs: the episode's number, its decisions, and the state of its generator."""
         return {
             "episode": self._episode,
             "decisions": [[step.action, step.log_prob] for step in self._steps],
@@ -90,11 +92,11 @@ class Stream:
         }
 
     def load_state(self, state: Any) -> None:
-        """Do again what was done; the emulator answers as it did, since an episode follows from its seed."""
+        """Repeats the decisions of the saved episode; the emulator answers as before, as its seed is the same."""
         self.observation = self._begin(state["episode"])
         for action, log_prob in state["decisions"]:
             self.advance(Decision(action, log_prob), max_steps=None)
-        self._cut = len(self._steps)
+        self._fragment_start = len(self._steps)
         self.rng.bit_generator.state = state["rng"]
 
     def _begin(self, episode: int) -> Observation:
@@ -106,7 +108,7 @@ class Stream:
         self.rng = np.random.default_rng([self._seed, self._slot, group, 1 + member])
         self._episode = episode
         self._steps: list[Step] = []
-        self._cut = 0
+        self._fragment_start = 0
         self._success = False
         return self._emulator.reset(self._task, self._episode_seed)
 
@@ -117,14 +119,14 @@ class Stream:
 
 
 class Streams:
-    """The streams of one rank, acted on in one batch."""
+    """The streams of one rank, whose actions are decided in one batch."""
 
     def __init__(self, streams: Sequence[Stream], max_steps: int | None) -> None:
         self._streams = streams
         self._max_steps = max_steps
 
     def collect(self, actor: Actor, iteration: int, steps: int) -> Collected:
-        """``steps`` steps of every emulator."""
+        """Makes ``steps`` steps in every emulator."""
         found = Collected()
         for _ in range(steps):
             seen = [stream.observation for stream in self._streams]
@@ -132,25 +134,27 @@ class Streams:
             for stream, decision in zip(self._streams, decisions, strict=True):
                 if stream.advance(decision, self._max_steps):
                     found.episodes.append(stream.episode(iteration))
-                    self._cut(stream, iteration, found)
+                    self._end_fragment(stream, iteration, found)
                     stream.next_episode()
         for stream in self._streams:
-            self._cut(stream, iteration, found)
+            self._end_fragment(stream, iteration, found)
         return found
 
     def state(self) -> Json:
+        """Returns the state of every stream, in the order of slots."""
         return [stream.state() for stream in self._streams]
 
     def load_state(self, state: Any) -> None:
-        """A stream that the state does not know of stays at its beginning."""
+        """Resumes every stream that ``state`` has; further ones stay at their first episode."""
         for stream, known in zip(self._streams, state, strict=False):
             stream.load_state(known)
 
     def close(self) -> None:
+        """Closes all emulators."""
         for stream in self._streams:
             stream.close()
 
-    def _cut(self, stream: Stream, iteration: int, found: Collected) -> None:
-        piece = stream.piece(iteration)
-        if piece is not None:
-            found.pieces.append(piece)
+    def _end_fragment(self, stream: Stream, iteration: int, found: Collected) -> None:
+        fragment = stream.fragment(iteration)
+        if fragment is not None:
+            found.fragments.append(fragment)

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 
 from digirl_dist.parallel.group import Group
-from digirl_dist.storage.checkpoint import Checkpoint, describe
-from digirl_dist.storage.digest import digest
+from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.trainer import Update
 from digirl_dist.trainer.inprocess import InProcessTrainer
+from digirl_dist.trainer.replicas import check_replicas
 
 _STOP = "stop"
 
@@ -62,6 +62,5 @@ def _learn(trainer: InProcessTrainer, group: Group, checkpoint: Checkpoint, stor
     """Makes this rank's part of an update, then checks that all replicas of the weights are equal."""
     figures = trainer.learn(checkpoint, store)
     if trainer.replicas:
-        tensors = describe({name: tensor.cpu() for name, tensor in trainer.weights().items()})
-        group.check_in_step(digest(repr(sorted(tensors.items())).encode()))
+        check_replicas(group, trainer.weights())
     return figures

@@ -60,12 +60,11 @@ def exchanged(group: Group) -> dict[str, Any]:
     found: dict[str, Any] = {
         "averages": window.averages(group),
         "largest": group.largest(group.rank.rank),
-        "all": [part.decode() for part in group.from_all(b"x" * group.rank.rank)],
-        "first": group.from_first(b"" if group.rank.rank else b"word").decode(),
-        "parcels": [part.decode() for part in group.to_first(f"of {group.rank.rank}".encode())],
+        "broadcast": group.broadcast(b"" if group.rank.rank else b"word").decode(),
+        "gathered": [part.decode() for part in group.gather(f"of {group.rank.rank}".encode())],
     }
     try:
-        group.check_in_step("same" if group.rank.is_first else "another")
+        group.check_in_step(b"same" if group.rank.is_first else b"else")
     except PeerError as error:
         found["astray"] = str(error)
     return found

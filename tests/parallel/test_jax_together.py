@@ -51,6 +51,6 @@ def test_c2_uneven_parts_learn_what_one_process_learns(found: list[dict[str, Any
 def test_ranks_add_up_and_tell_each_other_by_the_coordinator(found: list[dict[str, Any]]) -> None:
     for rank, there in enumerate(found):
         assert there["averages"] == {"episode_reward_avg_100": 0.5, "episode_length_avg_100": 20.0}
-        assert (there["largest"], there["all"], there["first"]) == (1, ["", "x"], "word")
-        assert there["parcels"] == ([] if rank else ["of 0", "of 1"])
+        assert (there["largest"], there["broadcast"]) == (1, "word")
+        assert there["gathered"] == ([] if rank else ["of 0", "of 1"])
         assert "the weights of rank 1 differ" in there["astray"]

@@ -71,9 +71,9 @@ def test_b5_averages_are_over_the_windows_of_all_ranks(found: list[dict[str, Any
         assert windows["full"] == windows["again"] == {"episode_reward_avg_100": 0.5, "episode_length_avg_100": 20.0}
 
 
-def test_bytes_come_to_rank_0_and_to_all(found: list[dict[str, Any]]) -> None:
-    assert found[0]["parcels"] == ["", "of 1"] and found[1]["parcels"] == []
-    assert found[0]["bytes"] == found[1]["bytes"] == ["", "x"]
+def test_bytes_are_gathered_on_rank_0_and_broadcast_from_it(found: list[dict[str, Any]]) -> None:
+    assert found[0]["gathered"] == ["", "of 1"] and found[1]["gathered"] == []
+    assert found[0]["broadcast"] == found[1]["broadcast"] == "word"
 
 
 def test_b1_weights_that_differ_are_named_by_rank(found: list[dict[str, Any]]) -> None:

@@ -153,7 +153,7 @@ def shares(spread: Sharded) -> dict[str, Any]:
 def what_fails(group: Group) -> dict[str, str]:
     found = {}
     try:
-        group.check_in_step("same" if group.rank.is_first else "another")
+        group.check_in_step(b"same" if group.rank.is_first else b"else")
     except PeerError as error:
         found["astray"] = str(error)
     if group.rank.is_first:
@@ -199,8 +199,8 @@ def main(folder: Path) -> None:
             "windows": windows(group),
             "gradients": gradients(group),
             "total": own.total(torch.tensor([1.0 + rank.rank])).tolist(),
-            "parcels": [part.decode() for part in group.to_first(f"of {rank.rank}".encode() * rank.rank)],
-            "bytes": [part.decode() for part in group.from_all(b"x" * rank.rank)],
+            "broadcast": group.broadcast(b"" if rank.rank else b"word").decode(),
+            "gathered": [part.decode() for part in group.gather(f"of {rank.rank}".encode() * rank.rank)],
             **what_fails(group),
         }
     (folder / f"rank{rank.rank}.json").write_text(json.dumps(found))

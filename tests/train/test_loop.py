@@ -1,15 +1,23 @@
-"""What a rank makes of its episodes: tickets, parcels and groups."""
+"""How a rank's episodes travel, are found again on resuming, and are selected for an update."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
+from digirl_dist.collection import CollectionResult
 from digirl_dist.parallel.rank import Rank
+from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Task, Ticket
-from digirl_dist.train.loop import Groups
-from digirl_dist.train.parquet_bytes import from_parquet_bytes, joined, numbered, to_parquet_bytes
+from digirl_dist.train.data_selector import CompleteGroups
+from digirl_dist.train.parquet_bytes import assign_indices, from_parquet_bytes, merge_ranks, of_rank, to_parquet_bytes
+from digirl_dist.train.random_states import random_states, with_random_states
+from digirl_dist.train.resume import newest_of_each_rank
 from digirl_dist.train.streams import Collected
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
@@ -25,18 +33,18 @@ def names(episodes: Sequence[Trajectory]) -> list[str]:
 
 
 def test_a_rank_finds_its_own_episodes_again_however_many_each_rank_had() -> None:
-    first = numbered([episode(f"a{k}") for k in range(3)], Rank(0, 2, 0, 2))
-    second = numbered([episode("b0")], Rank(1, 2, 1, 2))
-    together = joined([to_parquet_bytes(first), to_parquet_bytes(second)])
+    first = assign_indices([episode(f"a{k}") for k in range(3)], Rank(0, 2, 0, 2))
+    second = assign_indices([episode("b0")], Rank(1, 2, 1, 2))
+    together = merge_ranks([to_parquet_bytes(first), to_parquet_bytes(second)])
     assert names(together) == ["a0", "b0", "a1", "a2"]
     back = from_parquet_bytes(to_parquet_bytes(together))
     assert [each.ticket.index for each in back] == [0, 1, 2, 4]
-    assert names([each for each in back if each.ticket.index % 2 == 1]) == ["b0"]
+    assert names(of_rank(back, Rank(1, 2, 1, 2))) == ["b0"]
     assert from_parquet_bytes(to_parquet_bytes([])) == []
 
 
 def test_a_group_is_learned_from_once_it_is_complete() -> None:
-    selector = Groups([], size=2)
+    selector = CompleteGroups([], size=2)
     first = selector.select(Collected(episodes=[episode("a0", 0, seed=1), episode("b0", 0, seed=2)]))
     assert not first.fresh
     second = selector.select(Collected(episodes=[episode("b1", 1, seed=2)]))
@@ -48,5 +56,29 @@ def test_a_group_is_learned_from_once_it_is_complete() -> None:
 
 def test_what_waits_for_its_group_is_found_in_what_was_remembered() -> None:
     remembered = [episode("a0", 0, seed=1), episode("b0", 0, seed=2), episode("b1", 1, seed=2)]
-    selector = Groups(remembered, size=2)
+    selector = CompleteGroups(remembered, size=2)
     assert names(selector.select(Collected(episodes=[episode("a1", 2, seed=1)])).fresh) == ["a0", "a1"]
+
+
+def test_each_rank_finds_its_newest_episodes_across_iterations_without_any(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for iteration, ended in ((0, "abc"), (3, "d")):
+        busy = assign_indices([episode(name, iteration) for name in ended], Rank(0, 2))
+        idle = assign_indices([episode(f"{iteration}", iteration)], Rank(1, 2))
+        store.append(CollectionResult(iteration, [*busy, *idle]))
+    found = newest_of_each_rank(store, before=5, capacity=2, world_size=2)
+    assert names(of_rank(found, Rank(0, 2))) == ["c", "d"]
+    assert names(of_rank(found, Rank(1, 2))) == ["0", "3"]
+    assert newest_of_each_rank(store, before=5, capacity=0, world_size=2) == []
+
+
+def test_a_rank_resumes_with_the_generators_that_it_had_and_another_keeps_those_of_rank_0() -> None:
+    def state(seed: int) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(seed)
+        return {"actor": {"generator": generator.get_state(), "steps": 3}, "value": [seed]}
+
+    first, second = state(1), json.loads(json.dumps(random_states(state(2))))
+    resumed = with_random_states(first, second)
+    assert torch.equal(resumed["actor"]["generator"], state(2)["actor"]["generator"])
+    assert resumed["actor"]["steps"] == 3 and resumed["value"] == [1]
+    assert torch.equal(with_random_states(first, {})["actor"]["generator"], first["actor"]["generator"])

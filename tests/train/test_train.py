@@ -119,10 +119,32 @@ def test_b7_three_and_three_iterations_are_six_to_the_bit(three: Path, tmp_path:
     assert [each.episode_id for each in episodes(six)] == [each.episode_id for each in episodes(resumed)]
 
 
+@pytest.mark.long
+def test_b7_ranks_that_have_different_numbers_of_rows_go_on_to_the_bit(tmp_path: Path) -> None:
+    """Each has shuffled its own number of rows, and so must go on with its own generator."""
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    more = ["train_algorithm=filtered_bc", "distributed.steps=17", "distributed.eval_freq=0", "train_iterations=4"]
+    for folder in (whole, resumed):
+        ended = launch(torchrun(2, *MODULE, *words(folder, *more)))
+        assert ended.status == 0, ended.out
+        if folder is whole:
+            shutil.copytree(whole, resumed, symlinks=True)
+            for iteration in (3, 4):
+                shutil.rmtree(resumed / "checkpoints" / f"{iteration:06d}")
+    (policy, trainer), (again, trainer_again) = state(whole), state(resumed)
+    shuffling = [each["random"] for each in trainer["ranks"]["states"]]
+    assert shuffling[0] and shuffling[0] != shuffling[1]
+    assert all(torch.equal(policy[name], again[name]) for name in policy)
+    assert trainer["ranks"] == trainer_again["ranks"]
+
+
 def test_b7_one_process_goes_on_where_two_ranks_stopped(three: Path, tmp_path: Path) -> None:
     one = tmp_path / "one"
     shutil.copytree(three, one, symlinks=True)
+    stored = one / "trajectories"
+    shutil.copy(stored / "000002.parquet", stored / "000003.parquet")  # as if killed before the fourth checkpoint
     assert main(words(one, "train_iterations=4")) == 0
+    assert {each.worker for each in parquet.read(stored / "000003.parquet")} == {"rank0"}
     last = metrics(one)[-1]
     assert last["world_size"] == 1 and last["global_step"] == STEPS * SLOTS * (2 * 3 + 1)
     assert last["learning_rate"] == pytest.approx(1e-3 * 3 / 6)
@@ -203,6 +225,24 @@ def test_b7_alone_two_and_two_iterations_are_four_to_the_bit_with_groups_of_one_
     (policy, trainer), (again, trainer_again) = (state(tmp_path / folder) for folder in ("whole", "halves"))
     assert all(torch.equal(policy[name], again[name]) for name in policy)
     assert trainer["ranks"] == trainer_again["ranks"]
+
+
+def test_b7_iterations_in_which_no_episode_ended_do_not_hide_earlier_ones(tmp_path: Path) -> None:
+    """The second episode of a group comes after the run was continued, the first some iterations before that."""
+    more = [
+        "train_algorithm=grpo",
+        "algorithm.grpo.group_size=2",
+        "bsize=1",
+        "distributed.steps=2",
+        "distributed.eval_freq=0",
+    ]
+    for folder, stops in (("whole", [9]), ("halves", [6, 9])):
+        for stop in stops:
+            assert main(words(tmp_path / folder, *more, f"train_iterations={stop}")) == 0
+    assert [line["episodes"] for line in metrics(tmp_path / "whole")] == [0, 0, 0, 1, 0, 0, 0, 0, 1]
+    assert metrics(tmp_path / "whole")[-1]["kept_trajectories"] == 2
+    (policy, _), (again, _) = (state(tmp_path / folder) for folder in ("whole", "halves"))
+    assert all(torch.equal(policy[name], again[name]) for name in policy)
 
 
 def steps_until_good(folder: Path) -> int:

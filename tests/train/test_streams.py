@@ -31,17 +31,17 @@ def actions(trajectories: Sequence[Trajectory]) -> dict[str, list[int]]:
     return found
 
 
-def test_the_pieces_hold_every_step_once_and_the_episodes_are_whole() -> None:
+def test_the_fragments_hold_every_step_once_and_the_episodes_are_whole() -> None:
     running, found = streams(), Collected()
     for iteration in range(4):
         part = running.collect(Dice(), iteration, steps=4)
-        assert sum(len(piece.steps) for piece in part.pieces) == 8
-        found.pieces += part.pieces
+        assert sum(len(fragment.steps) for fragment in part.fragments) == 8
+        found.fragments += part.fragments
         found.episodes += part.episodes
     assert len(found.episodes) == 2 * (16 // 5)
     assert all(len(episode.steps) == 5 and episode.steps[-1].terminated for episode in found.episodes)
-    by_piece, whole = actions(found.pieces), actions(found.episodes)
-    assert all(by_piece[name] == whole[name] for name in whole)
+    by_fragment, whole = actions(found.fragments), actions(found.episodes)
+    assert all(by_fragment[name] == whole[name] for name in whole)
 
 
 def test_what_runs_does_not_depend_on_the_size_of_an_iteration() -> None:
@@ -51,12 +51,12 @@ def test_what_runs_does_not_depend_on_the_size_of_an_iteration() -> None:
     assert actions(at_once) == actions(bit_by_bit)
 
 
-def test_a_stream_is_taken_up_in_the_middle_of_an_episode() -> None:
-    left, taken_up = streams(), streams()
+def test_a_stream_is_resumed_in_the_middle_of_an_episode() -> None:
+    left, resumed = streams(), streams()
     left.collect(Dice(), 0, steps=7)
-    taken_up.load_state(json.loads(json.dumps(left.state())))
-    here, there = left.collect(Dice(), 1, steps=9), taken_up.collect(Dice(), 1, steps=9)
-    assert actions(here.pieces) == actions(there.pieces)
+    resumed.load_state(json.loads(json.dumps(left.state())))
+    here, there = left.collect(Dice(), 1, steps=9), resumed.collect(Dice(), 1, steps=9)
+    assert actions(here.fragments) == actions(there.fragments)
     assert actions(here.episodes) == actions(there.episodes)
 
 

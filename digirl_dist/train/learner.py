@@ -1,0 +1,36 @@
+"""The learning half of a rank: its copy of the policy, and the algorithm that updates it with the other ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from digirl_dist.agent import Agent
+from digirl_dist.algorithm import Algorithm
+from digirl_dist.parallel.group import Group
+from digirl_dist.train.data_selector import UpdateData
+from digirl_dist.trainer.replicas import check_replicas
+from digirl_dist.trainer.seeding import seeded
+
+
+@dataclass(frozen=True)
+class RankLearner:
+    """The policy of this rank and its algorithm. Weights are the same on every rank after every update."""
+
+    group: Group
+    agent: Agent
+    algorithm: Algorithm
+    seed: int
+    """Of what the agent draws while it learns; ranks differ."""
+
+    def update(self, iteration: int, data: UpdateData) -> dict[str, float]:
+        """Makes one update from the data of all ranks and returns the algorithm's figures.
+
+        Makes none, and returns no figures, if no rank has any data; a rank without data contributes empty minibatches.
+        Every rank must call it. Raises PeerError when a rank does not take part or ends with other weights.
+        """
+        if self.group.largest(len(data.replay)) == 0:
+            return {}
+        with seeded(self.seed, iteration):
+            figures = self.algorithm.update(data.fresh, data.replay)
+        check_replicas(self.group, self.agent.state_dict())
+        return figures
