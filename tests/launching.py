@@ -20,7 +20,7 @@ LIMIT_S = 160.0
 
 
 @dataclass(frozen=True)
-class EpisodeReady:
+class Ended:
     """What a launch came to; ``out`` holds both of its streams."""
 
     status: int
@@ -71,14 +71,14 @@ def started(command: Sequence[str], **variables: str) -> Iterator[subprocess.Pop
         process.stdout.close()
 
 
-def launch(command: Sequence[str], limit_s: float = LIMIT_S, **variables: str) -> EpisodeReady:
+def launch(command: Sequence[str], limit_s: float = LIMIT_S, **variables: str) -> Ended:
     """Run to its end. Fails with what was printed when that takes too long."""
     with started(command, **variables) as process:
         try:
             out, _ = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{' '.join(command)} took longer than {limit_s} s") from None
-        return EpisodeReady(process.returncode, out)
+        return Ended(process.returncode, out)
 
 
 def descendants(pid: int) -> list[psutil.Process]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import EpisodeReady, example, launch, rank_process, started, torchrun
+from launching import Ended, example, launch, rank_process, started, torchrun
 
 from digirl_dist.errors import EvalJobsError
 from digirl_dist.evaluate.eval_runner import main
@@ -47,14 +47,14 @@ def statuses(out: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def five(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, EpisodeReady]:
+def five(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
     """Five jobs on two ranks."""
     folder = tmp_path_factory.mktemp("five")
     jobs = write(folder / "jobs.json", [job(f"job{k}", seed=k) for k in range(5)])
     return folder, launch(torchrun(2, *MODULE, *arguments(jobs, folder / "two")))
 
 
-def test_d1_jobs_go_to_the_rank_that_their_index_leaves(five: tuple[Path, EpisodeReady]) -> None:
+def test_d1_jobs_go_to_the_rank_that_their_index_leaves(five: tuple[Path, Ended]) -> None:
     folder, ended = five
     assert ended.status == 0, ended.out
     assert [result["rank"] for result in merged(folder / "two")] == [0, 1, 0, 1, 0]
@@ -81,7 +81,7 @@ def test_d1_the_documents_command_runs_a_job_on_each_of_four_ranks(tmp_path: Pat
 
 
 def test_d2_datasets_name_their_rank_only_where_there_are_several(
-    five: tuple[Path, EpisodeReady], tmp_path: Path
+    five: tuple[Path, Ended], tmp_path: Path
 ) -> None:
     folder, _ = five
     assert {path.name for path in (folder / "two").glob("dataset_*")} == {
@@ -113,7 +113,7 @@ def test_d4_with_continue_on_error_the_rest_run_and_the_launch_fails_all_the_sam
     assert "CheckpointError" in merged(tmp_path / "out")[1]["traceback"]
 
 
-def test_d5_the_merged_table_is_that_of_one_process(five: tuple[Path, EpisodeReady]) -> None:
+def test_d5_the_merged_table_is_that_of_one_process(five: tuple[Path, Ended]) -> None:
     folder, ended = five
     assert main(arguments(folder / "jobs.json", folder / "one")) == 0
 

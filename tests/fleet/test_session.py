@@ -1,0 +1,185 @@
+"""One connection as a state machine: what the program says and what the host wants go in, effects come out."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from digirl_dist.errors import JobError, LinkLostError
+from digirl_dist.fleet.effects import Decide, HangUp, Push, Send, Tell
+from digirl_dist.fleet.outgoing import Named
+from digirl_dist.fleet.reconnecting import Reconnecting
+from digirl_dist.fleet.session import ProgramSilent, Session
+from digirl_dist.fleet.spec import Job
+from digirl_dist.fleet.worker_events import ClaimsRefused, LeasesLost, PolicyLoaded, Said
+from digirl_dist.protocol import messages
+from digirl_dist.protocol.messages import PROTOCOL, EpisodeManifest, SlotLimits
+from digirl_dist.settings import LimitSettings
+from digirl_dist.storage.digest import digest
+from digirl_dist.tasks import Key, Task, Ticket
+
+LIMITS = LimitSettings(silence_s=8.0, start_s=20.0, stuck_s=30.0, back_off_s=1.0, back_off_max_s=8.0, steady_s=60.0)
+READY = messages.Ready(PROTOCOL, "package", "3.11", 1)
+WORKING = messages.Working(4, "", [])
+TICKETS = [Ticket(0, index, Task("t"), index, 3) for index in range(3)]
+
+
+def session(policy: Named | None = None) -> Session:
+    spec: Any = SimpleNamespace(name="w1", slots=4, package="package")
+    return Session(spec, Job("r1", b"agent", b"emulator", 10, SlotLimits(), 1, 60.0), LIMITS, policy)
+
+
+def working(policy: Named | None = None) -> Session:
+    here = session(policy)
+    here.receive(READY, b"", 0.0)
+    here.receive(WORKING, b"", 0.0)
+    return here
+
+
+def sent(effects: Any) -> list[messages.HostMessage]:
+    return [effect.message for effect in effects if isinstance(effect, Send)]
+
+
+def told(effects: Any) -> list[Any]:
+    return [effect.event for effect in effects if isinstance(effect, Tell)]
+
+
+def hung_up(effects: Any) -> Any:
+    (error,) = [effect.error for effect in effects if isinstance(effect, HangUp)]
+    return error
+
+
+def beat(held: list[Key], order: int, **more: Any) -> messages.Heartbeat:
+    fields: dict[str, Any] = {"doing": "run", "for_s": 0.1, "unheard_s": 0.1, "slots": [], "in_service": 4, **more}
+    return messages.Heartbeat(held=held, order=order, **fields)
+
+
+def test_a_greeting_leads_to_the_job_and_the_newest_policy() -> None:
+    here = session(Named(3))
+    assert sent(here.greet()) == [messages.Hello("r1", [PROTOCOL])]
+    (job,) = sent(here.receive(READY, b"", 0.0))
+    assert isinstance(job, messages.StartJob) and job.name == "w1" and job.slots == 4
+    effects = here.receive(WORKING, b"", 0.0)
+    assert told(effects) == [Said("w1", WORKING)] and sent(effects) == [messages.LoadPolicy(3, {})]
+
+
+def test_what_is_needed_is_pushed_and_then_only_said_to_be_there() -> None:
+    here = session()
+    here.receive(READY, b"", 0.0)
+    (push,) = here.receive(messages.Need("job", [digest(b"agent")]), b"", 0.0)
+    assert isinstance(push, Push) and [bytes(blob.content()) for blob in push.blobs] == [b"agent"]
+    assert sent(here.pushed("job", 5)) == [messages.Pushed("job")]
+
+
+def test_a_loaded_policy_says_what_its_push_took() -> None:
+    here = working()
+    here.announce(Named(3), 10.0)
+    assert sent(here.pushed("policy", 700)) == [messages.Pushed("policy")]
+    assert told(here.receive(messages.Loaded(3), b"", 12.5)) == [PolicyLoaded("w1", 3, 2.5, 700)]
+    assert not here.receive(messages.Loaded(2), b"", 13.0), "an older version that was loaded meanwhile"
+
+
+@pytest.mark.parametrize(
+    "ready", [messages.Ready(PROTOCOL + 1, "package", "", 1), messages.Ready(PROTOCOL, "old", "", 1)]
+)
+def test_a_program_of_another_version_is_replaced(ready: messages.Ready) -> None:
+    assert isinstance(hung_up(session().receive(ready, b"", 0.0)), ProgramSilent)
+
+
+def test_a_program_that_does_not_understand_the_greeting_is_replaced() -> None:
+    """As one of an earlier version says it."""
+    broken = messages.Broken("hello", "TypeError: _greet() got an unexpected keyword argument")
+    assert isinstance(hung_up(session().receive(broken, b"", 0.0)), ProgramSilent)
+
+
+@pytest.mark.parametrize(
+    ("during", "kind"), [("disk", LinkLostError), ("attach", JobError), ("StartJob", JobError), ("run", JobError)]
+)
+def test_what_is_broken_decides_whether_the_worker_comes_back(during: str, kind: type) -> None:
+    error = hung_up(working().receive(messages.Broken(during, "why"), b"", 0.0))
+    assert isinstance(error, kind) and "why" in str(error) and error.fatal == (kind is JobError)
+
+
+def test_nothing_is_leased_before_the_job_is_accepted() -> None:
+    here = session()
+    assert not here.lease(TICKETS) and not here.drop([TICKETS[0].key], "faults")
+    here.receive(READY, b"", 0.0)
+    here.receive(WORKING, b"", 0.0)
+    assert sent(here.lease(TICKETS)) == [messages.Lease(1, TICKETS)]
+
+
+def test_an_episode_of_another_run_ends_the_connection() -> None:
+    foreign = EpisodeManifest("r2", Key(0, 0), 0, 0, "e", 1, "ab", 0, 1.0, 0.0, {})
+    assert "r2" in str(hung_up(working().receive(messages.EpisodeReady(foreign), b"", 0.0)))
+
+
+def test_a_request_goes_to_the_hosts_policy_and_a_malformed_one_ends_the_connection() -> None:
+    asked = messages.Ask(1, 3, (0, 0, 0), "seen", 2, None, 2)
+    (decide,) = working().receive(asked, b"ab", 0.0)
+    assert isinstance(decide, Decide) and decide.request.observation.image == b"ab"
+    assert isinstance(hung_up(working().receive(asked, b"abc", 0.0)), LinkLostError)
+
+
+def test_heartbeats_show_a_program_that_is_stuck_and_a_link_that_is_half_open() -> None:
+    stuck = hung_up(working().receive(beat([], 0, for_s=31.0), b"", 0.0))
+    assert isinstance(stuck, ProgramSilent) and "stuck" in str(stuck)
+    half_open = hung_up(working().receive(beat([], 0, unheard_s=9.0), b"", 0.0))
+    assert "half-open" in str(half_open) and not isinstance(half_open, ProgramSilent)
+
+
+def test_a_lost_lease_counts_once_two_heartbeats_that_know_of_it_say_so() -> None:
+    here = working()
+    here.lease(TICKETS)
+    keys = [ticket.key for ticket in TICKETS]
+    before_the_lease = [told(here.receive(beat([], 0), b"", 0.0)) for _ in range(3)]
+    assert not [event for events in before_the_lease for event in events if isinstance(event, LeasesLost)]
+    assert LeasesLost("w1", keys[:1]) not in told(here.receive(beat(keys[1:], 1), b"", 0.0))
+    assert LeasesLost("w1", keys[:1]) in told(here.receive(beat(keys[1:], 1), b"", 0.0))
+    assert not any(isinstance(event, LeasesLost) for event in told(here.receive(beat(keys[1:], 1), b"", 0.0)))
+
+
+def test_an_episode_that_ended_between_two_heartbeats_is_neither_lost_nor_claimed() -> None:
+    here = working()
+    here.lease(TICKETS)
+    keys = [ticket.key for ticket in TICKETS]
+    here.receive(beat(keys[1:], 1), b"", 0.0)  # it ended, and its message comes behind
+    here.receive(messages.EpisodeFailed(0, keys[0], "hung"), b"", 0.0)
+    here.receive(beat(keys, 1), b"", 0.0)  # made before it ended
+    events = [event for _ in range(2) for event in told(here.receive(beat(keys[1:], 1), b"", 0.0))]
+    assert not any(isinstance(event, LeasesLost | ClaimsRefused) for event in events)
+
+
+def test_a_claim_without_a_lease_is_refused_and_dropped() -> None:
+    here = working()
+    claim = Key(7, 7)
+    assert not sent(here.receive(beat([claim], 0), b"", 0.0))
+    effects = here.receive(beat([claim], 0), b"", 0.0)
+    assert ClaimsRefused("w1", [claim]) in told(effects)
+    assert sent(effects) == [messages.Drop(1, [claim], "faults")]
+    dropped = [effect for _ in range(3) for effect in here.receive(beat([claim], 0), b"", 0.0)]
+    assert not sent(dropped), "the program does not know of the drop yet"
+
+
+def test_a_program_may_be_silent_for_longer_until_it_has_a_policy() -> None:
+    here = working()
+    assert here.patience_s == LIMITS.start_s
+    here.receive(messages.Loaded(0), b"", 0.0)
+    assert here.patience_s == LIMITS.silence_s
+    lost = LinkLostError("w1", "nothing came")
+    assert isinstance(here.silent(True, lost), ProgramSilent) and here.silent(False, lost) is lost
+
+
+def test_pauses_between_connections_double_until_one_was_steady() -> None:
+    back = Reconnecting(LIMITS, lambda low, high: high)
+    pauses = []
+    for _ in range(5):
+        back.connecting(0.0)
+        pauses.append(back.lost(LinkLostError("w1", "cut"), 1.0))
+    assert pauses == [2.0, 4.0, 8.0, 8.0, 8.0]
+    back.connecting(0.0)
+    assert back.lost(LinkLostError("w1", "cut"), 61.0) == 1.0
+    assert back.lost(JobError("w1", "no", "nothing"), 61.0) is None
+    back.lost(ProgramSilent("w1", "silent"), 61.0)
+    assert back.replace
