@@ -119,12 +119,14 @@ class ProgramCore:
         for_s, unheard_s = round(max(0.0, now - since), 3), round(max(0.0, now - heard_at), 3)
         return Heartbeat(doing, for_s, unheard_s, slots, held, order, in_service)
 
-    def tick(self, now: float, heard_at: float, queued: Collection[Key]) -> Effects:
+    def tick(self, now: float, heard_at: float, held: Sequence[Ticket], queued: Collection[Key]) -> Effects:
         """Ends the program when no host came back in time and nothing runs any more. Called now and then.
 
-        Tickets that no slot has begun (``queued``) are dropped then. Without a host, an episode whose actions are
-        decided there goes no further.
+        ``held`` is what the slots say that they hold, after everything that happened on them has gone in: heartbeats
+        tell that, whatever it should be. Of an orphan, tickets that no slot has begun (``queued``) are dropped; without
+        a host, an episode whose actions are decided there goes no further.
         """
+        self._held = {ticket.key: ticket for ticket in held}
         if now - heard_at < self._orphan_s:
             return []
         if self._job is None:

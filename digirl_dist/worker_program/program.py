@@ -95,8 +95,9 @@ class Program:
             self._act(self._rollout)
         for message in self._link.received():
             self._do(type(message).__name__, self._core.receive(message, time.monotonic()))
-        queued = [] if self._rollout is None else [ticket.key for ticket in self._rollout.tickets]
-        self._do("tick", self._core.tick(time.monotonic(), self._link.last_heard, queued))
+        held, queued = ([], []) if self._rollout is None else (self._rollout.held(), self._rollout.tickets)
+        now, heard_at = time.monotonic(), self._link.last_heard
+        self._do("tick", self._core.tick(now, heard_at, held, [ticket.key for ticket in queued]))
 
     def _act(self, rollout: Rollout) -> None:
         """Gives the rollout one turn."""
