@@ -13,6 +13,7 @@ from watching import nothing_is_left_of
 
 from digirl_dist.child_process import SOURCE
 from digirl_dist.fleet import roster
+from digirl_dist.tasks import Key
 
 pytestmark = pytest.mark.long
 MISBEHAVING = "localhost-0"
@@ -37,7 +38,7 @@ def misbehave(monkeypatch: pytest.MonkeyPatch) -> Any:
 def collect(here: Site, count: int) -> None:
     """Every ticket comes home exactly once."""
     result = here.collect(tickets(count))
-    assert keys(result) == [(0, index) for index in range(count)]
+    assert keys(result) == [Key(0, index) for index in range(count)]
     landed = [event["ticket"] for event in events(here.folder.root, "episode")]
     assert sorted(landed) == list(range(count))
     assert {worker_result.worker for worker_result in result.worker_results} == {"localhost-0", "localhost-1"}

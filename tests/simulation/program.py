@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 from simulation.fleet import SEEN, Behaviour, World
 
-from digirl_dist.capacity import Choice
+from digirl_dist.capacity import PoolSize
 from digirl_dist.protocol import messages
 from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.rollout.rollout import Finished, Happening
@@ -108,7 +108,7 @@ class SimulatedProgram:
                 self.generation += 1
             case effects.StartSlots(job):
                 self.slots = job.slots or self.behaviour.slots
-                return self.core.started(job, Choice(self.slots, ""))
+                return self.core.started(job, PoolSize(self.slots, ""))
             case effects.CloseSlots():
                 self.slots = 0
                 self.queue.clear()

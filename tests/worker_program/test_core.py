@@ -1,15 +1,12 @@
-"""The worker program's core on virtual time: what it answers, holds, tells and forgets, whatever fails around it."""
+"""The worker program's core on virtual time: what it answers, holds, tells and forgets."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
-
 import pytest
-from simulation.fleet import RUN, Behaviour, World, tickets
-from simulation.program import SimulatedProgram
+from simulation.fleet import RUN, tickets
+from simulation.host import ASKING_JOB, JOB, Host, manifest, policy
 
-from digirl_dist.capacity import Choice
-from digirl_dist.errors import TrajectoryError
+from digirl_dist.capacity import PoolSize
 from digirl_dist.protocol.messages import (
     PROTOCOL,
     SPOKEN,
@@ -19,86 +16,23 @@ from digirl_dist.protocol.messages import (
     Collected,
     Drop,
     EpisodeFailed,
-    EpisodeManifest,
     EpisodeReady,
-    Heartbeat,
     Hello,
-    HostMessage,
     Landed,
     Lease,
     Loaded,
-    LoadPolicy,
     Need,
     NoAction,
     Ping,
     Pushed,
     Ready,
-    SlotLimits,
     SlotSeconds,
-    StartJob,
-    Stop,
-    TensorEntry,
     UnknownFile,
-    WorkerMessage,
     Working,
 )
-from digirl_dist.tasks import Key, Ticket
+from digirl_dist.tasks import Key
 from digirl_dist.worker_program import effects
 from digirl_dist.worker_program.core import ProgramCore
-
-M = TypeVar("M")
-JOB = StartJob("w", "a1", "e1", SlotLimits(), slots=2)
-ASKING_JOB = StartJob("w", None, "e1", SlotLimits(), slots=2)
-
-
-class Host:
-    """What a host does with one program, which answers at once."""
-
-    def __init__(self, **behaviour: Any) -> None:
-        self.world = World()
-        self.program = SimulatedProgram(self.world, "w", Behaviour(slots=2, **behaviour), orphan_s=10.0)
-        self.heard: list[WorkerMessage] = []
-        self.program.say = self.heard.append
-
-    def say(self, message: HostMessage) -> list[WorkerMessage]:
-        """Returns what the program says to it before anything else happens."""
-        before = len(self.heard)
-        self.program.receive(message)
-        return self.heard[before:]
-
-    def of(self, kind: type[M]) -> list[M]:
-        return [message for message in self.heard if isinstance(message, kind)]
-
-    def work(self, job: StartJob = JOB) -> None:
-        """Up to the point where the program acts with version 0."""
-        self.say(Hello(RUN, list(SPOKEN)))
-        self.say(job)
-        self.say(Pushed("job"))
-        self.say(policy(0))
-        self.say(Pushed("policy"))
-        assert isinstance(self.heard[-1], Loaded)
-
-    def beat(self) -> Heartbeat:
-        self.program.beat()
-        found = self.heard[-1]
-        assert isinstance(found, Heartbeat)
-        return found
-
-    def wait(self, seconds: float) -> None:
-        until = self.world.now + seconds
-        while self.world.advance(until):
-            pass
-
-    def did(self, kind: type[M]) -> list[M]:
-        return [effect for effect in self.program.done if isinstance(effect, kind)]
-
-
-def policy(version: int, digest: str = "0a") -> LoadPolicy:
-    return LoadPolicy(version, {"logits": TensorEntry(digest, "float32", [2])})
-
-
-def manifest(episode_id: str, run: str = RUN) -> EpisodeManifest:
-    return EpisodeManifest(run, Key(0, 7), 0, 0, episode_id, 100, "ab", 0, 1.0, 0.0, {})
 
 
 def test_a_greeting_is_answered_with_what_the_program_is() -> None:
@@ -213,7 +147,7 @@ def test_a_ticket_is_held_until_the_host_was_told_how_it_ended() -> None:
     for message in (Hello(RUN, list(SPOKEN)), JOB):
         core.receive(message, 0.0)
     core.found_missing("job", [])
-    core.started(JOB, Choice(2, ""))
+    core.started(JOB, PoolSize(2, ""))
     core.receive(Lease(1, tickets(2)), 0.0)
     core.settle()
     told = core.happened(EpisodeFailed(0, Key(0, 0), "hung"))
@@ -273,41 +207,6 @@ def test_what_lies_ready_from_before_is_announced_after_the_job_is_accepted() ->
     assert host.say(JOB) == [Working(2, "", [])]
 
 
-def test_an_orphan_with_policies_of_its_own_finishes_what_runs_and_ends() -> None:
-    host = Host(episode_s=15.0)
-    host.work()
-    host.say(Lease(1, tickets(5)))
-    host.wait(14.0)
-    assert host.beat().held == [Key(0, 0), Key(0, 1)] and host.program.ended is None
-    host.wait(2.0)
-    assert host.program.ended == effects.End(stopped=False) and len(host.program.ready) == 2
-
-
-def test_an_orphan_whose_host_decides_gives_up_what_runs_and_ends() -> None:
-    host = Host(episode_s=15.0)
-    host.work(ASKING_JOB)
-    host.say(Lease(1, tickets(5)))
-    host.wait(11.0)
-    assert host.program.ended == effects.End(stopped=False) and not host.program.ready
-
-
-def test_a_program_without_a_job_ends_when_no_host_comes_and_a_ping_keeps_it() -> None:
-    host = Host()
-    for _ in range(4):
-        host.wait(6.0)
-        host.say(Ping())
-    assert host.program.ended is None
-    host.wait(11.0)
-    assert host.program.ended == effects.End(stopped=False)
-
-
-def test_stop_ends_the_program_for_good() -> None:
-    host = Host()
-    host.work()
-    host.say(Stop())
-    assert host.program.ended == effects.End(stopped=True)
-
-
 def test_accounts_are_told_when_the_host_has_all_it_wanted() -> None:
     host = Host()
     assert host.say(Collected()) == []
@@ -325,101 +224,3 @@ def test_answers_reach_the_episodes_and_a_new_host_is_asked_again() -> None:
     assert not host.did(effects.AskAgain)
     host.say(Hello(RUN, list(SPOKEN)))
     assert isinstance(host.program.done[-1], effects.AskAgain)
-
-
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
-        (Pushed("job"), "no job was described"),
-        (Pushed("policy"), "no policy was announced"),
-        (policy(0), "no job runs"),
-        (Lease(1, tickets(1)), "no job runs"),
-        (Action(1, 0, 0.0), "no job runs"),
-    ],
-)
-def test_what_comes_before_its_time_is_refused(message: HostMessage, reason: str) -> None:
-    (broken,) = Host().say(message)
-    assert isinstance(broken, Broken) and broken.during == type(message).__name__ and reason in broken.reason
-
-
-def test_what_an_effect_raises_is_told_and_the_rest_of_its_effects_is_left_undone() -> None:
-    host = Host()
-    host.work()
-    host.program.raises[effects.LoadTensors] = ValueError("a tensor of another shape")
-    host.say(policy(1, "0b"))
-    (broken,) = host.say(Pushed("policy"))
-    assert isinstance(broken, Broken) and broken.during == "Pushed"
-    assert "ValueError: a tensor of another shape" in broken.reason
-    assert host.say(Pushed("policy")) == [Loaded(1)]
-
-
-def test_an_error_that_is_meant_for_people_comes_without_a_traceback() -> None:
-    host = Host()
-    host.work()
-    host.program.raises[effects.WriteEpisode] = TrajectoryError("an action that no JSON can hold")
-    host.say(Lease(1, tickets(1)))
-    host.wait(1.4)
-    assert host.heard[-1] == Broken("Finished", "an action that no JSON can hold")
-
-
-def test_a_job_that_cannot_be_built_is_said_to_be_broken_and_may_be_told_again() -> None:
-    host = Host()
-    host.program.raises[effects.StartSlots] = ImportError("no such agent")
-    host.say(Hello(RUN, list(SPOKEN)))
-    host.say(JOB)
-    (broken,) = host.say(Pushed("job"))
-    assert isinstance(broken, Broken) and "ImportError: no such agent" in broken.reason
-    assert host.say(JOB) == [Working(2, "", [])]
-
-
-def test_an_agent_that_raises_ends_the_job() -> None:
-    host = Host()
-    host.work()
-    host.say(Lease(1, tickets(3)))
-    host.program.act_fails(RuntimeError("CUDA is out of memory"))
-    broken = host.heard[-1]
-    assert isinstance(broken, Broken) and broken.during == "act" and "CUDA is out of memory" in broken.reason
-    assert host.did(effects.CloseSlots) and host.beat().held == [] and host.program.slots == 0
-    assert host.say(JOB) == [Working(2, "", [])]
-
-
-def test_a_full_disk_is_said_to_be_broken_and_the_ticket_is_not_claimed() -> None:
-    host = Host()
-    host.work()
-    host.program.disk_is_full = True
-    host.say(Lease(1, tickets(1)))
-    host.wait(1.4)
-    assert host.heard[-1] == Broken("disk", "No space left on device")
-    assert host.beat().held == []
-
-
-def wanted_after(program: SimulatedProgram, count: int) -> list[Ticket]:
-    have = {key for _, (found, _) in program.ready.items() for key in [found.key]}
-    return [ticket for ticket in tickets(count) if ticket.key not in have]
-
-
-def test_a_program_that_is_killed_at_any_moment_loses_nothing_that_it_announced() -> None:
-    moments = 0
-    while True:
-        host = Host(episode_s=1.3)
-        killed = _run_until_killed(host, moments)
-        announced = {one.manifest.key for one in host.of(EpisodeReady)}
-        assert announced == {found.key for found, _ in host.program.ready.values()}
-        if not killed:
-            break
-        moments += 1
-        host.program.kill()
-        host.program.say = host.heard.append
-        host.work()
-        host.say(Lease(1, wanted_after(host.program, 6)))
-        host.wait(9.0)
-        assert {found.key for found, _ in host.program.ready.values()} == {Key(0, index) for index in range(6)}
-        assert {one.manifest.key for one in host.of(EpisodeReady)} == {Key(0, index) for index in range(6)}
-    assert moments > 10
-
-
-def _run_until_killed(host: Host, moment: int) -> bool:
-    """Stops before the happening of that number; False if all was over before."""
-    host.work()
-    host.say(Lease(1, tickets(6)))
-    return all(host.world.advance(6.0) for _ in range(moment))
