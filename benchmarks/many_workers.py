@@ -17,12 +17,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from digirl_dist.capacity import PoolSize
 from digirl_dist.emulator.rehearsal import RehearsalEmulator
-from digirl_dist.inference.local import Policies
 from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.protocol.messages import SlotLimits, StartJob
-from digirl_dist.rollout.rollout import Rollout
 from digirl_dist.rollout.slot import Slot, State
 from digirl_dist.settings import RehearsalSettings
 from digirl_dist.tasks import Task
@@ -98,14 +95,9 @@ class ManyProgram(Program):
         super().__init__(folder, SocketLink(folder), FileBlobs(folder), orphan_s=600.0, package="")
         self._clock = clock
 
-    def _start_job(self, job: StartJob) -> None:
-        assert job.agent is not None and job.slots is not None
+    def _new_slots(self, job: StartJob, count: int) -> list[Slot]:
         settings = unpack_file(self._blobs.file(job.emulator)).args[0]
-        self._policies = Policies(unpack_file(self._blobs.file(job.agent)))
-        self._pool = PoolSize(job.slots, "")
-        slots: list[Any] = [ClockSlot(number, settings, self._clock) for number in range(job.slots)]
-        self._rollout = Rollout(job.name, slots, self._policies, job.max_steps)
-        self._job = job
+        return [ClockSlot(number, settings, self._clock) for number in range(count)]
 
 
 def main() -> None:

@@ -1,0 +1,226 @@
+"""The worker program's core on virtual time: what it answers, holds, tells and forgets."""
+
+from __future__ import annotations
+
+import pytest
+from simulation.fleet import RUN, tickets
+from simulation.host import ASKING_JOB, JOB, Host, manifest, policy
+
+from digirl_dist.capacity import PoolSize
+from digirl_dist.protocol.messages import (
+    PROTOCOL,
+    SPOKEN,
+    Acting,
+    Action,
+    Broken,
+    Collected,
+    Drop,
+    EpisodeFailed,
+    EpisodeReady,
+    Hello,
+    Landed,
+    Lease,
+    Loaded,
+    Need,
+    NoAction,
+    Ping,
+    Pushed,
+    Ready,
+    SlotSeconds,
+    UnknownFile,
+    Working,
+)
+from digirl_dist.tasks import Key
+from digirl_dist.worker_program import effects
+from digirl_dist.worker_program.core import ProgramCore
+
+
+def test_a_greeting_is_answered_with_what_the_program_is() -> None:
+    core = ProgramCore(60.0, "a package", "3.12.1", pid=7)
+    assert core.receive(Hello(RUN, [*SPOKEN, 999]), now=0.0) == [
+        effects.Send(Ready(PROTOCOL, "a package", "3.12.1", 7))
+    ]
+
+
+def test_a_host_of_an_unknown_protocol_is_refused() -> None:
+    (broken,) = Host().say(Hello(RUN, [998, 999]))
+    assert isinstance(broken, Broken) and broken.during == "hello" and "[998, 999]" in broken.reason
+
+
+def test_a_program_serves_one_run() -> None:
+    host = Host()
+    host.say(Hello(RUN, list(SPOKEN)))
+    assert host.say(Hello("r2", list(SPOKEN))) == [Broken("run", f"this folder serves run {RUN}, not r2")]
+
+
+def test_a_job_starts_once_all_its_blobs_are_there() -> None:
+    host = Host()
+    host.say(Hello(RUN, list(SPOKEN)))
+    assert host.say(JOB) == [Need("job", ["a1", "e1"])]
+    host.program.pushes_arrive = False
+    host.program.blobs.add("a1")
+    assert host.say(Pushed("job")) == [Need("job", ["e1"])]
+    host.program.blobs.add("e1")
+    assert host.say(Pushed("job")) == [Working(2, "", [])]
+    assert host.did(effects.StartSlots) == [effects.StartSlots(JOB)]
+
+
+def test_the_job_that_runs_goes_on_and_its_tickets_are_named_to_a_host_that_comes_back() -> None:
+    host = Host()
+    host.work()
+    host.say(Lease(1, tickets(3)))
+    host.say(Hello(RUN, list(SPOKEN)))
+    assert host.say(JOB) == [Working(2, "", [Key(0, 0), Key(0, 1), Key(0, 2)])]
+    assert len(host.did(effects.StartSlots)) == 1
+
+
+def test_another_job_takes_the_place_of_the_one_that_runs() -> None:
+    host = Host()
+    host.work()
+    host.say(Lease(1, tickets(3)))
+    assert host.say(ASKING_JOB) == [Working(2, "", [])]
+    assert host.program.done.count(effects.CloseSlots()) == 2, "before each start"
+    assert host.beat().held == []
+
+
+def test_a_policy_is_loaded_once_its_tensors_are_there() -> None:
+    host = Host()
+    host.work()
+    assert host.say(policy(1, "0b")) == [Need("policy", ["0b"])]
+    assert host.say(Pushed("policy")) == [Loaded(1)]
+    assert host.program.versions == {1}
+    assert host.program.blobs == {"0b", "a1", "e1"}
+    booked = [effect.activity for effect in host.did(effects.IdleBecause)]
+    assert booked[-3:] == ["push", "push", "barrier"]
+
+
+def test_a_version_that_a_ticket_still_needs_outlives_the_next() -> None:
+    host = Host()
+    host.work()
+    host.say(Lease(1, tickets(1)))
+    host.say(policy(1, "0b"))
+    host.say(Pushed("policy"))
+    assert host.program.versions == {0, 1}
+    host.wait(2.0)
+    host.say(policy(2, "0b"))
+    assert host.program.versions == {2} and host.did(effects.ShareTensors) == [effects.ShareTensors(2, 1)]
+
+
+def test_a_version_that_is_ready_is_ready_at_once() -> None:
+    host = Host()
+    host.work()
+    assert host.say(policy(0)) == [Loaded(0)] and len(host.did(effects.LoadTensors)) == 1
+
+
+def test_an_altered_tensor_is_asked_for_again() -> None:
+    host = Host()
+    host.work()
+    host.program.blobs.add("0b")
+    host.program.altered.add("0b")
+    assert host.say(policy(1, "0b")) == [Need("policy", ["0b"])]
+    assert host.say(Pushed("policy")) == [Loaded(1)]
+
+
+def test_heartbeats_tell_which_orders_their_tickets_take_into_account() -> None:
+    host = Host()
+    host.work()
+    assert (host.beat().held, host.beat().order) == ([], 0)
+    host.say(Lease(1, tickets(3)))
+    assert (host.beat().held, host.beat().order) == ([Key(0, 0), Key(0, 1), Key(0, 2)], 1)
+    host.say(Drop(2, [Key(0, 1)], "speculation"))
+    assert (host.beat().held, host.beat().order) == ([Key(0, 0), Key(0, 2)], 2)
+    assert host.did(effects.DropTickets) == [effects.DropTickets([Key(0, 1)], "speculation")]
+    host.say(Hello(RUN, list(SPOKEN)))
+    assert host.beat().order == 0, "a host counts the orders of its own connection"
+
+
+def test_a_ticket_is_queued_once_however_often_it_is_leased() -> None:
+    host = Host()
+    host.work()
+    host.say(Lease(1, tickets(2)))
+    host.say(Lease(2, tickets(3)))
+    assert [len(effect.tickets) for effect in host.did(effects.LeaseTickets)] == [2, 1]
+
+
+def test_a_ticket_is_held_until_the_host_was_told_how_it_ended() -> None:
+    core = ProgramCore(60.0, "", "3.12", 1)
+    for message in (Hello(RUN, list(SPOKEN)), JOB):
+        core.receive(message, 0.0)
+    core.found_missing("job", [])
+    core.started(JOB, PoolSize(2, ""))
+    core.receive(Lease(1, tickets(2)), 0.0)
+    core.settle()
+    told = core.happened(EpisodeFailed(0, Key(0, 0), "hung"))
+    assert core.heartbeat(1.0, 1.0, [], 2).held == [Key(0, 0), Key(0, 1)]
+    assert told == [effects.Send(EpisodeFailed(0, Key(0, 0), "hung"))]
+    core.settle()
+    assert core.heartbeat(1.0, 1.0, [], 2).held == [Key(0, 1)]
+
+
+def test_heartbeats_tell_what_the_program_is_doing_and_how_long_it_heard_nobody() -> None:
+    core = ProgramCore(60.0, "", "3.12", 1)
+    core.wait(10.0)
+    beat = core.heartbeat(11.5, 7.0, [], 0)
+    assert (beat.doing, beat.for_s, beat.unheard_s) == ("waiting", 1.5, 4.5)
+    core.receive(Ping(), 12.0)
+    assert core.heartbeat(12.0, 12.0, [], 0).doing == "Ping"
+
+
+def test_what_the_slots_lost_is_no_longer_claimed() -> None:
+    host = Host(forgets=lambda ticket: ticket.index == 1)
+    host.work()
+    host.say(Lease(1, tickets(2)))
+    host.wait(2.0)
+    assert [one.manifest.key for one in host.of(EpisodeReady)] == [Key(0, 0)]
+    assert host.beat().held == []
+
+
+def test_an_episode_is_written_and_then_announced_and_deleted_when_it_has_landed() -> None:
+    host = Host()
+    host.work()
+    host.say(Lease(1, tickets(1)))
+    host.wait(2.0)
+    kinds = [type(message) for message in host.heard]
+    assert kinds[-2:] == [Acting, EpisodeReady]
+    (found,) = host.of(EpisodeReady)
+    assert found.manifest.run == RUN and found.manifest.seconds == pytest.approx(1.0)
+    host.say(Landed([found.manifest.episode_id]))
+    assert not host.program.ready
+
+
+def test_what_lies_ready_from_before_is_announced_after_the_job_is_accepted() -> None:
+    host = Host()
+    host.program.ready = {name: (manifest(name), tickets(1)[0]) for name in ("one", "two")}
+    host.program.ready["three"] = manifest("three", run="r9"), tickets(1)[0]
+    host.program.strays["four"] = "four.json is not a manifest: truncated"
+    host.say(Hello(RUN, list(SPOKEN)))
+    host.say(JOB)
+    assert not host.of(EpisodeReady)
+    assert host.say(Pushed("job")) == [
+        Working(2, "", []),
+        EpisodeReady(manifest("one")),
+        EpisodeReady(manifest("two")),
+        UnknownFile("three", f"three is of run r9, not of {RUN}"),
+        UnknownFile("four", "four.json is not a manifest: truncated"),
+    ]
+    host.say(Landed(["one", "two", "three", "four"]))
+    assert host.say(JOB) == [Working(2, "", [])]
+
+
+def test_accounts_are_told_when_the_host_has_all_it_wanted() -> None:
+    host = Host()
+    assert host.say(Collected()) == []
+    host.work()
+    assert host.say(Collected()) == [SlotSeconds({"step": 1.0})]
+    assert host.did(effects.IdleBecause)[-1].activity == "update"
+
+
+def test_answers_reach_the_episodes_and_a_new_host_is_asked_again() -> None:
+    host = Host()
+    host.work(ASKING_JOB)
+    host.say(Action(1, 0, -0.5))
+    host.say(NoAction(2, "no policy"))
+    assert host.program.answers == [Action(1, 0, -0.5), NoAction(2, "no policy")]
+    assert not host.did(effects.AskAgain)
+    host.say(Hello(RUN, list(SPOKEN)))
+    assert isinstance(host.program.done[-1], effects.AskAgain)
