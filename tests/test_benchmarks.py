@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -31,11 +33,13 @@ def test_a_figure_ends_with_its_values_and_goals() -> None:
     assert all(value["value"] > 0 for value in told["values"].values())
 
 
+@pytest.mark.component
 def test_the_figures_can_be_listed() -> None:
     listed = subprocess.run([ROOT / "script" / "bench"], capture_output=True, text=True, check=True).stdout
     assert "overhead " in listed and "stage" not in listed.split()
 
 
+@pytest.mark.component
 def test_an_unknown_figure_is_refused() -> None:
     done = subprocess.run([ROOT / "script" / "bench", "nix"], capture_output=True, text=True)
     assert done.returncode == 2 and "nix" in done.stderr

@@ -21,7 +21,7 @@ from digirl_dist.ssh.localhost_server import LocalhostServer
 from digirl_dist.storage import parquet
 from digirl_dist.tasks import Key
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.system, pytest.mark.long]
 ROOT = Path(__file__).resolve().parent.parent
 RUN = [sys.executable, str(ROOT / "run.py"), "--config-path", "config/multimachine", "--config-name", "host"]
 MINE = [
@@ -294,5 +294,6 @@ def test_a_run_path_that_cannot_be_written_is_named(home: Path, tmp_path: Path) 
         assert_refused(on(address, home, tmp_path, f"worker_run_path={path}"), str(tmp_path / "file"))
 
 
+@pytest.mark.unit
 def test_environment_variables_of_the_host_find_the_package() -> None:
     assert str(ROOT) in environment()["PYTHONPATH"].split(os.pathsep)[0]

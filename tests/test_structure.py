@@ -14,6 +14,8 @@ import pytest
 import digirl_dist
 from digirl_dist.child_process import environment
 
+pytestmark = pytest.mark.component
+
 PACKAGE = Path(digirl_dist.__file__).parent
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -96,6 +98,7 @@ def imports(path: Path) -> Iterator[str]:
             )
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(("name", "path"), list(modules()), ids=[name for name, _ in modules()])
 def test_imports_point_one_way(name: str, path: Path) -> None:
     """So there is no circle between rooms either."""
@@ -116,6 +119,7 @@ def test_what_a_script_draws_is_up_to_date(script: str) -> None:
     subprocess.run([sys.executable, ROOT / "script" / script, "--check"], check=True)
 
 
+@pytest.mark.unit
 def test_only_the_composition_root_imports_implementations() -> None:
     for name, path in modules():
         if name.split(".")[0] == "build":

@@ -23,6 +23,8 @@ from digirl_dist.settings import EndpointSettings, configuration
 from digirl_dist.storage import parquet
 from digirl_dist.trajectory import Decision, NoDecision, Observation
 
+pytestmark = pytest.mark.component
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 KEY = "sk-very-secret-0123456789"
 SPEC = EmulatorSpec(DeviceActions(), image_size=(4, 4))
@@ -80,6 +82,7 @@ def test_a_refusal_is_raised_with_its_remedy_and_without_the_key(served: Endpoin
     assert KEY not in str(refusal.value)
 
 
+@pytest.mark.unit
 def test_it_cannot_learn_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = EndpointAgent(EndpointSettings(model="m"), SPEC)
     assert list(agent.parameters()) == [] and agent.state_dict() == {}
@@ -90,6 +93,7 @@ def test_it_cannot_learn_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         run.run(configuration.load("config/multimachine", "host", ["dry_run=true", "agent=endpoint", "agent.model=m"]))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("where", [["parallel=single"], ["dry_run=true", "dry_run_workers=1", "inference=host"]])
 def test_it_collects_and_an_outage_costs_a_retry(
     served: Endpoint, tmp_path: Path, monkeypatch: Any, where: list[str]

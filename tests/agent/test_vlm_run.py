@@ -18,6 +18,8 @@ from digirl_dist.emulator.phone import PHONE_SPEC
 from digirl_dist.settings import LoraSettings, VlmSettings
 from digirl_dist.storage import parquet
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 WORDS = [
     "dry_run=true inference=host train_iterations=3 rollout_size=8 bsize=2 max_steps=4",

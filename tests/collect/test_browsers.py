@@ -30,7 +30,7 @@ from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Plan
 from digirl_dist.trajectory import Decision, Observation
 
-pytestmark = pytest.mark.usefixtures("chromium_is_installed")
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("chromium_is_installed")]
 
 PAGES = ["click-test-2", "click-checkboxes", "enter-text", "focus-text", "use-slider"]
 

@@ -16,10 +16,11 @@ from digirl_dist.report.metrics import collection, results
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Key, Round, Ticket
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.system, pytest.mark.long]
 EARLY = [Kind.inline, Kind.fleet]
 
 
+@pytest.mark.unit
 def test_an_iteration_closes_with_its_share_or_after_its_time() -> None:
     assert not Closing().is_due(9, 10, 1e9) and Closing().is_due(10, 10, 0)
     assert Closing(share=0.07).is_due(7, 100, 0) and not Closing(share=0.07).is_due(6, 100, 0)

@@ -11,7 +11,7 @@ from watching import nothing_is_left_of
 
 from digirl_dist.tasks import Key
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.system, pytest.mark.long]
 
 
 def policies() -> list[psutil.Process]:

@@ -16,7 +16,7 @@ from digirl_dist.storage import parquet
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.system, pytest.mark.long]
 ROOT = Path(__file__).resolve().parent.parent.parent
 KEY = "sk-very-secret-0123456789"
 MINE = [
@@ -46,6 +46,7 @@ def judged_by(served: Endpoint) -> list[str]:
     return ["success=judge", "judge.key_variable=JUDGE_KEY", f"judge.base_url={served.url}", "judge.model=m"]
 
 
+@pytest.mark.unit
 def test_a_verdict_replaces_reward_and_success() -> None:
     seen = Observation("x")
     steps = [Step(seen, 0, 0.0, 5.0, False, False), Step(seen, 1, 0.0, 7.0, True, False)]

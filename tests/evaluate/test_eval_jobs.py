@@ -16,6 +16,8 @@ from digirl_dist.evaluate.eval_runner import main
 from digirl_dist.evaluate.jobs import EvalJob, read_jobs
 from digirl_dist.storage import parquet
 
+pytestmark = pytest.mark.system
+
 CARTPOLE = ["emulator=gymnasium", "emulator.id=CartPole-v1", "agent=generic", "bsize=1"]
 MODULE = ("-m", "digirl_dist.evaluate.eval_runner")
 
@@ -91,6 +93,7 @@ def test_d2_datasets_name_their_rank_only_where_there_are_several(
     assert [path.name for path in (tmp_path / "out").glob("dataset_*")] == ["dataset_one.parquet"]
 
 
+@pytest.mark.unit
 def test_d2_two_jobs_of_one_name_are_refused_before_anything_runs(tmp_path: Path) -> None:
     jobs = write(tmp_path / "jobs.json", [job("same"), job("same", seed=1)])
     with pytest.raises(ValueError, match="more than one job called 'same'"):
@@ -99,6 +102,7 @@ def test_d2_two_jobs_of_one_name_are_refused_before_anything_runs(tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.unit
 def test_d4_a_failing_job_stops_the_run(tmp_path: Path) -> None:
     jobs = write(tmp_path / "jobs.json", [broken("bad"), job("good")])
     assert main(arguments(jobs, tmp_path / "out")) == 1
@@ -189,6 +193,7 @@ def test_d8_a_job_that_is_done_is_not_run_again_and_another_of_its_name_is_refus
     assert main(arguments(write(jobs, [job("once", seed=9)]), out)) == 2
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -219,6 +224,7 @@ def test_d9_it_works_on_the_cpu_with_no_launcher_and_no_process_group(tmp_path: 
     assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.unit
 def test_d9_an_explicit_cuda_device_is_refused_where_there_is_none(tmp_path: Path) -> None:
     import torch
 

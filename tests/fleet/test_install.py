@@ -30,6 +30,8 @@ from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connection import Connection, connect
 from digirl_dist.ssh.localhost_server import LocalhostServer
 
+pytestmark = pytest.mark.component
+
 _PROBE = "import digirl_dist, importlib.resources as r; print(digirl_dist.__file__); print(r.files(digirl_dist))"
 
 
@@ -55,6 +57,7 @@ def package(tmp_path: Path) -> Package:
     return Package(build_wheel(tmp_path / "wheel"), limit_s=120.0)
 
 
+@pytest.mark.unit
 def test_the_same_source_gives_the_same_wheel(tmp_path: Path) -> None:
     one, two = build_wheel(tmp_path / "one"), build_wheel(tmp_path / "two")
     assert one.read_bytes() == two.read_bytes()
@@ -63,12 +66,14 @@ def test_the_same_source_gives_the_same_wheel(tmp_path: Path) -> None:
     assert not [name for name in names if "__pycache__" in name]
 
 
+@pytest.mark.unit
 def test_the_host_versions_are_public_versions_of_direct_dependencies() -> None:
     versions = dict(line.split("==") for line in host_versions())
     assert versions["torch"] == metadata.version("torch").split("+")[0]
     assert "pip" not in versions
 
 
+@pytest.mark.unit
 def test_requirements_are_those_of_the_package_and_of_the_wanted_extras() -> None:
     assert any(line.startswith("torch") for line in requirements())
     extra = set(requirements({"miniwob"})) - set(requirements())

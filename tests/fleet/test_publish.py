@@ -30,7 +30,7 @@ from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.user_code.packing import pack
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.system, pytest.mark.long]
 MEGABYTES = 24
 SSH = SshSettings(ping_s=0.5, silence_s=6.0)
 LIMITS = LimitSettings(silence_s=8.0, back_off_s=0.1, orphan_s=20.0, stop_s=5.0)

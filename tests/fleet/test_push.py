@@ -25,6 +25,8 @@ from digirl_dist.ssh.localhost_server import LocalhostServer
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.digest import digest
 
+pytestmark = pytest.mark.system
+
 LIMITS = SshSettings(ping_s=0.5, silence_s=5.0)
 SLOW, FAST = 20e6, 2e9
 

@@ -29,6 +29,8 @@ from digirl_dist.storage.status import Status
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.user_code.packing import pack
 
+pytestmark = pytest.mark.system
+
 
 class Moody(Coin):
     """Says how many it was asked at once, unless one of the words upsets it."""

@@ -24,6 +24,8 @@ from digirl_dist.storage.events import Events
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
+pytestmark = pytest.mark.component
+
 KEY = "sk-very-secret-0123456789"
 
 
@@ -220,6 +222,7 @@ def test_closing_ends_the_wait_for_an_endpoint_that_is_away(tmp_path: Path, serv
     assert time.monotonic() - started < 10
 
 
+@pytest.mark.unit
 def test_the_key_comes_from_the_variable_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMINI_API_KEY", KEY)
     assert key_of(JudgeSettings(key_variable="GEMINI_API_KEY"), "judge") == KEY
@@ -229,6 +232,7 @@ def test_the_key_comes_from_the_variable_that_is_named(monkeypatch: pytest.Monke
         key_of(JudgeSettings(key_variable="GEMINI_API_KEY"), "judge")
 
 
+@pytest.mark.unit
 def test_a_key_in_place_of_the_variables_name_is_refused_unseen() -> None:
     with pytest.raises(SettingsError, match="NAME of an environment variable") as refusal:
         key_of(JudgeSettings(key_variable=KEY), "judge")

@@ -8,12 +8,15 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from network.machines import Machine
 from network.sites import assert_nothing_left
 from reading import events
 
 from digirl_dist.storage import parquet
 from digirl_dist.tasks import Key
+
+pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

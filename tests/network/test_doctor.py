@@ -28,6 +28,8 @@ from digirl_dist.settings import AndroidInstallSettings, AndroidSettings, Settin
 from digirl_dist.setup.scripts import steps
 from digirl_dist.ssh.connection import connect
 
+pytestmark = pytest.mark.system
+
 PLAIN = MachineRequirements("plain", 100, 0.1)
 BROWSER = MachineRequirements("miniwob", 100, 0.1, browser=True)
 AVD = MachineRequirements("android", 100, 0.1, android=AndroidRequirements(avd="pixel"))
@@ -266,6 +268,7 @@ def test_a_browser_or_driver_that_is_missing(bare: BareMachine, market: None) ->
         bare.bring_back(program)
 
 
+@pytest.mark.unit
 def test_the_browsers_that_are_looked_for_are_those_that_the_emulator_starts() -> None:
     steps = (Path(__file__).resolve().parent.parent.parent / "worker" / "emulators" / "miniwob.sh").read_text()
     assert probe._BROWSERS == BROWSERS and f"browsers=({' '.join(BROWSERS)})" in steps

@@ -25,6 +25,8 @@ from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
+pytestmark = pytest.mark.system
+
 Change = Callable[[Path, Path], object]
 
 
@@ -239,6 +241,7 @@ def test_odd_times_of_a_worker_reach_no_figure(machines: list[Machine], tmp_path
         assert result.busy is None or 0 <= result.busy <= 1
 
 
+@pytest.mark.unit
 def test_nothing_on_the_way_of_an_episode_asks_for_the_time_of_day() -> None:
     """So a clock that jumps, here or there, cannot matter: all times are differences of monotonic clocks."""
     package = Path(digirl_dist.__file__).parent

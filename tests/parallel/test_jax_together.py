@@ -15,6 +15,8 @@ from digirl_dist.algorithm.ppo import TorchLearner
 from digirl_dist.algorithm.ppo_jax import JaxLearner
 from digirl_dist.parallel.peers import ALONE
 
+pytestmark = pytest.mark.component
+
 PROGRAM = Path(__file__).parent / "jax_together.py"
 
 

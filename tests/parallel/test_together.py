@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from launching import launch, torchrun
 
+pytestmark = pytest.mark.component
+
 PROGRAM = Path(__file__).parent / "together.py"
 
 

@@ -19,7 +19,7 @@ from digirl_dist.ray_cluster.connect import connect
 from digirl_dist.settings import RayCollectorSettings
 from digirl_dist.tasks import Key
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.system, pytest.mark.ray]
 
 
 def actors_of(folder: Path) -> list[psutil.Process]:

@@ -19,6 +19,8 @@ from digirl_dist.rollout.slot import Slot
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.user_code.packing import pack
 
+pytestmark = pytest.mark.component
+
 LIMITS = SlotLimits(boot_s=20, reset_s=2, step_s=2, failures=2, back_off_s=0.05)
 
 

@@ -25,6 +25,8 @@ from digirl_dist.rollout.slot import Slot, State
 from digirl_dist.tasks import Task
 from digirl_dist.user_code.packing import pack
 
+pytestmark = pytest.mark.component
+
 LIMITS = SlotLimits(boot_s=20, reset_s=1, step_s=1, failures=3, back_off_s=0.05)
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from sdk_tool import SDK_TOOL
 
+pytestmark = pytest.mark.component
+
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "worker"
 

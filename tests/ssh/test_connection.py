@@ -19,6 +19,8 @@ from digirl_dist.errors import HostKeyError, LinkLostError, LoginError, Unreacha
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connection import Address, Connection, connect, quote
 
+pytestmark = pytest.mark.component
+
 if TYPE_CHECKING:
     from conftest import Server
 

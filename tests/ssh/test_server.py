@@ -19,6 +19,8 @@ from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connection import Connection, connect
 from digirl_dist.ssh.localhost_server import LocalhostServer
 
+pytestmark = pytest.mark.component
+
 _OWNER = """
 import pathlib, sys, time
 from digirl_dist.ssh.localhost_server import LocalhostServer

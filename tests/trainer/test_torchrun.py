@@ -20,6 +20,8 @@ from digirl_dist.settings import configuration
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.train.__main__ import main as train_with_ranks
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 RUN = str(ROOT / "run.py")
 SHORT = ["parallel=single", "emulator=gymnasium", "emulator.id=CartPole-v1", "bsize=2", "rollout_size=9"]
@@ -119,6 +121,7 @@ def rank_parents(host: int) -> list[int]:
     return [child.pid for child in descendants(host) if "torch.distributed.run" in " ".join(child.cmdline())]
 
 
+@pytest.mark.unit
 def test_b10_cuda_is_refused_where_there_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
@@ -126,12 +129,14 @@ def test_b10_cuda_is_refused_where_there_is_none(tmp_path: Path, capsys: pytest.
     assert "no CUDA device is visible; use cpu" in capsys.readouterr().err
 
 
+@pytest.mark.unit
 def test_b10_torchrun_within_torchrun_is_refused() -> None:
     settings = configuration.load("config/multimachine", "host", [*SHORT, "trainer=torchrun"])
     with pytest.raises(SettingsError, match="leave trainer=torchrun out"):
         refuse_contradictions(settings, Rank(0, 2, 0, 2))
 
 
+@pytest.mark.unit
 def test_sharding_is_refused_where_there_is_nothing_to_spread_over(capsys: pytest.CaptureFixture[str]) -> None:
     settings = configuration.load("config/multimachine", "host", [*SHORT, "trainer.shard=true"])
     refuse_contradictions(settings, Rank(0, 2, 0, 2))

@@ -26,7 +26,7 @@ from digirl_dist.child_process import environment
 from digirl_dist.vec_env import EpisodeCfg, ProcessLostError, RayDistributionCfg, VecEnv, VecEnvConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.system, pytest.mark.ray]
 
 
 class Walk(gymnasium.Env[np.ndarray, int]):

@@ -53,7 +53,7 @@ from digirl_dist.storage.digest import digest
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.user_code.packing import pack
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.component, pytest.mark.long]
 M = TypeVar("M")
 
 
