@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,10 +68,11 @@ def test_log_probabilities_are_those_that_the_server_tells(served: Endpoint) -> 
 
 
 def test_requests_go_out_together_and_one_that_hangs_costs_its_own_episode(served: Endpoint) -> None:
-    served.script = [hangs(30)] + [lambda handler: (time.sleep(1.0), says("back")(handler))] * 3
+    others = threading.Barrier(3)  # none of the three is answered before all have come
+    served.script = [hangs(60)] + [lambda handler: (others.wait(30), says("back")(handler))] * 3
     started = time.monotonic()
-    decisions = act(served, SEEN, answer_s=2.0, outage_s=1.0)
-    assert time.monotonic() - started < 8
+    decisions = act(served, SEEN, answer_s=4.0, outage_s=1.0)
+    assert time.monotonic() - started < 40
     lost = [decision.reason for decision in decisions if isinstance(decision, NoDecision)]
     assert len(lost) == 1 and "was away for 1 s" in lost[0] and KEY not in lost[0]
 

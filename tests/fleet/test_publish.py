@@ -107,7 +107,7 @@ def test_a_stalled_worker_delays_no_other_and_catches_up(serve: Callable[[str], 
         eventually(lambda: relay.stopped, 20, "the stall")
         started = time.monotonic()
         here.publish(save(tmp_path, 3, 3))
-        assert time.monotonic() - started < 1.0, "the host waited for the stuck worker"
+        assert time.monotonic() - started < 4.0, "the host waited for the stuck worker"
         _, later = loaded(here, "quick", 3)
         assert not any(
             isinstance(event, Lost | PolicyLoaded) and event.worker == "stuck" for event in [*before, *later]

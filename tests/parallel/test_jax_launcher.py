@@ -54,7 +54,7 @@ def test_c3_a_rank_that_exits_with_3_ends_a_deaf_peer_and_the_launch_with_3() ->
     with started([*LAUNCHER, "--nproc_per_node=2", PROGRAM, "--exit=1:3", "--deaf"]) as process:
         ranks = told_by(process, 2)
         assert process.wait(timeout=60) == 3
-    assert time.monotonic() - began < 15 + 5  # what it takes to start them
+    assert time.monotonic() - began < 15 + 30  # what it takes to start them
     assert not any(psutil.pid_exists(rank["pid"]) for rank in ranks)
 
 

@@ -209,14 +209,14 @@ def test_a8_more_gpus_than_there_are(cluster: Any, gpus: float, processes: int, 
     started = time.monotonic()
     with pytest.raises(RuntimeError) as caught:
         VecEnv(configured(processes, 1, 5, gpus=gpus))
-    assert all(number in str(caught.value) for number in numbers) and time.monotonic() - started < 15
+    assert all(number in str(caught.value) for number in numbers) and time.monotonic() - started < 60
 
 
 def test_a9_more_cpus_than_there_are(cluster: Any) -> None:
     started = time.monotonic()
     with pytest.raises(RuntimeError, match=rf"100 CPUs.* {2 * NODE_CPUS}\b"):
         VecEnv(configured(100, 1, 5))
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 60
 
 
 def test_a10_a_killed_process_is_named_and_the_others_work(cluster: Any, opened: Any) -> None:
@@ -226,7 +226,7 @@ def test_a10_a_killed_process_is_named_and_the_others_work(cluster: Any, opened:
     started = time.monotonic()
     with pytest.raises(ProcessLostError, match="process 1 with environments 2, 3"):
         env.step([1] * 4)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     obs, *_ = env.step([1] * 4)
     assert [one is None for one in obs] == [False, False, True, True]
     assert [one[1] for one in obs[:2]] == [2, 2]

@@ -149,7 +149,7 @@ def test_a_command_that_does_not_end_is_given_up(phone: RunningPhone, tmp_path: 
     started = time.monotonic()
     with pytest.raises(EmulatorError, match="`sleep 60`"):
         emulator.reset(Task("t", params={"setup": ["sleep 60"]}), seed=0)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 40
     emulator.close()
 
 
