@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,14 @@ def test_what_a_script_draws_is_up_to_date(script: str) -> None:
 
 
 @pytest.mark.unit
+def test_no_test_lies_in_a_folder_that_pytest_passes_over(pytestconfig: pytest.Config) -> None:
+    folders = {folder.name for path in (ROOT / "tests").rglob("test_*.py") for folder in path.parents}
+    passed_over = [
+        (each, rule) for each in folders for rule in pytestconfig.getini("norecursedirs") if fnmatch(each, rule)
+    ]
+    assert not passed_over
+
+
 def test_only_the_composition_root_imports_implementations() -> None:
     for name, path in modules():
         if name.split(".")[0] == "build":

@@ -26,6 +26,8 @@ from digirl_dist.settings import (
 )
 from digirl_dist.storage import parquet
 
+pytestmark = pytest.mark.system
+
 
 def settings(folder: Path, **others: Any) -> Settings:
     return Settings(
@@ -124,6 +126,7 @@ def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
     eventually(lambda: not processes_with(tmp_path), 20, "the end of every process")
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("others", "said"),
     [

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from endpoint import Endpoint, endpoint, fails
 from reading import events, metrics
 
+from digirl_dist.cli.main import main
 from digirl_dist.collect.judged import with_verdict
 from digirl_dist.storage import parquet
 from digirl_dist.tasks import Task, Ticket
@@ -18,6 +20,7 @@ from digirl_dist.trajectory import Observation, Step, Trajectory
 
 pytestmark = [pytest.mark.system, pytest.mark.long]
 ROOT = Path(__file__).resolve().parent.parent.parent
+HOST = ["--config-path", "config/multimachine", "--config-name", "host"]
 KEY = "sk-very-secret-0123456789"
 MINE = [
     "emulator=custom",
@@ -31,15 +34,30 @@ MINE = [
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "run.py"), "--config-path", "config/multimachine", "--config-name", "host"]
     return subprocess.run(
-        [*command, *MINE, f"save_path={folder}", *words],
+        [sys.executable, str(ROOT / "run.py"), *HOST, *MINE, f"save_path={folder}", *words],
         cwd=ROOT / "tests",
         env={**os.environ, "JUDGE_KEY": KEY},
         capture_output=True,
         text=True,
         timeout=120,
     )
+
+
+Say = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
+    """The same command in this process, which has everything imported already, for what is refused."""
+    monkeypatch.chdir(ROOT / "tests")
+
+    def run_here(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(
+            words, main([*HOST, *MINE, f"save_path={folder}", *words]), *capsys.readouterr()
+        )
+
+    return run_here
 
 
 def judged_by(served: Endpoint) -> list[str]:
@@ -76,15 +94,15 @@ def test_a_function_of_the_users_judges_every_episode(tmp_path: Path, place: str
     ],
 )
 def test_a_judge_that_cannot_be_had_is_refused_before_anything_is_made(
-    tmp_path: Path, words: list[str], message: str
+    say: Say, tmp_path: Path, words: list[str], message: str
 ) -> None:
-    done = run(tmp_path / "run", "parallel=single", *words)
+    done = say(tmp_path / "run", "parallel=single", *words)
     assert done.returncode == 2 and message in done.stderr and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("function", "why"), [("json:loads", "TypeError: "), ("things:Counter", "neither True nor")])
-def test_a_function_that_fails_is_named_with_the_episode(tmp_path: Path, function: str, why: str) -> None:
-    done = run(tmp_path, "parallel=single", "success=predicate", f"predicate={function}")
+def test_a_function_that_fails_is_named_with_the_episode(say: Say, tmp_path: Path, function: str, why: str) -> None:
+    done = say(tmp_path, "parallel=single", "success=predicate", f"predicate={function}")
     assert done.returncode == 1 and f"predicate {function}, episode 000000-0000" in done.stderr and why in done.stderr
 
 
