@@ -95,4 +95,5 @@ def _present() -> str:
 
 def _tell(what: str) -> None:
     name = Path(sys.argv[0]).stem
-    print(f"{time.monotonic() - _started:6.1f} s  {name} {what}", file=sys.stderr, flush=True)
+    line = f"{time.monotonic() - _started:6.1f} s  {name} {what}\n"
+    os.write(sys.stderr.fileno(), line.encode())  # from a signal's handler a print may come in between another
