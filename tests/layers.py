@@ -83,7 +83,8 @@ def _importing() -> bool:
 
 def _shown(event: str, arguments: tuple[Any, ...]) -> str:
     """The program and its words, or the address."""
-    wanted = arguments[1:2] if event == "subprocess.Popen" or event.startswith("socket.") else arguments[:2]
+    has_its_object_first = event in ("subprocess.Popen", "socket.bind", "socket.connect", "socket.sendto")
+    wanted = arguments[1:2] if has_its_object_first else arguments[:2]
     return " ".join(str(each) for each in wanted)[:200]
 
 
