@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from watching import processes_with
+from process_watch import processes_with
 
 pytestmark = pytest.mark.system
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
-from reading import events, metrics
-from watching import eventually, processes_with
+from process_watch import eventually, processes_with
+from run_files import events, metrics
 
 from digirl_dist.child_process import environment
 from digirl_dist.cli.main import main
@@ -28,9 +28,9 @@ ROOT = Path(__file__).resolve().parent.parent
 RUN = [sys.executable, str(ROOT / "run.py"), "--config-path", "config/multimachine", "--config-name", "host"]
 MINE = [
     "emulator=custom",
-    "emulator.entry_point=things:Counter",
+    "emulator.entry_point=user_classes:Counter",
     "agent=custom",
-    "agent.entry_point=things:Coin",
+    "agent.entry_point=user_classes:Coin",
     "rollout_size=8",
     "train_iterations=2",
 ]
@@ -106,7 +106,7 @@ def test_the_console_script_works_from_a_wheel_in_an_empty_folder(tmp_path: Path
     subprocess.run([*pip, "install", "--no-deps", "--target", site, wheel], check=True)
     shutil.rmtree(source)
     empty.mkdir()
-    shutil.copy(ROOT / "tests" / "things.py", empty)
+    shutil.copy(ROOT / "tests" / "user_classes.py", empty)
     script = [str(site / "bin" / "digirl-dist"), *RUN[2:]]
     done = run(*MINE, *ONE_WORKER, "save_path=out", cwd=empty, command=script, PYTHONPATH=str(site))
     assert done.returncode == 0, done.stderr
@@ -217,11 +217,12 @@ def test_after_a_killed_host_nothing_is_left_once_the_orphan_time_is_over(tmp_pa
 
 
 def test_an_agent_that_crashes_says_so(tmp_path: Path) -> None:
-    words = [word.replace("things:Coin", "broken:Agent") for word in MINE]
+    words = [word.replace("user_classes:Coin", "broken:Agent") for word in MINE]
     (tmp_path / "broken.py").write_text(
-        "from things import Coin\nclass Agent(Coin):\n    def act(self, observations, rngs):\n        return [][0]\n"
+        "from user_classes import Coin\n"
+        "class Agent(Coin):\n    def act(self, observations, rngs):\n        return [][0]\n"
     )
-    shutil.copy(ROOT / "tests" / "things.py", tmp_path)
+    shutil.copy(ROOT / "tests" / "user_classes.py", tmp_path)
     done = run(
         *words, "dry_run=true", f"save_path={tmp_path / 'run'}", "limits.no_worker_s=60", cwd=tmp_path, limit_s=150
     )

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from endpoint import Endpoint, answers_with, endpoint, fails, hangs, says
-from reading import events
+from chat_server import Endpoint, answers_with, endpoint, fails, hangs, says
+from run_files import events
 
 from digirl_dist.agent.endpoint import EndpointAgent
 from digirl_dist.build import run

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from reading import metrics
+from run_files import metrics
 from safetensors.torch import load_file
 from tiny_vlm import save_tiny_vlm
 

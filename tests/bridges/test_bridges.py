@@ -9,7 +9,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-from launching import example, started, torchrun
+from rank_launch import example, started, torchrun
 
 from digirl_dist.bridges.vector import ranked_vector
 from digirl_dist.errors import SettingsError

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reading import lines, metrics
-from things import Coin, Counter
-from watching import eventually, processes_with
+from process_watch import eventually, processes_with
+from run_files import lines, metrics
+from user_classes import Coin, Counter
 
 from digirl_dist.build.run import run
 from digirl_dist.errors import SettingsError

@@ -14,8 +14,8 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from process_watch import eventually, nothing_is_left_of
 from torch import nn
-from watching import eventually, nothing_is_left_of
 
 from digirl_dist.build.choices import choose_device
 from digirl_dist.build.collector import RunContext, build_collector

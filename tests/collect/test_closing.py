@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from collecting import Kind, Site, keys, site, tickets
-from watching import eventually, processes_with
+from collector_site import Kind, Site, keys, site, tickets
+from process_watch import eventually, processes_with
 
 from digirl_dist.collect.ahead import AheadCollector
 from digirl_dist.collect.iteration import Closing

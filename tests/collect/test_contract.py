@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collecting import Kind, in_the_middle, keys, programs, site, tickets
-from watching import eventually, nothing_is_left_of, processes_with
+from collector_site import Kind, in_the_middle, keys, programs, site, tickets
+from process_watch import eventually, nothing_is_left_of, processes_with
 
 from digirl_dist.errors import CollectionError
 from digirl_dist.rollout.slot_time import ACTIVITIES

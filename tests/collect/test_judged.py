@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from endpoint import Endpoint, endpoint, fails
-from reading import events, metrics
+from chat_server import Endpoint, endpoint, fails
+from run_files import events, metrics
 
 from digirl_dist.cli.main import main
 from digirl_dist.collect.judged import with_verdict
@@ -24,9 +24,9 @@ HOST = ["--config-path", "config/multimachine", "--config-name", "host"]
 KEY = "sk-very-secret-0123456789"
 MINE = [
     "emulator=custom",
-    "emulator.entry_point=things:Counter",
+    "emulator.entry_point=user_classes:Counter",
     "agent=custom",
-    "agent.entry_point=things:Coin",
+    "agent.entry_point=user_classes:Coin",
     "rollout_size=6",
     "train_iterations=1",
     "dry_run_workers=1",
@@ -76,7 +76,7 @@ def test_a_verdict_replaces_reward_and_success() -> None:
 
 @pytest.mark.parametrize("place", ["parallel=single", "dry_run=true"])
 def test_a_function_of_the_users_judges_every_episode(tmp_path: Path, place: str) -> None:
-    done = run(tmp_path, place, "success=predicate", "predicate=things:second_action_is_one")
+    done = run(tmp_path, place, "success=predicate", "predicate=user_classes:second_action_is_one")
     assert done.returncode == 0, done.stderr
     trajectories = parquet.read(tmp_path / "trajectories" / "000000.parquet")
     wanted = [trajectory.steps[1].action == 1 for trajectory in trajectories]
@@ -89,7 +89,7 @@ def test_a_function_of_the_users_judges_every_episode(tmp_path: Path, place: str
     ("words", "message"),
     [
         (["success=predicate"], "predicate=my_file:is_done"),
-        (["success=predicate", "predicate=things:nothing"], "defines no nothing"),
+        (["success=predicate", "predicate=user_classes:nothing"], "defines no nothing"),
         (["success=judge", "judge.key_variable=NO_SUCH_KEY"], "export NO_SUCH_KEY="),
     ],
 )
@@ -100,7 +100,9 @@ def test_a_judge_that_cannot_be_had_is_refused_before_anything_is_made(
     assert done.returncode == 2 and message in done.stderr and not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("function", "why"), [("json:loads", "TypeError: "), ("things:Counter", "neither True nor")])
+@pytest.mark.parametrize(
+    ("function", "why"), [("json:loads", "TypeError: "), ("user_classes:Counter", "neither True nor")]
+)
 def test_a_function_that_fails_is_named_with_the_episode(say: Say, tmp_path: Path, function: str, why: str) -> None:
     done = say(tmp_path, "parallel=single", "success=predicate", f"predicate={function}")
     assert done.returncode == 1 and f"predicate {function}, episode 000000-0000" in done.stderr and why in done.stderr

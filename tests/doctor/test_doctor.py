@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from things import Counter
+from user_classes import Counter
 
 from digirl_dist.build import setup_doctor
 from digirl_dist.child_process import environment

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import Ended, example, launch, rank_process, started, torchrun
+from rank_launch import Ended, example, launch, rank_process, started, torchrun
 
 from digirl_dist.errors import EvalJobsError
 from digirl_dist.evaluate.eval_runner import main
@@ -82,9 +82,7 @@ def test_d1_the_documents_command_runs_a_job_on_each_of_four_ranks(tmp_path: Pat
     assert [result["rank"] for result in merged(tmp_path / "out")] == [0, 1, 2, 3]
 
 
-def test_d2_datasets_name_their_rank_only_where_there_are_several(
-    five: tuple[Path, Ended], tmp_path: Path
-) -> None:
+def test_d2_datasets_name_their_rank_only_where_there_are_several(five: tuple[Path, Ended], tmp_path: Path) -> None:
     folder, _ = five
     assert {path.name for path in (folder / "two").glob("dataset_*")} == {
         f"dataset_job{k}_rank{k % 2}.parquet" for k in range(5)
@@ -133,7 +131,7 @@ def test_d5_the_merged_table_is_that_of_one_process(five: tuple[Path, Ended]) ->
 @pytest.mark.long
 def test_d6_a_killed_rank_leaves_its_jobs_missing_and_resume_runs_only_those(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    emulator = ["emulator=custom", "emulator.entry_point=ranked_things:Gated", f"emulator.kwargs.gate={gate}"]
+    emulator = ["emulator=custom", "emulator.entry_point=user_classes_on_ranks:Gated", f"emulator.kwargs.gate={gate}"]
     waits = {"name": "waits", "num_episodes": 1, "overrides": [*emulator, "agent=generic", "bsize=1"]}
     jobs = write(tmp_path / "jobs.json", [job("first"), waits, job("third")])
     out = tmp_path / "out"

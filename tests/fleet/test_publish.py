@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from relay import relayed
-from things import Counter, HeavyCoin
-from watching import eventually
+from process_watch import eventually
+from ssh_relay import relayed
+from user_classes import Counter, HeavyCoin
 
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.roster import this_python

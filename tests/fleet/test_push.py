@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from relay import relayed
-from watching import eventually
+from process_watch import eventually
+from ssh_relay import relayed
 
 from digirl_dist.errors import FileRefusedError, LinkLostError
 from digirl_dist.fleet.outgoing import Blob, Outgoing, Weights

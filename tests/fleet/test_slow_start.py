@@ -6,8 +6,8 @@ import ctypes
 from pathlib import Path
 
 import pytest
-from collecting import Kind, keys, site, tickets
-from things import Coin
+from collector_site import Kind, keys, site, tickets
+from user_classes import Coin
 
 from digirl_dist.tasks import Key
 

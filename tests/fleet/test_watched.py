@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import yaml
+from process_watch import eventually, processes_with
 from test_run import MINE, ROOT, events, keys
-from watching import eventually, processes_with
 
 from digirl_dist.settings.configuration import Source
 from digirl_dist.ssh.connection import Address

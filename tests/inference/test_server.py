@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from things import Coin, Counter
+from user_classes import Coin, Counter
 
 from digirl_dist.inference.policy_process import RequestHandler
 from digirl_dist.inference.policy_server import Batching, PolicyServer

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from endpoint import Endpoint, endpoint, fails, hangs, hangs_up, says, web_page
+from chat_server import Endpoint, endpoint, fails, hangs, hangs_up, says, web_page
 
 from digirl_dist.chat.client import key_of
 from digirl_dist.errors import JudgeError, SettingsError

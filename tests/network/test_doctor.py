@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from network.bare import USER, BareMachine
-from network.market import close_market, open_market
-from relay import relayed
-from sdk_tool import SDK_TOOL
+from network.bare_machine import USER, BareMachine
+from network.package_archive import close_market, open_market
+from sdkmanager_stand_in import SDK_TOOL
+from ssh_relay import relayed
 
 from digirl_dist.doctor import link, probe
 from digirl_dist.doctor.check import Check

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from network.fleet_site import Site, assert_once_each, job_folder, site, tickets
 from network.machines import Machine, freeze
-from network.sites import Site, assert_once_each, job_folder, site, tickets
-from watching import eventually
+from process_watch import eventually
 
 import digirl_dist
 from digirl_dist.protocol.job_folder import JobFolder

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from network.bare import USER, BareMachine
-from network.market import close_market, open_market
-from network.wheels import collect_wheels
+from network.bare_machine import USER, BareMachine
+from network.offline_wheels import collect_wheels
+from network.package_archive import close_market, open_market
 
 from digirl_dist.cli.main import main
 from digirl_dist.emulator.chromium import BROWSERS, DRIVERS

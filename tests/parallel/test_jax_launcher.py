@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from launching import launch, started
+from rank_launch import launch, started
 
 from digirl_dist.errors import RankError
 from digirl_dist.parallel.jax import main
@@ -20,7 +20,7 @@ from digirl_dist.parallel.rank import Coordinator, jax_coordinator
 
 pytestmark = pytest.mark.component
 
-PROGRAM = str(Path(__file__).parent / "jax_things.py")
+PROGRAM = str(Path(__file__).parent / "jax_rank_program.py")
 LAUNCHER = [sys.executable, "-m", "digirl_dist.parallel.jax"]
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import launch
-from parallel.jax_together import UNEVEN, learn, pieces
+from parallel.jax_two_ranks import UNEVEN, learn, pieces
+from rank_launch import launch
 
 from digirl_dist.algorithm.ppo import TorchLearner
 from digirl_dist.algorithm.ppo_jax import JaxLearner
@@ -17,7 +17,7 @@ from digirl_dist.parallel.peers import ALONE
 
 pytestmark = pytest.mark.component
 
-PROGRAM = Path(__file__).parent / "jax_together.py"
+PROGRAM = Path(__file__).parent / "jax_two_ranks.py"
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import launch, torchrun
+from rank_launch import launch, torchrun
 
 pytestmark = pytest.mark.component
 
-PROGRAM = Path(__file__).parent / "together.py"
+PROGRAM = Path(__file__).parent / "torch_two_ranks.py"
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from reading import events
+from process_watch import eventually, processes_with
+from run_files import events
 from test_run import MINE, ROOT, RUN
-from watching import eventually, processes_with
 
 pytestmark = pytest.mark.system
 

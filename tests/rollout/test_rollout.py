@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from things import Coin, Counter
+from user_classes import Coin, Counter
 
 from digirl_dist.inference.local import Policies
 from digirl_dist.protocol.messages import Acting, EpisodeFailed, SlotChanged, SlotLimits

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 from msgspec.structs import replace
-from things import Counter
-from watching import eventually
+from process_watch import eventually
+from user_classes import Counter
 
 from digirl_dist.child_process import environment
 from digirl_dist.errors import ActionError, EmulatorCrashed, EmulatorError, EmulatorHung, SettingsError

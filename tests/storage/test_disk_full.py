@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from things import Coin, Counter
-from watching import eventually
+from process_watch import eventually
+from user_classes import Coin, Counter
 
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import RunFolderError

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from launching import example, started
-from reading import metrics
+from rank_launch import example, started
+from run_files import metrics
 from train.test_train import episodes, ranks, state
 
 from digirl_dist.agent.generic import GenericPolicy
@@ -27,7 +27,7 @@ STEPS = 24
 def words(folder: Path, *more: str) -> list[str]:
     return [
         "emulator.id=null",
-        "emulator.entry_point=ranked_things:Recorded",
+        "emulator.entry_point=user_classes_on_ranks:Recorded",
         f"emulator.kwargs.log={folder}.log",
         f"save_path={folder}",
         "bsize=1",

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from launching import descendants, example, launch, started, torchrun
-from reading import events, metrics
+from rank_launch import descendants, example, launch, started, torchrun
+from run_files import events, metrics
 
 from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
@@ -36,7 +36,7 @@ STEPS, SLOTS = 12, 2
 def words(folder: Path, *more: str) -> list[str]:
     return [
         "emulator.id=null",
-        "emulator.entry_point=ranked_things:Recorded",
+        "emulator.entry_point=user_classes_on_ranks:Recorded",
         f"emulator.kwargs.log={folder}.log",
         f"save_path={folder}",
         f"bsize={SLOTS}",

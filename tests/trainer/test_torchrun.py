@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from launching import descendants, example, launch, rank_process, started, torchrun
-from reading import metrics
+from rank_launch import descendants, example, launch, rank_process, started, torchrun
+from run_files import metrics
 from safetensors.torch import load_file
 
 from digirl_dist.build.validate import refuse_contradictions
@@ -31,7 +31,7 @@ MANY_UPDATES = [
     "algorithm.filtered_bc.actor.batch_size=13",
     "train_iterations=2",
 ]
-CUSTOM = ["parallel=single", "emulator=custom", "emulator.entry_point=things:Counter", "agent=custom"]
+CUSTOM = ["parallel=single", "emulator=custom", "emulator.entry_point=user_classes:Counter", "agent=custom"]
 
 
 def weights(folder: Path, iteration: int) -> torch.Tensor:
@@ -85,7 +85,7 @@ def test_b2_sharded_over_the_ranks_a_run_goes_on_and_its_checkpoints_are_as_ever
 @pytest.mark.parametrize("from_outside", [False, True])
 def test_b9_a_rank_that_raises_ends_the_run_with_its_rank_and_traceback(tmp_path: Path, from_outside: bool) -> None:
     raised = tmp_path / "raised"
-    faulty = ["agent.entry_point=ranked_things:Faulty", f"agent.kwargs.log={raised}", "rollout_size=4"]
+    faulty = ["agent.entry_point=user_classes_on_ranks:Faulty", f"agent.kwargs.log={raised}", "rollout_size=4"]
     words = [RUN, *CUSTOM, *faulty, f"save_path={tmp_path / 'run'}"]
     ended = launch(torchrun(2, *words) if from_outside else [sys.executable, *words, "trainer=torchrun"])
     assert ended.status != 0 and time.time() - raised.stat().st_mtime < 30
@@ -98,7 +98,7 @@ def test_b9_a_rank_that_is_killed_between_updates_ends_the_run(tmp_path: Path) -
     gate = tmp_path / "gate"
     words = [
         *CUSTOM[:2],
-        "emulator.entry_point=ranked_things:Gated",
+        "emulator.entry_point=user_classes_on_ranks:Gated",
         f"emulator.kwargs.gate={gate}",
         "agent=generic",
         "rollout_size=2",

@@ -19,8 +19,8 @@ import gymnasium
 import numpy as np
 import psutil
 import pytest
-from clustering import NODE_CPUS, NODE_GPUS, shared_cluster
-from watching import eventually
+from process_watch import eventually
+from ray_test_cluster import NODE_CPUS, NODE_GPUS, shared_cluster
 
 from digirl_dist.child_process import environment
 from digirl_dist.vec_env import EpisodeCfg, ProcessLostError, RayDistributionCfg, VecEnv, VecEnvConfig

@@ -20,7 +20,7 @@ import pytest
 from emulator.android.fake_emulator import TOKEN
 from emulator.android.phone_shell import PhoneShell, as_android
 from emulator.android.sites import RunningPhone, make_sdk, quick
-from watching import eventually, nothing_is_left_of, processes_with
+from process_watch import eventually, nothing_is_left_of, processes_with
 
 from digirl_dist.child_process import environment
 from digirl_dist.emulator.android import AndroidEmulator, adb, online

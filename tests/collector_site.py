@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from clustering import shared_cluster
-from things import Coin, Counter
-from watching import eventually, processes_with
+from process_watch import eventually, processes_with
+from ray_test_cluster import shared_cluster
+from user_classes import Coin, Counter
 
 from chaos.processes import running
 from digirl_dist.build.choices import Device
