@@ -15,17 +15,18 @@ from statistics import mean
 
 from benchmarks.baselines.digirl import DigiRL
 from benchmarks.baselines.distrl import DistRL
+from benchmarks.measure import measure, sized, waiting_for
 from benchmarks.stage import Machine, Stage, median, rounded, show, stage, tickets
 from digirl_dist.collection import CollectionResult
 from digirl_dist.settings import LimitSettings, RehearsalSettings
 
-SCALE = 0.1
-WORKERS, SLOTS, TICKETS, ROUNDS = 4, 4, 32, 3
-WEIGHT = (4, 250_000)  # a policy of 4 MB
+SCALE = sized(0.1, 0.005)
+WORKERS, SLOTS, TICKETS, ROUNDS = sized((4, 4, 32, 3), (1, 2, 4, 1))
+WEIGHT = sized((4, 250_000), (4, 100))  # a policy of 4 MB
 DEVICE = RehearsalSettings(
-    reset_s=10 * SCALE, reset_sigma=0.4, step_s=3 * SCALE, step_sigma=0.5, steps=10, steps_sigma=0.5
+    reset_s=10 * SCALE, reset_sigma=0.4, step_s=3 * SCALE, step_sigma=0.5, steps=sized(10, 3), steps_sigma=0.5
 )
-LIMITS = LimitSettings(reset_s=60 * SCALE, step_s=30 * SCALE)
+LIMITS = sized(LimitSettings(reset_s=60 * SCALE, step_s=30 * SCALE), LimitSettings())
 QUORUM = 0.75
 HANGS = 0.001  # per step, which is one episode in a hundred
 
@@ -41,7 +42,8 @@ def main() -> None:
         light = DigiRL(here.folder / "light", _machines(here, None), SCALE, light=True, weight=WEIGHT)
         distrl = DistRL(here.folder / "distrl", faulty["distrl"], SCALE, WEIGHT)
         here.stack.callback(distrl.close)
-        distrl.start()
+        with waiting_for("the processes of DistRL"):
+            distrl.start()
         ours.warm_up()
         smooth.warm_up()
         early.warm_up()
@@ -49,10 +51,14 @@ def main() -> None:
         for number in range(1, ROUNDS + 1):
             wanted = tickets(number, TICKETS)
             seconds.setdefault("ours", []).append(ours.iteration(number, TICKETS)[1])
-            seconds.setdefault("distrl", []).append(distrl.iteration(number, tickets(number, 4 * TICKETS), TICKETS))
-            seconds.setdefault("digirl", []).append(digirl.iteration(wanted))
+            with waiting_for(f"iteration {number} of DistRL"):
+                took_s = distrl.iteration(number, tickets(number, 4 * TICKETS), TICKETS)
+            seconds.setdefault("distrl", []).append(took_s)
+            with waiting_for(f"iteration {number} of DigiRL"):
+                seconds.setdefault("digirl", []).append(digirl.iteration(wanted))
             seconds.setdefault("smooth", []).append(smooth.iteration(number, TICKETS)[1])
-            seconds.setdefault("light", []).append(light.iteration(wanted))
+            with waiting_for(f"iteration {number} of DigiRL without its pauses"):
+                seconds.setdefault("light", []).append(light.iteration(wanted))
         early.close_early(QUORUM)  # its iterations without a pause, in which what is carried over would end for nothing
         seconds["early"] = [_of_as_many(*early.iteration(number, TICKETS)) for number in range(1, ROUNDS + 1)]
         hangs = {name: len(list((here.folder / f"faults-{name}").glob("*"))) for name in faulty}
@@ -84,4 +90,4 @@ def _machines(here: Stage, faults: Path | None) -> list[Machine]:
 
 
 if __name__ == "__main__":
-    main()
+    measure(main, minutes=45)

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.measure import measure, sized, waiting_for
 from benchmarks.stage import ROOT, median, rounded, show
 from digirl_dist.storage import parquet
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
-EPISODES, STEPS, UPDATES, ROUNDS = 64, 64, 3, 2
+EPISODES, STEPS, UPDATES, ROUNDS = sized((64, 64, 3, 2), (4, 4, 1, 1))
+WIDTH = sized(1024, 8)
 WAYS = {"one": (1, 1), "two": (2, 1), "both_cores": (1, 2)}
 """Name -> processes, and threads of each."""
 
@@ -47,14 +49,15 @@ def main() -> None:
 def _update_s(folder: Path, data: Path, processes: int, threads: int) -> float:
     """Median seconds of the updates of one run, but for the first."""
     words = [
-        *("parallel=single", "emulator=gymnasium", "emulator.id=CartPole-v1", "agent=generic", "agent.width=1024"),
+        *("parallel=single", "emulator=gymnasium", "emulator.id=CartPole-v1", "agent=generic", f"agent.width={WIDTH}"),
         *("train_mode=offline", f"offline.data=[{data}]", f"train_iterations={1 + UPDATES}", f"save_path={folder}"),
         *("algorithm.filtered_bc.top_share=1.0", "algorithm.filtered_bc.actor.batch_size=1024"),
         *("algorithm.filtered_bc.actor.epochs=1", "algorithm.filtered_bc.actor.accumulate=1"),
         *("trainer=torchrun", f"trainer.nproc_per_node={processes}", "trainer.device=cpu"),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    done = subprocess.run([sys.executable, ROOT / "run.py", *words], cwd=ROOT, env=environment, capture_output=True)
+    with waiting_for(f"{1 + UPDATES} updates by {processes} process(es) of {threads} thread(s)"):
+        done = subprocess.run([sys.executable, ROOT / "run.py", *words], cwd=ROOT, env=environment, capture_output=True)
     if done.returncode != 0:
         raise RuntimeError(done.stderr.decode())
     lines = (folder / "metrics.jsonl").read_text().splitlines()
@@ -71,4 +74,4 @@ def _episode(number: int) -> Trajectory:
 
 
 if __name__ == "__main__":
-    main()
+    measure(main, minutes=20)

@@ -17,11 +17,15 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.measure import measure, sized, waiting_for
 from benchmarks.stage import ROOT, Machine, show, stage
 from digirl_dist.settings import LimitSettings, RehearsalSettings
 
-WORKERS, SLOTS, PROCESSES, TICKETS_PER_SLOT = 64, 32, 4, 2
-DEVICE = RehearsalSettings(reset_s=10, reset_sigma=0.4, step_s=3, step_sigma=0.5, steps=6, steps_sigma=0.3)
+WORKERS, SLOTS, PROCESSES, TICKETS_PER_SLOT = sized((64, 32, 4, 2), (3, 2, 2, 1))
+DEVICE = sized(
+    RehearsalSettings(reset_s=10, reset_sigma=0.4, step_s=3, step_sigma=0.5, steps=6, steps_sigma=0.3),
+    RehearsalSettings(reset_s=0.02, step_s=0.01, steps=3),
+)
 LIMITS = LimitSettings(silence_s=60, no_worker_s=120)
 
 
@@ -36,8 +40,9 @@ def main() -> None:
             here.stack.enter_context(_programs(folders))
         fleet = here.ours("fleet", machines, LIMITS)
         started = time.monotonic()
-        while any(states.slots == 0 for states in fleet.fleet_collector.table.states.values()):
-            fleet.iteration(1000 + len(fleet.fleet.manifests), 8)
+        while missing := sum(state.slots == 0 for state in fleet.fleet_collector.table.states.values()):
+            with waiting_for(f"{missing} of {WORKERS} workers to join:"):
+                fleet.iteration(1000 + len(fleet.fleet.manifests), 8)
         ready_s = time.monotonic() - started
         fleet.fleet.manifests.clear()
         host = psutil.Process()
@@ -70,7 +75,8 @@ def _programs(folders: list[Path]) -> Iterator[None]:
     )
     assert process.stdin is not None and process.stdout is not None
     try:
-        assert process.stdout.readline() == b"ready\n"
+        with waiting_for(f"a process with {len(folders)} worker programs"):
+            assert process.stdout.readline() == b"ready\n"
         yield
     finally:
         process.stdin.close()
@@ -78,4 +84,4 @@ def _programs(folders: list[Path]) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    main()
+    measure(main, minutes=20)

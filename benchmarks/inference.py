@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.measure import measure, sized, waiting_for
 from benchmarks.stage import median, rounded, show, stage
 from digirl_dist.build.choices import choose_agent, choose_device
 from digirl_dist.build.collector import RunContext, build_collector
@@ -72,10 +73,7 @@ class Fleet:
 
 
 def main() -> None:
-    workers, slots, episodes, rounds = (
-        int(os.environ.get(f"BENCH_{name}", default))
-        for name, default in (("WORKERS", 4), ("SLOTS", 4), ("EPISODES", 128), ("ROUNDS", 7))
-    )
+    workers, slots, episodes, rounds = sized((4, 4, 128, 7), (1, 1, 2, 1))
     rates: dict[Inference, list[float]] = {Inference.worker: [], Inference.host: []}
     with stage() as here:
         addresses = here.serve(workers)
@@ -85,7 +83,8 @@ def main() -> None:
         fleets = {where: Fleet(here.folder / where.value, here.stack, where, settings) for where in rates}
         for iteration in range(rounds + 1):
             for where in _in_turn(list(rates), iteration):
-                rates[where].append(fleets[where].steps_per_second(iteration))
+                with waiting_for(f"iteration {iteration} with the policy on the {where.value}"):
+                    rates[where].append(fleets[where].steps_per_second(iteration))
     warm = {where: each[1:] for where, each in rates.items()}
     pairs = [there / here for here, there in zip(warm[Inference.worker], warm[Inference.host], strict=True)]
     show(
@@ -121,4 +120,4 @@ def _in_turn(both: Sequence[Inference], iteration: int) -> Sequence[Inference]:
 
 
 if __name__ == "__main__":
-    main()
+    measure(main, minutes=45)

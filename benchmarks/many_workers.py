@@ -9,20 +9,21 @@ from __future__ import annotations
 import heapq
 import itertools
 import os
+import socket
 import sys
 import threading
 import time
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from digirl_dist.emulator.rehearsal import RehearsalEmulator
 from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.protocol.messages import SlotLimits, StartJob
+from digirl_dist.rollout.pipe import Pipe, plain
 from digirl_dist.rollout.slot import Slot, State
 from digirl_dist.settings import RehearsalSettings
 from digirl_dist.tasks import Task
+from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json
 from digirl_dist.user_code.packing import unpack_file
 from digirl_dist.worker_program.blobs import FileBlobs
@@ -36,14 +37,14 @@ class Clock:
     """Sends what is due, when it is due, from a thread of its own."""
 
     def __init__(self) -> None:
-        self._due: list[tuple[float, int, Connection, Any]] = []
+        self._due: list[tuple[float, int, Pipe, Any]] = []
         self._numbers = itertools.count()
         self._changed = threading.Condition()
         threading.Thread(target=self._run, daemon=True).start()
 
-    def send(self, after_s: float, connection: Connection, answer: Any) -> None:
+    def send(self, after_s: float, pipe: Pipe, answer: Any) -> None:
         with self._changed:
-            heapq.heappush(self._due, (time.monotonic() + after_s, next(self._numbers), connection, answer))
+            heapq.heappush(self._due, (time.monotonic() + after_s, next(self._numbers), pipe, answer))
             self._changed.notify()
 
     def _run(self) -> None:
@@ -51,8 +52,11 @@ class Clock:
             with self._changed:
                 while not self._due or self._due[0][0] > time.monotonic():
                     self._changed.wait(self._due[0][0] - time.monotonic() if self._due else None)
-                _, _, connection, answer = heapq.heappop(self._due)
-            connection.send(answer)
+                _, _, pipe, answer = heapq.heappop(self._due)
+            try:
+                pipe.send(answer)
+            except OSError:
+                pass  # its slot was closed meanwhile
 
 
 class ClockSlot(Slot):
@@ -60,7 +64,8 @@ class ClockSlot(Slot):
 
     def __init__(self, index: int, settings: RehearsalSettings, clock: Clock) -> None:
         super().__init__(index, Path(), SlotLimits(), Path())
-        self.connection, self._answers = Pipe(duplex=False)
+        ours, theirs = socket.socketpair()
+        self.pipe, self._answers = Pipe(ours), Pipe(theirs)
         self._clock = clock
         self._slept = 0.0
         self._emulator = RehearsalEmulator(settings, self._sleep)
@@ -77,15 +82,9 @@ class ClockSlot(Slot):
         self._slept = 0.0
         self._answer_later("step", self._emulator.step(action))
 
-    def answer(self) -> tuple[Any, float]:
-        assert self.connection is not None
-        answer: tuple[Any, float] = self.connection.recv()
-        self._enter(State.idle, "", float("inf"))
-        return answer
-
-    def _answer_later(self, request: str, answer: Any) -> None:
+    def _answer_later(self, request: str, answer: Observation | Transition) -> None:
         self._enter(State.asked, request, _LIMIT_S)
-        self._clock.send(self._slept, self._answers, (answer, self._slept))
+        self._clock.send(self._slept, self._answers, ("done", plain(answer), self._slept))
 
 
 class ManyProgram(Program):

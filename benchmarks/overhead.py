@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
 
+from benchmarks.measure import measure, sized, waiting_for
 from benchmarks.stage import Machine, median, rounded, show, stage
 from digirl_dist.settings import LimitSettings, RehearsalSettings, SshSettings
 from digirl_dist.ssh.connection import Address, connect
 
 
 def main() -> None:
-    workers, slots, rounds = (
-        int(os.environ.get(f"BENCH_{n}", d)) for n, d in (("WORKERS", 4), ("SLOTS", 4), ("ROUNDS", 15))
-    )
+    workers, slots, rounds = sized((4, 4, 15), (1, 1, 2))
     emulator = RehearsalSettings(reset_s=0, step_s=0, steps=1, steps_sigma=0)
     with stage() as here:
         machines = [Machine(address, slots, emulator) for address in here.serve(workers)]
@@ -32,7 +30,7 @@ def main() -> None:
 def _commands(address: Address, count: int) -> list[float]:
     """Seconds of one command each, one after the other on a connection that stands."""
     seconds = []
-    with connect(address, SshSettings()) as connection:
+    with waiting_for(f"{count} commands"), connect(address, SshSettings()) as connection:
         for _ in range(count + 1):
             started = time.monotonic()
             connection.run(["true"])
@@ -41,4 +39,4 @@ def _commands(address: Address, count: int) -> list[float]:
 
 
 if __name__ == "__main__":
-    main()
+    measure(main, minutes=10)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from itertools import pairwise
 
+from benchmarks.measure import measure, sized, waiting_for
 from benchmarks.stage import Machine, Ours, median, rounded, show, stage
 from digirl_dist.settings import LimitSettings, RehearsalSettings
 
-WORKERS, SLOTS, TICKETS, ROUNDS = 4, 4, 48, 3
-DEVICE = RehearsalSettings(reset_s=0.5, reset_sigma=0.4, step_s=0.15, step_sigma=0.5, steps=10, steps_sigma=0.5)
+WORKERS, SLOTS, TICKETS, ROUNDS = sized((4, 4, 48, 3), (1, 2, 4, 1))
+DEVICE = sized(
+    RehearsalSettings(reset_s=0.5, reset_sigma=0.4, step_s=0.15, step_sigma=0.5, steps=10, steps_sigma=0.5),
+    RehearsalSettings(reset_s=0.02, step_s=0.01, steps=3),
+)
 
 
 def main() -> None:
@@ -36,10 +40,11 @@ def _rounds(ours: Ours, first: int, update_s: float) -> list[float]:
     ends = []
     for number in range(first, first + ROUNDS + 1):
         ours.iteration(number, TICKETS)
-        time.sleep(update_s)  # the host learns: on a GPU, and not on the cores that the emulators use
+        with waiting_for("an update that takes as long as an iteration"):
+            time.sleep(update_s)  # the host learns: on a GPU, and not on the cores that the emulators use
         ends.append(time.monotonic())
     return [later - earlier for earlier, later in pairwise(ends)]
 
 
 if __name__ == "__main__":
-    main()
+    measure(main, minutes=15)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.baselines import shell
+from benchmarks.measure import measure, sized, waiting_for
 from benchmarks.stage import Machine, Stage, median, rounded, show, stage, tickets
 from digirl_dist.emulator.rehearsal import RehearsalEmulator
 from digirl_dist.fleet.roster import this_python
@@ -25,7 +26,8 @@ from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Round, Ticket
 from digirl_dist.trajectory import Step, Trajectory
 
-EPISODES, PAIRS = 200, 5
+EPISODES, PAIRS = sized((200, 5), (3, 1))
+WORKERS, ARRIVALS = sized((4, 64), (1, 4))
 SCREENSHOTS = RehearsalSettings(reset_s=0, step_s=0, steps=8, steps_sigma=0, image_size=[240, 108])
 PACED = RehearsalSettings(reset_s=0.2, step_s=0.1, steps=8, image_size=[240, 108])
 
@@ -81,7 +83,8 @@ def _episode(folder: Path, ticket: Ticket) -> EpisodeManifest:
 
 def _scp(address: Address, source: Path, target: Path) -> float:
     started = time.monotonic()
-    shell.fetch(address, [source], target)
+    with waiting_for(f"scp of {EPISODES} episodes"):
+        shell.fetch(address, [source], target)
     seconds = time.monotonic() - started
     assert len(list(target.rglob("*.parquet"))) == EPISODES
     return seconds
@@ -97,10 +100,11 @@ def _pull(address: Address, source: Path, episodes: Sequence[tuple[Ticket, Episo
         started = time.monotonic()
         for ticket, manifest in episodes:
             transfers.pull(manifest, ticket, store.incoming(Round(1), f"w0-{manifest.key.number}", manifest.size))
-        for _ in episodes:
-            pulled = events.get()
-            assert isinstance(pulled, Pulled), pulled
-            assert store.land(Round(1), pulled.trajectory, pulled.path)
+        with waiting_for(f"{EPISODES} episodes to be pulled"):
+            for _ in episodes:
+                pulled = events.get()
+                assert isinstance(pulled, Pulled), pulled
+                assert store.land(Round(1), pulled.trajectory, pulled.path)
         seconds = time.monotonic() - started
         transfers.close()
         return seconds
@@ -108,12 +112,12 @@ def _pull(address: Address, source: Path, episodes: Sequence[tuple[Ticket, Episo
 
 def _arrivals(here: Stage) -> list[float]:
     """Seconds from the end of each episode on its worker until it was in the store, in a fleet at work."""
-    ours = here.ours("ours", [Machine(address, 4, PACED) for address in here.serve(4)], LimitSettings())
+    ours = here.ours("ours", [Machine(address, 4, PACED) for address in here.serve(WORKERS)], LimitSettings())
     ours.warm_up()
-    ours.iteration(1, 64)
+    ours.iteration(1, ARRIVALS)
     manifests = [(at, manifest) for at, manifest in ours.fleet.manifests if manifest.key.iteration == 1]
     return [ours.landed[1, manifest.key.number] - (at - manifest.age_s) for at, manifest in manifests]
 
 
 if __name__ == "__main__":
-    main()
+    measure(main, minutes=15)

@@ -19,13 +19,14 @@ import psutil
 import torch
 
 from benchmarks.baselines import shell
+from benchmarks.measure import measure, sized, waiting_for
 from benchmarks.stage import Machine, Ours, Stage, Tiny, Values, median, rounded, show, sshd, stage
 from digirl_dist.settings import LimitSettings, PushDtype, RehearsalSettings
 from digirl_dist.ssh.connection import Address
 
-WORKERS, PAIRS, LIMITED_PAIRS = 4, 5, 3
-WEIGHT = (64, 1_000_000)  # 64 tensors of 4 MB
-LIMITED_WEIGHT = (16, 1_000_000)
+WORKERS, PAIRS, LIMITED_PAIRS = sized((4, 5, 3), (1, 1, 1))
+WEIGHT = sized((64, 1_000_000), (64, 1000))  # 64 tensors of 4 MB
+LIMITED_WEIGHT = sized((16, 1_000_000), (16, 1000))
 LIMIT = "200mbit"
 CHANGED = 3  # of 64 tensors
 IDLE = RehearsalSettings(reset_s=0, step_s=0, steps=1, steps_sigma=0)
@@ -93,7 +94,8 @@ def _limited_copies(here: Stage, addresses: list[Address]) -> tuple[list[float],
             checkpoint = ours.checkpoint(version, _change_all)
             started = time.monotonic()
             for address in addresses:
-                shell.send(address, checkpoint.folder / "policy.safetensors", here.folder / f"copy-{address.name}")
+                with waiting_for(f"scp to {address.name}"):
+                    shell.send(address, checkpoint.folder / "policy.safetensors", here.folder / f"copy-{address.name}")
             copies.append(time.monotonic() - started)
             pushes.append(ours.push(checkpoint)[0])
     return pushes, copies
@@ -178,7 +180,8 @@ def _scp_parallel(source: Path, addresses: list[Address], folder: Path) -> float
         )
         for address in addresses
     ]
-    assert not any(copy.wait() for copy in copies)
+    with waiting_for(f"{len(copies)} times scp"):
+        assert not any(copy.wait() for copy in copies)
     return time.monotonic() - started
 
 
@@ -215,4 +218,4 @@ def _link(name: str, number: int) -> None:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    main()
+    measure(main, minutes=30)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,19 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.measure import MINIATURE, measure, sized, waiting_for
 from benchmarks.stage import Machine, Ours, Stage, WatchedFleet, median, rounded, show, stage
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
 from digirl_dist.ray_cluster.connect import LOCAL, connect
 from digirl_dist.ray_cluster.connection import RayConnector, RayWorkerSpec
 from digirl_dist.settings import LimitSettings, PushDtype, RayCollectorSettings, RehearsalSettings
 
-STEPS, EPISODES, ROUNDS, PROCESSES = 20, 16, 5, 2
+STEPS, EPISODES, ROUNDS, PROCESSES = sized((20, 16, 5, 2), (3, 2, 1, 1))
 DEVICE = RehearsalSettings(
     reset_s=0.1, reset_sigma=0, step_s=0.02, step_sigma=0, steps=STEPS, steps_sigma=0, image_size=[]
 )
+PEERS = {"rllib": "tree", "torchrl": "torchrl"}
+"""Name -> a module without which it cannot be measured; in miniature a peer that is not installed is left out."""
 Round = Callable[[int], float]
 """Collects the round of that number under new weights; steps per second."""
 
@@ -65,24 +69,25 @@ class OursOnRay(Ours):
 
 def main() -> None:
     with stage() as here:
-        cluster = connect(LOCAL, 60.0)
+        with waiting_for("Ray"):
+            cluster = connect(LOCAL, 60.0)
         here.stack.callback(cluster.close)
         systems: dict[str, Round] = {"ray": _ours_on_ray(here), "ssh": _ours_over_ssh(here)}
-        systems["rllib"] = here.stack.enter_context(_rllib())
-        systems["torchrl"] = here.stack.enter_context(_torchrl())
+        peers = [name for name in PEERS if not MINIATURE or find_spec(PEERS[name])]
+        for name in peers:
+            with waiting_for(name):
+                systems[name] = here.stack.enter_context({"rllib": _rllib, "torchrl": _torchrl}[name]())
         rates: dict[str, list[float]] = {name: [] for name in systems}
         for number in range(1, ROUNDS + 1):
             for name, collect in systems.items():
-                rates[name].append(collect(number))
+                with waiting_for(f"round {number} of {name}"):
+                    rates[name].append(collect(number))
     ratios = {name: [ours / other for ours, other in zip(rates["ray"], rates[name], strict=True)] for name in rates}
-    best = [min(ratios[name][k] for name in ("rllib", "torchrl")) for k in range(ROUNDS)]
+    compared = {name: ratios[name] for name in peers}
+    compared["best"] = [min((ratios[name][k] for name in peers), default=1.0) for k in range(ROUNDS)]
     show(
         "ray",
-        {
-            "vs_best": (median(best), ">=1.0"),
-            "vs_rllib": (median(ratios["rllib"]), ">=1.0"),
-            "vs_torchrl": (median(ratios["torchrl"]), ">=1.0"),
-        },
+        {f"vs_{name}": (median(each), ">=1.0") for name, each in compared.items()},
         {
             "vs_ssh": round(median(ratios["ssh"]), 4),
             "steps_per_second": {name: rounded(each) for name, each in rates.items()},
@@ -177,4 +182,4 @@ class _Sampler(nn.Module):
 
 
 if __name__ == "__main__":
-    main()
+    measure(main, minutes=30)

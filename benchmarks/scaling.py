@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from benchmarks.measure import measure, sized
 from benchmarks.stage import Machine, median, rounded, show, stage
 from digirl_dist.settings import LimitSettings, RehearsalSettings
 
-WORKERS, SLOTS, TICKETS_PER_SLOT, ROUNDS = 8, 4, 8, 2
-DEVICE = RehearsalSettings(reset_s=0.5, reset_sigma=0.4, step_s=0.15, step_sigma=0.5, steps=10, steps_sigma=0.5)
+WORKERS, SLOTS, TICKETS_PER_SLOT, ROUNDS = sized((8, 4, 8, 2), (2, 1, 2, 1))
+DEVICE = sized(
+    RehearsalSettings(reset_s=0.5, reset_sigma=0.4, step_s=0.15, step_sigma=0.5, steps=10, steps_sigma=0.5),
+    RehearsalSettings(reset_s=0.02, step_s=0.01, steps=3),
+)
 
 
 def main() -> None:
@@ -37,4 +41,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    measure(main, minutes=15)

@@ -24,6 +24,7 @@ import psutil
 import torch
 from torch import nn
 
+from benchmarks.measure import waiting_for
 from digirl_dist.collect import Collector
 from digirl_dist.collect.ahead import AheadCollector
 from digirl_dist.collect.dispatch import DispatchRules
@@ -117,6 +118,7 @@ class Ours:
         weight: tuple[int, int] = (0, 0),
         dtype: PushDtype = PushDtype.float32,
     ) -> None:
+        self.name = folder.name
         self.machines = machines
         self.slots = sum(machine.slots for machine in machines)
         self.store = Store(folder / "trajectories")
@@ -149,6 +151,9 @@ class Ours:
         if kind == "episode":
             self.landed[content["iteration"], content["ticket"]] = time.monotonic()
 
+    def _came(self, iteration: int) -> int:
+        return sum(landed == iteration for landed, _ in list(self.landed))
+
     def checkpoint(self, iteration: int, change: Callable[[Tiny], None] = lambda policy: None) -> Checkpoint:
         """A new version: the policy itself always changes a little."""
         with torch.no_grad():
@@ -167,7 +172,10 @@ class Ours:
     def warm_up(self, rounds: int = 100) -> None:
         """Until every slot of every worker has acted, so that nothing is started while we measure."""
         for number in range(_WARM_UP, _WARM_UP + rounds):
-            self.iteration(number, self.slots)
+            with waiting_for(
+                f"every slot of {self.name} to act,", lambda: f"{len(self.fleet.acted)}/{self.slots} did:"
+            ):
+                self.iteration(number, self.slots)
             if len(self.fleet.acted) == self.slots:
                 self.fleet.manifests.clear()
                 return
@@ -177,7 +185,8 @@ class Ours:
         """Collect ``count`` tickets under a new checkpoint; the seconds until all of them are in the store."""
         checkpoint, wanted = self.checkpoint(number), tickets(number, count)
         started = time.monotonic()
-        result = self.collector.collect(checkpoint, wanted)
+        with waiting_for(f"iteration {number} of {self.name}:", lambda: f"{self._came(number)}/{count} episodes"):
+            result = self.collector.collect(checkpoint, wanted)
         self.store.append(result)
         assert len(result.trajectories) == count or self.fleet_collector.closing.share < 1
         return result, time.monotonic() - started
@@ -186,12 +195,13 @@ class Ours:
         """Seconds until every worker acts with it, and the bytes of tensors that were sent."""
         started, waiting, sent = time.monotonic(), set(self.fleet.workers), 0
         self.fleet.publish(checkpoint)
-        while waiting:
-            event = self.fleet.next_event(60.0)
-            assert event is not None, f"{waiting} have not loaded the checkpoint"
-            if isinstance(event, PolicyLoaded) and event.version == checkpoint.iteration:
-                waiting.discard(event.worker)
-                sent += event.push_bytes
+        with waiting_for("a checkpoint to be loaded by", lambda: ", ".join(sorted(waiting))):
+            while waiting:
+                event = self.fleet.next_event(60.0)
+                assert event is not None, f"{waiting} have not loaded the checkpoint"
+                if isinstance(event, PolicyLoaded) and event.version == checkpoint.iteration:
+                    waiting.discard(event.worker)
+                    sent += event.push_bytes
         return time.monotonic() - started, sent
 
     def close(self) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from benchmarks.measure import measure, sized
 from benchmarks.stage import Machine, median, nominal_s, rounded, show, stage, tickets
 from digirl_dist.settings import LimitSettings, RehearsalSettings
 
-WORKERS, SLOTS, TICKETS, ROUNDS, SLOWNESS = 4, 4, 128, 3, 4.0
-DEVICE = RehearsalSettings(reset_s=0.5, reset_sigma=0.4, step_s=0.15, step_sigma=0.5, steps=10, steps_sigma=0.5)
+WORKERS, SLOTS, TICKETS, ROUNDS = sized((4, 4, 128, 3), (2, 1, 4, 1))
+SLOWNESS = 4.0
+DEVICE = sized(
+    RehearsalSettings(reset_s=0.5, reset_sigma=0.4, step_s=0.15, step_sigma=0.5, steps=10, steps_sigma=0.5),
+    RehearsalSettings(reset_s=0.02, step_s=0.01, steps=3),
+)
 
 
 def main() -> None:
@@ -40,4 +45,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    measure(main, minutes=15)

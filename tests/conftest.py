@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 
 import pytest
+from layers import LAYERS, UNIT, guarded, layer
 
 collect_ignore_glob = ["*/test_*jax*.py"] if sys.version_info < (3, 11) else []
 """JAX needs Python 3.11."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--layer", choices=LAYERS, help="run the tests of this layer only")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -18,6 +24,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     The longest begin first, so that none is left for the end.
     """
+    if wanted := config.getoption("layer"):
+        others = [item for item in items if layer(item) != wanted]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if layer(item) == wanted]
     if config.pluginmanager.hasplugin("xdist"):
         items.sort(key=_seconds, reverse=True)
         for item in items:
@@ -25,6 +35,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.xdist_group("ray"))
             elif not item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(config.rootpath))))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """A unit test's fixtures start no process and open no socket either."""
+    yield from _held(item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    yield from _held(item)
+
+
+def _held(item: pytest.Item) -> Iterator[None]:
+    if layer(item) != UNIT:
+        return (yield)
+    with guarded():
+        return (yield)
 
 
 def _seconds(item: pytest.Item) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from things import Coin, Counter
+from user_classes import Coin, Counter
 
 from digirl_dist.build.choices import Device
 from digirl_dist.build.collector import RunContext, build_collector
@@ -84,6 +84,7 @@ class OnlyTwo(Counter):
         raise MemoryError("no room for another device")
 
 
+@pytest.mark.component
 @pytest.mark.parametrize("kind", [Parallel.single, Parallel.host])
 def test_slots_that_do_not_boot_are_given_up_and_the_episodes_come_home(tmp_path: Path, kind: Parallel) -> None:
     heard: list[tuple[str, dict[str, Any]]] = []

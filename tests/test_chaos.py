@@ -14,7 +14,7 @@ from chaos.invariants import Invariant
 from chaos.trial import Trial, plan
 from digirl_dist.settings import Inference
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.long_file(110)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(400), pytest.mark.long_file(110)]
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,7 @@ def test_all_invariants_hold_after_all_kinds_of_faults(
     assert {one.name: one.broken for one in struck[1] if one.broken} == {}
 
 
+@pytest.mark.unit
 def test_a_seed_decides_the_plan_and_each_kind_comes_equally_often() -> None:
     assert plan(FAULTS, 60, 1) == plan(FAULTS, 60, 1) != plan(FAULTS, 60, 2)
     counts = [sum(fault.name == kind.name for fault in plan(FAULTS, 60, 1)) for kind in FAULTS]

@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from watching import processes_with
+from process_watch import processes_with
+
+pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCKS = re.findall(r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
@@ -52,6 +54,7 @@ def success_rates(folder: Path) -> list[float]:
     return [json.loads(line)["success_rate"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.unit
 def test_the_readme_names_the_commands_that_these_tests_run() -> None:
     assert COMMANDS[:3] == [
         "python run.py --config-path config/multimachine --config-name host",

@@ -8,27 +8,29 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from reading import events, metrics
-from watching import eventually, processes_with
+from process_watch import eventually, processes_with
+from run_files import events, metrics
 
 from digirl_dist.child_process import environment
+from digirl_dist.cli.main import main
 from digirl_dist.ssh.localhost_server import LocalhostServer
 from digirl_dist.storage import parquet
 from digirl_dist.tasks import Key
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.system, pytest.mark.long]
 ROOT = Path(__file__).resolve().parent.parent
 RUN = [sys.executable, str(ROOT / "run.py"), "--config-path", "config/multimachine", "--config-name", "host"]
 MINE = [
     "emulator=custom",
-    "emulator.entry_point=things:Counter",
+    "emulator.entry_point=user_classes:Counter",
     "agent=custom",
-    "agent.entry_point=things:Coin",
+    "agent.entry_point=user_classes:Coin",
     "rollout_size=8",
     "train_iterations=2",
 ]
@@ -42,6 +44,22 @@ def run(
     return subprocess.run(
         [*command, *words], cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, timeout=limit_s
     )
+
+
+Say = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
+    """The same command in this process, which has everything imported already, for what is refused."""
+    monkeypatch.chdir(ROOT / "tests")
+
+    def run_here(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        return subprocess.CompletedProcess(words, main([*RUN[2:], *words]), *capsys.readouterr())
+
+    return run_here
 
 
 def start(*words: str) -> subprocess.Popen[str]:
@@ -88,7 +106,7 @@ def test_the_console_script_works_from_a_wheel_in_an_empty_folder(tmp_path: Path
     subprocess.run([*pip, "install", "--no-deps", "--target", site, wheel], check=True)
     shutil.rmtree(source)
     empty.mkdir()
-    shutil.copy(ROOT / "tests" / "things.py", empty)
+    shutil.copy(ROOT / "tests" / "user_classes.py", empty)
     script = [str(site / "bin" / "digirl-dist"), *RUN[2:]]
     done = run(*MINE, *ONE_WORKER, "save_path=out", cwd=empty, command=script, PYTHONPATH=str(site))
     assert done.returncode == 0, done.stderr
@@ -112,15 +130,15 @@ def test_the_run_folder_has_everything_it_promises(tmp_path: Path) -> None:
     assert metrics(tmp_path)[0]["overhead_s"] is None and metrics(tmp_path)[1]["overhead_s"] > 0
 
 
-def test_a_typo_exits_2_and_starts_nothing(tmp_path: Path) -> None:
-    done = run("bsiez=2", f"save_path={tmp_path / 'run'}")
+def test_a_typo_exits_2_and_starts_nothing(say: Say, tmp_path: Path) -> None:
+    done = say("bsiez=2", f"save_path={tmp_path / 'run'}")
     assert done.returncode == 2
     assert done.stderr == "error: there is no key 'bsiez'; did you mean 'bsize'?\n"
     assert not (tmp_path / "run").exists()
 
 
-def test_without_workers_it_says_what_to_do(tmp_path: Path) -> None:
-    done = run(*MINE, f"save_path={tmp_path / 'run'}")
+def test_without_workers_it_says_what_to_do(say: Say, tmp_path: Path) -> None:
+    done = say(*MINE, f"save_path={tmp_path / 'run'}")
     assert done.returncode == 2 and "worker_ips is empty" in done.stderr and "dry_run=true" in done.stderr
     assert not (tmp_path / "run").exists()
 
@@ -137,9 +155,9 @@ def test_a_folder_that_is_in_use_is_refused(tmp_path: Path) -> None:
         first.communicate(timeout=30)
 
 
-def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_named(say: Say, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = run(*MINE, "parallel=single", f"save_path={tmp_path / 'file' / 'run'}")
+    done = say(*MINE, "parallel=single", f"save_path={tmp_path / 'file' / 'run'}")
     assert done.returncode == 1 and f"save_path={tmp_path / 'file' / 'run'} cannot be used" in done.stderr
 
 
@@ -199,11 +217,12 @@ def test_after_a_killed_host_nothing_is_left_once_the_orphan_time_is_over(tmp_pa
 
 
 def test_an_agent_that_crashes_says_so(tmp_path: Path) -> None:
-    words = [word.replace("things:Coin", "broken:Agent") for word in MINE]
+    words = [word.replace("user_classes:Coin", "broken:Agent") for word in MINE]
     (tmp_path / "broken.py").write_text(
-        "from things import Coin\nclass Agent(Coin):\n    def act(self, observations, rngs):\n        return [][0]\n"
+        "from user_classes import Coin\n"
+        "class Agent(Coin):\n    def act(self, observations, rngs):\n        return [][0]\n"
     )
-    shutil.copy(ROOT / "tests" / "things.py", tmp_path)
+    shutil.copy(ROOT / "tests" / "user_classes.py", tmp_path)
     done = run(
         *words, "dry_run=true", f"save_path={tmp_path / 'run'}", "limits.no_worker_s=60", cwd=tmp_path, limit_s=150
     )
@@ -220,10 +239,10 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def on(address: Any, home: Path, tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def on(address: Any, home: Path, tmp_path: Path, *words: str, run: Say = run) -> subprocess.CompletedProcess[str]:
     """A run on the worker at ``address`` that installs nothing because it must not get that far."""
     worker = f"{{host: {address.host}, port: {address.port}, username: {address.user}, key: {address.key}, name: w1}}"
-    return run(*MINE, f"worker_ips=[{worker}]", f"save_path={tmp_path / 'run'}", *words, HOME=str(home), limit_s=90)
+    return run(*MINE, f"worker_ips=[{worker}]", f"save_path={tmp_path / 'run'}", *words, HOME=str(home))
 
 
 def trust(home: Path, known_hosts: Path) -> None:
@@ -238,37 +257,37 @@ def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
         assert word in last, last
 
 
-def test_an_unknown_host_key_is_refused_with_the_command_that_adds_it(home: Path, tmp_path: Path) -> None:
+def test_an_unknown_host_key_is_refused_with_the_command_that_adds_it(say: Say, home: Path, tmp_path: Path) -> None:
     with LocalhostServer("w1", tmp_path / "server") as address:
-        assert_refused(on(address, home, tmp_path), "unknown host key SHA256:", "ssh-keyscan")
+        assert_refused(on(address, home, tmp_path, run=say), "unknown host key SHA256:", "ssh-keyscan")
 
 
-def test_a_changed_host_key_is_refused(home: Path, tmp_path: Path) -> None:
+def test_a_changed_host_key_is_refused(say: Say, home: Path, tmp_path: Path) -> None:
     with LocalhostServer("w1", tmp_path / "other"):
         stale = (tmp_path / "other" / "known_hosts").read_text().split(" ", 1)[1]
     with LocalhostServer("w1", tmp_path / "server") as address:
         (home / ".ssh" / "known_hosts").write_text(f"[{address.host}]:{address.port} {stale}")
-        assert_refused(on(address, home, tmp_path), "ssh-keygen")
+        assert_refused(on(address, home, tmp_path, run=say), "ssh-keygen")
 
 
-def test_a_refused_key_is_named(home: Path, tmp_path: Path) -> None:
+def test_a_refused_key_is_named(say: Say, home: Path, tmp_path: Path) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", home / ".ssh" / "id_mine"], check=True)
     with LocalhostServer("w1", tmp_path / "server") as address:
         trust(home, tmp_path / "server" / "known_hosts")
         wrong = type(address)(**{**address.__dict__, "key": str(home / ".ssh" / "id_mine")})
-        assert_refused(on(wrong, home, tmp_path), "id_mine", "ssh-copy-id")
+        assert_refused(on(wrong, home, tmp_path, run=say), "id_mine", "ssh-copy-id")
 
 
-def test_an_unreachable_worker_is_named_in_bounded_time(home: Path, tmp_path: Path) -> None:
+def test_an_unreachable_worker_is_named_in_bounded_time(say: Say, home: Path, tmp_path: Path) -> None:
     with LocalhostServer("w1", tmp_path / "server") as address:
         pass
-    assert_refused(on(address, home, tmp_path, "limits.no_worker_s=5"), "nothing listens")
+    assert_refused(on(address, home, tmp_path, "limits.no_worker_s=5", run=say), "nothing listens")
 
 
-def test_a_missing_python_is_named(home: Path, tmp_path: Path) -> None:
+def test_a_missing_python_is_named(say: Say, home: Path, tmp_path: Path) -> None:
     with LocalhostServer("w1", tmp_path / "server") as address:
         trust(home, tmp_path / "server" / "known_hosts")
-        assert_refused(on(address, home, tmp_path, "worker_python=python9"), "python9", "worker_python")
+        assert_refused(on(address, home, tmp_path, "worker_python=python9", run=say), "python9", "worker_python")
 
 
 def test_the_host_installs_itself_on_a_worker_once(home: Path, tmp_path: Path) -> None:
@@ -286,13 +305,14 @@ def test_the_host_installs_itself_on_a_worker_once(home: Path, tmp_path: Path) -
     assert not list((tmp_path / "jobs").iterdir()), "a finished run leaves no folder on its workers"
 
 
-def test_a_run_path_that_cannot_be_written_is_named(home: Path, tmp_path: Path) -> None:
+def test_a_run_path_that_cannot_be_written_is_named(say: Say, home: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with LocalhostServer("w1", tmp_path / "server") as address:
         trust(home, tmp_path / "server" / "known_hosts")
         path = tmp_path / "file" / "env"
-        assert_refused(on(address, home, tmp_path, f"worker_run_path={path}"), str(tmp_path / "file"))
+        assert_refused(on(address, home, tmp_path, f"worker_run_path={path}", run=say), str(tmp_path / "file"))
 
 
+@pytest.mark.unit
 def test_environment_variables_of_the_host_find_the_package() -> None:
     assert str(ROOT) in environment()["PYTHONPATH"].split(os.pathsep)[0]

@@ -121,6 +121,7 @@ def test_weights_of_another_model_are_refused(wrong: str, tmp_path: Path) -> Non
         agent(make_autoui(tmp_path / "autoui", weights).parent)
 
 
+@pytest.mark.component
 @torch.no_grad()
 def test_an_answer_has_the_probability_it_is_told_to_have_whatever_it_was_batched_with(folders: Path) -> None:
     policy = agent(folders, temperature=0.8)
@@ -138,6 +139,7 @@ def test_an_answer_has_the_probability_it_is_told_to_have_whatever_it_was_batche
     assert {one.action["type"] for one in together} == {"wait"}, "random words are no action"
 
 
+@pytest.mark.component
 @torch.no_grad()
 def test_a_worker_without_the_folder_becomes_the_same_agent_by_what_it_is_sent(folders: Path, tmp_path: Path) -> None:
     make_autoui(tmp_path / "autoui")
@@ -242,6 +244,7 @@ def test_it_learns_offline_from_digirls_files(kind: str, folders: Path, tmp_path
     assert {"image_dense.weight", "gate_dense.weight", "shared.weight", "lm_head.weight"} <= set(moved)
 
 
+@pytest.mark.system
 @pytest.mark.timeout(300)  # host and worker each import transformers
 def test_a_run_over_ssh_stores_what_was_asked_and_said(folders: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "run.py"), "--config-path", "config/multimachine", "--config-name", "host"]

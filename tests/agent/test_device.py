@@ -165,6 +165,7 @@ def test_the_prior_is_a_distribution() -> None:
     assert len(PRIOR) == KINDS and sum(PRIOR) == pytest.approx(1.0)
 
 
+@pytest.mark.component
 def test_words_hash_alike_in_every_process() -> None:
     code = "from digirl_dist.agent.words import hashed_words; print(hashed_words('Open the Clock', 2048))"
     answers = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from endpoint import Endpoint, answers_with, endpoint, fails, hangs, says
-from reading import events
+from chat_server import Endpoint, answers_with, endpoint, fails, hangs, says
+from run_files import events
 
 from digirl_dist.agent.endpoint import EndpointAgent
 from digirl_dist.build import run
@@ -22,6 +23,8 @@ from digirl_dist.errors import AgentError, ChatRefused, SettingsError
 from digirl_dist.settings import EndpointSettings, configuration
 from digirl_dist.storage import parquet
 from digirl_dist.trajectory import Decision, NoDecision, Observation
+
+pytestmark = pytest.mark.component
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KEY = "sk-very-secret-0123456789"
@@ -65,10 +68,11 @@ def test_log_probabilities_are_those_that_the_server_tells(served: Endpoint) -> 
 
 
 def test_requests_go_out_together_and_one_that_hangs_costs_its_own_episode(served: Endpoint) -> None:
-    served.script = [hangs(30)] + [lambda handler: (time.sleep(1.0), says("back")(handler))] * 3
+    others = threading.Barrier(3)  # none of the three is answered before all have come
+    served.script = [hangs(60)] + [lambda handler: (others.wait(30), says("back")(handler))] * 3
     started = time.monotonic()
-    decisions = act(served, SEEN, answer_s=2.0, outage_s=1.0)
-    assert time.monotonic() - started < 8
+    decisions = act(served, SEEN, answer_s=4.0, outage_s=1.0)
+    assert time.monotonic() - started < 40
     lost = [decision.reason for decision in decisions if isinstance(decision, NoDecision)]
     assert len(lost) == 1 and "was away for 1 s" in lost[0] and KEY not in lost[0]
 
@@ -80,6 +84,7 @@ def test_a_refusal_is_raised_with_its_remedy_and_without_the_key(served: Endpoin
     assert KEY not in str(refusal.value)
 
 
+@pytest.mark.unit
 def test_it_cannot_learn_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = EndpointAgent(EndpointSettings(model="m"), SPEC)
     assert list(agent.parameters()) == [] and agent.state_dict() == {}
@@ -90,6 +95,7 @@ def test_it_cannot_learn_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         run.run(configuration.load("config/multimachine", "host", ["dry_run=true", "agent=endpoint", "agent.model=m"]))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("where", [["parallel=single"], ["dry_run=true", "dry_run_workers=1", "inference=host"]])
 def test_it_collects_and_an_outage_costs_a_retry(
     served: Endpoint, tmp_path: Path, monkeypatch: Any, where: list[str]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from reading import metrics
+from run_files import metrics
 from safetensors.torch import load_file
 from tiny_vlm import save_tiny_vlm
 
@@ -17,6 +17,8 @@ from digirl_dist.child_process import environment
 from digirl_dist.emulator.phone import PHONE_SPEC
 from digirl_dist.settings import LoraSettings, VlmSettings
 from digirl_dist.storage import parquet
+
+pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WORDS = [

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from things import Coin, Counter
+from user_classes import Coin, Counter
 
 from digirl_dist.algorithm.advantages import (
     doubly_robust_advantages,

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from things import Coin, Counter
+from user_classes import Coin, Counter
 
 from digirl_dist.algorithm.advantages import group_advantages
 from digirl_dist.algorithm.grpo import Batch, Grpo, clipped_loss, importance

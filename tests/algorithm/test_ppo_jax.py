@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from things import Coin
+from user_classes import Coin
 
 from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.agent.generic_jax import JaxGenericPolicy

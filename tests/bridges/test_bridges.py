@@ -9,7 +9,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-from launching import example, started, torchrun
+from rank_launch import example, started, torchrun
 
 from digirl_dist.bridges.vector import ranked_vector
 from digirl_dist.errors import SettingsError
@@ -43,6 +43,7 @@ def test_what_is_met_follows_from_the_seed() -> None:
     assert any((a != b).any() for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.component
 def test_what_a_vector_cannot_say_is_refused() -> None:
     with pytest.raises(SettingsError, match="as vectors"), ranked_vector(["emulator=phone"], config_name="host"):
         pass
@@ -53,6 +54,7 @@ def test_what_a_vector_cannot_say_is_refused() -> None:
         RslRlVecEnv(here.envs, "cpu", {})
 
 
+@pytest.mark.system
 @pytest.mark.long
 def test_runners_of_other_libraries_learn_together_on_two_ranks(tmp_path: Path) -> None:
     """The examples as they are: the ranks' environments differ, their weights do not."""

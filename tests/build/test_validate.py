@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reading import lines, metrics
-from things import Coin, Counter
-from watching import eventually, processes_with
+from process_watch import eventually, processes_with
+from run_files import lines, metrics
+from user_classes import Coin, Counter
 
 from digirl_dist.build.run import run
 from digirl_dist.errors import SettingsError
@@ -25,6 +25,8 @@ from digirl_dist.settings import (
     TrainMode,
 )
 from digirl_dist.storage import parquet
+
+pytestmark = pytest.mark.system
 
 
 def settings(folder: Path, **others: Any) -> Settings:
@@ -124,6 +126,7 @@ def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
     eventually(lambda: not processes_with(tmp_path), 20, "the end of every process")
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("others", "said"),
     [

@@ -14,8 +14,8 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from process_watch import eventually, nothing_is_left_of
 from torch import nn
-from watching import eventually, nothing_is_left_of
 
 from digirl_dist.build.choices import choose_device
 from digirl_dist.build.collector import RunContext, build_collector
@@ -30,7 +30,7 @@ from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Plan
 from digirl_dist.trajectory import Decision, Observation
 
-pytestmark = pytest.mark.usefixtures("chromium_is_installed")
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("chromium_is_installed")]
 
 PAGES = ["click-test-2", "click-checkboxes", "enter-text", "focus-text", "use-slider"]
 

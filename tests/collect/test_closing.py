@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from collecting import Kind, Site, keys, site, tickets
-from watching import eventually, processes_with
+from collector_site import Kind, Site, keys, site, tickets
+from process_watch import eventually, processes_with
 
 from digirl_dist.collect.ahead import AheadCollector
 from digirl_dist.collect.iteration import Closing
@@ -16,10 +16,11 @@ from digirl_dist.report.metrics import collection, results
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Key, Round, Ticket
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.system, pytest.mark.long]
 EARLY = [Kind.inline, Kind.fleet]
 
 
+@pytest.mark.unit
 def test_an_iteration_closes_with_its_share_or_after_its_time() -> None:
     assert not Closing().is_due(9, 10, 1e9) and Closing().is_due(10, 10, 0)
     assert Closing(share=0.07).is_due(7, 100, 0) and not Closing(share=0.07).is_due(6, 100, 0)
@@ -99,19 +100,19 @@ def test_metrics_compare_the_length_of_what_came_late(tmp_path: Path) -> None:
 
 def test_a_ticket_that_hangs_is_run_a_second_time_elsewhere(tmp_path: Path) -> None:
     trouble = {"at": "step", "suffers": "hang", "once": str(tmp_path / "once")}
-    with site(tmp_path / "run", Kind.fleet) as here:
+    with site(tmp_path / "run", Kind.fleet, step_limit_s=8) as here:
         here.collect(tickets(4))
         here.checkpoint = here.save(1)
-        started = time.monotonic()
         result = here.collect(tickets(4, iteration=1, **trouble))
         assert keys(result) == [Key(1, index) for index in range(4)]
-        assert time.monotonic() - started < 2.5, "the limit of a step is 3 s"
-        assert here.count("episode_doubled") >= 1 and here.count("episode_retried") == 0
-        time.sleep(3.0)
+        assert here.count("episode_doubled") >= 1 and here.count("episode_retried") == 0, (
+            "the limit of a step was waited for"
+        )
+        time.sleep(8.0)
         here.checkpoint = here.save(2)
         result = here.collect(tickets(4, iteration=2))
         lost = sum(worker_result.slot_seconds.get("speculation", 0.0) for worker_result in result.worker_results)
-    assert lost == pytest.approx(3.0, rel=0.3), "the loser's time is booked"
+    assert lost == pytest.approx(8.0, rel=0.3), "the loser's time is booked"
 
 
 @pytest.mark.parametrize("kind", [Kind.inline_ahead, Kind.fleet_ahead])
@@ -145,5 +146,5 @@ def test_a_run_that_collects_ahead_can_be_closed_in_the_middle(tmp_path: Path) -
     with site(tmp_path, Kind.fleet_ahead, iterations=5, workers=1, step_s=0.5) as here:
         here.collect(tickets(4))
         started = time.monotonic()
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
     eventually(lambda: not processes_with(tmp_path), 10, "the end of all processes")

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collecting import Kind, in_the_middle, keys, programs, site, tickets
-from watching import eventually, nothing_is_left_of, processes_with
+from collector_site import Kind, in_the_middle, keys, programs, site, tickets
+from process_watch import eventually, nothing_is_left_of, processes_with
 
 from digirl_dist.errors import CollectionError
 from digirl_dist.rollout.slot_time import ACTIVITIES
 from digirl_dist.settings import Inference
 from digirl_dist.tasks import Key, Round
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.system, pytest.mark.long]
 # Where the policy acts is the business of test_inference.py, but for what both sides must have in common.
 BY_WORKERS = [kind for kind in Kind if kind.inference is Inference.worker]
 EVERY_KIND = [pytest.param(kind, marks=pytest.mark.ray) if kind.on_ray else kind for kind in BY_WORKERS]

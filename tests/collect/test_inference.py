@@ -6,12 +6,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from collecting import Kind, in_the_middle, keys, programs, site, tickets
-from watching import nothing_is_left_of
+from collector_site import Kind, in_the_middle, keys, programs, site, tickets
+from process_watch import nothing_is_left_of
 
 from digirl_dist.tasks import Key
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.system, pytest.mark.long]
 
 
 def policies() -> list[psutil.Process]:

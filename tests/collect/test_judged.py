@@ -5,25 +5,28 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from endpoint import Endpoint, endpoint, fails
-from reading import events, metrics
+from chat_server import Endpoint, endpoint, fails
+from run_files import events, metrics
 
+from digirl_dist.cli.main import main
 from digirl_dist.collect.judged import with_verdict
 from digirl_dist.storage import parquet
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.system, pytest.mark.long]
 ROOT = Path(__file__).resolve().parent.parent.parent
+HOST = ["--config-path", "config/multimachine", "--config-name", "host"]
 KEY = "sk-very-secret-0123456789"
 MINE = [
     "emulator=custom",
-    "emulator.entry_point=things:Counter",
+    "emulator.entry_point=user_classes:Counter",
     "agent=custom",
-    "agent.entry_point=things:Coin",
+    "agent.entry_point=user_classes:Coin",
     "rollout_size=6",
     "train_iterations=1",
     "dry_run_workers=1",
@@ -31,9 +34,8 @@ MINE = [
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "run.py"), "--config-path", "config/multimachine", "--config-name", "host"]
     return subprocess.run(
-        [*command, *MINE, f"save_path={folder}", *words],
+        [sys.executable, str(ROOT / "run.py"), *HOST, *MINE, f"save_path={folder}", *words],
         cwd=ROOT / "tests",
         env={**os.environ, "JUDGE_KEY": KEY},
         capture_output=True,
@@ -42,10 +44,27 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+Say = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
+    """The same command in this process, which has everything imported already, for what is refused."""
+    monkeypatch.chdir(ROOT / "tests")
+
+    def run_here(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(
+            words, main([*HOST, *MINE, f"save_path={folder}", *words]), *capsys.readouterr()
+        )
+
+    return run_here
+
+
 def judged_by(served: Endpoint) -> list[str]:
     return ["success=judge", "judge.key_variable=JUDGE_KEY", f"judge.base_url={served.url}", "judge.model=m"]
 
 
+@pytest.mark.unit
 def test_a_verdict_replaces_reward_and_success() -> None:
     seen = Observation("x")
     steps = [Step(seen, 0, 0.0, 5.0, False, False), Step(seen, 1, 0.0, 7.0, True, False)]
@@ -57,7 +76,7 @@ def test_a_verdict_replaces_reward_and_success() -> None:
 
 @pytest.mark.parametrize("place", ["parallel=single", "dry_run=true"])
 def test_a_function_of_the_users_judges_every_episode(tmp_path: Path, place: str) -> None:
-    done = run(tmp_path, place, "success=predicate", "predicate=things:second_action_is_one")
+    done = run(tmp_path, place, "success=predicate", "predicate=user_classes:second_action_is_one")
     assert done.returncode == 0, done.stderr
     trajectories = parquet.read(tmp_path / "trajectories" / "000000.parquet")
     wanted = [trajectory.steps[1].action == 1 for trajectory in trajectories]
@@ -70,20 +89,22 @@ def test_a_function_of_the_users_judges_every_episode(tmp_path: Path, place: str
     ("words", "message"),
     [
         (["success=predicate"], "predicate=my_file:is_done"),
-        (["success=predicate", "predicate=things:nothing"], "defines no nothing"),
+        (["success=predicate", "predicate=user_classes:nothing"], "defines no nothing"),
         (["success=judge", "judge.key_variable=NO_SUCH_KEY"], "export NO_SUCH_KEY="),
     ],
 )
 def test_a_judge_that_cannot_be_had_is_refused_before_anything_is_made(
-    tmp_path: Path, words: list[str], message: str
+    say: Say, tmp_path: Path, words: list[str], message: str
 ) -> None:
-    done = run(tmp_path / "run", "parallel=single", *words)
+    done = say(tmp_path / "run", "parallel=single", *words)
     assert done.returncode == 2 and message in done.stderr and not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("function", "why"), [("json:loads", "TypeError: "), ("things:Counter", "neither True nor")])
-def test_a_function_that_fails_is_named_with_the_episode(tmp_path: Path, function: str, why: str) -> None:
-    done = run(tmp_path, "parallel=single", "success=predicate", f"predicate={function}")
+@pytest.mark.parametrize(
+    ("function", "why"), [("json:loads", "TypeError: "), ("user_classes:Counter", "neither True nor")]
+)
+def test_a_function_that_fails_is_named_with_the_episode(say: Say, tmp_path: Path, function: str, why: str) -> None:
+    done = say(tmp_path, "parallel=single", "success=predicate", f"predicate={function}")
     assert done.returncode == 1 and f"predicate {function}, episode 000000-0000" in done.stderr and why in done.stderr
 
 

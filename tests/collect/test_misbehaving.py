@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collecting import Kind, Site, keys, site, tickets
-from reading import events
-from watching import nothing_is_left_of
+from collector_site import Kind, Site, keys, site, tickets
+from process_watch import nothing_is_left_of
+from run_files import events
 
 from digirl_dist.child_process import SOURCE
 from digirl_dist.fleet import roster

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from things import Counter
+from user_classes import Counter
 
 from digirl_dist.build import setup_doctor
 from digirl_dist.child_process import environment
@@ -30,6 +30,8 @@ from digirl_dist.ssh.connection import connect
 from digirl_dist.ssh.localhost_server import LocalhostServer
 from digirl_dist.tasks import Task
 from digirl_dist.user_code.packing import pack
+
+pytestmark = pytest.mark.component
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAIN = MachineRequirements("plain", 10, 0.01)
@@ -62,6 +64,7 @@ def test_an_emulator_that_hangs_or_works_when_it_is_tried(worker_config: WorkerC
     assert "(2 numbers)" in told
 
 
+@pytest.mark.unit
 def test_each_kind_of_emulator_knows_the_action_of_a_trial() -> None:
     assert some_action(EmulatorSpec(DiscreteActions(3))) == 0
     assert some_action(EmulatorSpec(BoxActions((-1.0, 2.0, -4.0), (1.0, 3.0, -2.0)))) == [0.0, 2.0, -2.0]
@@ -105,6 +108,7 @@ def test_a_host_without_torch(tmp_path: Path) -> None:
         assert shown.stdout.startswith(expected), shown.stderr
 
 
+@pytest.mark.unit
 def test_settings_that_no_run_could_start_with() -> None:
     checks = list(setup_doctor.doctor(Settings(emulator=PhoneSettings()), try_emulators=False))
     failed = [check for check in checks if not check.ok]
@@ -112,6 +116,7 @@ def test_settings_that_no_run_could_start_with() -> None:
     assert "worker_ips is empty" in failed[0].detail and not would_start(checks)
 
 
+@pytest.mark.unit
 def test_emulators_of_the_host_itself_are_looked_at() -> None:
     found = {
         check.check: check
@@ -120,6 +125,7 @@ def test_emulators_of_the_host_itself_are_looked_at() -> None:
     assert not found["memory"].ok and found["python"].ok and found["memory"].worker == "host"
 
 
+@pytest.mark.unit
 def test_warnings_do_not_keep_a_run_from_starting() -> None:
     warning = Check("w1", "clock", False, "70 s ahead", "set it", blocks=False)
     good = Check("w1", "port", True, "port 22", "never shown")

@@ -80,7 +80,17 @@ def _android(folder: Path) -> Iterator[Case]:
 CASES = {"gymnasium": _cartpole, "miniwob": _miniwob, "phone": _phone, "rehearsal": _rehearsal}
 
 
-@pytest.fixture(scope="module", params=[*CASES, "android"])
+PARTS = ["miniwob", "android"]
+"""Those that are made of more than Python: a browser, or a phone behind adb."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        *(name for name in CASES if name not in PARTS),
+        *(pytest.param(part, marks=pytest.mark.component) for part in PARTS),
+    ],
+)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     if request.param == "android":
         request.getfixturevalue("adb_is_installed")

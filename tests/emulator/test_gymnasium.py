@@ -149,6 +149,7 @@ def test_an_id_with_a_module_imports_it_and_keeps_its_registered_limits(user_fol
     assert [emulator.step(1).truncated for _ in range(4)] == [False, False, False, True]
 
 
+@pytest.mark.component
 @pytest.mark.parametrize(
     "settings",
     [

@@ -24,7 +24,7 @@ from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json
 
-pytestmark = pytest.mark.usefixtures("chromium_is_installed")
+pytestmark = [pytest.mark.component, pytest.mark.usefixtures("chromium_is_installed")]
 
 CENTRE = """
 const box = document.querySelector(arguments[0]).getBoundingClientRect();
@@ -246,6 +246,7 @@ def test_every_corner_can_be_tapped(emulator: MiniwobEmulator) -> None:
 # --- tasks -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     "names", ["click-test-2, focus-text", ["click-test-2", "focus-text"], ["miniwob/click-test-2-v1", "focus-text-v1"]]
 )
@@ -253,6 +254,7 @@ def test_pages_are_named_as_text_or_list_with_or_without_decoration(names: Json)
     assert [task.id for task in miniwob_tasks(MiniwobSettings(task=names))] == ["click-test-2", "focus-text"]
 
 
+@pytest.mark.unit
 def test_all_means_every_page_that_the_package_registers() -> None:
     import gymnasium
     import miniwob  # noqa: F401  (registers)
@@ -264,11 +266,13 @@ def test_all_means_every_page_that_the_package_registers() -> None:
     assert announced == {name for name in registered if not name.startswith("flight.")}
 
 
+@pytest.mark.unit
 def test_an_unknown_page_is_refused_with_the_nearest() -> None:
     with pytest.raises(SettingsError, match="'click-tset-2'.*click-test-2"):
         miniwob_tasks(MiniwobSettings(task="click-tset-2"))
 
 
+@pytest.mark.unit
 def test_no_page_at_all_is_refused() -> None:
     with pytest.raises(SettingsError, match="names no"):
         miniwob_tasks(MiniwobSettings(task=" , "))
@@ -277,12 +281,14 @@ def test_no_page_at_all_is_refused() -> None:
 # --- programs and what they leave behind -----------------------------------------------------------------------------
 
 
+@pytest.mark.unit
 def test_a_missing_browser_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SettingsError, match="chromium .*apt install chromium"):
         MiniwobEmulator(MiniwobSettings())
 
 
+@pytest.mark.unit
 def test_a_missing_driver_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "chromium").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))

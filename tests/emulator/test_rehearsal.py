@@ -85,6 +85,7 @@ def test_screenshots_do_not_compress() -> None:
     assert image is not None and len(zlib.compress(image, 9)) > 120 * 80 * 3
 
 
+@pytest.mark.component
 @pytest.mark.parametrize(
     ("fault", "error"), [("hang_rate", EmulatorHung), ("crash_rate", EmulatorCrashed), ("error_rate", EmulatorError)]
 )

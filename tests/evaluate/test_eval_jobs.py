@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import Ended, example, launch, rank_process, started, torchrun
+from rank_launch import Ended, example, launch, rank_process, started, torchrun
 
 from digirl_dist.errors import EvalJobsError
 from digirl_dist.evaluate.eval_runner import main
 from digirl_dist.evaluate.jobs import EvalJob, read_jobs
 from digirl_dist.storage import parquet
+
+pytestmark = pytest.mark.system
 
 CARTPOLE = ["emulator=gymnasium", "emulator.id=CartPole-v1", "agent=generic", "bsize=1"]
 MODULE = ("-m", "digirl_dist.evaluate.eval_runner")
@@ -80,9 +82,7 @@ def test_d1_the_documents_command_runs_a_job_on_each_of_four_ranks(tmp_path: Pat
     assert [result["rank"] for result in merged(tmp_path / "out")] == [0, 1, 2, 3]
 
 
-def test_d2_datasets_name_their_rank_only_where_there_are_several(
-    five: tuple[Path, Ended], tmp_path: Path
-) -> None:
+def test_d2_datasets_name_their_rank_only_where_there_are_several(five: tuple[Path, Ended], tmp_path: Path) -> None:
     folder, _ = five
     assert {path.name for path in (folder / "two").glob("dataset_*")} == {
         f"dataset_job{k}_rank{k % 2}.parquet" for k in range(5)
@@ -91,6 +91,7 @@ def test_d2_datasets_name_their_rank_only_where_there_are_several(
     assert [path.name for path in (tmp_path / "out").glob("dataset_*")] == ["dataset_one.parquet"]
 
 
+@pytest.mark.unit
 def test_d2_two_jobs_of_one_name_are_refused_before_anything_runs(tmp_path: Path) -> None:
     jobs = write(tmp_path / "jobs.json", [job("same"), job("same", seed=1)])
     with pytest.raises(ValueError, match="more than one job called 'same'"):
@@ -99,6 +100,7 @@ def test_d2_two_jobs_of_one_name_are_refused_before_anything_runs(tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.unit
 def test_d4_a_failing_job_stops_the_run(tmp_path: Path) -> None:
     jobs = write(tmp_path / "jobs.json", [broken("bad"), job("good")])
     assert main(arguments(jobs, tmp_path / "out")) == 1
@@ -129,7 +131,7 @@ def test_d5_the_merged_table_is_that_of_one_process(five: tuple[Path, Ended]) ->
 @pytest.mark.long
 def test_d6_a_killed_rank_leaves_its_jobs_missing_and_resume_runs_only_those(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    emulator = ["emulator=custom", "emulator.entry_point=ranked_things:Gated", f"emulator.kwargs.gate={gate}"]
+    emulator = ["emulator=custom", "emulator.entry_point=user_classes_on_ranks:Gated", f"emulator.kwargs.gate={gate}"]
     waits = {"name": "waits", "num_episodes": 1, "overrides": [*emulator, "agent=generic", "bsize=1"]}
     jobs = write(tmp_path / "jobs.json", [job("first"), waits, job("third")])
     out = tmp_path / "out"
@@ -189,6 +191,7 @@ def test_d8_a_job_that_is_done_is_not_run_again_and_another_of_its_name_is_refus
     assert main(arguments(write(jobs, [job("once", seed=9)]), out)) == 2
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -219,6 +222,7 @@ def test_d9_it_works_on_the_cpu_with_no_launcher_and_no_process_group(tmp_path: 
     assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.unit
 def test_d9_an_explicit_cuda_device_is_refused_where_there_is_none(tmp_path: Path) -> None:
     import torch
 

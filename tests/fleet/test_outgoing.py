@@ -43,12 +43,13 @@ def test_blobs_are_the_tensors_that_were_asked_for_once_each(tmp_path: Path) -> 
 def test_in_bfloat16_half_the_bytes_travel_and_the_manifest_names_both_dtypes(tmp_path: Path) -> None:
     state = {"w": torch.randn(100, 7), "count": torch.arange(3)}
     outgoing = Outgoing(weights(tmp_path, 0, state, PushDtype.bfloat16), None)
-    manifest = outgoing.wire()
-    name, dtype, shape, own = manifest["w"]  # type: ignore[misc]
-    assert (dtype, own, manifest["count"][1:]) == ("bfloat16", "float32", ["int64", [3]])  # type: ignore[index]
-    [blob] = outgoing.blobs({str(name)})
+    manifest = outgoing.tensor_entries()
+    sent, whole = manifest["w"], manifest["count"]
+    assert (sent.dtype, sent.own_dtype) == ("bfloat16", "float32")
+    assert (whole.dtype, whole.own_dtype, whole.shape) == ("int64", None, [3])
+    [blob] = outgoing.blobs({sent.digest})
     assert blob.size == 1400
-    arrived = tensor_from(bytearray(blob.content()), TensorInfo(str(name), "bfloat16", tuple(shape)))  # type: ignore[arg-type]
+    arrived = tensor_from(bytearray(blob.content()), TensorInfo(sent.digest, "bfloat16", tuple(sent.shape)))
     assert torch.equal(arrived, state["w"].bfloat16())
 
 
@@ -57,7 +58,7 @@ def test_an_unchanged_tensor_has_an_unchanged_name(tmp_path: Path, dtype: PushDt
     frozen = torch.randn(1000)
     first = weights(tmp_path, 0, {"frozen": frozen, "head": torch.zeros(3)}, dtype)
     second = weights(tmp_path, 1, {"frozen": frozen, "head": torch.ones(3)}, dtype, first)
-    assert Outgoing(first, None).wire()["frozen"] == Outgoing(second, first).wire()["frozen"]
+    assert Outgoing(first, None).tensor_entries()["frozen"] == Outgoing(second, first).tensor_entries()["frozen"]
     assert first.tensors["head"] != second.tensors["head"]
 
 

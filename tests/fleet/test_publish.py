@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from relay import relayed
-from things import Counter, HeavyCoin
-from watching import eventually
+from process_watch import eventually
+from ssh_relay import relayed
+from user_classes import Counter, HeavyCoin
 
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.roster import this_python
@@ -30,7 +30,7 @@ from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.user_code.packing import pack
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.system, pytest.mark.long]
 MEGABYTES = 24
 SSH = SshSettings(ping_s=0.5, silence_s=6.0)
 LIMITS = LimitSettings(silence_s=8.0, back_off_s=0.1, orphan_s=20.0, stop_s=5.0)
@@ -107,7 +107,7 @@ def test_a_stalled_worker_delays_no_other_and_catches_up(serve: Callable[[str], 
         eventually(lambda: relay.stopped, 20, "the stall")
         started = time.monotonic()
         here.publish(save(tmp_path, 3, 3))
-        assert time.monotonic() - started < 1.0, "the host waited for the stuck worker"
+        assert time.monotonic() - started < 4.0, "the host waited for the stuck worker"
         _, later = loaded(here, "quick", 3)
         assert not any(
             isinstance(event, Lost | PolicyLoaded) and event.worker == "stuck" for event in [*before, *later]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from relay import relayed
-from watching import eventually
+from process_watch import eventually
+from ssh_relay import relayed
 
 from digirl_dist.errors import FileRefusedError, LinkLostError
 from digirl_dist.fleet.outgoing import Blob, Outgoing, Weights
@@ -24,6 +24,8 @@ from digirl_dist.ssh.courier import CourierClient
 from digirl_dist.ssh.localhost_server import LocalhostServer
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.digest import digest
+
+pytestmark = pytest.mark.system
 
 LIMITS = SshSettings(ping_s=0.5, silence_s=5.0)
 SLOW, FAST = 20e6, 2e9

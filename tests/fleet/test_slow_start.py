@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from collecting import Kind, keys, site, tickets
-from things import Coin
+import pytest
+from collector_site import Kind, keys, site, tickets
+from user_classes import Coin
 
 from digirl_dist.tasks import Key
+
+pytestmark = pytest.mark.system
 
 _SILENCE_S = 6.0
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import yaml
+from process_watch import eventually, processes_with
 from test_run import MINE, ROOT, events, keys
-from watching import eventually, processes_with
 
 from digirl_dist.settings.configuration import Source
 from digirl_dist.ssh.connection import Address
@@ -77,6 +77,7 @@ def roster(tmp_path: Path) -> Iterator[Roster]:
         yield Roster(tmp_path, stack)
 
 
+@pytest.mark.system
 def test_a_worker_that_is_added_joins_a_broken_file_is_ignored_and_who_is_removed_leaves(roster: Roster) -> None:
     roster.names(roster.w1)
     process = roster.start()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from things import Coin, Counter
+from user_classes import Coin, Counter
 
 from digirl_dist.inference.policy_process import RequestHandler
 from digirl_dist.inference.policy_server import Batching, PolicyServer
@@ -28,6 +28,8 @@ from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.user_code.packing import pack
+
+pytestmark = pytest.mark.system
 
 
 class Moody(Coin):

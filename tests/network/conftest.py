@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from network.bare import BareMachine
+from network.bare_machine import BareMachine
 from network.machines import Machine, machine, remove_leftovers, what_is_missing
 
 

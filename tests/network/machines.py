@@ -15,7 +15,7 @@ from getpass import getuser
 from pathlib import Path
 
 import psutil
-from watching import eventually
+from process_watch import eventually
 
 from chaos.processes import emulators, running
 from digirl_dist.child_process import environment

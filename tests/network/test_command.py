@@ -8,12 +8,15 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+from network.fleet_site import assert_nothing_left
 from network.machines import Machine
-from network.sites import assert_nothing_left
-from reading import events
+from run_files import events
 
 from digirl_dist.storage import parquet
 from digirl_dist.tasks import Key
+
+pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -30,7 +33,12 @@ def test_a_run_on_two_machines_installs_itself_there_and_leaves_nothing(
         for one in machines
     ]
     words = [
-        *("emulator=custom", "emulator.entry_point=things:Counter", "agent=custom", "agent.entry_point=things:Coin"),
+        *(
+            "emulator=custom",
+            "emulator.entry_point=user_classes:Counter",
+            "agent=custom",
+            "agent.entry_point=user_classes:Coin",
+        ),
         *("rollout_size=12", "train_iterations=2", "emulator.kwargs={step_s: 0.7}"),  # both machines come to take part
         *("install.reuse_packages=true", f"worker_python={sys.executable}"),
         *(f"worker_ips=[{','.join(workers)}]", f"worker_run_path={tmp_path / 'env'}", f"save_path={tmp_path / 'run'}"),

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+from network.fleet_site import assert_once_each, site, tickets
 from network.machines import Machine, fill, keep_full, make_room
-from network.sites import assert_once_each, site, tickets
+
+pytestmark = pytest.mark.system
 
 FULL = "No space left"
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from network.bare import USER, BareMachine
-from network.market import close_market, open_market
-from relay import relayed
-from sdk_tool import SDK_TOOL
+from network.bare_machine import USER, BareMachine
+from network.package_archive import close_market, open_market
+from sdkmanager_stand_in import SDK_TOOL
+from ssh_relay import relayed
 
 from digirl_dist.doctor import link, probe
 from digirl_dist.doctor.check import Check
@@ -27,6 +27,8 @@ from digirl_dist.fleet.roster import WorkerConfig
 from digirl_dist.settings import AndroidInstallSettings, AndroidSettings, Settings, SshSettings
 from digirl_dist.setup.scripts import steps
 from digirl_dist.ssh.connection import connect
+
+pytestmark = pytest.mark.system
 
 PLAIN = MachineRequirements("plain", 100, 0.1)
 BROWSER = MachineRequirements("miniwob", 100, 0.1, browser=True)
@@ -266,6 +268,7 @@ def test_a_browser_or_driver_that_is_missing(bare: BareMachine, market: None) ->
         bare.bring_back(program)
 
 
+@pytest.mark.unit
 def test_the_browsers_that_are_looked_for_are_those_that_the_emulator_starts() -> None:
     steps = (Path(__file__).resolve().parent.parent.parent / "worker" / "emulators" / "miniwob.sh").read_text()
     assert probe._BROWSERS == BROWSERS and f"browsers=({' '.join(BROWSERS)})" in steps

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from network.fleet_site import Site, assert_once_each, job_folder, site, tickets
 from network.machines import Machine, freeze
-from network.sites import Site, assert_once_each, job_folder, site, tickets
-from watching import eventually
+from process_watch import eventually
 
 import digirl_dist
 from digirl_dist.protocol.job_folder import JobFolder
@@ -24,6 +24,8 @@ from digirl_dist.storage.digest import file_digest
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
+
+pytestmark = pytest.mark.system
 
 Change = Callable[[Path, Path], object]
 
@@ -239,6 +241,7 @@ def test_odd_times_of_a_worker_reach_no_figure(machines: list[Machine], tmp_path
         assert result.busy is None or 0 <= result.busy <= 1
 
 
+@pytest.mark.unit
 def test_nothing_on_the_way_of_an_episode_asks_for_the_time_of_day() -> None:
     """So a clock that jumps, here or there, cannot matter: all times are differences of monotonic clocks."""
     package = Path(digirl_dist.__file__).parent

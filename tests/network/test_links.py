@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from network.fleet_site import USUAL, assert_once_each, site, tickets
 from network.machines import Machine, freeze
-from network.sites import USUAL, assert_once_each, site, tickets
 
-pytestmark = pytest.mark.long_file(110)
+pytestmark = [pytest.mark.system, pytest.mark.long_file(110)]
 NOTICED_S = 15.0
 
 

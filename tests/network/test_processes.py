@@ -8,11 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
+from network.fleet_site import Site, assert_once_each, job_folder, site, tickets
 from network.machines import Machine, freeze
-from network.sites import Site, assert_once_each, job_folder, site, tickets
-from watching import eventually
+from process_watch import eventually
 
 from digirl_dist.storage.run_folder import RunFolder
+
+pytestmark = pytest.mark.system
 
 Faults = dict[str, tuple[Callable[[Machine], None], str]]
 """By name: what is done to a machine, and words of the reason that must be given."""

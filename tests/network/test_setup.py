@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from network.bare import USER, BareMachine
-from network.market import close_market, open_market
-from network.wheels import collect_wheels
+from network.bare_machine import USER, BareMachine
+from network.offline_wheels import collect_wheels
+from network.package_archive import close_market, open_market
 
 from digirl_dist.cli.main import main
 from digirl_dist.emulator.chromium import BROWSERS, DRIVERS
 from digirl_dist.storage import parquet
 
-pytestmark = pytest.mark.long_file(150)
+pytestmark = [pytest.mark.system, pytest.mark.long_file(150)]
 ROOT = Path(__file__).resolve().parent.parent.parent
 WORKER_PYTHON = "/usr/bin/python3"
 
@@ -87,15 +87,18 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(400)
-def test_setup_then_doctor_then_a_miniwob_run_with_one_edited_file(bare: BareMachine, host: Path, wheels: Path) -> None:
+def test_setup_then_doctor_then_a_miniwob_run_with_one_edited_file(
+    bare: BareMachine, host: Path, say: Say, wheels: Path
+) -> None:
+    """The two that change something are processes of their own, as for a user; the others only look."""
     offline = {"pip_args": ["--no-index", f"--find-links={wheels}"]}
     emulator = {"defaults": ["default", {"override emulator": "miniwob"}, "_self_"]}
     configure(bare, host, install=offline, bsize=1, rollout_size=2, train_iterations=1, **emulator)
-    planned = command(host, "setup", "--dry-run")
+    planned = say("setup", "--dry-run")
     assert planned.returncode == 0 and "would  digirl_dist" in planned.stdout, planned.stderr
     assert "ok     Chromium and its driver" in planned.stdout
     assert bare.as_user("ls -A .cache 2>/dev/null || true") == "", "a dry run changes nothing"
-    looked = {check["check"]: check for check in json.loads(command(host, "doctor", "--try", "--json").stdout)}
+    looked = {check["check"]: check for check in json.loads(say("doctor", "--try", "--json").stdout)}
     assert "not installed in" in looked["package"]["detail"] and "`digirl-dist setup`" in looked["package"]["remedy"]
     assert not looked["try"]["ok"] and "`digirl-dist setup`" in looked["try"]["remedy"]
     done = command(host, "setup", limit_s=300)
@@ -104,17 +107,17 @@ def test_setup_then_doctor_then_a_miniwob_run_with_one_edited_file(bare: BareMac
     times: list[float] = []
     while not times or (min(times) >= 10 and len(times) < 3):  # a machine with other work has another try
         started = time.monotonic()
-        again = command(host, "setup")
+        again = say("setup")
         times.append(time.monotonic() - started)
         assert "0 steps done, 3 were done before" in again.stdout
     assert min(times) < 10 and changes(bare) == before
-    examined = command(host, "doctor", "--try", "--json")
+    examined = say("doctor", "--try", "--json")
     checks = {(check["worker"], check["check"]): check for check in json.loads(examined.stdout)}
     assert examined.returncode == 0, examined.stdout
     assert all(check["ok"] for check in checks.values())
     assert "boot" in checks["w1", "try"]["detail"] and "PNG" in checks["w1", "try"]["detail"]
     assert {("w1", name) for name in ("package", "torch", "chromium")} <= set(checks)
-    other = command(host, "doctor", "--json", "install.pip_args=[--no-index,--no-cache-dir]")
+    other = say("doctor", "--json", "install.pip_args=[--no-index,--no-cache-dir]")
     [package] = [check for check in json.loads(other.stdout) if check["check"] == "package"]
     assert other.returncode == 0 and "with other settings" in package["detail"], "a run would install it by itself"
     ran = command(host, "--config-path", "config/multimachine", "--config-name", "host")

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import launch
-from parallel.jax_together import UNEVEN, learn, pieces
+from parallel.jax_two_ranks import UNEVEN, learn, pieces
+from rank_launch import launch
 
 from digirl_dist.algorithm.ppo import TorchLearner
 from digirl_dist.algorithm.ppo_jax import JaxLearner
 from digirl_dist.parallel.peers import ALONE
 
-PROGRAM = Path(__file__).parent / "jax_together.py"
+pytestmark = pytest.mark.component
+
+PROGRAM = Path(__file__).parent / "jax_two_ranks.py"
 
 
 @pytest.fixture(scope="module")

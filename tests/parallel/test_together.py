@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import launch, torchrun
+from rank_launch import launch, torchrun
 
-PROGRAM = Path(__file__).parent / "together.py"
+pytestmark = pytest.mark.component
+
+PROGRAM = Path(__file__).parent / "torch_two_ranks.py"
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ from typing import Any
 
 import psutil
 import pytest
-from clustering import add_node, shared_cluster
-from collecting import Kind, Site, in_the_middle, keys, site, tickets
-from reading import events, metrics
-from things import Counter
-from watching import eventually, processes_with
+from collector_site import Kind, Site, in_the_middle, keys, site, tickets
+from process_watch import eventually, processes_with
+from ray_test_cluster import add_node, shared_cluster
+from run_files import events, metrics
+from user_classes import Counter
 
 from digirl_dist.cli.main import main
 from digirl_dist.errors import ClusterError, CollectionError
@@ -19,7 +19,7 @@ from digirl_dist.ray_cluster.connect import connect
 from digirl_dist.settings import RayCollectorSettings
 from digirl_dist.tasks import Key
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.system, pytest.mark.ray]
 
 
 def actors_of(folder: Path) -> list[psutil.Process]:

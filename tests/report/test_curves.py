@@ -13,9 +13,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from digirl_dist.child_process import environment
 from digirl_dist.report.curves import TensorBoard
 
+pytestmark = pytest.mark.component
+
 FIGURES = {"iteration": 3, "time": 1.0, "success_rate": 0.5, "slot_seconds": {"reset": 1.0}, "reward_mean": None}
 
 
+@pytest.mark.unit
 def test_tensorboard_shows_the_figures_that_are_numbers(tmp_path: Path) -> None:
     curves = TensorBoard(tmp_path)
     curves.add(FIGURES, 3)

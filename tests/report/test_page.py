@@ -286,6 +286,7 @@ def test_ticks_are_round_numbers_within_the_axis(low: float, high: float, expect
     assert len(found) == expected if isinstance(expected, int) else found == pytest.approx(expected)
 
 
+@pytest.mark.component
 def test_a_browser_shows_the_page(tmp_path: Path) -> None:
     """Headless Chromium lays it out and finds the episode, with the CSS and the picture in force."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")

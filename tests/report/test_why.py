@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from reading import events
+import pytest
+from process_watch import eventually, processes_with
+from run_files import events
 from test_run import MINE, ROOT, RUN
-from watching import eventually, processes_with
+
+pytestmark = pytest.mark.system
 
 
 def why(folder: Path) -> str:

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from things import Coin, Counter
+from user_classes import Coin, Counter
 
 from digirl_dist.inference.local import Policies
-from digirl_dist.protocol.messages import SlotLimits
-from digirl_dist.rollout.rollout import Acting, Failed, Finished, Happening, Rollout, SlotChanged
+from digirl_dist.protocol.messages import Acting, EpisodeFailed, SlotChanged, SlotLimits
+from digirl_dist.rollout.rollout import Finished, Happening, Rollout
 from digirl_dist.rollout.slot import Slot
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.user_code.packing import pack
+
+pytestmark = pytest.mark.component
 
 LIMITS = SlotLimits(boot_s=20, reset_s=2, step_s=2, failures=2, back_off_s=0.05)
 
@@ -92,9 +94,9 @@ def test_a_failing_emulator_costs_its_own_episode_only(tmp_path: Path, how: str)
     with rollout(tmp_path, step_s=0.05) as running:
         running.lease([*trouble, *healthy])
         happened = run(running, lambda happened: len(finished(happened)) == 8)
-        happened += run(running, lambda later: any(isinstance(one, Failed) for one in [*happened, *later]))
-        (failed,) = [one for one in happened if isinstance(one, Failed)]
-        assert failed.ticket.index == 0
+        happened += run(running, lambda later: any(isinstance(one, EpisodeFailed) for one in [*happened, *later]))
+        (failed,) = [one for one in happened if isinstance(one, EpisodeFailed)]
+        assert failed.key.number == 0
         running.lease(trouble)
         again = finished(run(running, lambda happened: bool(finished(happened))))
     assert {one.trajectory.ticket.index for one in finished(happened)} == set(range(1, 9))

@@ -7,7 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from sdk_tool import SDK_TOOL
+from sdkmanager_stand_in import SDK_TOOL
+
+pytestmark = pytest.mark.component
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "worker"

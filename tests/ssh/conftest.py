@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from getpass import getuser
 from pathlib import Path
@@ -23,12 +23,13 @@ from digirl_dist.ssh.connection import Address, Connection, connect
 from digirl_dist.ssh.localhost_server import LocalhostServer
 
 
-@dataclass(frozen=True)
+@dataclass
 class Server:
     """A server that runs, and how to mistreat it."""
 
     address: Address
     pid: int
+    mistreated: bool = False
 
     def freeze(self) -> None:
         """Stop all its processes; their kernel goes on acknowledging packets."""
@@ -38,6 +39,7 @@ class Server:
         self._signal_all(signal.SIGKILL)
 
     def _signal_all(self, number: signal.Signals) -> None:
+        self.mistreated = True
         top = psutil.Process(self.pid)
         for process in [top, *top.children(recursive=True)]:
             process.send_signal(number)
@@ -48,24 +50,51 @@ def limits() -> SshSettings:
     return SshSettings(connect_s=3.0, login_s=3.0, ping_s=0.3, silence_s=1.5, stall_s=4.0)
 
 
-@pytest.fixture
-def embedded(tmp_path: Path) -> Iterator[Server]:
-    if os.environ.get("CI") != "true":
-        pytest.importorskip("asyncssh")
-    server = LocalhostServer("w1", tmp_path / "embedded")
-    address = server.start()
-    yield Server(address, server.pid)
-    with suppress(psutil.NoSuchProcess):  # a test may have stopped or killed any of them
-        for child in psutil.Process(server.pid).children(recursive=True):
-            child.kill()
-        psutil.Process(server.pid).resume()
-    server.stop()
+class Shared:
+    """A server for all tests of a session, until one of them mistreats it: the next one gets another."""
+
+    def __init__(self, start: Callable[[Path], AbstractContextManager[Server]], folders: Iterator[Path]) -> None:
+        self._start = start
+        self._folders = folders
+        self._stack = ExitStack()
+        self._server: Server | None = None
+
+    def get(self) -> Server:
+        if self._server is None or self._server.mistreated:
+            self.close()
+            self._server = self._stack.enter_context(self._start(next(self._folders)))
+        return self._server
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+def _shared(
+    start: Callable[[Path], AbstractContextManager[Server]], factory: pytest.TempPathFactory
+) -> Iterator[Shared]:
+    shared = Shared(start, iter(lambda: factory.mktemp("server") / "files", None))
+    yield shared
+    shared.close()
+
+
+@pytest.fixture(scope="session")
+def _shared_embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    yield from _shared(_run_embedded, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def _shared_openssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    yield from _shared(_run_openssh, tmp_path_factory)
 
 
 @pytest.fixture
-def openssh(tmp_path: Path) -> Iterator[Server]:
-    with _run_openssh(tmp_path / "openssh") as server:
-        yield server
+def embedded(_shared_embedded: Shared) -> Server:
+    return _shared_embedded.get()
+
+
+@pytest.fixture
+def openssh(_shared_openssh: Shared) -> Server:
+    return _shared_openssh.get()
 
 
 @pytest.fixture(params=["embedded", "openssh"])
@@ -95,6 +124,20 @@ def make_key(tmp_path: Path) -> Callable[..., Path]:
 def free_port() -> int:
     """A port on which nothing listens."""
     return unused_port()
+
+
+@contextmanager
+def _run_embedded(folder: Path) -> Iterator[Server]:
+    if os.environ.get("CI") != "true":
+        pytest.importorskip("asyncssh")
+    server = LocalhostServer("w1", folder)
+    address = server.start()
+    yield Server(address, server.pid)
+    with suppress(psutil.NoSuchProcess):  # a test may have stopped or killed any of them
+        for child in psutil.Process(server.pid).children(recursive=True):
+            child.kill()
+        psutil.Process(server.pid).resume()
+    server.stop()
 
 
 @contextmanager
@@ -136,7 +179,7 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _wait_until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+def _wait_until(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

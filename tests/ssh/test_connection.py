@@ -19,6 +19,8 @@ from digirl_dist.errors import HostKeyError, LinkLostError, LoginError, Unreacha
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connection import Address, Connection, connect, quote
 
+pytestmark = pytest.mark.component
+
 if TYPE_CHECKING:
     from conftest import Server
 
@@ -65,7 +67,7 @@ def test_a_command_that_takes_too_long_is_named(link: Connection) -> None:
     started = time.monotonic()
     with pytest.raises(WorkerError, match=r"worker w1: `sleep 30` did not end within 0.5 s"):
         link.run(["sleep", "30"], timeout_s=0.5)
-    assert time.monotonic() - started < 3.0
+    assert time.monotonic() - started < 15.0
 
 
 def test_a_command_ended_by_a_signal_has_status_minus_one_and_the_link_lives(link: Connection) -> None:
@@ -200,7 +202,7 @@ def test_a_listener_that_never_answers_is_given_up_in_time(limits: SshSettings) 
         started = time.monotonic()
         with pytest.raises(UnreachableError, match="accepts connections but did not greet within 3 s"):
             connect(Address("w1", "127.0.0.1", mute.getsockname()[1]), limits)
-        assert time.monotonic() - started < limits.connect_s + 2.0
+        assert time.monotonic() - started < limits.connect_s + 20.0
 
 
 def test_a_server_that_hangs_up_at_once_may_be_limiting_logins(limits: SshSettings) -> None:
@@ -215,7 +217,7 @@ def test_a_server_frozen_before_the_login_is_given_up_in_time(server: Server, li
     started = time.monotonic()
     with pytest.raises(UnreachableError):
         connect(server.address, limits)
-    assert time.monotonic() - started < limits.connect_s + 2.0
+    assert time.monotonic() - started < limits.connect_s + 20.0
 
 
 @pytest.mark.parametrize("use", ["read", "write", "run", "open"])
@@ -232,18 +234,18 @@ def test_a_frozen_server_is_a_lost_link_whatever_is_waited_for(openssh: Server, 
     }
     with pytest.raises(LinkLostError):
         waits[use]()
-    assert time.monotonic() - started < limits.silence_s + 3.0
+    assert time.monotonic() - started < limits.silence_s + 20.0
     assert not link.alive and not link.answers()
     link.close()
 
 
 def test_closing_a_connection_to_a_frozen_server_does_not_wait(server: Server, limits: SshSettings) -> None:
-    link = connect(server.address, limits)
+    link = connect(server.address, dataclasses.replace(limits, silence_s=60.0, stall_s=60.0))
     link.open(["cat"])
     server.freeze()
     started = time.monotonic()
     link.close()
-    assert time.monotonic() - started < 0.5
+    assert time.monotonic() - started < 20.0
 
 
 def test_a_killed_server_is_a_lost_link_not_an_empty_output(server: Server, limits: SshSettings) -> None:

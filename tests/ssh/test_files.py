@@ -20,6 +20,8 @@ from digirl_dist.ssh.connection import Connection, connect
 from digirl_dist.ssh.courier import CourierClient, Put
 from digirl_dist.storage.digest import digest, file_digest
 
+pytestmark = pytest.mark.component
+
 if TYPE_CHECKING:
     from conftest import Server
 

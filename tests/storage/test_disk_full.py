@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from things import Coin, Counter
-from watching import eventually
+from process_watch import eventually
+from user_classes import Coin, Counter
 
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import RunFolderError
@@ -101,6 +101,7 @@ def land_episode(disk: Disk) -> object:
     return store
 
 
+@pytest.mark.component
 @pytest.mark.parametrize("write", [save_checkpoint, append_metrics, append_harvest, land_episode])
 def test_what_cannot_be_written_waits_for_room(disk: Disk, write: Callable[[Disk], object]) -> None:
     disk.fill()
@@ -115,6 +116,7 @@ def test_what_cannot_be_written_waits_for_room(disk: Disk, write: Callable[[Disk
     assert done
 
 
+@pytest.mark.component
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of tensorboard's writer
 def test_curves_go_on_after_a_full_disk(disk: Disk) -> None:
     curves = TensorBoard(disk.folder / "tensorboard")

@@ -96,6 +96,7 @@ def _as_pickle(content: Any, path: Path) -> None:
     path.write_bytes(pickle.dumps(content))
 
 
+@pytest.mark.component
 @pytest.mark.parametrize("save", [_as_torch, _as_old_torch, _as_pickle])
 def test_a_malicious_file_is_refused_and_nothing_runs(save: Any, tmp_path: Path, capfd: Any) -> None:
     marker, path = tmp_path / "it_ran", tmp_path / "evil.pt"

@@ -85,6 +85,7 @@ def test_an_action_that_is_not_json_is_refused() -> None:
         parquet.from_table(pa.Table.from_pylist(rows, schema=parquet.SCHEMA))
 
 
+@pytest.mark.component
 def test_pandas_and_datasets_open_the_file_and_images_decode(tmp_path: Path) -> None:
     import datasets
     import pandas as pd

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from launching import example, started
-from reading import metrics
+from rank_launch import example, started
+from run_files import metrics
 from train.test_train import episodes, ranks, state
 
 from digirl_dist.agent.generic import GenericPolicy
@@ -27,7 +27,7 @@ STEPS = 24
 def words(folder: Path, *more: str) -> list[str]:
     return [
         "emulator.id=null",
-        "emulator.entry_point=ranked_things:Recorded",
+        "emulator.entry_point=user_classes_on_ranks:Recorded",
         f"emulator.kwargs.log={folder}.log",
         f"save_path={folder}",
         "bsize=1",
@@ -56,12 +56,14 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.system
 def test_c6_ranks_act_with_seeds_of_their_own(two: Path) -> None:
     assert [(rank["seed"], rank["device"]) for rank in ranks(two)] == [(5, "cpu:0"), (6, "cpu:0")]
     seeds = {name: [each.ticket.seed for each in episodes(two) if each.worker == name] for name in ("rank0", "rank1")}
     assert all(seeds.values()) and not set(seeds["rank0"]) & set(seeds["rank1"])
 
 
+@pytest.mark.system
 def test_c8_rank_0_alone_writes_and_evaluates(two: Path) -> None:
     assert [line["global_step"] for line in metrics(two)] == [2 * STEPS, 4 * STEPS]
     assert ["eval_reward_mean" in line for line in metrics(two)] == [False, True]
@@ -69,6 +71,7 @@ def test_c8_rank_0_alone_writes_and_evaluates(two: Path) -> None:
     assert (made.count("made 0"), made.count("made 1")) == (3, 2)
 
 
+@pytest.mark.system
 def test_c8_the_checkpoint_loads_in_one_process_of_torch_and_that_in_one_of_jax(two: Path, tmp_path: Path) -> None:
     policy = GenericPolicy(GenericAgentSettings(width=8), EmulatorSpec(DiscreteActions(2), vector_size=2))
     policy.load_state_dict(state(two)[0])

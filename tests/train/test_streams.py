@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 import numpy as np
-from things import Counter
+from user_classes import Counter
 
 from digirl_dist.train.streams import Collected, Stream, Streams
 from digirl_dist.trajectory import Decision, Observation, Trajectory

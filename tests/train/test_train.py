@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from launching import descendants, example, launch, started, torchrun
-from reading import events, metrics
+from rank_launch import descendants, example, launch, started, torchrun
+from run_files import events, metrics
 
 from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
@@ -26,6 +26,8 @@ from digirl_dist.train.__main__ import main
 from digirl_dist.train.rendezvous import check_launch
 from digirl_dist.trajectory import Trajectory
 
+pytestmark = pytest.mark.system
+
 MODULE = ("-m", "digirl_dist.train", "--config-name", "ranks", "--distributed")
 STEPS, SLOTS = 12, 2
 """So that an iteration ends in the middle of episodes."""
@@ -34,7 +36,7 @@ STEPS, SLOTS = 12, 2
 def words(folder: Path, *more: str) -> list[str]:
     return [
         "emulator.id=null",
-        "emulator.entry_point=ranked_things:Recorded",
+        "emulator.entry_point=user_classes_on_ranks:Recorded",
         f"emulator.kwargs.log={folder}.log",
         f"save_path={folder}",
         f"bsize={SLOTS}",
@@ -170,6 +172,7 @@ def test_b9_a_rank_that_raises_ends_the_launch_and_is_named(tmp_path: Path) -> N
     assert family and not any(child.is_running() for child in family)
 
 
+@pytest.mark.unit
 def test_b10_launches_that_cannot_work_are_refused_with_the_fix(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SettingsError, match="start with torchrun --nproc_per_node=N"):
         check_launch(distributed=True, rank=None)
@@ -213,6 +216,7 @@ def test_b11_two_nodes_of_two_ranks_train_together_with_four_seeds(four: Path) -
     assert metrics(four)[-1]["world_size"] == 4 and "step_value_loss" in metrics(four)[-1]
 
 
+@pytest.mark.unit
 @pytest.mark.long
 def test_b7_alone_two_and_two_iterations_are_four_to_the_bit_with_groups_of_one_start(tmp_path: Path) -> None:
     more = ["train_algorithm=grpo", "algorithm.grpo.group_size=3", "distributed.eval_freq=0"]
@@ -260,6 +264,7 @@ def test_b12_two_ranks_learn_and_one_needs_about_as_many_steps(tmp_path: Path) -
     assert 1 / 2.5 < two / one < 2.5
 
 
+@pytest.mark.unit
 def test_the_configuration_of_ranks_is_complete() -> None:
     settings = configuration.load("config/multimachine", "ranks", [])
     assert settings.distributed.steps * settings.bsize == 1024

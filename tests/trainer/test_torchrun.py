@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from launching import descendants, example, launch, rank_process, started, torchrun
-from reading import metrics
+from rank_launch import descendants, example, launch, rank_process, started, torchrun
+from run_files import metrics
 from safetensors.torch import load_file
 
 from digirl_dist.build.validate import refuse_contradictions
@@ -20,6 +20,8 @@ from digirl_dist.settings import configuration
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.train.__main__ import main as train_with_ranks
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 RUN = str(ROOT / "run.py")
 SHORT = ["parallel=single", "emulator=gymnasium", "emulator.id=CartPole-v1", "bsize=2", "rollout_size=9"]
@@ -29,7 +31,7 @@ MANY_UPDATES = [
     "algorithm.filtered_bc.actor.batch_size=13",
     "train_iterations=2",
 ]
-CUSTOM = ["parallel=single", "emulator=custom", "emulator.entry_point=things:Counter", "agent=custom"]
+CUSTOM = ["parallel=single", "emulator=custom", "emulator.entry_point=user_classes:Counter", "agent=custom"]
 
 
 def weights(folder: Path, iteration: int) -> torch.Tensor:
@@ -83,7 +85,7 @@ def test_b2_sharded_over_the_ranks_a_run_goes_on_and_its_checkpoints_are_as_ever
 @pytest.mark.parametrize("from_outside", [False, True])
 def test_b9_a_rank_that_raises_ends_the_run_with_its_rank_and_traceback(tmp_path: Path, from_outside: bool) -> None:
     raised = tmp_path / "raised"
-    faulty = ["agent.entry_point=ranked_things:Faulty", f"agent.kwargs.log={raised}", "rollout_size=4"]
+    faulty = ["agent.entry_point=user_classes_on_ranks:Faulty", f"agent.kwargs.log={raised}", "rollout_size=4"]
     words = [RUN, *CUSTOM, *faulty, f"save_path={tmp_path / 'run'}"]
     ended = launch(torchrun(2, *words) if from_outside else [sys.executable, *words, "trainer=torchrun"])
     assert ended.status != 0 and time.time() - raised.stat().st_mtime < 30
@@ -96,7 +98,7 @@ def test_b9_a_rank_that_is_killed_between_updates_ends_the_run(tmp_path: Path) -
     gate = tmp_path / "gate"
     words = [
         *CUSTOM[:2],
-        "emulator.entry_point=ranked_things:Gated",
+        "emulator.entry_point=user_classes_on_ranks:Gated",
         f"emulator.kwargs.gate={gate}",
         "agent=generic",
         "rollout_size=2",
@@ -119,6 +121,7 @@ def rank_parents(host: int) -> list[int]:
     return [child.pid for child in descendants(host) if "torch.distributed.run" in " ".join(child.cmdline())]
 
 
+@pytest.mark.unit
 def test_b10_cuda_is_refused_where_there_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
@@ -126,12 +129,14 @@ def test_b10_cuda_is_refused_where_there_is_none(tmp_path: Path, capsys: pytest.
     assert "no CUDA device is visible; use cpu" in capsys.readouterr().err
 
 
+@pytest.mark.unit
 def test_b10_torchrun_within_torchrun_is_refused() -> None:
     settings = configuration.load("config/multimachine", "host", [*SHORT, "trainer=torchrun"])
     with pytest.raises(SettingsError, match="leave trainer=torchrun out"):
         refuse_contradictions(settings, Rank(0, 2, 0, 2))
 
 
+@pytest.mark.unit
 def test_sharding_is_refused_where_there_is_nothing_to_spread_over(capsys: pytest.CaptureFixture[str]) -> None:
     settings = configuration.load("config/multimachine", "host", [*SHORT, "trainer.shard=true"])
     refuse_contradictions(settings, Rank(0, 2, 0, 2))

@@ -19,14 +19,14 @@ import gymnasium
 import numpy as np
 import psutil
 import pytest
-from clustering import NODE_CPUS, NODE_GPUS, shared_cluster
-from watching import eventually
+from process_watch import eventually
+from ray_test_cluster import NODE_CPUS, NODE_GPUS, shared_cluster
 
 from digirl_dist.child_process import environment
 from digirl_dist.vec_env import EpisodeCfg, ProcessLostError, RayDistributionCfg, VecEnv, VecEnvConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.system, pytest.mark.ray]
 
 
 class Walk(gymnasium.Env[np.ndarray, int]):
@@ -209,14 +209,14 @@ def test_a8_more_gpus_than_there_are(cluster: Any, gpus: float, processes: int, 
     started = time.monotonic()
     with pytest.raises(RuntimeError) as caught:
         VecEnv(configured(processes, 1, 5, gpus=gpus))
-    assert all(number in str(caught.value) for number in numbers) and time.monotonic() - started < 15
+    assert all(number in str(caught.value) for number in numbers) and time.monotonic() - started < 60
 
 
 def test_a9_more_cpus_than_there_are(cluster: Any) -> None:
     started = time.monotonic()
     with pytest.raises(RuntimeError, match=rf"100 CPUs.* {2 * NODE_CPUS}\b"):
         VecEnv(configured(100, 1, 5))
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 60
 
 
 def test_a10_a_killed_process_is_named_and_the_others_work(cluster: Any, opened: Any) -> None:
@@ -226,7 +226,7 @@ def test_a10_a_killed_process_is_named_and_the_others_work(cluster: Any, opened:
     started = time.monotonic()
     with pytest.raises(ProcessLostError, match="process 1 with environments 2, 3"):
         env.step([1] * 4)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     obs, *_ = env.step([1] * 4)
     assert [one is None for one in obs] == [False, False, True, True]
     assert [one[1] for one in obs[:2]] == [2, 2]

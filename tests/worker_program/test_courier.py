@@ -14,6 +14,8 @@ import pytest
 
 from digirl_dist.storage.digest import digest
 
+pytestmark = pytest.mark.component
+
 
 @pytest.fixture
 def courier(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:

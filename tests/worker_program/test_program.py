@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 import torch
-from things import Coin, Counter
-from watching import eventually, processes_with
+from process_watch import eventually, processes_with
+from user_classes import Coin, Counter
 
 from digirl_dist.child_process import environment
 from digirl_dist.protocol.job_folder import JobFolder
@@ -53,7 +53,7 @@ from digirl_dist.storage.digest import digest
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.user_code.packing import pack
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.component, pytest.mark.long]
 M = TypeVar("M")
 
 

@@ -17,6 +17,8 @@ from digirl_dist.emulator.android.locks import Locks
 from digirl_dist.emulator.android.ports import claim_ports
 from digirl_dist.emulator.phone import layout
 
+pytestmark = pytest.mark.component
+
 Adb = Callable[..., bytes]
 
 

@@ -20,6 +20,8 @@ from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.settings import ActorSettings, AndroidSettings, AutoUiSettings, Settings
 from digirl_dist.trajectory import Observation, Transition
 
+pytestmark = pytest.mark.component
+
 CLOCK = TASKS[0]
 
 

@@ -20,7 +20,7 @@ import pytest
 from emulator.android.fake_emulator import TOKEN
 from emulator.android.phone_shell import PhoneShell, as_android
 from emulator.android.sites import RunningPhone, make_sdk, quick
-from watching import eventually, nothing_is_left_of, processes_with
+from process_watch import eventually, nothing_is_left_of, processes_with
 
 from digirl_dist.child_process import environment
 from digirl_dist.emulator.android import AndroidEmulator, adb, online
@@ -36,6 +36,8 @@ from digirl_dist.rollout.slot import Slot
 from digirl_dist.settings import AndroidSettings
 from digirl_dist.tasks import Task
 from digirl_dist.user_code.packing import pack
+
+pytestmark = pytest.mark.component
 
 TASK = as_android(phone_tasks("easy", "train")[0])
 
@@ -200,6 +202,7 @@ def test_who_waits_too_long_for_a_turn_says_so(tmp_path: Path) -> None:
         AndroidEmulator(settings)
 
 
+@pytest.mark.unit
 def test_turns_are_never_more_than_allowed(tmp_path: Path) -> None:
     active, most, guard = 0, 0, threading.Lock()
 
@@ -304,6 +307,7 @@ def test_a_server_that_does_not_run_is_named(tmp_path: Path) -> None:
     refused(quick(tmp_path, serials=["x"], adb_server="5037"), "not of the form host:port")
 
 
+@pytest.mark.unit
 def test_a_folder_for_locks_that_belongs_to_somebody_else_is_not_trusted(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(SettingsError, match="belongs to somebody else"):

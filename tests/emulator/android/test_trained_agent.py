@@ -56,6 +56,7 @@ def episode(agent: DevicePolicy, emulator: Emulator, task: Task, seed: int) -> t
     return actions, False
 
 
+@pytest.mark.component
 def test_it_decides_and_succeeds_over_adb_as_it_does_in_process(agent: DevicePolicy, tmp_path: Path) -> None:
     tickets = [(TASKS[index % len(TASKS)], index) for index in range(EPISODES)]
     near = DemoPhone(PhoneSettings())

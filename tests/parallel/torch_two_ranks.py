@@ -1,4 +1,4 @@
-"""What two ranks try together, in one launch: python -m torch.distributed.run … together.py FOLDER.
+"""What two ranks try together, in one launch: python -m torch.distributed.run … torch_two_ranks.py FOLDER.
 
 Each rank writes what it found to FOLDER/rankN.json for the tests to judge.
 """

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from network.machines import Machine
-from things import Coin, Counter
-from watching import eventually
+from process_watch import eventually
+from user_classes import Coin, Counter
 
 from digirl_dist.collect.dispatch import DispatchRules
 from digirl_dist.collect.fleet_collector import FleetCollector

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from clustering import shared_cluster
-from things import Coin, Counter
-from watching import eventually, processes_with
+from process_watch import eventually, processes_with
+from ray_test_cluster import shared_cluster
+from user_classes import Coin, Counter
 
 from chaos.processes import running
 from digirl_dist.build.choices import Device
@@ -89,6 +89,7 @@ class Site:
         no_worker_s: float | None = None,
         silence_s: float = LimitSettings.silence_s,
         agent: type[Coin] = Coin,
+        step_limit_s: float = 3,
         **options: Any,
     ) -> None:
         if kind.on_ray:
@@ -104,7 +105,7 @@ class Site:
             train_iterations=iterations,
             speculate=speculate,
             limits=LimitSettings(
-                step_s=3,
+                step_s=step_limit_s,
                 reset_s=3,
                 slot_failures=2,
                 silence_s=silence_s,

@@ -1,6 +1,6 @@
 """What the JAX launcher starts in its tests: says how it was started, and ends in a way of its own.
 
-jax_things.py [tell] [--exit=RANK:3] [--deaf] [arguments …]
+jax_rank_program.py [tell] [--exit=RANK:3] [--deaf] [arguments …]
 """
 
 from __future__ import annotations

@@ -9,9 +9,13 @@ from pathlib import Path
 
 import psutil
 
+_LEAST_S = 30.0
+"""A limit only ends a test that fails: a short one saves nothing, and fails a good test on a loaded machine."""
 
-def eventually(condition: Callable[[], object], limit_s: float = 15.0, what: str = "the condition") -> None:
-    """Wait for ``condition`` and fail when it does not come true."""
+
+def eventually(condition: Callable[[], object], limit_s: float = _LEAST_S, what: str = "the condition") -> None:
+    """Waits for ``condition``, for ``limit_s`` or ``_LEAST_S`` if that is more, and then fails."""
+    limit_s = max(limit_s, _LEAST_S)
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not come true within {limit_s:g} s"

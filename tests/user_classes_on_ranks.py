@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from things import Coin, Counter
+from user_classes import Coin, Counter
 
 from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.parallel.rank import own_rank

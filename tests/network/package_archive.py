@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from network.bare import BareMachine
+from network.bare_machine import BareMachine
 
 _OF_ITS_OWN = "/usr/local /var/lib/dpkg /var/lib/apt /var/cache/apt"
 _OPEN = """

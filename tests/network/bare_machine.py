@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from network.machines import SBIN, Machine
-from watching import eventually
+from process_watch import eventually
 
 USER = "robot"
 _PRELUDE = """

@@ -1,4 +1,4 @@
-"""What two ranks learn together by JAX, in one launch: python -m digirl_dist.parallel.jax … jax_together.py FOLDER.
+"""What two ranks learn together by JAX, in one launch: python -m digirl_dist.parallel.jax … jax_two_ranks.py FOLDER.
 
 Each rank writes what it found to FOLDER/rankN.json for the tests to judge.
 """
