@@ -13,6 +13,7 @@ import pytest
 
 import digirl_dist
 from digirl_dist.child_process import environment
+from digirl_dist.settings.plugins import KINDS
 
 PACKAGE = Path(digirl_dist.__file__).parent
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,34 +41,20 @@ LAYERS = [
 MOST_AT_THE_ROOT = 12
 
 IMPLEMENTATIONS = {
-    "agent.autoui",
-    "agent.device",
-    "agent.endpoint",
-    "agent.generic",
-    "agent.vlm",
-    "algorithm.digirl",
-    "algorithm.filtered_bc",
-    "ray_cluster.connection",
-    "collect.ahead",
-    "algorithm.grpo",
-    "algorithm.ppo",
-    "algorithm.ppo_jax",
+    *(f"{kind.folder.split('.')[0]}.{name}" for kind in KINDS for name in kind.names()),
     "algorithm.no_training",
+    "algorithm.ppo_jax",
+    "collect.ahead",
     "collect.fleet_collector",
     "collect.inline",
-    "emulator.android",
-    "emulator.gymnasium",
-    "emulator.miniwob",
-    "emulator.phone",
-    "emulator.prompted",
-    "emulator.rehearsal",
     "judge.model",
     "judge.predicate",
+    "ray_cluster.connection",
     "trainer.inprocess",
     "trainer.joint",
     "trainer.torchrun",
 }
-"""Only the composition root, the room ``build``, chooses among these."""
+"""Only the composition root, the room ``build``, and the plugins of their own room import these."""
 
 
 def layer(part: str) -> int:
@@ -141,6 +128,21 @@ def test_help_answers_within_a_second_and_without_heavy_imports() -> None:
         times.append(time.monotonic() - started)
         assert "worker_ips" in shown.stdout and shown.stdout.strip().endswith("[]")
     assert min(times) < 1.0
+
+
+def test_composing_and_refusing_a_configuration_imports_nothing_heavy() -> None:
+    """Each plugin's file is imported to compose, so what it builds is imported in its methods."""
+    program = (
+        "import sys\n"
+        "from digirl_dist.build.validate import refuse_contradictions\n"
+        "from digirl_dist.settings import configuration\n"
+        "settings = configuration.load('config/multimachine', 'host', ['train_algorithm=grpo', 'dry_run=true'])\n"
+        "refuse_contradictions(settings)\n"
+        "heavy = ('torch', 'transformers', 'selenium', 'gymnasium', 'jax', 'ray', 'openai', 'pyarrow', 'paramiko')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
+    assert shown.stdout.strip() == "[]", shown.stderr
 
 
 def test_the_way_to_a_worker_program_imports_nothing_heavy() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from digirl_dist.build.choices import need_jax
+from digirl_dist.build.validate import need_jax
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
 from digirl_dist.parallel.group import Group, GroupLimits, joined
