@@ -30,7 +30,7 @@ class Command(Enum):
     """A job of ``eval-jobs``: nothing is learned."""
 
 
-def refuse_contradictions(settings: Settings, command: Command = Command.run, rank: Rank | None = None) -> None:
+def refuse_contradictions(settings: Settings, rank: Rank | None = None, command: Command = Command.run) -> None:
     """Raises SettingsError, with the remedy, for settings that contradict each other, the command or the launch.
 
     ``rank`` is None in a process that no launcher started.

@@ -37,7 +37,7 @@ def measure(job: EvalJob, device: str, work: Path, dataset: Path) -> dict[str, J
     ``work`` keeps the progress of an interrupted job. A job shares no state with others and ignores their order.
     """
     settings = configuration.load(job.config_path, job.config_name, job.overrides)
-    refuse_contradictions(settings, Command.measure)
+    refuse_contradictions(settings, command=Command.measure)
     emulator = build_device(settings, settings.emulator)
     agent = build_agent(settings, emulator.spec)
     checkpoint = _checkpoint(job, agent, work)
