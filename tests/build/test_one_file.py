@@ -188,7 +188,7 @@ NEW = {
     "digirl_dist/agent/plugins/bias.py": BIAS,
     "config/multimachine/agent/bias.yaml": "defaults: [bias_schema]\n",
     "digirl_dist/algorithm/plugins/climb.py": CLIMB,
-    "config/multimachine/climb.yaml": "defaults: [host, _self_]\ntrain_algorithm: climb\nalgorithm: {climb: {rate: 0.5}}\n",
+    "config/multimachine/climb.yaml": "defaults: [host]\ntrain_algorithm: climb\nalgorithm: {climb: {rate: 0.5}}\n",
     "digirl_dist/build/collectors/near.py": NEAR,
     "config/multimachine/collector/near.yaml": "defaults: [near_schema]\n",
 }
