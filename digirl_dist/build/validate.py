@@ -52,13 +52,6 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None, command:
                 )
 
 
-def need_jax() -> None:
-    """Raises SettingsError, naming the extra, where JAX is not installed."""
-    with extra_needed("trainer=jax", "JAX", "jax"):
-        import jax  # noqa: F401
-        import optax  # noqa: F401
-
-
 def _refuse_launch(settings: Settings, rank: Rank | None) -> None:
     several = rank is not None and rank.world_size > 1
     if several and isinstance(settings.trainer, TorchrunSettings):
@@ -97,7 +90,8 @@ def _refuse_modes(settings: Settings) -> None:
             raise SettingsError(f"{name} learns from the newest policies alone; use train_mode=online, or digirl")
     size = algorithm.episodes_per_start
     if settings.rollout_size % size:
-        key = f"algorithm.{_algorithm(settings)}.group_size"
+        own = settings.algorithm.entry_point
+        key = f"{own}'s group_size" if own else f"algorithm.{settings.train_algorithm}.group_size"
         raise SettingsError(f"rollout_size={settings.rollout_size} is no multiple of {key}={size}")
 
 
@@ -135,6 +129,10 @@ def _refuse_on_ranks(settings: Settings) -> None:
         raise SettingsError("ranks with emulators evaluate by distributed.eval_freq; leave evaluation.every out")
     if not isinstance(settings.bsize, int):
         raise SettingsError("ranks with emulators need a number for bsize, the same for all")
+    if isinstance(settings.trainer, JaxSettings):
+        with extra_needed("trainer=jax", "JAX", "jax"):
+            import jax  # noqa: F401
+            import optax  # noqa: F401
 
 
 def _algorithm(settings: Settings) -> str:

@@ -161,7 +161,8 @@ def _refuse_unknown_keys(overrides: Sequence[str]) -> None:
 
 def _free(override: str) -> str:
     """What goes on to the user's own classes, to processors and to servers has no schema, so names may be added."""
-    return f"++{override}" if override.split("=", 1)[0].startswith(_free_keys()) else override
+    key = override.split("=", 1)[0]
+    return f"++{override}" if any(key == free or key.startswith(f"{free}.") for free in _free_keys()) else override
 
 
 @cache
