@@ -10,6 +10,7 @@ import pytest
 from digirl_dist.build.parts import build_device
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import (
+    DeviceAgentSettings,
     EmulatorSettings,
     GymnasiumSettings,
     MiniwobSettings,
@@ -95,7 +96,7 @@ def test_a_missing_file_is_named() -> None:
 
 
 def chosen(emulator: EmulatorSettings, task_set: str, **more: object) -> list[Task]:
-    settings = Settings(task_set=task_set, emulator=emulator, **more)  # type: ignore[arg-type]
+    settings = Settings(task_set=task_set, emulator=emulator, agent=DeviceAgentSettings(), **more)  # type: ignore[arg-type]
     return list(build_device(settings, emulator).tasks)
 
 
