@@ -14,9 +14,9 @@ import torch
 
 from benchmarks.measure import measure, sized, waiting_for
 from benchmarks.stage import median, rounded, show, stage
-from digirl_dist.build.choices import choose_agent, choose_device
 from digirl_dist.build.collector import RunContext, build_collector
-from digirl_dist.build.validate import training_plan
+from digirl_dist.build.parts import build_agent, build_device
+from digirl_dist.build.schedule import training_plan
 from digirl_dist.settings import (
     DeviceAgentSettings,
     Inference,
@@ -52,8 +52,8 @@ class Fleet:
         stack.callback(run.close)
         events = Events(run.events)
         stack.callback(events.close)
-        device = choose_device(chosen, chosen.emulator)
-        self._agent = choose_agent(chosen.agent, device.spec)
+        device = build_device(chosen, chosen.emulator)
+        self._agent = build_agent(chosen, device.spec)
         self._plan = training_plan(chosen, device.tasks)
         self._checkpoints = Checkpoints(run.checkpoints, keep_every=10**9)
         self._store = Store(run.trajectories)

@@ -16,11 +16,11 @@ from ray_test_cluster import shared_cluster
 from user_classes import Coin, Counter
 
 from chaos.processes import running
-from digirl_dist.build.choices import Device
 from digirl_dist.build.collector import RunContext, build_collector
 from digirl_dist.collect import Collector
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.collection import CollectionResult
+from digirl_dist.emulator.plugins import Device
 from digirl_dist.settings import (
     Inference,
     InProcessSettings,

@@ -14,6 +14,7 @@ import pytest
 
 import digirl_dist
 from digirl_dist.child_process import environment
+from digirl_dist.settings.plugins import KINDS
 
 pytestmark = pytest.mark.component
 
@@ -43,34 +44,20 @@ LAYERS = [
 MOST_AT_THE_ROOT = 12
 
 IMPLEMENTATIONS = {
-    "agent.autoui",
-    "agent.device",
-    "agent.endpoint",
-    "agent.generic",
-    "agent.vlm",
-    "algorithm.digirl",
-    "algorithm.filtered_bc",
-    "ray_cluster.connection",
-    "collect.ahead",
-    "algorithm.grpo",
-    "algorithm.ppo",
-    "algorithm.ppo_jax",
+    *(f"{kind.folder.split('.')[0]}.{name}" for kind in KINDS for name in kind.names()),
     "algorithm.no_training",
+    "algorithm.ppo_jax",
+    "collect.ahead",
     "collect.fleet_collector",
     "collect.inline",
-    "emulator.android",
-    "emulator.gymnasium",
-    "emulator.miniwob",
-    "emulator.phone",
-    "emulator.prompted",
-    "emulator.rehearsal",
     "judge.model",
     "judge.predicate",
+    "ray_cluster.connection",
     "trainer.inprocess",
     "trainer.joint",
     "trainer.torchrun",
 }
-"""Only the composition root, the room ``build``, chooses among these."""
+"""Only the composition root, the room ``build``, and the plugins of their own room import these."""
 
 
 def layer(part: str) -> int:
@@ -151,6 +138,21 @@ def test_help_answers_with_less_than_a_second_of_work_and_without_heavy_imports(
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert "worker_ips" in shown.stdout and shown.stdout.strip().endswith("[]")
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0, "seconds of a processor"
+
+
+def test_composing_and_refusing_a_configuration_imports_nothing_heavy() -> None:
+    """Each plugin's file is imported to compose, so what it builds is imported in its methods."""
+    program = (
+        "import sys\n"
+        "from digirl_dist.build.validate import refuse_contradictions\n"
+        "from digirl_dist.settings import configuration\n"
+        "settings = configuration.load('config/multimachine', 'host', ['train_algorithm=grpo', 'dry_run=true'])\n"
+        "refuse_contradictions(settings)\n"
+        "heavy = ('torch', 'transformers', 'selenium', 'gymnasium', 'jax', 'ray', 'openai', 'pyarrow', 'paramiko')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
+    assert shown.stdout.strip() == "[]", shown.stderr
 
 
 def test_the_way_to_a_worker_program_imports_nothing_heavy() -> None:

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from digirl_dist.agent.pixels import Pictures, fitted_size
+from digirl_dist.agent.plugins.device import DeviceAgentSettings
 from digirl_dist.agent.sampling import draw
 from digirl_dist.agent.shift import shifted
 from digirl_dist.agent.touch import KINDS, PRIOR, TAP, TYPE, Choice, TouchGrid
 from digirl_dist.agent.words import bags, quoted
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.errors import SettingsError
-from digirl_dist.settings import DeviceAgentSettings
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
 

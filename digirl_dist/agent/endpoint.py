@@ -12,12 +12,12 @@ import numpy as np
 
 from digirl_dist.agent.answers import read_or_wait
 from digirl_dist.agent.dialogue import conversation
+from digirl_dist.agent.plugins.endpoint import EndpointSettings
 from digirl_dist.chat import image_part
 from digirl_dist.chat.client import Answered, ChatServer, Outage, key_of
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.touch_actions import SAID
 from digirl_dist.errors import AgentError, ChatAway, SettingsError, TrajectoryError
-from digirl_dist.settings import EndpointSettings
 from digirl_dist.trajectory import Decision, NoDecision, Observation
 from digirl_dist.types import Json
 

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from digirl_dist.agent.pixels import Pictures, fitted_size
+from digirl_dist.agent.plugins.generic import GenericAgentSettings
 from digirl_dist.agent.sampling import draw
 from digirl_dist.emulator import BoxActions, DiscreteActions, EmulatorSpec
 from digirl_dist.errors import SettingsError
-from digirl_dist.settings import GenericAgentSettings
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
 

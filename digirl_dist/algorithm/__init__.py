@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from digirl_dist.agent import Agent
+from digirl_dist.parallel.peers import Peers
 from digirl_dist.trajectory import Trajectory
 
 
@@ -22,3 +24,7 @@ class Algorithm(Protocol):
         """Optimisers, critics and random states: tensors, numbers, strings, lists and dicts of these only."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+AlgorithmFactory = Callable[[Agent, Peers], Algorithm]
+"""Builds the algorithm for an agent that learns alone or with peers; called in every process that learns."""

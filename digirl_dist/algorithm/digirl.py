@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,13 +17,17 @@ from digirl_dist.algorithm.advantages import (
     returns_to_go,
 )
 from digirl_dist.algorithm.imitation import ADVANTAGE, IMITATION, Example, Imitation, Objective
+from digirl_dist.algorithm.plugins.digirl import DigirlSettings
 from digirl_dist.algorithm.selection import changed_something, held_out, top_quantile
 from digirl_dist.algorithm.values import SuccessValue
+from digirl_dist.errors import TrainingError
 from digirl_dist.parallel.peers import ALONE, Peers
-from digirl_dist.settings import Advantage, DigirlSettings
 from digirl_dist.trajectory import Observation, Trajectory
 
 _OBSERVATIONS_AT_ONCE = 256
+
+OwnAdvantage = Callable[[np.ndarray, np.ndarray], Any]
+"""The advantages [H] of an episode's steps, from its rewards [H] and step-level values [H + 1]: the user's."""
 
 
 class Rule(Protocol):
@@ -98,13 +102,36 @@ class ReleasedRule:
         return released_advantages(rewards, values, returns, self.margin) > 0
 
 
-def rule_of(settings: DigirlSettings, horizon: int | None) -> Rule:
+@dataclass(frozen=True)
+class OwnRule:
+    """An advantage of the user's must be positive; all else is as in the paper."""
+
+    advantage: OwnAdvantage
+    objective: Objective = IMITATION
+    critics: int = 1
+    discount: float = 1.0
+    after: bool = False
+    only_good: bool = True
+
+    def scores(self, returns: np.ndarray, values: np.ndarray, offline: bool) -> np.ndarray:
+        return instruction_advantages(returns, values)
+
+    def good(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Raises TrainingError for a function that does not return a number per step."""
+        found = np.asarray(self.advantage(rewards, values))
+        if found.shape != rewards.shape:
+            name = getattr(self.advantage, "__name__", self.advantage)
+            raise TrainingError(f"{name} returned the shape {found.shape} for {len(rewards)} steps")
+        return found > 0
+
+
+def rule_of(settings: DigirlSettings, horizon: int | None, own: OwnAdvantage | None = None) -> Rule:
     """The rule that the settings name, for episodes of at most ``horizon`` steps (None: not known)."""
-    match settings.advantage:
-        case Advantage.paper:
-            return PaperRule(settings.lam, horizon)
-        case Advantage.code:
-            return ReleasedRule(settings.discount, settings.margin)
+    if own is not None:
+        return OwnRule(own)
+    if settings.advantage == "code":
+        return ReleasedRule(settings.discount, settings.margin)
+    return PaperRule(settings.lam, horizon)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,11 +154,17 @@ class DigiRL:
     """
 
     def __init__(
-        self, agent: Agent, settings: DigirlSettings, seed: int, peers: Peers = ALONE, horizon: int | None = None
+        self,
+        agent: Agent,
+        settings: DigirlSettings,
+        seed: int,
+        peers: Peers = ALONE,
+        horizon: int | None = None,
+        own: OwnAdvantage | None = None,
     ) -> None:
         self._agent = agent
         self._settings = settings
-        self._rule = rule_of(settings, horizon)
+        self._rule = rule_of(settings, horizon, own)
         self._peers = peers
         self._imitation = Imitation(agent, settings.actor, seed, peers, self._rule.objective)
         self._instruction_value = SuccessValue(agent.feature_size, settings.instruction_value, seed + 1, peers)

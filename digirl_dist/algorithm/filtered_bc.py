@@ -10,9 +10,9 @@ import numpy as np
 from digirl_dist.agent import Agent
 from digirl_dist.algorithm.advantages import returns_to_go
 from digirl_dist.algorithm.imitation import Example, Imitation
+from digirl_dist.algorithm.plugins.filtered_bc import FilteredBcSettings
 from digirl_dist.algorithm.selection import best, changed_something, task_weights
 from digirl_dist.parallel.peers import ALONE, Peers
-from digirl_dist.settings import FilteredBcSettings
 from digirl_dist.trajectory import Trajectory
 
 

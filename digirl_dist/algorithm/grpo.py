@@ -14,8 +14,8 @@ from digirl_dist.agent import Agent
 from digirl_dist.algorithm.advantages import group_advantages
 from digirl_dist.algorithm.imitation import Example, log_probs_of
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer
+from digirl_dist.algorithm.plugins.grpo import GrpoSettings
 from digirl_dist.parallel.peers import ALONE, Peers
-from digirl_dist.settings import GrpoSettings
 from digirl_dist.trajectory import Trajectory
 
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from digirl_dist.agent import Agent
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer
+from digirl_dist.algorithm.plugins.ppo import PpoSettings
 from digirl_dist.parallel.peers import ALONE, Peers
-from digirl_dist.settings import PpoSettings
 from digirl_dist.trajectory import Observation, Trajectory
 from digirl_dist.types import Json
 

@@ -23,9 +23,9 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from digirl_dist.agent import Agent
 from digirl_dist.agent.generic_jax import Arrays, JaxGenericPolicy, linear
 from digirl_dist.algorithm.optimizer import batches, ramp, sane
+from digirl_dist.algorithm.plugins.ppo import PpoSettings
 from digirl_dist.algorithm.ppo import LOSS, Rows
 from digirl_dist.parallel.peers import Peers
-from digirl_dist.settings import PpoSettings
 
 _VALUE = "value."
 """The value function's weights stand beside the policy's under this prefix."""

@@ -13,7 +13,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from digirl_dist.build.choices import choose_device
+from digirl_dist.build.parts import build_device
+from digirl_dist.build.validate import Command, refuse_contradictions
 from digirl_dist.emulator import BoxActions, DiscreteActions, EmulatorSpec
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.group import Group
@@ -100,9 +101,10 @@ def ranked_vector(
     PeerError.
     """
     settings = configuration.load(config_path, config_name, overrides)
+    refuse_contradictions(settings, command=Command.ranks)
     with join_ranks(settings) as rendezvous:
         rank = rendezvous.group.rank
-        envs = _vector(RankContext(settings, choose_device(settings, settings.emulator), rank))
+        envs = _vector(RankContext(settings, build_device(settings, settings.emulator), rank))
         try:
             folder = Path(settings.save_path).expanduser().resolve()
             yield RankedVector(envs, rank, rendezvous.device, rendezvous.group, folder)

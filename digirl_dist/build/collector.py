@@ -10,27 +10,18 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from digirl_dist.agent import AgentFactory
-from digirl_dist.build import validate
-from digirl_dist.build.choices import (
-    Device,
-    choose_device,
-    choose_host_policy,
-    choose_judge,
-)
+from digirl_dist.build import schedule
+from digirl_dist.build.parts import build_device, build_host_policy, build_judge, collector_plugin
 from digirl_dist.capacity import Machine, PoolSize, choose
 from digirl_dist.collect import Collector
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.collect.judged import JudgedCollector
 from digirl_dist.collect.offline import OfflineCollector, OfflineFirst
+from digirl_dist.emulator.plugins import Device
 from digirl_dist.fleet.roster import worker_configs
 from digirl_dist.rollout.slot import slot_limits
-from digirl_dist.settings import (
-    Inference,
-    Parallel,
-    RayCollectorSettings,
-    Settings,
-    configuration,
-)
+from digirl_dist.settings import Inference, Parallel, Settings, configuration
+from digirl_dist.settings.modes import needs_emulators
 from digirl_dist.storage.digest import file_digest
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
@@ -39,6 +30,7 @@ from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Plan
 
 if TYPE_CHECKING:
+    from digirl_dist.build.collectors.ray import RayCollectorSettings
     from digirl_dist.fleet.fleet import Fleet
     from digirl_dist.fleet.install import Package
     from digirl_dist.fleet.roster import WorkerConfig
@@ -67,14 +59,17 @@ class RunContext:
 def build_collector(context: RunContext, stack: ExitStack) -> Collector:
     """The collector; ``stack`` takes it down at the end whatever happens."""
     settings = context.settings
-    if not validate.needs_emulators(settings):
+    if not needs_emulators(settings):
         return OfflineCollector()
     collector: Collector
-    collector = _workers_collector(context, stack) if settings.parallel is Parallel.host else _inline_collector(context)
-    judge = choose_judge(settings, context.folder.verdicts, context.events)
+    if settings.parallel is Parallel.host:
+        collector = collector_plugin(settings).build(context, stack)
+    else:
+        collector = _inline_collector(context)
+    judge = build_judge(settings, context.folder.verdicts, context.events)
     if judge is not None:
         collector = JudgedCollector(collector, judge, context.store, context.events, context.status)
-    collector = OfflineFirst(collector, validate.offline_iterations(settings))
+    collector = OfflineFirst(collector, schedule.offline_iterations(settings))
     if context.ahead:
         from digirl_dist.collect.ahead import AheadCollector
 
@@ -107,16 +102,12 @@ def inline_collector(
     return InlineCollector(job, settings.limits.episode_attempts, closing, store, events, status)
 
 
-def _workers_collector(context: RunContext, stack: ExitStack) -> Collector:
+def fleet_collector(fleet: Fleet[Any], context: RunContext) -> Collector:
+    """Episodes on the workers of a fleet."""
     from digirl_dist.collect.dispatch import DispatchRules
     from digirl_dist.collect.fleet_collector import FleetCollector
 
     settings = context.settings
-    match settings.collector:
-        case RayCollectorSettings():
-            fleet: Fleet[Any] = _ray_fleet(context, settings.collector, stack)
-        case _:
-            fleet = _ssh_fleet(context, stack)
     rules = DispatchRules(settings.prefetch, settings.speculate)
     return FleetCollector(
         fleet,
@@ -130,7 +121,8 @@ def _workers_collector(context: RunContext, stack: ExitStack) -> Collector:
     )
 
 
-def _ray_fleet(context: RunContext, cluster: RayCollectorSettings, stack: ExitStack) -> Fleet[Any]:
+def ray_fleet(context: RunContext, cluster: RayCollectorSettings, stack: ExitStack) -> Fleet[Any]:
+    """Workers as actors of a Ray cluster."""
     from digirl_dist.fleet.fleet import Fleet
     from digirl_dist.ray_cluster.connect import LOCAL, connect
     from digirl_dist.ray_cluster.connection import RayConnector, RayWorkerSpec
@@ -147,7 +139,8 @@ def _ray_fleet(context: RunContext, cluster: RayCollectorSettings, stack: ExitSt
     return Fleet(workers, connector, settings.limits, settings.push_dtype, _host_policy(context))
 
 
-def _ssh_fleet(context: RunContext, stack: ExitStack) -> Fleet[Any]:
+def ssh_fleet(context: RunContext, stack: ExitStack) -> Fleet[Any]:
+    """Workers on machines over SSH, or on localhost in a dry run."""
     from digirl_dist.fleet.fleet import Fleet
     from digirl_dist.fleet.roster import localhost_worker_configs
     from digirl_dist.fleet.ssh_connection import SshConnector
@@ -208,9 +201,8 @@ def _own_device(worker_config: WorkerConfig, context: RunContext) -> Device:
     settings = context.settings
     if not worker_config.emulator:
         return context.device
-    return choose_device(
-        settings, configuration.merged(settings.emulator, worker_config.emulator, f"worker {worker_config.name}")
-    )
+    own = configuration.merged(settings.emulator, worker_config.emulator, f"worker {worker_config.name}")
+    return build_device(settings, own)
 
 
 def _job(device: Device, context: RunContext) -> Job:
@@ -235,4 +227,4 @@ def _job(device: Device, context: RunContext) -> Job:
 
 def _host_policy(context: RunContext) -> PolicyServer | None:
     log = context.folder.root / "policy.log"
-    return choose_host_policy(context.settings, context.agent, log, context.events, context.status)
+    return build_host_policy(context.settings, context.agent, log, context.events, context.status)

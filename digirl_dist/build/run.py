@@ -1,4 +1,4 @@
-"""The composition root: puts the parts together that ``choices`` and the settings name, and takes them down again."""
+"""The composition root: puts the parts together that the settings name, and takes them down again."""
 
 from __future__ import annotations
 
@@ -6,24 +6,14 @@ import os
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from digirl_dist import host
 from digirl_dist.agent import AgentFactory
-from digirl_dist.build import validate
-from digirl_dist.build.choices import (
-    Device,
-    check_judge,
-    choose_agent,
-    choose_ahead,
-    choose_algorithm,
-    choose_closing,
-    choose_device,
-    only_measures,
-)
+from digirl_dist.build import schedule, validate
 from digirl_dist.build.collector import RunContext, build_collector
+from digirl_dist.build.parts import build_agent, build_algorithm, build_device
 from digirl_dist.collect.iteration import Closing
-from digirl_dist.fleet.roster import worker_configs
+from digirl_dist.emulator.plugins import Device
 from digirl_dist.host import Evaluator
 from digirl_dist.parallel.failure import telling
 from digirl_dist.parallel.group import GroupLimits
@@ -32,13 +22,8 @@ from digirl_dist.report.curves import Curves, TensorBoard, WeightsAndBiases
 from digirl_dist.report.media import Media
 from digirl_dist.report.progress import Progress
 from digirl_dist.report.report import Report
-from digirl_dist.settings import (
-    Parallel,
-    Settings,
-    SshCollectorSettings,
-    TorchrunSettings,
-    configuration,
-)
+from digirl_dist.settings import Settings, TorchrunSettings, configuration
+from digirl_dist.settings.modes import only_measures
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.disk_full import WaitForSpace
 from digirl_dist.storage.events import Events
@@ -47,9 +32,6 @@ from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.trainer import Trainer
 from digirl_dist.trainer.rank_process import TrainerSpec
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -73,14 +55,10 @@ def run(settings: Settings, source: configuration.Source | None = None) -> None:
     ``torchrun run.py``, the first does all this, and the others learn with it.
     """
     rank = launched_rank(os.environ)
-    validate.refuse_contradictions(settings, rank)
-    over_ssh = settings.parallel is Parallel.host and isinstance(settings.collector, SshCollectorSettings)
-    if over_ssh and not settings.dry_run and validate.needs_emulators(settings):
-        worker_configs(settings)  # what is wrong there is refused before anything is made
-    closing, ahead = choose_closing(settings), choose_ahead(settings)
-    device = choose_device(settings, settings.emulator)
-    check_judge(settings)
-    agent = choose_agent(settings.agent, device.spec)
+    validate.refuse_contradictions(settings, rank=rank)
+    closing, ahead = schedule.closing(settings), schedule.iterations_ahead(settings)
+    device = build_device(settings, settings.emulator)
+    agent = build_agent(settings, device.spec)
     root = Path(settings.save_path).expanduser().resolve()
     trainer_spec = _trainer_spec(settings, device, agent, root)
     if rank is None or rank.is_first:
@@ -91,7 +69,7 @@ def run(settings: Settings, source: configuration.Source | None = None) -> None:
 
 def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None) -> None:
     settings = spec.settings
-    plan = validate.training_plan(settings, spec.device.tasks)
+    plan = schedule.training_plan(settings, spec.device.tasks)
     with ExitStack() as stack:
         folder = RunFolder(spec.root, configuration.to_yaml(settings))
         stack.callback(folder.close)
@@ -127,7 +105,7 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None) -> None:
             host.evaluate(collector, measured, store, plan, report, settings.eval_iterations)
         else:
             every, last = settings.evaluation.every, settings.train_iterations
-            test_plan = validate.evaluation_plan(settings)
+            test_plan = schedule.evaluation_plan(settings)
             evaluator = Evaluator(collector, test_plan, store, trainer_spec.checkpoints, report, every, last)
             host.train(collector, trainer, store, plan, evaluator, report, settings.train_iterations)
 
@@ -145,13 +123,13 @@ def _trainer_spec(settings: Settings, device: Device, agent: AgentFactory, root:
     trainer = settings.trainer
     return TrainerSpec(
         agent=agent,
-        algorithm=choose_algorithm(settings, device.max_steps),
+        algorithm=build_algorithm(settings, device.max_steps),
         checkpoints=Checkpoints(
             root / "checkpoints", settings.save_freq, settings.keep_checkpoints, in_use=settings.collect_ahead
         ),
         trajectories=root / "trajectories",
         replay_size=trainer.replay_size,
-        offline=validate.offline_data(settings),
+        offline=schedule.offline_data(settings),
         seed=settings.seed,
         max_staleness=settings.max_staleness,
         device=trainer.device,

@@ -8,12 +8,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 
-from digirl_dist.build.choices import Device, choose_device
+from digirl_dist.build.parts import build_device
+from digirl_dist.build.validate import refuse_contradictions
 from digirl_dist.doctor.check import HOST, Check
 from digirl_dist.doctor.examine import Target, examine
 from digirl_dist.doctor.host import examine_emulators, examine_host
 from digirl_dist.doctor.requirements import requirements_of
 from digirl_dist.doctor.trial import Trial, some_action
+from digirl_dist.emulator.plugins import Device
 from digirl_dist.errors import SettingsError, WorkerError
 from digirl_dist.fleet.install import Package, this_package
 from digirl_dist.fleet.roster import WorkerConfig, localhost_worker_configs, this_python, worker_configs
@@ -29,7 +31,7 @@ _AT_ONCE = 64
 def setup(settings: Settings, dry_run: bool, tell: Tell) -> list[WorkerError]:
     """Prepare all workers at once; returns the failures. Raises SettingsError."""
     with ExitStack() as stack:
-        package = _package(settings, choose_device(settings, settings.emulator), stack)
+        package = _package(settings, build_device(settings, settings.emulator), stack)
         found = [_preparation(worker_config, settings, package, dry_run) for worker_config in worker_configs(settings)]
         with ThreadPoolExecutor(min(_AT_ONCE, len(found))) as pool:
             done = pool.map(lambda one: prepare(one, settings.ssh, tell), found)
@@ -41,7 +43,8 @@ def doctor(settings: Settings, try_emulators: bool) -> Iterator[Check]:
     yield from examine_host(settings)
     with ExitStack() as stack:
         try:
-            device = choose_device(settings, settings.emulator)
+            refuse_contradictions(settings)
+            device = build_device(settings, settings.emulator)
             targets = _targets(settings, device, try_emulators, stack)
         except SettingsError as error:
             reason, _, remedy = str(error).partition(" -> ")
@@ -56,7 +59,7 @@ def doctor(settings: Settings, try_emulators: bool) -> Iterator[Check]:
 
 
 def _preparation(worker_config: WorkerConfig, settings: Settings, package: Package, dry_run: bool) -> Preparation:
-    script = steps(_emulator(worker_config, settings), worker_config, settings.install.android, dry_run)
+    script = steps(_emulator(worker_config, settings), worker_config, settings.install, dry_run)
     return Preparation(worker_config, script, package, dry_run)
 
 
@@ -75,7 +78,7 @@ def _targets(settings: Settings, device: Device, try_emulators: bool, stack: Exi
 def _target(worker_config: WorkerConfig, settings: Settings, package: Package | None, try_emulators: bool) -> Target:
     emulator = _emulator(worker_config, settings)
     python = this_python(None) if package is None else [f"{worker_config.run_path}/venv/bin/python"]
-    device = choose_device(settings, emulator)
+    device = build_device(settings, emulator)
     trial = _trial(settings, device) if try_emulators else None
     return Target(worker_config, requirements_of(emulator, device.needs), package, python, trial)
 

@@ -1,72 +1,139 @@
-"""What the training modes come to: which data an update sees, and whether anything is collected at all."""
+"""The one place that refuses settings that are fine one by one but not together.
+
+A value that is wrong by itself is refused by its own settings class. What is imported here is light, so a
+contradiction is refused before torch is loaded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from enum import Enum
 
-from digirl_dist.build.choices import choose_device
+from digirl_dist.algorithm.plugins import AlgorithmPlugin
+from digirl_dist.build.parts import agent_plugin, algorithm_plugin, collector_plugin, framework_of
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.rank import Rank
-from digirl_dist.settings import JaxSettings, Settings, TaskMode, TaskSplit, TorchrunSettings, TrainAlgorithm, TrainMode
-from digirl_dist.tasks import Plan, Task
+from digirl_dist.settings import Close, JaxSettings, Parallel, Settings, Success, TorchrunSettings, TrainMode
+from digirl_dist.settings.extras import extra_needed
+from digirl_dist.settings.modes import needs_emulators, only_measures
+from digirl_dist.settings.plugins import ALGORITHM, settings_classes
+from digirl_dist.user_code.entry_point import load_entry_point
 
-_ON_POLICY = (TrainAlgorithm.grpo, TrainAlgorithm.ppo)
+
+class Command(Enum):
+    """For what the settings are meant."""
+
+    run = "run"
+    """``run.py``, in one process or as one of the ranks of a torchrun."""
+    ranks = "ranks"
+    """``python -m digirl_dist.train``: emulators on every rank."""
+    measure = "measure"
+    """A job of ``eval-jobs``: nothing is learned."""
 
 
-def refuse_contradictions(settings: Settings, rank: Rank | None = None) -> None:
-    """Raises SettingsError for settings that are fine one by one but not together, or not for a rank of a launch."""
-    if rank is not None and rank.world_size > 1 and isinstance(settings.trainer, TorchrunSettings):
+def refuse_contradictions(settings: Settings, rank: Rank | None = None, command: Command = Command.run) -> None:
+    """Raises SettingsError, with the remedy, for settings that contradict each other, the command or the launch.
+
+    ``rank`` is None in a process that no launcher started.
+    """
+    match command:
+        case Command.run:
+            _refuse_launch(settings, rank)
+            _refuse_learning(settings)
+            _refuse_modes(settings)
+            _refuse_collection(settings)
+            _refuse_judge(settings)
+        case Command.ranks:
+            _refuse_on_ranks(settings)
+            _refuse_learning(settings)
+        case Command.measure:
+            if settings.success is not Success.environment:
+                raise SettingsError(
+                    f"success={settings.success.value} is for runs; evaluation jobs count the emulator's own verdicts"
+                )
+
+
+def _refuse_launch(settings: Settings, rank: Rank | None) -> None:
+    several = rank is not None and rank.world_size > 1
+    if several and isinstance(settings.trainer, TorchrunSettings):
         raise SettingsError("torchrun has started several ranks already; leave trainer=torchrun out")
     if isinstance(settings.trainer, JaxSettings):
         raise SettingsError("trainer=jax is for ranks with emulators: python -m digirl_dist.train; leave it out here")
-    several = isinstance(settings.trainer, TorchrunSettings) or (rank is not None and rank.world_size > 1)
-    if settings.trainer.shard and not several:
+    if settings.trainer.shard and not (several or isinstance(settings.trainer, TorchrunSettings)):
         raise SettingsError("trainer.shard spreads an agent over several ranks: add trainer=torchrun, or use torchrun")
-    if settings.train_mode is not TrainMode.online:
+
+
+def _refuse_learning(settings: Settings) -> None:
+    """What the agent and the algorithm cannot do."""
+    name = settings.agent.name
+    if not agent_plugin(settings).learns and not only_measures(settings):
+        raise SettingsError(
+            f"agent={name} acts and cannot be trained: measure it, or collect with it, with task_mode=evaluate "
+            "(--config-name eval), and train another agent on what it brought, with offline.data; or use agent=vlm"
+        )
+    framework = framework_of(settings)
+    if framework not in algorithm_plugin(settings).frameworks:
+        able = [each for each, kind in settings_classes(ALGORITHM).items() if _can(kind, framework)]
+        raise SettingsError(f"trainer=jax learns by train_algorithm={' or '.join(able)}, not {_algorithm(settings)}")
+
+
+def _can(kind: type, framework: object) -> bool:
+    return issubclass(kind, AlgorithmPlugin) and framework in kind.frameworks
+
+
+def _refuse_modes(settings: Settings) -> None:
+    algorithm, mode = algorithm_plugin(settings), settings.train_mode
+    if mode is not TrainMode.online:
         if not settings.offline.data:
-            raise SettingsError(f"train_mode={settings.train_mode.value} needs offline.data=[FOLDER]")
-        if settings.train_algorithm in _ON_POLICY:
-            name = settings.train_algorithm.value
+            raise SettingsError(f"train_mode={mode.value} needs offline.data=[FOLDER]")
+        if algorithm.learns_from.on_policy:
+            name = _algorithm(settings)
             raise SettingsError(f"{name} learns from the newest policies alone; use train_mode=online, or digirl")
-    if settings.rollout_size % group_size(settings):
-        size = group_size(settings)
-        raise SettingsError(f"rollout_size={settings.rollout_size} is no multiple of algorithm.grpo.group_size={size}")
+    size = algorithm.episodes_per_start
+    if settings.rollout_size % size:
+        own = settings.algorithm.entry_point
+        key = f"{own}'s group_size" if own else f"algorithm.{settings.train_algorithm}.group_size"
+        raise SettingsError(f"rollout_size={settings.rollout_size} is no multiple of {key}={size}")
 
 
-def needs_emulators(settings: Settings) -> bool:
-    """Whether any episode will be run: all do but offline training without evaluations."""
-    offline = settings.task_mode is TaskMode.train and settings.train_mode is TrainMode.offline
-    return not offline or settings.evaluation.every > 0
+def _refuse_collection(settings: Settings) -> None:
+    if settings.parallel is Parallel.host and needs_emulators(settings):
+        collector_plugin(settings).check(settings)
+    learns = not only_measures(settings)
+    if learns and settings.close is Close.quorum and not 0 < settings.quorum <= 1:
+        raise SettingsError(f"quorum={settings.quorum} is not a share: set it above 0, and to 1 at most")
+    if learns and settings.close is Close.deadline and settings.deadline_s <= 0:
+        raise SettingsError(f"deadline_s={settings.deadline_s} leaves no time: set it above 0")
+    if settings.collect_ahead < 0 or (settings.max_staleness is not None and settings.max_staleness < 0):
+        raise SettingsError("collect_ahead and max_staleness must not be negative")
 
 
-def offline_iterations(settings: Settings) -> int:
-    """How many updates are made before anything is collected."""
-    match settings.train_mode:
-        case TrainMode.online:
-            return 0
-        case TrainMode.offline:
-            return settings.train_iterations
-        case TrainMode.offline_to_online:
-            return settings.offline.iterations
+def _refuse_judge(settings: Settings) -> None:
+    match settings.success:
+        case Success.predicate:
+            if settings.predicate is None:
+                raise SettingsError("success=predicate needs a function of yours: predicate=my_file:is_done")
+            load_entry_point(settings.predicate)
+        case Success.judge:
+            with extra_needed("success=judge", "openai", "judge"):
+                from digirl_dist.chat.client import key_of
+            key_of(settings.judge, "judge")
 
 
-def offline_data(settings: Settings) -> tuple[str, ...]:
-    """Where the trajectories from elsewhere are."""
-    return () if settings.train_mode is TrainMode.online else tuple(settings.offline.data)
+def _refuse_on_ranks(settings: Settings) -> None:
+    """What only a host can do."""
+    if settings.train_mode is not TrainMode.online:
+        raise SettingsError(f"ranks with emulators learn online alone; use run.py for {settings.train_mode.value}")
+    if settings.trainer.shard:
+        raise SettingsError("ranks with emulators act with a whole agent each; use run.py for trainer.shard")
+    if settings.evaluation.every:
+        raise SettingsError("ranks with emulators evaluate by distributed.eval_freq; leave evaluation.every out")
+    if not isinstance(settings.bsize, int):
+        raise SettingsError("ranks with emulators need a number for bsize, the same for all")
+    if isinstance(settings.trainer, JaxSettings):
+        with extra_needed("trainer=jax", "JAX", "jax"):
+            import jax  # noqa: F401
+            import optax  # noqa: F401
 
 
-def group_size(settings: Settings) -> int:
-    """How many episodes have one start, for algorithms that compare these."""
-    return settings.algorithm.grpo.group_size if settings.train_algorithm is TrainAlgorithm.grpo else 1
-
-
-def training_plan(settings: Settings, tasks: Sequence[Task]) -> Plan:
-    """The tickets of an iteration."""
-    return Plan(tasks, settings.rollout_size, settings.seed, settings.task_order.value, group_size(settings))
-
-
-def evaluation_plan(settings: Settings) -> Plan:
-    """The tickets of one measurement: the test split, walked through."""
-    tasks = choose_device(replace(settings, task_split=TaskSplit.test), settings.emulator).tasks
-    return Plan(tasks, settings.evaluation.episodes, settings.seed, "sequential")
+def _algorithm(settings: Settings) -> str:
+    return settings.algorithm.entry_point or settings.train_algorithm

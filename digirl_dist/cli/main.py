@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,8 +23,10 @@ often used:
   dry_run=true                       localhost workers behind real SSH servers instead of worker_ips
   worker_ips=[10.0.0.2,10.0.0.3]     machines that you can ssh to
   bsize=8 rollout_size=128           emulators on each worker; episodes per iteration over all of them
-  emulator=phone|gymnasium|miniwob   emulator=gymnasium emulator.id=ALE/Pong-v5
-  train_algorithm=filtered_bc|digirl|grpo|ppo train_iterations=20 save_path=runs/mine seed=1
+  emulator=gymnasium emulator.id=ALE/Pong-v5   {emulator}
+  agent=device                       {agent}
+  train_algorithm=digirl             {algorithm}; or yours: algorithm.entry_point=my_file:Mine
+  train_iterations=20 save_path=runs/mine seed=1
   parallel=single                    the same loop without workers
 
 more commands, with the same overrides where they take any (or python run.py setup ...):
@@ -32,7 +35,7 @@ more commands, with the same overrides where they take any (or python run.py set
   digirl-dist why --save-path DIR    explain what a run waits for
   digirl-dist eval-jobs --eval_jobs_config jobs.json   measure a list of policies, alone or by torchrun
 
-every key and its meaning: digirl_dist/settings/
+every key and its meaning: digirl_dist/settings/, and the plugins/ of each room
 """
 
 
@@ -43,13 +46,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] and words[0] in commands:
         return commands[words[0]](words[1:])
     parser = argparse.ArgumentParser(
-        prog="digirl-dist", description=_USAGE, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="digirl-dist", description=_usage(), formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config-path", default="config/multimachine", help="folder of the YAML files")
     parser.add_argument("--config-name", default="host", help="which of them, without .yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of the configuration")
     options = parser.parse_intermixed_args(words)
     return exit_status(lambda: _run(options.config_path, options.config_name, options.overrides))
+
+
+def _usage() -> str:
+    from digirl_dist.settings.plugins import KINDS
+
+    return _USAGE.format(**{kind.name: " | ".join(kind.names()) for kind in KINDS})
 
 
 def _eval_jobs(words: list[str]) -> int:
@@ -74,11 +83,15 @@ def _explain(folder: Path) -> int:
 
 
 def _run(config_path: str, config_name: str, overrides: Sequence[str]) -> int:
+    from digirl_dist.parallel.rank import launched_rank
     from digirl_dist.settings import configuration
 
     source = configuration.Source(config_path, config_name, tuple(overrides))
     settings = source.load()
     end_by_sigterm_as_by_ctrl_c()
+    from digirl_dist.build import validate
+
+    validate.refuse_contradictions(settings, rank=launched_rank(os.environ))  # before torch and all else is imported
     from digirl_dist.build import run
 
     run.run(settings, source)

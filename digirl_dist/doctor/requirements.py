@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from digirl_dist import capacity
-from digirl_dist.settings import AndroidSettings, EmulatorSettings, MiniwobSettings
+from digirl_dist.emulator.plugins import EmulatorPlugin
+from digirl_dist.emulator.plugins.android import AndroidSettings
+from digirl_dist.settings import EmulatorSettings
 
 POLICY_MB = 700
 """Memory of the worker program with torch and a small policy, in MiB."""
@@ -36,7 +38,7 @@ class MachineRequirements:
 
 def requirements_of(settings: EmulatorSettings, takes: capacity.Needs) -> MachineRequirements:
     """Returns an emulator's requirements; ``takes`` is the estimate behind ``bsize: auto``."""
-    memory_mb, browser = round(takes.memory_mib), isinstance(settings, MiniwobSettings)
+    memory_mb, browser = round(takes.memory_mib), isinstance(settings, EmulatorPlugin) and settings.browser
     android = _android(settings) if isinstance(settings, AndroidSettings) else None
     return MachineRequirements(settings.name, memory_mb, takes.cores, browser, android)
 

@@ -7,6 +7,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
+
 from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, EmulatorSpec
 from digirl_dist.errors import JobError
 from digirl_dist.protocol.messages import SlotLimits
@@ -51,7 +53,7 @@ def try_there(connection: Connection, python: list[str], trial: Trial) -> str:
         "size": len(trial.emulator),
         "task": asdict(trial.task),
         "action": trial.action,
-        "limits": asdict(trial.limits),
+        "limits": msgspec.structs.asdict(trial.limits),
     }
     deadline = time.monotonic() + trial.limit_s
     try:

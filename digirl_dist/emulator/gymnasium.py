@@ -17,9 +17,9 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from PIL import Image
 
 from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, EmulatorFactory, EmulatorSpec
+from digirl_dist.emulator.plugins.gymnasium import GymnasiumSettings
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError, SettingsError
-from digirl_dist.settings import GymnasiumSettings
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json

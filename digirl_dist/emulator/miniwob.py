@@ -19,9 +19,9 @@ from selenium.webdriver.common.keys import Keys
 
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.chromium import Chromium, selenium_errors
+from digirl_dist.emulator.plugins.miniwob import MiniwobSettings
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import EmulatorError, SettingsError
-from digirl_dist.settings import MiniwobSettings
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json

@@ -18,8 +18,8 @@ import numpy as np
 from PIL import Image
 
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
+from digirl_dist.emulator.plugins.rehearsal import RehearsalSettings
 from digirl_dist.errors import ActionError, EmulatorError, SettingsError
-from digirl_dist.settings import RehearsalSettings
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json

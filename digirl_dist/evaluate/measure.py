@@ -12,8 +12,9 @@ import torch
 
 from digirl_dist.agent import AgentFactory
 from digirl_dist.agent.placement import Placed
-from digirl_dist.build.choices import choose_agent, choose_device
 from digirl_dist.build.collector import inline_collector
+from digirl_dist.build.parts import build_agent, build_device
+from digirl_dist.build.validate import Command, refuse_contradictions
 from digirl_dist.collect import Collector
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.errors import CheckpointError
@@ -36,8 +37,9 @@ def measure(job: EvalJob, device: str, work: Path, dataset: Path) -> dict[str, J
     ``work`` keeps the progress of an interrupted job. A job shares no state with others and ignores their order.
     """
     settings = configuration.load(job.config_path, job.config_name, job.overrides)
-    emulator = choose_device(settings, settings.emulator)
-    agent = choose_agent(settings.agent, emulator.spec)
+    refuse_contradictions(settings, command=Command.measure)
+    emulator = build_device(settings, settings.emulator)
+    agent = build_agent(settings, emulator.spec)
     checkpoint = _checkpoint(job, agent, work)
     size = job.num_episodes or (settings.bsize if isinstance(settings.bsize, int) else 1)
     plan = Plan(emulator.tasks, size, job.seed, settings.task_order.value)

@@ -22,7 +22,7 @@ from digirl_dist.fleet.spec import Job
 from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.ray_cluster.actor import WorkerActor
 from digirl_dist.ray_cluster.connect import Cluster
-from digirl_dist.settings import LimitSettings, RayCollectorSettings
+from digirl_dist.settings import LimitSettings, RayActorSettings
 from digirl_dist.storage.digest import digest
 
 _HEAR_S = 5.0
@@ -69,7 +69,7 @@ class ObjectShelf:
 class RayConnector:
     """Places an actor on a node that has room. Whatever was there before of the same worker is gone."""
 
-    def __init__(self, cluster: Cluster, settings: RayCollectorSettings, limits: LimitSettings) -> None:
+    def __init__(self, cluster: Cluster, settings: RayActorSettings, limits: LimitSettings) -> None:
         self._cluster = cluster
         self._settings = settings
         self._limits = limits

@@ -1,44 +1,24 @@
 """The typed configuration: what the YAML files under config/ may say, with units and defaults.
 
-Importing this package stays cheap: ``--help`` and the checks of the command line run on it.
+Importing this package stays cheap: ``--help`` and the checks of the command line run on it. The settings of each
+emulator, agent, algorithm and collector lie in its own file (see ``plugins``); they can be imported from here as well,
+and so can ``AlgorithmSettings``, which has a block for every algorithm.
 """
 
-from digirl_dist.settings.agents import (
-    AgentSettings,
-    AutoUiSettings,
-    CustomAgentSettings,
-    DeviceAgentSettings,
-    EndpointSettings,
-    GenericAgentSettings,
-    LoraSettings,
-    ModelDtype,
-    VlmSettings,
-)
+from typing import Any
+
 from digirl_dist.settings.algorithms import (
     ActorSettings,
-    Advantage,
-    AlgorithmSettings,
-    DigirlSettings,
-    FilteredBcSettings,
-    GrpoActorSettings,
-    GrpoSettings,
+    AlgorithmSettingsBase,
     OptimizerSettings,
-    PpoSettings,
     ValueSettings,
+    algorithm_settings,
 )
 from digirl_dist.settings.chat import ChatSettings
-from digirl_dist.settings.collectors import CollectorSettings, RayCollectorSettings, SshCollectorSettings
 from digirl_dist.settings.distributed import DistributedSettings
-from digirl_dist.settings.emulators import (
-    AndroidSettings,
-    CustomEmulatorSettings,
-    EmulatorSettings,
-    GymnasiumSettings,
-    MiniwobSettings,
-    PhoneSettings,
-    RehearsalSettings,
-)
 from digirl_dist.settings.judging import JudgeSettings, Success
+from digirl_dist.settings.plugins import AgentSettings, AlgorithmBlock, CollectorSettings, EmulatorSettings, exported
+from digirl_dist.settings.ray import RayActorSettings
 from digirl_dist.settings.run import (
     Close,
     EvaluationSettings,
@@ -50,7 +30,6 @@ from digirl_dist.settings.run import (
     TaskMode,
     TaskOrder,
     TaskSplit,
-    TrainAlgorithm,
     TrainMode,
     is_bsize,
 )
@@ -59,57 +38,45 @@ from digirl_dist.settings.workers import AndroidInstallSettings, InstallSettings
 
 __all__ = [
     "ActorSettings",
-    "Advantage",
     "AgentSettings",
-    "AlgorithmSettings",
+    "AlgorithmBlock",
+    "AlgorithmSettingsBase",
     "AndroidInstallSettings",
-    "AndroidSettings",
-    "AutoUiSettings",
     "ChatSettings",
     "Close",
     "CollectorSettings",
-    "CustomAgentSettings",
-    "CustomEmulatorSettings",
-    "DeviceAgentSettings",
-    "DigirlSettings",
     "DistributedSettings",
     "EmulatorSettings",
-    "EndpointSettings",
     "EvaluationSettings",
-    "FilteredBcSettings",
-    "GenericAgentSettings",
-    "GrpoActorSettings",
-    "GrpoSettings",
-    "GymnasiumSettings",
     "InProcessSettings",
     "Inference",
     "InstallSettings",
     "JaxSettings",
     "JudgeSettings",
     "LimitSettings",
-    "LoraSettings",
-    "MiniwobSettings",
-    "ModelDtype",
     "OfflineSettings",
     "OptimizerSettings",
     "Parallel",
-    "PhoneSettings",
-    "PpoSettings",
     "PushDtype",
-    "RayCollectorSettings",
-    "RehearsalSettings",
+    "RayActorSettings",
     "Settings",
-    "SshCollectorSettings",
     "SshSettings",
     "Success",
     "TaskMode",
     "TaskOrder",
     "TaskSplit",
     "TorchrunSettings",
-    "TrainAlgorithm",
     "TrainMode",
     "TrainerSettings",
     "ValueSettings",
-    "VlmSettings",
     "is_bsize",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The settings that lie in the file of an emulator, agent, algorithm or collector."""
+    if name == "AlgorithmSettings":
+        return algorithm_settings()
+    if not name[0].isupper():  # a module of this package, or one of Python's own names
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return exported(name)

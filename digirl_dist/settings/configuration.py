@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ import digirl_dist
 from digirl_dist import settings as schema
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import Settings
+from digirl_dist.settings.nearest import nearest
+from digirl_dist.settings.plugins import ALGORITHM, COLLECTOR, KINDS, settings_classes
 
 _MOVED: dict[str, str] = {
     "policy_lm": "agent.model",
@@ -48,36 +50,12 @@ _MOVED: dict[str, str] = {
 }
 """Flat keys of DigiRL's configuration, and where their values live here."""
 
-_OPTIONS: dict[str, dict[str, type]] = {
-    "emulator": {
-        "phone": schema.PhoneSettings,
-        "gymnasium": schema.GymnasiumSettings,
-        "miniwob": schema.MiniwobSettings,
-        "android": schema.AndroidSettings,
-        "rehearsal": schema.RehearsalSettings,
-        "custom": schema.CustomEmulatorSettings,
-    },
-    "agent": {
-        "device": schema.DeviceAgentSettings,
-        "generic": schema.GenericAgentSettings,
-        "autoui": schema.AutoUiSettings,
-        "vlm": schema.VlmSettings,
-        "endpoint": schema.EndpointSettings,
-        "custom": schema.CustomAgentSettings,
-    },
-    "trainer": {
-        "inprocess": schema.InProcessSettings,
-        "jax": schema.JaxSettings,
-        "torchrun": schema.TorchrunSettings,
-    },
-    "collector": {
-        "ssh": schema.SshCollectorSettings,
-        "ray": schema.RayCollectorSettings,
-    },
+_TRAINERS: dict[str, type] = {
+    "inprocess": schema.InProcessSettings,
+    "jax": schema.JaxSettings,
+    "torchrun": schema.TorchrunSettings,
 }
-"""What each option group chooses from: the type of an option is what ``build`` goes by."""
 
-_FREE = re.compile(r"((emulator|agent)\.kwargs|agent\.processor|(agent|judge)\.request)[.=]")
 _SECRET = re.compile(r"(password|passphrase|secret|^(?!max_).*token|api_key)", re.IGNORECASE)
 
 
@@ -140,7 +118,7 @@ def to_yaml(settings: Settings) -> str:
 def _compose(folder: Path, name: str, overrides: Sequence[str]) -> DictConfig:
     if not (folder / f"{name.removesuffix('.yaml')}.yaml").is_file():
         names = sorted(path.stem for path in folder.glob("*.yaml"))
-        raise SettingsError(f"there is no {name}.yaml in {folder}; {_nearest(name, names)}")
+        raise SettingsError(f"there is no {name}.yaml in {folder}; {nearest(name, names)}")
     _register_schemas()
     _refuse_unknown_keys(overrides)
     GlobalHydra.instance().clear()
@@ -154,7 +132,7 @@ def _compose(folder: Path, name: str, overrides: Sequence[str]) -> DictConfig:
     except yaml.YAMLError as error:
         raise SettingsError(f"not valid YAML: {' '.join(str(error).split())}") from error
     if OmegaConf.is_missing(composed, "collector"):  # in a folder of files that name none
-        composed.collector = schema.SshCollectorSettings()
+        composed.collector = COLLECTOR.settings("ssh")()
     return composed
 
 
@@ -163,7 +141,7 @@ def _register_schemas() -> None:
     settings = OmegaConf.structured(Settings)
     settings.collector = "???"  # a default of one type would refuse the others
     store.store("settings", settings)
-    for group, options in _OPTIONS.items():
+    for group, options in _options().items():
         for option, kind in options.items():
             store.store(f"{option}_schema", kind, group=group)
 
@@ -178,12 +156,29 @@ def _refuse_unknown_keys(overrides: Sequence[str]) -> None:
         if override.startswith("-"):
             raise SettingsError(f"unknown option {override!r}; settings are written key=value")
         if key.split(".")[0].split("@")[0] not in known:
-            raise SettingsError(f"there is no key {key!r}; {_moved(key) or _nearest(key, known)}")
+            raise SettingsError(f"there is no key {key!r}; {_moved(key) or nearest(key, known)}")
 
 
 def _free(override: str) -> str:
     """What goes on to the user's own classes, to processors and to servers has no schema, so names may be added."""
-    return f"++{override}" if _FREE.match(override) else override
+    key = override.split("=", 1)[0]
+    return f"++{override}" if any(key == free or key.startswith(f"{free}.") for free in _free_keys()) else override
+
+
+@cache
+def _options() -> dict[str, dict[str, type]]:
+    """What each option group chooses from, with the settings class of each option."""
+    found = {kind.name: settings_classes(kind) for kind in KINDS if kind is not ALGORITHM}
+    return {**found, "trainer": _TRAINERS}
+
+
+@cache
+def _free_keys() -> tuple[str, ...]:
+    """The keys whose values are mappings without a schema."""
+    classes = [(group, kind) for group, options in _options().items() for kind in options.values()]
+    classes += [("algorithm", schema.AlgorithmSettingsBase), ("judge", schema.JudgeSettings)]
+    mappings = [f"{group}.{one.name}" for group, kind in classes for one in fields(kind) if "dict" in str(one.type)]
+    return tuple(dict.fromkeys(mappings))
 
 
 def _explain(error: Exception) -> str:
@@ -191,7 +186,7 @@ def _explain(error: Exception) -> str:
     causes = [str(cause) for cause in _causes(error)]
     everything = "\n".join(causes)
     if wrong := re.search(r"Key '([^']+)' not in '(\w+)'", everything):
-        advice = _moved(wrong[1]) or _nearest(wrong[1], _fields(wrong[2]))
+        advice = _moved(wrong[1]) or nearest(wrong[1], _fields(wrong[2]))
         return f"there is no key {wrong[1]!r} in {wrong[2]}; {advice}"
     text = "; ".join(dict.fromkeys(cause.splitlines()[0].strip() for cause in causes))
     if options := re.search(r"Available options in '[^']+':\n((?:\t\S+\n)+)", everything):
@@ -212,11 +207,6 @@ def _fields(class_name: str) -> list[str]:
 
 def _moved(key: str) -> str | None:
     return f"DigiRL's {key} is {_MOVED[key]} here" if key in _MOVED else None
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
 
 
 def _first_line(error: Exception) -> str:

@@ -6,13 +6,12 @@ from enum import Enum
 from typing import Any
 
 from digirl_dist.errors import SettingsError
-from digirl_dist.settings.agents import AgentSettings
-from digirl_dist.settings.algorithms import AlgorithmSettings
-from digirl_dist.settings.collectors import CollectorSettings, SshCollectorSettings
+from digirl_dist.settings.algorithms import AlgorithmSettingsBase, algorithm_settings
 from digirl_dist.settings.distributed import DistributedSettings
-from digirl_dist.settings.emulators import EmulatorSettings
 from digirl_dist.settings.judging import JudgeSettings, Success
 from digirl_dist.settings.missing import MISSING
+from digirl_dist.settings.nearest import nearest
+from digirl_dist.settings.plugins import ALGORITHM, COLLECTOR, AgentSettings, CollectorSettings, EmulatorSettings
 from digirl_dist.settings.trainers import TrainerSettings
 from digirl_dist.settings.workers import InstallSettings, LimitSettings, SshSettings
 
@@ -23,15 +22,6 @@ class Parallel(Enum):
     single = "single"
     host = "host"
     worker = "worker"
-
-
-class TrainAlgorithm(Enum):
-    """The block of ``algorithm`` in use."""
-
-    filtered_bc = "filtered_bc"
-    digirl = "digirl"
-    grpo = "grpo"
-    ppo = "ppo"
 
 
 class TrainMode(Enum):
@@ -171,7 +161,8 @@ class Settings:
     max_staleness: int | None = None
     """Largest number of updates that an episode's policy may lag behind to be used in updates; null: no limit."""
 
-    train_algorithm: TrainAlgorithm = TrainAlgorithm.filtered_bc
+    train_algorithm: str = "filtered_bc"
+    """The block of ``algorithm`` in use, unless ``algorithm.entry_point`` names an algorithm of yours."""
     train_mode: TrainMode = TrainMode.online
     train_iterations: int = 14
     eval_iterations: int = 1
@@ -198,8 +189,8 @@ class Settings:
 
     emulator: EmulatorSettings = MISSING
     agent: AgentSettings = MISSING
-    collector: CollectorSettings = field(default_factory=SshCollectorSettings)
-    algorithm: AlgorithmSettings = field(default_factory=AlgorithmSettings)
+    collector: CollectorSettings = field(default_factory=lambda: COLLECTOR.settings("ssh")())
+    algorithm: AlgorithmSettingsBase = field(default_factory=lambda: algorithm_settings()())
     offline: OfflineSettings = field(default_factory=OfflineSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     trainer: TrainerSettings = MISSING
@@ -210,6 +201,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Refuses invalid values that the types admit. Raises SettingsError."""
+        known = ALGORITHM.names()
+        if self.train_algorithm not in known:
+            hint = nearest(self.train_algorithm, known)
+            raise SettingsError(f"train_algorithm: there is no {self.train_algorithm!r}; {hint}")
         if not is_bsize(self.bsize):
             raise SettingsError(f"bsize must be a whole number above 0 or auto, not {self.bsize!r}")
         if self.inference_batch < 1 or self.inference_wait_ms < 0:

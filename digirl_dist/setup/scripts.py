@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import digirl_dist
+from digirl_dist.emulator.plugins import EmulatorPlugin
 from digirl_dist.fleet.roster import WorkerConfig
-from digirl_dist.settings import AndroidInstallSettings, AndroidSettings, EmulatorSettings
+from digirl_dist.settings import EmulatorSettings, InstallSettings
 
 
 @dataclass(frozen=True)
@@ -19,9 +20,7 @@ class Steps:
     variables: dict[str, str] = field(default_factory=dict)
 
 
-def steps(
-    emulator: EmulatorSettings, worker_config: WorkerConfig, android: AndroidInstallSettings, dry_run: bool
-) -> Steps:
+def steps(emulator: EmulatorSettings, worker_config: WorkerConfig, install: InstallSettings, dry_run: bool) -> Steps:
     """Returns the scripts of one worker. An emulator without its own script needs only Python."""
     folder = _folder()
     frame = (folder / "steps.sh").read_text()
@@ -31,8 +30,9 @@ def steps(
         "PACKAGE_PYTHON": f"{worker_config.run_path}/venv/bin/python",
         "DRY_RUN": "yes" if dry_run else "",
     }
-    if isinstance(emulator, AndroidSettings):
-        variables |= _android(emulator, android)
+    if isinstance(emulator, EmulatorPlugin):
+        told = emulator.setup_variables(install)
+        variables |= {name: value for name, value in told.items() if value}
     before = "\n".join([frame, (folder / "python.sh").read_text(), own])
     return Steps(before, f"{frame}\n{after}" if after else "", variables)
 
@@ -46,16 +46,3 @@ def _folder() -> Path:
     package = Path(digirl_dist.__file__).resolve().parent
     inside = package / "worker"
     return inside if inside.is_dir() else package.parent / "worker"
-
-
-def _android(emulator: AndroidSettings, install: AndroidInstallSettings) -> dict[str, str]:
-    given = {
-        "ANDROID_SDK": emulator.sdk_path,
-        "ANDROID_AVD_HOME": emulator.avd_home,
-        "ANDROID_AVD": emulator.avd,
-        "ANDROID_SNAPSHOT": emulator.snapshot,
-        "ANDROID_IMAGE": install.image,
-        "ANDROID_TOOLS_URL": install.tools_url,
-        "ANDROID_ACCEPT_LICENSES": "yes" if install.accept_licenses else None,
-    }
-    return {name: value for name, value in given.items() if value}

@@ -12,14 +12,15 @@ from pathlib import Path
 import torch
 
 from digirl_dist.agent.placement import Placed
+from digirl_dist.algorithm.plugins import LearnsFrom
 from digirl_dist.build import validate
-from digirl_dist.build.choices import Device, choose_agent, choose_algorithm, choose_device
-from digirl_dist.errors import SettingsError
+from digirl_dist.build.parts import algorithm_plugin, build_agent, build_algorithm, build_device
+from digirl_dist.emulator.plugins import Device
 from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.peers import OwnRows
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.parallel.statistics import EpisodeWindow
-from digirl_dist.settings import Settings, TrainAlgorithm, TrainMode, configuration
+from digirl_dist.settings import Settings, configuration
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.train.data_selector import CompleteGroups, DataSelector, EpisodeReplay, NewestFragments
@@ -44,29 +45,18 @@ class RankContext:
 
     @property
     def bsize(self) -> int:
-        """The number of emulators of each rank. Raises SettingsError for auto: all ranks must have equally many."""
-        if not isinstance(self.settings.bsize, int):
-            raise SettingsError("ranks with emulators need a number for bsize, the same for all")
+        """The number of emulators of each rank; ``validate`` refuses auto, since all ranks must have equally many."""
+        assert isinstance(self.settings.bsize, int)
         return self.settings.bsize
-
-
-def refuse_contradictions(settings: Settings) -> None:
-    """Raises SettingsError for what only a host can do."""
-    if settings.train_mode is not TrainMode.online:
-        raise SettingsError(f"ranks with emulators learn online alone; use run.py for {settings.train_mode.value}")
-    if settings.trainer.shard:
-        raise SettingsError("ranks with emulators act with a whole agent each; use run.py for trainer.shard")
-    if settings.evaluation.every:
-        raise SettingsError("ranks with emulators evaluate by distributed.eval_freq; leave evaluation.every out")
 
 
 def train(settings: Settings, distributed: bool) -> None:
     """Trains as one rank of a launch, or alone. Raises DigirlDistError."""
-    refuse_contradictions(settings)
+    validate.refuse_contradictions(settings, command=validate.Command.ranks)
     with ExitStack() as stack:
         rendezvous = stack.enter_context(join_ranks(settings, distributed))
         group, rank = rendezvous.group, rendezvous.group.rank
-        context = RankContext(settings, choose_device(settings, settings.emulator), rank)
+        context = RankContext(settings, build_device(settings, settings.emulator), rank)
         learner = _learner(context, rendezvous)
         streams = Streams([stream_of(context, slot) for slot in range(context.bsize)], context.emulator.max_steps)
         stack.callback(streams.close)
@@ -85,7 +75,7 @@ def train(settings: Settings, distributed: bool) -> None:
 def stream_of(context: RankContext, slot: int) -> Stream:
     """Returns a stream of this rank; its seed is the configured one plus the rank."""
     rank, emulator, settings = context.rank.rank, context.emulator, context.settings
-    seed, group_size = settings.seed + rank, validate.group_size(settings)
+    seed, group_size = settings.seed + rank, algorithm_plugin(settings).episodes_per_start
     return Stream(emulator.factory(), emulator.tasks, f"rank{rank}", slot, seed, group_size)
 
 
@@ -94,19 +84,20 @@ def _learner(context: RankContext, rendezvous: Rendezvous) -> RankLearner:
     settings, group = context.settings, rendezvous.group
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        agent = Placed(choose_agent(settings.agent, context.emulator.spec), rendezvous.acts_on)()
+        agent = Placed(build_agent(settings, context.emulator.spec), rendezvous.acts_on)()
         agent.train(False)
-        algorithm = choose_algorithm(settings, context.emulator.max_steps)(agent, OwnRows(group))
+        algorithm = build_algorithm(settings, context.emulator.max_steps)(agent, OwnRows(group))
     return RankLearner(group, agent, algorithm, settings.seed + group.rank.rank)
 
 
 def _data_selector(settings: Settings, replay: list[Trajectory]) -> DataSelector:
-    match settings.train_algorithm:
-        case TrainAlgorithm.ppo:
+    algorithm = algorithm_plugin(settings)
+    match algorithm.learns_from:
+        case LearnsFrom.steps:
             return NewestFragments()
-        case TrainAlgorithm.grpo:
-            return CompleteGroups(replay, validate.group_size(settings))
-        case _:
+        case LearnsFrom.groups:
+            return CompleteGroups(replay, algorithm.episodes_per_start)
+        case LearnsFrom.episodes:
             return EpisodeReplay(replay, settings.trainer.replay_size)
 
 

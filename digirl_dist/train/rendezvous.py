@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from digirl_dist.build.choices import need_jax
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
 from digirl_dist.parallel.group import Group, GroupLimits, joined
@@ -56,7 +55,6 @@ def join_ranks(settings: Settings, distributed: bool | None = None) -> Iterator[
     limits = GroupLimits(trainer.start_s, trainer.exchange_s, settings.distributed.gate_s)
     match trainer:
         case JaxSettings():
-            need_jax()
             from digirl_dist.parallel import jax_group
 
             with jax_group.joined(rank, trainer.device, limits) as group:

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
+from digirl_dist.algorithm.plugins import LearnsFrom
+from digirl_dist.build.parts import algorithm_plugin
 from digirl_dist.errors import CheckpointError
 from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.parallel.statistics import EpisodeWindow
-from digirl_dist.settings import Settings, TrainAlgorithm
+from digirl_dist.settings import Settings
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.trajectory_store import Store
@@ -81,7 +83,7 @@ def _read(folder: RunFolder, settings: Settings, world_size: int) -> tuple[bytes
         torch.save({"iteration": 0, "policy": {}, "trainer": {}}, state)
         return state.getvalue(), b""
     torch.save({"iteration": newest.iteration, "policy": newest.state(), "trainer": newest.trainer_state()}, state)
-    uses_replay = settings.train_algorithm is not TrainAlgorithm.ppo
+    uses_replay = algorithm_plugin(settings).learns_from is not LearnsFrom.steps
     capacity = settings.trainer.replay_size if uses_replay else 0
     replay = newest_of_each_rank(Store(folder.trajectories), newest.iteration, capacity, world_size)
     return state.getvalue(), to_parquet_bytes(replay)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from digirl_dist.agent import Agent, AgentFactory
-from digirl_dist.algorithm import Algorithm
+from digirl_dist.agent import AgentFactory
+from digirl_dist.algorithm import AlgorithmFactory
 from digirl_dist.errors import CheckpointError, TrainingError, TrajectoryError
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints, State
@@ -18,8 +18,6 @@ from digirl_dist.tasks import Round
 from digirl_dist.trainer import Update
 from digirl_dist.trainer.seeding import seeded
 from digirl_dist.trajectory import Trajectory
-
-AlgorithmFactory = Callable[[Agent, Peers], Algorithm]
 
 
 class InProcessTrainer:

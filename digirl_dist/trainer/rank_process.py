@@ -15,6 +15,7 @@ from pathlib import Path
 
 from digirl_dist.agent import AgentFactory
 from digirl_dist.agent.placement import Placed
+from digirl_dist.algorithm import AlgorithmFactory
 from digirl_dist.errors import DigirlDistError
 from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
 from digirl_dist.parallel.failure import telling
@@ -24,7 +25,7 @@ from digirl_dist.parallel.rank import Rank, own_rank
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.datasets import read_datasets
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.trainer.inprocess import AlgorithmFactory, InProcessTrainer
+from digirl_dist.trainer.inprocess import InProcessTrainer
 from digirl_dist.trainer.joint import JointTrainer, TrainerFactory, follow
 from digirl_dist.types import Json
 from digirl_dist.user_code.packing import unpack_file

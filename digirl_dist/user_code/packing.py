@@ -55,7 +55,9 @@ def _modules_of_the_user() -> Iterator[ModuleType]:
 
     @functools.cache  # thousands of modules lie in hundreds of folders
     def is_users(folder: str) -> bool:
-        return not os.path.join(os.path.realpath(folder), "").startswith(roots)
+        place = os.path.join(os.path.realpath(folder), "")
+        # site-packages of another environment are installed as well: one environment may be laid over another
+        return not (place.startswith(roots) or "/site-packages/" in place or "/dist-packages/" in place)
 
     for name, module in list(sys.modules.items()):
         source = getattr(module, "__file__", None)

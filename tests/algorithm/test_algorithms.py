@@ -23,7 +23,6 @@ from digirl_dist.algorithm.selection import best, changed_something, task_weight
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import TrainingError
 from digirl_dist.settings import (
-    Advantage,
     DigirlSettings,
     FilteredBcSettings,
     GenericAgentSettings,
@@ -37,7 +36,7 @@ Build = Callable[[GenericPolicy], Algorithm]
 ALGORITHMS: dict[str, Build] = {
     "filtered_bc": lambda agent: FilteredBC(agent, FilteredBcSettings(), seed=3),
     "digirl": lambda agent: DigiRL(agent, DigirlSettings(), seed=3),
-    "digirl as released": lambda agent: DigiRL(agent, DigirlSettings(advantage=Advantage.code), seed=3),
+    "digirl as released": lambda agent: DigiRL(agent, DigirlSettings(advantage="code"), seed=3),
     "grpo": lambda agent: Grpo(agent, GrpoSettings(), seed=3),
 }
 

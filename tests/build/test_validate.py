@@ -21,7 +21,6 @@ from digirl_dist.settings import (
     OfflineSettings,
     Parallel,
     Settings,
-    TrainAlgorithm,
     TrainMode,
 )
 from digirl_dist.storage import parquet
@@ -86,9 +85,9 @@ def test_offline_nothing_is_collected_and_no_worker_is_needed(collected: Path, t
     assert all(line["kept_trajectories"] > 0 for line in metrics(tmp_path))
 
 
-@pytest.mark.parametrize("algorithm", [TrainAlgorithm.filtered_bc, TrainAlgorithm.digirl])
+@pytest.mark.parametrize("algorithm", ["filtered_bc", "digirl"])
 def test_offline_to_online_collects_from_then_on_and_can_be_continued(
-    collected: Path, tmp_path: Path, algorithm: TrainAlgorithm
+    collected: Path, tmp_path: Path, algorithm: str
 ) -> None:
     offline = OfflineSettings([str(collected / "trajectories")], iterations=2)
     both = {"train_mode": TrainMode.offline_to_online, "offline": offline, "train_algorithm": algorithm}
@@ -114,7 +113,7 @@ def test_an_evaluation_that_a_crash_cut_short_is_made_up_for(tmp_path: Path) -> 
 @pytest.mark.long
 def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
     evaluation = EvaluationSettings(every=2, episodes=4)
-    grpo = {"train_algorithm": TrainAlgorithm.grpo, "evaluation": evaluation, "rollout_size": 16}
+    grpo = {"train_algorithm": "grpo", "evaluation": evaluation, "rollout_size": 16}
     run(settings(tmp_path, parallel=Parallel.host, dry_run=True, train_iterations=2, **grpo))
     assert [line["checkpoint"] for line in lines(tmp_path / "evaluation.jsonl")] == [0, 2]
     episodes = parquet.read(tmp_path / "trajectories" / "000001.parquet")
@@ -134,12 +133,12 @@ def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
         (
             {
                 "train_mode": TrainMode.offline,
-                "train_algorithm": TrainAlgorithm.grpo,
+                "train_algorithm": "grpo",
                 "offline": OfflineSettings(["here"]),
             },
             "train_mode=online",
         ),
-        ({"train_algorithm": TrainAlgorithm.grpo, "rollout_size": 12}, "no multiple of algorithm.grpo.group_size=8"),
+        ({"train_algorithm": "grpo", "rollout_size": 12}, "no multiple of algorithm.grpo.group_size=8"),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_anything_is_made(

@@ -17,8 +17,8 @@ import torch
 from process_watch import eventually, nothing_is_left_of
 from torch import nn
 
-from digirl_dist.build.choices import choose_device
 from digirl_dist.build.collector import RunContext, build_collector
+from digirl_dist.build.parts import build_device
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.settings import LimitSettings, MiniwobSettings, Parallel, Settings, TaskOrder
@@ -53,7 +53,7 @@ class Browsers:
         emulator = MiniwobSettings(task=PAGES)
         limits = LimitSettings(step_s=8, reset_s=20, no_worker_s=60, orphan_s=5)
         settings = Settings(parallel=kind, dry_run=True, emulator=emulator, max_steps=8, limits=limits)
-        device = choose_device(settings, emulator)
+        device = build_device(settings, emulator)
         run_folder = RunFolder(folder, "")
         stack.callback(run_folder.close)
         self.heard: list[tuple[str, dict[str, Any]]] = []

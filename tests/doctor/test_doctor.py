@@ -25,7 +25,7 @@ from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import JobError
 from digirl_dist.fleet.roster import WorkerConfig, this_python
 from digirl_dist.protocol.messages import SlotLimits
-from digirl_dist.settings import PhoneSettings, Settings, SshSettings
+from digirl_dist.settings import DeviceAgentSettings, InProcessSettings, PhoneSettings, Settings, SshSettings
 from digirl_dist.ssh.connection import connect
 from digirl_dist.ssh.localhost_server import LocalhostServer
 from digirl_dist.tasks import Task
@@ -110,7 +110,8 @@ def test_a_host_without_torch(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 def test_settings_that_no_run_could_start_with() -> None:
-    checks = list(setup_doctor.doctor(Settings(emulator=PhoneSettings()), try_emulators=False))
+    settings = Settings(emulator=PhoneSettings(), agent=DeviceAgentSettings(), trainer=InProcessSettings())
+    checks = list(setup_doctor.doctor(settings, try_emulators=False))
     failed = [check for check in checks if not check.ok]
     assert [(check.worker, check.check) for check in failed] == [("host", "settings")]
     assert "worker_ips is empty" in failed[0].detail and not would_start(checks)

@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 from PIL import Image
 
-from digirl_dist.build.choices import choose_agent, choose_device
+from digirl_dist.build.parts import build_agent, build_device
 from digirl_dist.emulator import DeviceActions
 from digirl_dist.emulator.browsergym import touch
 from digirl_dist.emulator.gymnasium import GymnasiumEmulator, gymnasium_factory, gymnasium_spec
@@ -143,8 +143,8 @@ def test_the_device_agent_fits_such_an_environment() -> None:
         "emulator.touch=digirl_dist.emulator.browsergym:touch",
     ]
     settings = load("config/multimachine", "host", words)
-    device = choose_device(settings, settings.emulator)
-    agent = choose_agent(settings.agent, device.spec)()
+    device = build_device(settings, settings.emulator)
+    agent = build_agent(settings, device.spec)()
     emulator = device.factory()
     with torch.no_grad():
         (decision,) = agent.act([emulator.reset(device.tasks[0], 0)], [np.random.default_rng(0)])

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from digirl_dist.build.choices import choose_device
+from digirl_dist.build.parts import build_device
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
 from digirl_dist.errors import EmulatorCrashed, EmulatorError, EmulatorHung, SettingsError
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.rollout.slot import Slot
-from digirl_dist.settings import RehearsalSettings, Settings
+from digirl_dist.settings import GenericAgentSettings, RehearsalSettings, Settings
 from digirl_dist.trajectory import Transition
 from digirl_dist.user_code.packing import pack
 
@@ -142,6 +142,6 @@ def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> Non
 
 
 def test_the_configuration_chooses_it() -> None:
-    device = choose_device(Settings(), instant(image_size=[4, 6]))
+    device = build_device(Settings(agent=GenericAgentSettings()), instant(image_size=[4, 6]))
     assert device.spec.image_size == (4, 6)
     assert device.factory().reset(device.tasks[0], 0).vector is not None

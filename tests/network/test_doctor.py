@@ -24,7 +24,7 @@ from digirl_dist.doctor.examine import Target, examine
 from digirl_dist.doctor.requirements import AndroidRequirements, MachineRequirements
 from digirl_dist.emulator.chromium import BROWSERS, DRIVERS
 from digirl_dist.fleet.roster import WorkerConfig
-from digirl_dist.settings import AndroidInstallSettings, AndroidSettings, Settings, SshSettings
+from digirl_dist.settings import AndroidInstallSettings, AndroidSettings, InstallSettings, Settings, SshSettings
 from digirl_dist.setup.scripts import steps
 from digirl_dist.ssh.connection import connect
 
@@ -287,7 +287,12 @@ def test_a_driver_of_another_version(bare: BareMachine, market: None) -> None:
 
 def set_up(bare: BareMachine, emulator: AndroidSettings, as_root: bool = False) -> None:
     """What ``digirl-dist setup`` runs there before it installs the package."""
-    found = steps(emulator, worker_config(bare), AndroidInstallSettings(accept_licenses=True), dry_run=False)
+    found = steps(
+        emulator,
+        worker_config(bare),
+        InstallSettings(android=AndroidInstallSettings(accept_licenses=True)),
+        dry_run=False,
+    )
     variables = {
         **found.variables,
         "HOME": f"/home/{USER}",

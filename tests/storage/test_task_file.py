@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from digirl_dist.build.choices import choose_device
+from digirl_dist.build.parts import build_device
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import (
+    DeviceAgentSettings,
     EmulatorSettings,
     GymnasiumSettings,
     MiniwobSettings,
@@ -95,8 +96,8 @@ def test_a_missing_file_is_named() -> None:
 
 
 def chosen(emulator: EmulatorSettings, task_set: str, **more: object) -> list[Task]:
-    settings = Settings(task_set=task_set, emulator=emulator, **more)  # type: ignore[arg-type]
-    return list(choose_device(settings, emulator).tasks)
+    settings = Settings(task_set=task_set, emulator=emulator, agent=DeviceAgentSettings(), **more)  # type: ignore[arg-type]
+    return list(build_device(settings, emulator).tasks)
 
 
 def test_the_demo_phone_judges_its_own_tasks_and_those_with_a_goal(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from digirl_dist.emulator import DeviceActions, DiscreteActions, EmulatorSpec
 from digirl_dist.errors import TrainingError, TrajectoryError
 from digirl_dist.parallel.peers import Peers
 from digirl_dist.settings import (
-    Advantage,
     DeviceAgentSettings,
     DigirlSettings,
     FilteredBcSettings,
@@ -37,7 +36,7 @@ from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trainer.inprocess import AlgorithmFactory, InProcessTrainer
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
-RELEASED = DigirlSettings(advantage=Advantage.code, warmup_iterations=2)
+RELEASED = DigirlSettings(advantage="code", warmup_iterations=2)
 PICTURE = (64, 48)
 ALGORITHMS: dict[str, AlgorithmFactory] = {
     "filtered_bc": lambda agent, peers: FilteredBC(agent, FilteredBcSettings(), 1, peers),

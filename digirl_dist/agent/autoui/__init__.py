@@ -6,8 +6,8 @@ from digirl_dist.agent import AgentFactory
 from digirl_dist.agent.autoui.agent import AutoUiAgent
 from digirl_dist.agent.autoui.encoders import ScreenEncoder, TextEncoder
 from digirl_dist.agent.autoui.pretrained import Pretrained
+from digirl_dist.agent.plugins.autoui import AutoUiSettings
 from digirl_dist.emulator import EmulatorSpec
-from digirl_dist.settings import AutoUiSettings
 
 __all__ = ["AutoUiAgent", "autoui_factory"]
 

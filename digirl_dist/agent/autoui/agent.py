@@ -13,12 +13,12 @@ from torch import nn
 from digirl_dist.agent.autoui.encoders import ScreenEncoder, TextEncoder, mean_over
 from digirl_dist.agent.autoui.model import Answering
 from digirl_dist.agent.autoui.pretrained import Pretrained
+from digirl_dist.agent.plugins.autoui import AutoUiSettings
 from digirl_dist.agent.tokens import SamplingParams, log_probs_of_answers, padded, sample
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.aitw import DECISION, PROMPT_BEGINS, AutoUiReader, to_autoui, to_prompt
 from digirl_dist.emulator.touch_actions import TOKENS, DeviceAction
 from digirl_dist.errors import SettingsError
-from digirl_dist.settings import AutoUiSettings
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
 

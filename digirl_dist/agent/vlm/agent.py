@@ -16,13 +16,13 @@ from transformers import LogitsProcessorList
 from digirl_dist.agent.answers import read_or_wait
 from digirl_dist.agent.dialogue import conversation
 from digirl_dist.agent.pixels import opened
+from digirl_dist.agent.plugins.vlm import VlmSettings
 from digirl_dist.agent.tokens import Answer, SamplingParams, log_probs_of_answers, padded
 from digirl_dist.agent.vlm.drawing import Drawing
 from digirl_dist.agent.vlm.pretrained import ends_of, load_model, load_processor, placeholders, with_lora
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.touch_actions import SAID, TOKENS, DeviceAction
 from digirl_dist.errors import SettingsError, TrajectoryError
-from digirl_dist.settings import VlmSettings
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
 

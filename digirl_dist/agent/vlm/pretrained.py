@@ -9,8 +9,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 from transformers.utils import logging
 
+from digirl_dist.agent.plugins.vlm import LoraSettings, VlmSettings
 from digirl_dist.errors import SettingsError
-from digirl_dist.settings import LoraSettings, VlmSettings
 
 
 def load_processor(settings: VlmSettings) -> Any:

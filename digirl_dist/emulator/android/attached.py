@@ -5,8 +5,8 @@ from __future__ import annotations
 from digirl_dist.emulator.android.adb import AdbServer
 from digirl_dist.emulator.android.locks import Locks
 from digirl_dist.emulator.android.online import wait_until_online
+from digirl_dist.emulator.plugins.android import AndroidSettings
 from digirl_dist.errors import EmulatorError
-from digirl_dist.settings import AndroidSettings
 
 
 class AttachedDevice:

@@ -8,8 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from digirl_dist.emulator.plugins.android import AndroidSettings
 from digirl_dist.errors import SettingsError
-from digirl_dist.settings import AndroidSettings
 
 _SDK_VARIABLES = ("ANDROID_HOME", "ANDROID_SDK_ROOT")
 _SDK_PLACES = ("~/Android/Sdk", "~/android-sdk", "/opt/android-sdk", "/usr/lib/android-sdk")

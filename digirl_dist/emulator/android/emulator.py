@@ -16,9 +16,9 @@ from digirl_dist.emulator.android.instance import AvdInstance
 from digirl_dist.emulator.android.locks import Locks
 from digirl_dist.emulator.android.ports import claim_ports
 from digirl_dist.emulator.android.recording import Recorder
+from digirl_dist.emulator.plugins.android import AndroidSettings
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import EmulatorError, SettingsError
-from digirl_dist.settings import AndroidSettings
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json

@@ -14,8 +14,8 @@ from digirl_dist.emulator.android.console import Console
 from digirl_dist.emulator.android.locks import Locks
 from digirl_dist.emulator.android.online import wait_until_online
 from digirl_dist.emulator.android.ports import Ports
+from digirl_dist.emulator.plugins.android import AndroidSettings
 from digirl_dist.errors import EmulatorError
-from digirl_dist.settings import AndroidSettings
 
 _STOP_LIMIT_S = 3.0
 

@@ -15,8 +15,8 @@ from digirl_dist.emulator.android.avd import find_avd
 from digirl_dist.emulator.android.instance import AvdInstance
 from digirl_dist.emulator.android.locks import Locks
 from digirl_dist.emulator.android.ports import claim_ports
+from digirl_dist.emulator.plugins.android import AndroidSettings
 from digirl_dist.errors import DigirlDistError, EmulatorError
-from digirl_dist.settings import AndroidSettings
 
 
 def save_snapshot(settings: AndroidSettings, name: str) -> None:

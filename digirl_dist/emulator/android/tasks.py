@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
+from digirl_dist.emulator.plugins.android import AndroidSettings
 from digirl_dist.errors import SettingsError
-from digirl_dist.settings import AndroidSettings
 from digirl_dist.tasks import Task
 
 MAX_STEPS = 10

@@ -7,9 +7,9 @@ from digirl_dist.emulator.phone import layout
 from digirl_dist.emulator.phone.screen import Screen
 from digirl_dist.emulator.phone.state import PhoneState
 from digirl_dist.emulator.phone.tasks import goal_reached, make_unreached
+from digirl_dist.emulator.plugins.phone import PhoneSettings
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import EmulatorError
-from digirl_dist.settings import PhoneSettings
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json

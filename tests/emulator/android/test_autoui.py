@@ -14,8 +14,9 @@ from emulator.android.test_trained_agent import TASKS, tap_on
 
 from digirl_dist.agent import Agent
 from digirl_dist.algorithm.imitation import Example, Imitation
-from digirl_dist.build import choices
+from digirl_dist.build.parts import build_agent, build_device
 from digirl_dist.emulator.aitw import to_autoui
+from digirl_dist.emulator.plugins import Device
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.settings import ActorSettings, AndroidSettings, AutoUiSettings, Settings
 from digirl_dist.trajectory import Observation, Transition
@@ -32,12 +33,13 @@ def folders(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def parts(folders: Path, emulator: AndroidSettings) -> tuple[choices.Device, Agent]:
+def parts(folders: Path, emulator: AndroidSettings) -> tuple[Device, Agent]:
     """As a run puts them together."""
     model, vision = str(folders / "autoui"), str(folders / "blip")
     told = AutoUiSettings(model=model, vision_encoder=vision, image_features=FEATURES, answer_length=80)
-    device = choices.choose_device(Settings(agent=told, emulator=emulator), emulator)
-    return device, choices.choose_agent(told, device.spec)()
+    settings = Settings(agent=told, emulator=emulator)
+    device = build_device(settings, emulator)
+    return device, build_agent(settings, device.spec)()
 
 
 def act(agent: Agent, seen: Observation, seed: int) -> dict[str, object]:

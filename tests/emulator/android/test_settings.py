@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from digirl_dist.build.choices import choose_agent, choose_device
+from digirl_dist.build.parts import build_agent, build_device
 from digirl_dist.emulator.android import MAX_STEPS, AndroidEmulator
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import AndroidSettings, Settings, configuration
@@ -18,11 +18,11 @@ def load(*overrides: str) -> Settings:
 
 def test_an_avd_is_all_that_must_be_named() -> None:
     settings = load("emulator.avd=pixel")
-    device = choose_device(settings, settings.emulator)
+    device = build_device(settings, settings.emulator)
     assert device.extras == ("android",) and device.max_steps == MAX_STEPS
     assert device.spec.image_size == (800, 360)
     assert device.factory.func is AndroidEmulator and device.factory.args == (settings.emulator,)  # type: ignore[attr-defined]
-    choose_agent(settings.agent, device.spec)
+    build_agent(settings, device.spec)
 
 
 def test_the_watchdog_is_patient_enough_for_boots_in_turn() -> None:
@@ -35,7 +35,7 @@ def test_the_watchdog_is_patient_enough_for_boots_in_turn() -> None:
 def test_values_can_be_given_per_worker() -> None:
     settings = load("emulator.avd=pixel")
     merged = configuration.merged(settings.emulator, {"avd": None, "serials": ["10.0.0.7:5555"]}, "worker w1")
-    assert choose_device(settings, merged).spec.image_size == (800, 360)
+    assert build_device(settings, merged).spec.image_size == (800, 360)
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def test_values_can_be_given_per_worker() -> None:
 def test_what_cannot_work_is_refused_on_the_host(overrides: list[str], message: str) -> None:
     settings = load(*overrides)
     with pytest.raises(SettingsError, match=re.escape(message).replace(r"\.\*", ".*")):
-        choose_device(settings, settings.emulator)
+        build_device(settings, settings.emulator)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_the_tasks_that_every_image_has_can_be_checked(split: str) -> None:
     settings = load("emulator.avd=pixel", f"task_split={split}")
-    tasks = choose_device(settings, settings.emulator).tasks
+    tasks = build_device(settings, settings.emulator).tasks
     assert len({task.id for task in tasks}) == len(tasks) == 5
     for task in tasks:
         assert task.instruction and task.params["check"]["command"]
@@ -69,6 +69,6 @@ def test_the_tasks_that_every_image_has_can_be_checked(split: str) -> None:
 
 def test_the_two_splits_ask_in_other_words() -> None:
     settings = load("emulator.avd=pixel")
-    train = {task.instruction for task in choose_device(settings, settings.emulator).tasks}
+    train = {task.instruction for task in build_device(settings, settings.emulator).tasks}
     other = load("emulator.avd=pixel", "task_split=test")
-    assert train.isdisjoint(task.instruction for task in choose_device(other, other.emulator).tasks)
+    assert train.isdisjoint(task.instruction for task in build_device(other, other.emulator).tasks)

@@ -1,57 +1,20 @@
-"""What an emulator may be told."""
+"""``emulator=android``: Android devices over adb."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from digirl_dist.settings.missing import MISSING
+from digirl_dist.capacity import Needs
+from digirl_dist.emulator.plugins import Device, EmulatorPlugin
+from digirl_dist.settings.workers import InstallSettings
+from digirl_dist.tasks import Task
 
 
 @dataclass
-class EmulatorSettings:
-    """What every emulator has."""
-
-    name: str = MISSING
-
-
-@dataclass
-class PhoneSettings(EmulatorSettings):
-    """The demo phone, drawn with Pillow."""
-
-    name: str = "phone"
-    shuffle_icons: bool = False
-    """Put the icons of the home screen in another order in each episode."""
-
-
-@dataclass
-class GymnasiumSettings(EmulatorSettings):
-    """Any Gymnasium environment: by ``id``, or a class of yours as ``entry_point: my_file:MyEnv``."""
-
-    name: str = "gymnasium"
-    id: str | None = None
-    """As registered (``CartPole-v1``, ``ALE/Pong-v5``), or ``my_file:Name-v0`` where importing my_file registers it."""
-    entry_point: str | None = None
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    """What the environment is built with, beside its registered arguments."""
-    success_reward: float = 0.0
-    """An episode is a success when its return is above this, unless the environment says ``info["success"]``."""
-    observe: list[str] = field(default_factory=list)
-    """Which entries of a dict observation are used; empty: all."""
-    touch: str | None = None
-    """What puts touch-screen actions into the environment's own form, as ``digirl_dist.emulator.browsergym:touch`` or
-    ``my_file:my_function``. Such an environment takes ``agent=device``."""
-
-
-@dataclass
-class MiniwobSettings(EmulatorSettings):
-    """MiniWoB++ pages in headless Chromium."""
-
-    name: str = "miniwob"
-    task: Any = "click-test-2"
-    """A page by name, several as a list or with commas between them, or ``all``."""
-
-
-@dataclass
-class AndroidSettings(EmulatorSettings):
+class AndroidSettings(EmulatorPlugin):
     """Android devices over adb: instances of one AVD that are started here, or devices by serial. See docs/android.md.
 
     Paths are those of the worker; null stands for the usual places.
@@ -109,44 +72,26 @@ class AndroidSettings(EmulatorSettings):
     lock_path: str | None = None
     """Folder by which the slots of a machine agree on ports and turns, with logs; null: one of this user under /tmp."""
 
+    def build(self) -> Device:
+        from digirl_dist.emulator.android import MAX_STEPS, AndroidEmulator, android_spec
 
-@dataclass
-class RehearsalSettings(EmulatorSettings):
-    """No device: takes as long, and fails as often, as said here. Times are seconds."""
+        spec = android_spec(self)
+        needs = Needs(2500, 1.0) if self.avd else Needs(100, 0.1)
+        factory = partial(AndroidEmulator, self)
+        return Device(factory, spec, max_steps=MAX_STEPS, extras=("android",), needs=needs)
 
-    name: str = "rehearsal"
-    boot_s: float = 0.0
-    """Start of the emulator."""
-    reset_s: float = 2.0
-    """Median of the log-normal time of a reset …"""
-    reset_sigma: float = 0.4
-    """… and the standard deviation of its logarithm (0: always the median)."""
-    step_s: float = 1.0
-    """The same for a step …"""
-    step_sigma: float = 0.4
-    steps: float = 10.0
-    """… and for the number of steps of an episode."""
-    steps_sigma: float = 0.3
-    slowness: float = 1.0
-    """Multiplies all times. For one slow machine: ``worker_ips: [{host: …, emulator: {slowness: 4}}]``."""
-    hang_rate: float = 0.0
-    """Chance that a step never answers, …"""
-    crash_rate: float = 0.0
-    """… that it ends the emulator's process, …"""
-    error_rate: float = 0.0
-    """… that it raises an error."""
-    faults_once_in: str | None = None
-    """A folder on the worker. With it, faults follow from task and seed and each strikes once, so that a rehearsal can
-    be repeated (with the folder removed); without it, they are random."""
-    image_size: list[int] = field(default_factory=list)
-    """Height and width of a screenshot of noise; empty: none."""
+    def tasks(self, task_set: str, split: str) -> Sequence[Task]:
+        from digirl_dist.emulator.android import android_tasks
 
+        return android_tasks(task_set, split)
 
-@dataclass
-class CustomEmulatorSettings(EmulatorSettings):
-    """An emulator of yours: ``entry_point: my_file:MyDevice`` is a class that fulfils ``digirl_dist.emulator.Emulator``
-    and has two class attributes more: ``spec`` (an EmulatorSpec) and ``tasks(task_set, split)`` (a list of Task)."""
-
-    name: str = "custom"
-    entry_point: str = MISSING
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    def setup_variables(self, install: InstallSettings) -> Mapping[str, str | None]:
+        return {
+            "ANDROID_SDK": self.sdk_path,
+            "ANDROID_AVD_HOME": self.avd_home,
+            "ANDROID_AVD": self.avd,
+            "ANDROID_SNAPSHOT": self.snapshot,
+            "ANDROID_IMAGE": install.android.image,
+            "ANDROID_TOOLS_URL": install.android.tools_url,
+            "ANDROID_ACCEPT_LICENSES": "yes" if install.android.accept_licenses else None,
+        }

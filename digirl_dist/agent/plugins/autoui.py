@@ -1,0 +1,52 @@
+"""``agent=autoui``: AutoUI, as DigiRL trains it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from digirl_dist.agent.plugins import AgentPlugin
+from digirl_dist.settings.extras import extra_needed
+from digirl_dist.settings.missing import MISSING
+
+if TYPE_CHECKING:
+    from digirl_dist.agent import AgentFactory
+    from digirl_dist.emulator import EmulatorFactory, EmulatorSpec
+
+
+@dataclass
+class AutoUiSettings(AgentPlugin):
+    """AutoUI, as DigiRL trains it: T5 with the features of a screenshot, which answers in words."""
+
+    extras: ClassVar[tuple[str, ...]] = ("autoui",)
+    name: str = "autoui"
+    model: str = MISSING
+    """Folder on the host with the checkpoint to begin with: Auto-UI-Base, or one of its form."""
+    vision_encoder: str | None = None
+    """Folder with BLIP-2, on each machine that acts or learns from screenshots; trajectories may hold their features
+    instead."""
+    critic_encoder: str | None = None
+    """Folder on the host with the text encoder of the value functions, roberta-base say; null: that of the policy."""
+    image_features: int = 1408
+    """Width of a screenshot's features."""
+    previous_actions: int = 1
+    """How many of the latest actions the prompt tells; AutoUI was trained with 8, DigiRL with 1."""
+    prompt_length: int = 512
+    """Tokens; of a longer prompt the end is read."""
+    answer_length: int = 128
+    """Tokens, at most."""
+    temperature: float = 1.0
+    """Of sampling; log-probabilities are those of the tempered distribution."""
+    dropout: float = 0.0
+    """While it is fitted."""
+
+    def build(self, spec: EmulatorSpec) -> AgentFactory:
+        with extra_needed("agent=autoui", "transformers", "autoui"):
+            from digirl_dist.agent.autoui import autoui_factory
+        return autoui_factory(self, spec)
+
+    def wrapped(self, emulator: EmulatorFactory) -> EmulatorFactory:
+        from digirl_dist.emulator.aitw import to_prompt
+        from digirl_dist.emulator.prompted import PromptedFactory
+
+        return PromptedFactory(emulator, self.previous_actions, to_prompt)

@@ -1,0 +1,28 @@
+"""``agent=custom``: a class of the user's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from digirl_dist.agent.plugins import AgentPlugin
+from digirl_dist.settings.missing import MISSING
+from digirl_dist.user_code.entry_point import load_entry_point
+
+if TYPE_CHECKING:
+    from digirl_dist.agent import AgentFactory
+    from digirl_dist.emulator import EmulatorSpec
+
+
+@dataclass
+class CustomAgentSettings(AgentPlugin):
+    """An agent of yours: ``entry_point: my_file:MyAgent`` is called with the emulator's spec and ``kwargs``."""
+
+    name: str = "custom"
+    entry_point: str = MISSING
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def build(self, spec: EmulatorSpec) -> AgentFactory:
+        kind: Any = load_entry_point(self.entry_point)
+        return partial(kind, spec, **self.kwargs)

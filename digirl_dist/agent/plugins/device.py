@@ -1,0 +1,37 @@
+"""``agent=device``: a small policy from screenshot and instruction to a kind of action and a touch point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from digirl_dist.agent.plugins import AgentPlugin
+
+if TYPE_CHECKING:
+    from digirl_dist.agent import AgentFactory
+    from digirl_dist.emulator import EmulatorSpec
+
+
+@dataclass
+class DeviceAgentSettings(AgentPlugin):
+    """Small policy from screenshot and instruction to action type and touch point."""
+
+    short_side: int = 80
+    """Screenshots are scaled so that their short side has this many pixels; a touch cell is 8 x 8 of them."""
+    width: int = 64
+    """Channels of the network."""
+    heads: int = 4
+    """Places the policy looks at together when it decides between tapping, typing, swiping and so on."""
+    word_buckets: int = 2048
+    """Words are hashed into this many embeddings."""
+    shift: int = 0
+    """While it is fitted, pictures and the taps on them move by up to this many pixels, so that a label is known
+    wherever it lies."""
+
+    name: str = "device"
+
+    def build(self, spec: EmulatorSpec) -> AgentFactory:
+        from digirl_dist.agent.device import DevicePolicy
+
+        return partial(DevicePolicy, self, spec)

@@ -1,0 +1,31 @@
+"""``agent=generic``: a small policy for Gymnasium's Discrete and Box actions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from digirl_dist.agent.plugins import AgentPlugin
+
+if TYPE_CHECKING:
+    from digirl_dist.agent import AgentFactory
+    from digirl_dist.emulator import EmulatorSpec
+
+
+@dataclass
+class GenericAgentSettings(AgentPlugin):
+    """Small policy for Gymnasium spaces: vectors or images in, Discrete or Box actions out."""
+
+    name: str = "generic"
+    width: int = 64
+    """Units of the hidden layers."""
+    short_side: int = 80
+    """Pictures are scaled so that their short side has this many pixels."""
+    initial_std: float = 0.5
+    """First standard deviation of Box actions, as a share of half their range."""
+
+    def build(self, spec: EmulatorSpec) -> AgentFactory:
+        from digirl_dist.agent.generic import GenericPolicy
+
+        return partial(GenericPolicy, self, spec)

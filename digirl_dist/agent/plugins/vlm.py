@@ -1,0 +1,83 @@
+"""``agent=vlm``: a chat model of Hugging Face that sees, with LoRA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from digirl_dist.agent.plugins import AgentPlugin
+from digirl_dist.errors import SettingsError
+from digirl_dist.settings.extras import extra_needed
+from digirl_dist.settings.missing import MISSING
+
+if TYPE_CHECKING:
+    from digirl_dist.agent import AgentFactory
+    from digirl_dist.emulator import EmulatorFactory, EmulatorSpec
+
+
+class ModelDtype(Enum):
+    """In which numbers a frozen model is kept; ``auto``: as it was saved."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+@dataclass
+class LoraSettings:
+    """The low-rank weights that learn (arXiv 2106.09685)."""
+
+    r: int = 16
+    """Their rank."""
+    alpha: int = 32
+    """They count times alpha / r."""
+    dropout: float = 0.0
+    """Of what goes into them, while they are fitted."""
+    targets: list[str] = field(default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj"])
+    """The layers that get them, by the ends of their names; ``[all-linear]``: all of the model's but the last."""
+
+
+@dataclass
+class VlmSettings(AgentPlugin):
+    """Any chat model of Hugging Face that sees (image-text-to-text), with LoRA."""
+
+    extras: ClassVar[tuple[str, ...]] = ("vlm",)
+    name: str = "vlm"
+    model: str = MISSING
+    """A folder, or a name on the hub. It is loaded on the host, and on each worker that acts itself."""
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    dtype: ModelDtype = ModelDtype.auto
+    """The low-rank weights are float32 in any case."""
+    max_new_tokens: int = 64
+    """Of one answer."""
+    temperature: float = 1.0
+    """Of sampling; log-probabilities are those of the tempered distribution."""
+    system: str = ""
+    """Your own rules for the model; empty: general ones that ask for one line of JSON."""
+    previous_actions: int = 3
+    """How many of the latest actions the prompt tells."""
+    rows_at_once: int = 8
+    """Screens that go through the model together, where nothing is learned."""
+    processor: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of its processor, such as ``max_pixels``."""
+
+    def __post_init__(self) -> None:
+        """Raises SettingsError."""
+        if self.temperature <= 0:
+            raise SettingsError(f"agent.temperature={self.temperature} must be above 0; 0.01 is as good as none")
+        if self.max_new_tokens < 1 or self.rows_at_once < 1:
+            raise SettingsError("agent.max_new_tokens and agent.rows_at_once must be at least 1")
+
+    def build(self, spec: EmulatorSpec) -> AgentFactory:
+        with extra_needed("agent=vlm", "transformers and peft", "vlm"):
+            from digirl_dist.agent.vlm import VlmAgent
+        return partial(VlmAgent, self, spec)
+
+    def wrapped(self, emulator: EmulatorFactory) -> EmulatorFactory:
+        from digirl_dist.agent.dialogue import task_text
+        from digirl_dist.emulator.prompted import PromptedFactory
+
+        return PromptedFactory(emulator, self.previous_actions, task_text)

@@ -1,0 +1,33 @@
+"""An algorithm of the user's: ``algorithm.entry_point=my_file:MyAlgorithm``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext
+from digirl_dist.user_code.entry_point import load_entry_point
+
+if TYPE_CHECKING:
+    from digirl_dist.algorithm import AlgorithmFactory
+
+
+@dataclass
+class OwnAlgorithm(AlgorithmPlugin):
+    """A class that fulfils ``Algorithm``, called with the agent, ``peers``, ``seed`` and ``kwargs``.
+
+    Where it has a class attribute ``group_size``, so many episodes in a row have one task and one seed.
+    """
+
+    entry_point: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def episodes_per_start(self) -> int:
+        """Raises SettingsError for an entry point that cannot be found."""
+        return int(getattr(load_entry_point(self.entry_point), "group_size", 1))
+
+    def build(self, context: LearningContext) -> AlgorithmFactory:
+        """The class travels inside, so ranks need not find the file."""
+        kind, kwargs, seed = load_entry_point(self.entry_point), dict(self.kwargs), context.seed
+        return lambda agent, peers: kind(agent, peers=peers, seed=seed, **kwargs)

@@ -1,0 +1,66 @@
+"""The algorithms that ``train_algorithm=NAME`` chooses: one file each, with its settings and how it is built."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar
+
+from digirl_dist.settings.plugins import AlgorithmBlock
+
+if TYPE_CHECKING:
+    from digirl_dist.algorithm import AlgorithmFactory
+
+
+class LearnsFrom(Enum):
+    """What an algorithm is given."""
+
+    episodes = "episodes"
+    """Whole episodes, fresh ones and those of a replay, whoever acted in them."""
+    groups = "groups"
+    """Fresh episodes, complete groups of those that start alike."""
+    steps = "steps"
+    """Every fresh step; on ranks with emulators also those of episodes that go on."""
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether only what the newest policies did is of use."""
+        return self is not LearnsFrom.episodes
+
+
+class Framework(Enum):
+    """What computes gradients."""
+
+    torch = "PyTorch"
+    jax = "JAX"
+
+
+@dataclass(frozen=True)
+class LearningContext:
+    """What of a run an algorithm may have to know."""
+
+    seed: int
+    iterations: int
+    """Updates of the whole run."""
+    max_steps: int | None
+    """Longest episode, if that is known."""
+    framework: Framework = Framework.torch
+
+
+@dataclass
+class AlgorithmPlugin(AlgorithmBlock, ABC):
+    """Settings of an algorithm, which build it."""
+
+    learns_from: ClassVar[LearnsFrom] = LearnsFrom.episodes
+    frameworks: ClassVar[tuple[Framework, ...]] = (Framework.torch,)
+    """In which its updates can be made."""
+
+    @property
+    def episodes_per_start(self) -> int:
+        """How many tickets in a row have one task and one seed."""
+        return 1
+
+    @abstractmethod
+    def build(self, context: LearningContext) -> AlgorithmFactory:
+        """What makes the algorithm for an agent. Raises SettingsError before anything is made."""

@@ -1,0 +1,61 @@
+"""``train_algorithm=digirl``: imitate the steps that turned out better than expected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext
+from digirl_dist.errors import SettingsError
+from digirl_dist.settings.algorithms import ActorSettings, ValueSettings
+from digirl_dist.user_code.entry_point import load_entry_point
+
+if TYPE_CHECKING:
+    from digirl_dist.algorithm import AlgorithmFactory
+
+PUBLISHED = ("paper", "code")
+"""The advantages that need no function of the user's."""
+
+
+@dataclass
+class DigirlSettings(AlgorithmPlugin):
+    """Advantage-filtered training with instruction-level and step-level value functions."""
+
+    advantage: str = "paper"
+    """Which steps are imitated: by the formula of the ``paper``, by that of its released ``code``, or by a function of
+    yours, ``my_file:my_advantage``, that is above 0 for them."""
+    top_share: float = 0.1
+    """The tenth of the episodes that surprised the instruction-level value most is looked at, with ties."""
+    lam: float = 0.5
+    """``paper``: how fast the step advantage turns from the outcome to the values, going back from the end."""
+    discount: float = 0.5
+    """``code``: of the returns that are added to the step advantage."""
+    margin: float = 0.05
+    """``code``: what a step must be better than expected by."""
+    drop_unchanged: bool = True
+    """No step is good that changed nothing on the screen and earned nothing (false: as published)."""
+    frames: int = 2
+    """Observations, newest last, that the step-level value looks at together."""
+    validation_share: float = 0.2
+    """Share of the episodes that train nothing and on which losses and accuracies are measured."""
+    warmup_iterations: int = 0
+    """First iterations in which only the value functions learn."""
+    value_episodes: int = 1024
+    """Newest episodes on which the value functions are fitted and among which is chosen; offline all."""
+    instruction_value: ValueSettings = field(default_factory=ValueSettings)
+    step_value: ValueSettings = field(default_factory=ValueSettings)
+    actor: ActorSettings = field(default_factory=lambda: ActorSettings(epochs=20))
+    """Few steps pass both filters, so there are more passes over them."""
+
+    def __post_init__(self) -> None:
+        """Raises SettingsError."""
+        if self.advantage not in PUBLISHED and ":" not in self.advantage:
+            raise SettingsError(
+                f"algorithm.digirl.advantage must be paper, code or my_file:my_function, not {self.advantage!r}"
+            )
+
+    def build(self, context: LearningContext) -> AlgorithmFactory:
+        from digirl_dist.algorithm.digirl import DigiRL
+
+        own = None if self.advantage in PUBLISHED else load_entry_point(self.advantage)
+        return lambda agent, peers: DigiRL(agent, self, context.seed, peers, context.max_steps, own)

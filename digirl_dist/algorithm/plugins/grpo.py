@@ -1,0 +1,48 @@
+"""``train_algorithm=grpo``: climb towards the episodes that came out better than others of the same start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, LearnsFrom
+from digirl_dist.settings.algorithms import ActorSettings
+
+if TYPE_CHECKING:
+    from digirl_dist.algorithm import AlgorithmFactory
+
+
+@dataclass
+class GrpoActorSettings(ActorSettings):
+    """How the policy climbs its clipped objective."""
+
+    learning_rate: float = 1e-3
+    epochs: int = 4
+    max_examples: int = 4000
+
+
+@dataclass
+class GrpoSettings(AlgorithmPlugin):
+    """Group-relative policy optimisation."""
+
+    learns_from: ClassVar[LearnsFrom] = LearnsFrom.groups
+    group_size: int = 8
+    """Episodes of one task from one start; ``rollout_size`` must be a multiple."""
+    scale_by_deviation: bool = True
+    """Divide advantages by the deviation of their group (false: Dr. GRPO)."""
+    clip_low: float = 0.2
+    """The ratio of new to old probability earns nothing below 1 - this …"""
+    clip_high: float = 0.2
+    """… or above 1 + this."""
+    max_importance: float = 2.0
+    """Largest weight of a step that an older policy took (``collect_ahead``)."""
+    actor: GrpoActorSettings = field(default_factory=GrpoActorSettings)
+
+    @property
+    def episodes_per_start(self) -> int:
+        return self.group_size
+
+    def build(self, context: LearningContext) -> AlgorithmFactory:
+        from digirl_dist.algorithm.grpo import Grpo
+
+        return lambda agent, peers: Grpo(agent, self, context.seed, peers)

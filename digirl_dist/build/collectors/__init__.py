@@ -1,0 +1,27 @@
+"""The collectors that ``collector=NAME`` chooses for ``parallel: host``: one file each, with its settings."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from digirl_dist.settings.plugins import CollectorSettings
+
+if TYPE_CHECKING:
+    from digirl_dist.build.collector import RunContext
+    from digirl_dist.collect import Collector
+    from digirl_dist.settings import Settings
+
+
+@dataclass
+class CollectorPlugin(CollectorSettings, ABC):
+    """Settings of a collector, which build it."""
+
+    @abstractmethod
+    def build(self, context: RunContext, stack: ExitStack) -> Collector:
+        """The collector; ``stack`` closes at the end what it was built from, the caller the collector itself."""
+
+    def check(self, settings: Settings) -> None:
+        """Raises SettingsError for a configuration that it cannot run, before anything is made."""

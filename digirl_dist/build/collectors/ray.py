@@ -1,0 +1,31 @@
+"""``collector=ray``: workers on a Ray cluster."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from digirl_dist.build.collectors import CollectorPlugin
+from digirl_dist.settings.ray import RayActorSettings
+
+if TYPE_CHECKING:
+    from digirl_dist.build.collector import RunContext
+    from digirl_dist.collect import Collector
+
+
+@dataclass
+class RayCollectorSettings(RayActorSettings, CollectorPlugin):
+    """Actors of a Ray cluster (extra ``ray``), each with ``bsize`` emulators. With ``dry_run``, a cluster of this
+    machine with ``dry_run_workers`` of them is started and ended by the run."""
+
+    name: str = "ray"
+    address: str | None = None
+    """HOST, HOST:PORT, ray://HOST:PORT, or ``local`` to start one here; null: as RAY_ADDRESS says, or the cluster
+    that runs on this machine."""
+    workers: int = 2
+
+    def build(self, context: RunContext, stack: ExitStack) -> Collector:
+        from digirl_dist.build.collector import fleet_collector, ray_fleet
+
+        return fleet_collector(ray_fleet(context, self, stack), context)

@@ -1,0 +1,135 @@
+"""Builds the parts of a run, each by its own settings; what is heavy is imported only then."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from digirl_dist.agent.plugins import AgentPlugin
+from digirl_dist.algorithm.own import OwnAlgorithm
+from digirl_dist.algorithm.plugins import AlgorithmPlugin, Framework, LearningContext
+from digirl_dist.build.collectors import CollectorPlugin
+from digirl_dist.emulator.plugins import Device, EmulatorPlugin
+from digirl_dist.errors import SettingsError
+from digirl_dist.settings import EmulatorSettings, Inference, JaxSettings, Settings, Success
+from digirl_dist.user_code.entry_point import load_entry_point
+
+if TYPE_CHECKING:
+    from digirl_dist.agent import AgentFactory
+    from digirl_dist.algorithm import AlgorithmFactory
+    from digirl_dist.emulator import EmulatorSpec
+    from digirl_dist.inference.policy_server import PolicyServer
+    from digirl_dist.judge import Judge
+    from digirl_dist.storage.events import Events
+    from digirl_dist.storage.status import Status
+
+
+def build_device(settings: Settings, emulator: EmulatorSettings) -> Device:
+    """The emulator as the chosen agent uses it. Raises SettingsError for an emulator or a task that does not exist."""
+    from digirl_dist.storage.task_file import from_file, is_file
+
+    if not isinstance(emulator, EmulatorPlugin):
+        raise _not_buildable(emulator)
+    task_set, split = settings.task_set, settings.task_split.value
+    elsewhere = settings.success is not Success.environment
+    device = emulator.build()
+    if is_file(task_set):
+        tasks = from_file(task_set, split, emulator.known_tasks(split), lambda task: emulator.can_run(task, elsewhere))
+    else:
+        tasks = list(emulator.tasks(task_set, split))
+    agent, acts_there = agent_plugin(settings), settings.inference is Inference.worker
+    return replace(
+        device,
+        factory=agent.wrapped(device.factory),
+        tasks=tasks,
+        max_steps=settings.max_steps or device.max_steps,
+        extras=(*device.extras, *(agent.extras if acts_there else ())),
+    )
+
+
+def agent_plugin(settings: Settings) -> AgentPlugin:
+    """The chosen agent's settings, which build it."""
+    if not isinstance(settings.agent, AgentPlugin):
+        raise _not_buildable(settings.agent)
+    return settings.agent
+
+
+def collector_plugin(settings: Settings) -> CollectorPlugin:
+    """The chosen collector's settings, which build it."""
+    if not isinstance(settings.collector, CollectorPlugin):
+        raise _not_buildable(settings.collector)
+    return settings.collector
+
+
+def algorithm_plugin(settings: Settings) -> AlgorithmPlugin:
+    """The settings of the algorithm in use, which build it."""
+    algorithm = settings.algorithm
+    if algorithm.entry_point is not None:
+        return OwnAlgorithm(algorithm.entry_point, algorithm.kwargs)
+    block = algorithm.block(settings.train_algorithm)
+    if not isinstance(block, AlgorithmPlugin):
+        raise _not_buildable(block)
+    return block
+
+
+def build_agent(settings: Settings, spec: EmulatorSpec) -> AgentFactory:
+    """What makes the agent. Raises SettingsError, naming the extra, where a package is missing."""
+    return agent_plugin(settings).build(spec)
+
+
+def build_algorithm(settings: Settings, max_steps: int | None) -> AlgorithmFactory:
+    """What makes the algorithm, for episodes of at most ``max_steps`` if that is known. Raises SettingsError."""
+    if not agent_plugin(settings).learns:
+        from digirl_dist.algorithm.no_training import NoTraining
+
+        return lambda agent, peers: NoTraining()
+    framework = framework_of(settings)
+    return algorithm_plugin(settings).build(
+        LearningContext(settings.seed, settings.train_iterations, max_steps, framework)
+    )
+
+
+def framework_of(settings: Settings) -> Framework:
+    """What computes gradients."""
+    return Framework.jax if isinstance(settings.trainer, JaxSettings) else Framework.torch
+
+
+def build_host_policy(
+    settings: Settings, agent: AgentFactory, log: Path, events: Events, status: Status
+) -> PolicyServer | None:
+    """What acts for all workers; None where each acts itself. ``log`` gets what its process prints."""
+    if settings.inference is Inference.worker:
+        return None
+    from digirl_dist.agent.placement import Placed
+    from digirl_dist.inference.policy_server import Batching, PolicyServer
+    from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
+
+    device = resolve_device(
+        DeviceRequest(settings.trainer.device), None, visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    )
+    batching = Batching(settings.inference_batch, settings.inference_wait_ms / 1000)
+    return PolicyServer(Placed(agent, device), batching, settings.limits.stuck_s, log, events, status)
+
+
+def build_judge(settings: Settings, verdicts: Path, events: Events) -> Judge | None:
+    """None where the emulator judges. ``verdicts`` is the file in which those of a model are kept."""
+    match settings.success:
+        case Success.environment:
+            return None
+        case Success.predicate:
+            from digirl_dist.judge.predicate import PredicateJudge
+
+            name = str(settings.predicate)
+            return PredicateJudge(load_entry_point(name), name)
+        case Success.judge:
+            from digirl_dist.chat.client import key_of
+            from digirl_dist.judge.model import ModelJudge
+            from digirl_dist.judge.verdicts import Verdicts
+
+            return ModelJudge(settings.judge, key_of(settings.judge, "judge"), Verdicts(verdicts), events)
+
+
+def _not_buildable(settings: object) -> SettingsError:
+    return SettingsError(f"{type(settings).__name__} says nothing of how it is built; see CONTRIBUTING.md")

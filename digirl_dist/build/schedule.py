@@ -1,0 +1,54 @@
+"""What is collected, when an iteration closes, and which data an update sees, as the training modes have it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from digirl_dist.build.parts import algorithm_plugin, build_device
+from digirl_dist.collect.iteration import Closing
+from digirl_dist.settings import Close, Settings, TaskSplit, TrainMode
+from digirl_dist.settings.modes import only_measures
+from digirl_dist.tasks import Plan, Task
+
+
+def offline_iterations(settings: Settings) -> int:
+    """How many updates are made before anything is collected."""
+    match settings.train_mode:
+        case TrainMode.online:
+            return 0
+        case TrainMode.offline:
+            return settings.train_iterations
+        case TrainMode.offline_to_online:
+            return settings.offline.iterations
+
+
+def offline_data(settings: Settings) -> tuple[str, ...]:
+    """Where the trajectories from elsewhere are."""
+    return () if settings.train_mode is TrainMode.online else tuple(settings.offline.data)
+
+
+def closing(settings: Settings) -> Closing:
+    """When an iteration ends. A measurement has all of its episodes: the longest would be missing otherwise."""
+    if settings.close is Close.all or only_measures(settings):
+        return Closing()
+    return Closing(share=settings.quorum) if settings.close is Close.quorum else Closing(after_s=settings.deadline_s)
+
+
+def iterations_ahead(settings: Settings) -> int:
+    """Iterations to collect ahead: no more than ``max_staleness`` allows, and none where nothing is learned."""
+    limit = settings.max_staleness
+    ahead = settings.collect_ahead if limit is None else min(settings.collect_ahead, limit)
+    return 0 if only_measures(settings) else ahead
+
+
+def training_plan(settings: Settings, tasks: Sequence[Task]) -> Plan:
+    """The tickets of an iteration."""
+    per_start = algorithm_plugin(settings).episodes_per_start
+    return Plan(tasks, settings.rollout_size, settings.seed, settings.task_order.value, per_start)
+
+
+def evaluation_plan(settings: Settings) -> Plan:
+    """The tickets of one measurement: the test split, walked through."""
+    tasks = build_device(replace(settings, task_split=TaskSplit.test), settings.emulator).tasks
+    return Plan(tasks, settings.evaluation.episodes, settings.seed, "sequential")

@@ -1,0 +1,57 @@
+"""The emulators that ``emulator=NAME`` chooses: one file each, with its settings and how it is built."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from digirl_dist.capacity import TYPICAL, Needs
+from digirl_dist.emulator import EmulatorFactory, EmulatorSpec
+from digirl_dist.settings.plugins import EmulatorSettings
+from digirl_dist.settings.workers import InstallSettings
+from digirl_dist.tasks import Task
+
+
+@dataclass(frozen=True)
+class Device:
+    """Everything there is to know of a chosen emulator."""
+
+    factory: EmulatorFactory
+    spec: EmulatorSpec
+    tasks: Sequence[Task] = ()
+    max_steps: int | None = None
+    """Longest episode, unless the user says otherwise; None: as the emulator ends them."""
+    extras: tuple[str, ...] = ()
+    """Optional parts of the package that a worker needs for it and the agent."""
+    needs: Needs = TYPICAL
+    """What one of these emulators takes of a machine, for ``bsize: auto``."""
+
+
+@dataclass
+class EmulatorPlugin(EmulatorSettings, ABC):
+    """Settings of an emulator, which build it."""
+
+    browser: ClassVar[bool] = False
+    """Whether it needs Chromium on the machine."""
+
+    @abstractmethod
+    def build(self) -> Device:
+        """The emulator, without tasks. Raises SettingsError before anything is made."""
+
+    @abstractmethod
+    def tasks(self, task_set: str, split: str) -> Sequence[Task]:
+        """A task set of the emulator's own; ``split`` is train or test. Raises SettingsError naming those there are."""
+
+    def known_tasks(self, split: str) -> Sequence[Task]:
+        """The tasks that a file of the user's may name."""
+        return ()
+
+    def can_run(self, task: Task, judged_elsewhere: bool) -> bool:
+        """Whether a task of a file that is not known can be run and judged; with ``judged_elsewhere`` run is enough."""
+        return True
+
+    def setup_variables(self, install: InstallSettings) -> Mapping[str, str | None]:
+        """What ``worker/emulators/NAME.sh`` is told; None is left out."""
+        return {}

@@ -1,0 +1,32 @@
+"""``emulator=custom``: a class of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from digirl_dist.capacity import TYPICAL
+from digirl_dist.emulator.plugins import Device, EmulatorPlugin
+from digirl_dist.settings.missing import MISSING
+from digirl_dist.tasks import Task
+from digirl_dist.user_code.entry_point import load_entry_point
+
+
+@dataclass
+class CustomEmulatorSettings(EmulatorPlugin):
+    """An emulator of yours: ``entry_point: my_file:MyDevice`` is a class that fulfils ``digirl_dist.emulator.Emulator``
+    and has two class attributes more: ``spec`` (an EmulatorSpec) and ``tasks(task_set, split)`` (a list of Task)."""
+
+    name: str = "custom"
+    entry_point: str = MISSING
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def build(self) -> Device:
+        kind: Any = load_entry_point(self.entry_point)
+        return Device(partial(kind, **self.kwargs), kind.spec, needs=getattr(kind, "needs", TYPICAL))
+
+    def tasks(self, task_set: str, split: str) -> Sequence[Task]:
+        found: Sequence[Task] = load_entry_point(self.entry_point).tasks(task_set, split)
+        return found

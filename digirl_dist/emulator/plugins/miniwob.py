@@ -1,0 +1,41 @@
+"""``emulator=miniwob``: MiniWoB++ pages in headless Chromium."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from digirl_dist.capacity import Needs
+from digirl_dist.emulator.plugins import Device, EmulatorPlugin
+from digirl_dist.tasks import Task
+
+
+@dataclass
+class MiniwobSettings(EmulatorPlugin):
+    """MiniWoB++ pages in headless Chromium."""
+
+    browser: ClassVar[bool] = True
+    name: str = "miniwob"
+    task: Any = "click-test-2"
+    """A page by name, several as a list or with commas between them, or ``all``."""
+
+    def build(self) -> Device:
+        from digirl_dist.emulator.miniwob import MAX_STEPS, SPEC, MiniwobEmulator
+
+        factory = partial(MiniwobEmulator, self)
+        return Device(factory, SPEC, max_steps=MAX_STEPS, extras=("miniwob",), needs=Needs(300, 0.5))
+
+    def tasks(self, task_set: str, split: str) -> Sequence[Task]:
+        from digirl_dist.emulator.miniwob import miniwob_tasks
+
+        return miniwob_tasks(self, split)
+
+    def known_tasks(self, split: str) -> Sequence[Task]:
+        from digirl_dist.emulator.miniwob import every_page
+
+        return every_page(split)
+
+    def can_run(self, task: Task, judged_elsewhere: bool) -> bool:
+        return False

@@ -1,0 +1,36 @@
+"""``emulator=phone``: a small phone drawn in software."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from digirl_dist.capacity import Needs
+from digirl_dist.emulator.plugins import Device, EmulatorPlugin
+from digirl_dist.tasks import Task
+
+
+@dataclass
+class PhoneSettings(EmulatorPlugin):
+    """The demo phone, drawn with Pillow."""
+
+    name: str = "phone"
+    shuffle_icons: bool = False
+    """Put the icons of the home screen in another order in each episode."""
+
+    def build(self) -> Device:
+        from digirl_dist.emulator.phone import MAX_STEPS, PHONE_SPEC, DemoPhone
+
+        return Device(partial(DemoPhone, self), PHONE_SPEC, max_steps=MAX_STEPS, needs=Needs(60, 0.25))
+
+    def tasks(self, task_set: str, split: str) -> Sequence[Task]:
+        from digirl_dist.emulator.phone import phone_tasks
+
+        return phone_tasks(task_set, split)
+
+    def known_tasks(self, split: str) -> Sequence[Task]:
+        return self.tasks("all", split)
+
+    def can_run(self, task: Task, judged_elsewhere: bool) -> bool:
+        return judged_elsewhere or "app" in task.params

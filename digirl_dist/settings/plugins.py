@@ -1,0 +1,101 @@
+"""What can be chosen by name: every emulator, agent, algorithm and collector is a file of one folder per kind.
+
+The file ``NAME.py`` holds the settings class behind ``emulator=NAME``, whose methods build the thing. All of these
+files are imported to compose a configuration, so they import nothing heavy; their methods may.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import digirl_dist
+from digirl_dist.settings.missing import MISSING
+
+
+@dataclass
+class EmulatorSettings:
+    """What every emulator has."""
+
+    name: str = MISSING
+
+
+@dataclass
+class AgentSettings:
+    """What every agent has."""
+
+    name: str = MISSING
+
+
+@dataclass
+class CollectorSettings:
+    """What every collector has."""
+
+    name: str = MISSING
+
+
+@dataclass
+class AlgorithmBlock:
+    """The block ``algorithm.NAME`` of one algorithm."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of things to choose from."""
+
+    name: str
+    """Its key in the configuration."""
+    folder: str
+    """The package of its files, below this one."""
+    base: type
+    """What its settings classes derive from."""
+
+    def names(self) -> list[str]:
+        """What can be chosen, in alphabetical order; imports nothing."""
+        folder = Path(digirl_dist.__file__).parent.joinpath(*self.folder.split("."))
+        return sorted(module.name for module in pkgutil.iter_modules([str(folder)]))
+
+    def module(self, name: str) -> ModuleType:
+        """The file behind a name."""
+        return importlib.import_module(f"digirl_dist.{self.folder}.{name}")
+
+    def settings(self, name: str) -> type:
+        """The settings class behind a name. Raises TypeError for a file that does not hold exactly one."""
+        module = self.module(name)
+        found = [each for each in vars(module).values() if self._is_defined_in(module, each)]
+        if len(found) != 1:
+            raise TypeError(f"{module.__file__} defines {len(found)} classes that derive from {self.base.__name__}")
+        if "name" in self.base.__dict__ and found[0].name != name:
+            raise TypeError(f"{module.__file__} holds the settings of {self.name}={name}, but calls it {found[0].name}")
+        cls: type = found[0]
+        return cls
+
+    def _is_defined_in(self, module: ModuleType, each: object) -> bool:
+        return isinstance(each, type) and issubclass(each, self.base) and each.__module__ == module.__name__
+
+
+EMULATOR = Kind("emulator", "emulator.plugins", EmulatorSettings)
+AGENT = Kind("agent", "agent.plugins", AgentSettings)
+ALGORITHM = Kind("algorithm", "algorithm.plugins", AlgorithmBlock)
+COLLECTOR = Kind("collector", "build.collectors", CollectorSettings)
+KINDS = (EMULATOR, AGENT, ALGORITHM, COLLECTOR)
+
+
+@cache
+def settings_classes(kind: Kind) -> dict[str, type]:
+    """The settings class of every name."""
+    return {name: kind.settings(name) for name in kind.names()}
+
+
+def exported(name: str) -> object:
+    """What a file of any kind defines under ``name``, its settings class say. Raises AttributeError."""
+    for kind in KINDS:
+        for known in kind.names():
+            found = vars(kind.module(known)).get(name)
+            if found is not None and found.__module__ == kind.module(known).__name__:
+                return found
+    raise AttributeError(f"no emulator, agent, algorithm or collector has {name!r}")

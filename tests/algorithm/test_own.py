@@ -1,0 +1,106 @@
+"""An algorithm and an advantage of the user's, copied from the documentation, train wherever the package's own do."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from reading import metrics
+from safetensors.torch import load_file
+
+from digirl_dist.algorithm.digirl import rule_of
+from digirl_dist.algorithm.plugins.digirl import DigirlSettings
+from digirl_dist.build.validate import refuse_contradictions
+from digirl_dist.child_process import environment
+from digirl_dist.errors import SettingsError, TrainingError
+from digirl_dist.settings import configuration
+
+ROOT = Path(__file__).resolve().parents[2]
+REINFORCE, ONE_STEP = re.findall(
+    r"^```python\n(.*?)^```", (ROOT / "docs/algorithms.md").read_text(), re.MULTILINE | re.DOTALL
+)
+CART = ["parallel=single", "emulator=gymnasium", "emulator.id=CartPole-v1", "bsize=2", "rollout_size=4"]
+OWN_ALGORITHM = ["algorithm.entry_point=reinforce:Reinforce", "algorithm.kwargs.learning_rate=0.02"]
+OWN_ADVANTAGE = ["train_algorithm=digirl", "algorithm.digirl.advantage=mine:one_step"]
+TRAINERS = {"inprocess": ["trainer=inprocess"], "torchrun": ["trainer=torchrun", "trainer.nproc_per_node=2"]}
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Path:
+    """A folder with the documentation's files, in which the user works."""
+    (tmp_path / "reinforce.py").write_text(REINFORCE)
+    (tmp_path / "mine.py").write_text(ONE_STEP)
+    return tmp_path
+
+
+def python(folder: Path, *words: str) -> None:
+    shown = subprocess.run([sys.executable, *words], cwd=folder, env=environment(), capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr[-3000:]
+
+
+def moved(run: Path, first: int, last: int) -> bool:
+    """Whether any weight differs between two checkpoints."""
+    before, after = (load_file(run / f"checkpoints/{number:06d}/policy.safetensors") for number in (first, last))
+    return any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_documentation_keeps_its_promise_of_length() -> None:
+    assert len(REINFORCE.strip().splitlines()) <= 25
+    assert len(ONE_STEP.strip().splitlines()) <= 10
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize(("own", "figure"), [(OWN_ALGORITHM, "loss"), (OWN_ADVANTAGE, "kept_steps")])
+def test_what_the_documentation_shows_trains(beside: Path, own: list[str], figure: str, trainer: str) -> None:
+    python(beside, str(ROOT / "run.py"), *CART, *own, *TRAINERS[trainer], "train_iterations=2", "save_path=run")
+    lines = metrics(beside / "run")
+    assert len(lines) == 2 and all(line[figure] != 0 for line in lines)
+    assert moved(beside / "run", 0, 2)
+
+
+def test_an_algorithm_of_the_users_trains_on_ranks_with_emulators(beside: Path) -> None:
+    steps = ["distributed.steps=64", "train_iterations=2", "distributed.eval_freq=0", "bsize=2", "save_path=run"]
+    python(beside, "-m", "digirl_dist.train", "--config-name", "ranks", *OWN_ALGORITHM, *steps)
+    assert all(line["loss"] != 0 for line in metrics(beside / "run")) and moved(beside / "run", 1, 2)
+
+
+def test_an_own_advantage_decides_which_steps_are_good() -> None:
+    space: dict[str, object] = {}
+    exec(ONE_STEP, space)
+    rule = rule_of(DigirlSettings(advantage="mine:one_step"), 10, space["one_step"])  # type: ignore[arg-type]
+    assert rule.good(np.array([0.0, 0.0, 1.0]), np.array([0.5, 0.6, 0.2, 0.1])).tolist() == [True, False, True]
+
+
+def test_an_advantage_that_is_not_one_per_step_is_refused_with_its_name() -> None:
+    def total(rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
+        return rewards.sum()
+
+    with pytest.raises(TrainingError, match=r"total returned the shape \(\) for 2 steps"):
+        rule_of(DigirlSettings(), None, total).good(np.zeros(2), np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("algorithm.entry_point=reinforce:Reinforze", "defines no Reinforze"),
+        ("algorithm.entry_point=nowhere:Reinforce", "nowhere"),
+        ("algorithm.entry_point=Reinforce", "must read module:name"),
+    ],
+)
+def test_an_algorithm_that_is_not_there_is_refused_before_anything_is_made(
+    beside: Path, monkeypatch: pytest.MonkeyPatch, override: str, said: str
+) -> None:
+    monkeypatch.chdir(beside)
+    settings = configuration.load("config/multimachine", "host", ["parallel=single", override])
+    with pytest.raises(SettingsError, match=said):
+        refuse_contradictions(settings)
+
+
+def test_an_advantage_that_is_neither_published_nor_a_function_is_refused() -> None:
+    with pytest.raises(SettingsError, match="paper, code or my_file:my_function, not 'papr'"):
+        configuration.load("config/multimachine", "host", ["algorithm.digirl.advantage=papr"])
