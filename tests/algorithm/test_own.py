@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from reading import metrics
+from run_files import metrics
 from safetensors.torch import load_file
 
 from digirl_dist.algorithm.digirl import rule_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from reading import metrics
+from run_files import metrics
 
 from digirl_dist.child_process import environment
 
