@@ -130,6 +130,10 @@ def android(folder: Path) -> Seen:
     make_token(folder)
     places = [f"emulator.sdk_path={folder / 'sdk'}", f"emulator.avd_home={folder / 'avd'}", "emulator.masked=[]"]
     words = ["emulator=android", "emulator.avd=demo", *places, f"emulator.lock_path={folder / 'locks'}"]
+    (folder / "tasks.yaml").write_text(
+        "- {id: look, instruction: Look., params: {check: {command: 'true', matches: x}}}\n"
+    )
+    words += [f"task_set={folder / 'tasks.yaml'}", "emulator.reset_commands=[]"]
     sizes = ["rollout_size=2", "bsize=1", "train_iterations=1", "max_steps=2", "emulator.image_size=[96,64]"]
     assert sdk.content.exists()
     return watched([*RUN, "parallel=single", *words, *sizes, f"save_path={folder / 'run'}"], HOME=str(folder))

@@ -1,4 +1,5 @@
-# MiniWoB++ runs in headless Chromium. chromium-headless-shell, if the distribution has it, loads pages with half the work. digirl_dist/emulator/chromium.py has the same names.
+# MiniWoB++ runs in headless Chromium. chromium-headless-shell, if the distribution has it, loads pages with half the
+# work. digirl_dist/emulator/chromium.py has the same names.
 browsers=(chromium-headless-shell chrome-headless-shell chromium chromium-browser google-chrome)
 
 first_of() { # prints the path of the first of these programs that exists
