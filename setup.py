@@ -7,7 +7,7 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).parent
 VERSION = (ROOT / "digirl_dist" / "__init__.py").read_text().split('__version__ = "')[1].split('"')[0]
 
-MINIWOB = ["miniwob>=1.0", "selenium>=4.10"]
+MINIWOB = ["miniwob>=1.0"]
 WANDB = ["wandb>=0.19"]
 ANDROID = ["adbutils>=2.8"]
 ATARI = ["ale-py>=0.10"]

@@ -32,7 +32,7 @@
     │   └── LinkLostError        transient: an open connection broke or fell silent
     └── CollectionError          an iteration cannot be completed; names every worker's reason
 
-Errors of paramiko, fabric, asyncssh, selenium and others become one of these inside the module that
+Errors of paramiko, fabric, asyncssh, adbutils and others become one of these inside the module that
 calls them, with ``from``. All of them can be pickled.
 """
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 
 from digirl_dist.errors import DigirlDistError, SettingsError
+from digirl_dist.plain_text import printable
 
 _RESUMES = "the same command resumes where it stopped"
 
@@ -16,7 +17,7 @@ def exit_status(command: Callable[[], int], after_interruption: str = _RESUMES) 
     try:
         return command()
     except DigirlDistError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
     except KeyboardInterrupt:
         print(f"interrupted; {after_interruption}", file=sys.stderr)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -57,6 +58,53 @@ def hangs(seconds: float) -> Answer:
 def hangs_up(handler: BaseHTTPRequestHandler) -> None:
     handler.close_connection = True
     handler.connection.shutdown(2)
+
+
+def redirects(to: str) -> Answer:
+    return lambda handler: _send(handler, 307, {}, {"Location": to})
+
+
+def endless(handler: BaseHTTPRequestHandler) -> None:
+    """A body of 2 GB, of which little is sent if nobody reads it."""
+    _begin(handler, {"Content-Length": str(2 << 30)})
+    with suppress(OSError):
+        for _ in range(2 << 10):
+            handler.wfile.write(b" " * (1 << 20))
+
+
+def packed_zeros(handler: BaseHTTPRequestHandler) -> None:
+    """A body of a few hundred kilobytes that unpacks to some hundred megabytes."""
+    packer = zlib.compressobj(1, wbits=31)
+    content = b"".join([*(packer.compress(b" " * (1 << 20)) for _ in range(200)), packer.flush()])
+    _begin(handler, {"Content-Length": str(len(content)), "Content-Encoding": "gzip"})
+    with suppress(OSError):
+        handler.wfile.write(content)
+
+
+def drips_a_body(handler: BaseHTTPRequestHandler) -> None:
+    _begin(handler, {"Content-Length": "1000"})
+    _drip(handler)
+
+
+def drips_headers(handler: BaseHTTPRequestHandler) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
+    _drip(handler)
+
+
+def _drip(handler: BaseHTTPRequestHandler) -> None:
+    """A byte each tenth of a second, for half a minute."""
+    with suppress(OSError):
+        for _ in range(300):
+            handler.wfile.write(b" ")
+            handler.wfile.flush()
+            time.sleep(0.1)
+
+
+def _begin(handler: BaseHTTPRequestHandler, headers: dict[str, str]) -> None:
+    handler.send_response(200)
+    for name, value in {"Content-Type": "application/json", **headers}.items():
+        handler.send_header(name, value)
+    handler.end_headers()
 
 
 def web_page(handler: BaseHTTPRequestHandler) -> None:

@@ -75,7 +75,7 @@ def _one_thread() -> None:
 @pytest.fixture(scope="session")
 def chromium_is_installed() -> None:
     """Skips where there is no Chromium; fails instead where CI=true."""
-    _must_have("chromium", "chromedriver")
+    _must_have("chromium")
 
 
 @pytest.fixture(scope="session")

@@ -10,18 +10,23 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import openai
 
 from digirl_dist.chat import Messages
+from digirl_dist.chat.bounds import TooMuch, bounded_client, within
 from digirl_dist.chat.pace import Pace
 from digirl_dist.errors import ChatAway, ChatRefused, SettingsError
+from digirl_dist.plain_text import one_line
 from digirl_dist.settings import ChatSettings
 from digirl_dist.types import Json
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
+_MARGIN_S = 1.0
+"""So that the client's own limit on silence comes first, whose error says more."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +71,23 @@ class ChatServer:
         self._key = key
         self._group = group
         # Retries happen here, so that each is reported and an outage may last as long as the user allows.
-        self._client = openai.OpenAI(api_key=key, base_url=settings.base_url, timeout=settings.answer_s, max_retries=0)
+        self._client = self._new_client()
         self._stopping = threading.Event()
         self._pace = Pace(settings.requests_per_minute, self._stopping)
         self._request = {name: value for name, value in settings.request.items() if value is not None}
 
     def __str__(self) -> str:
         return f"{self._settings.model} at {self._client.base_url}"
+
+    def _new_client(self) -> openai.OpenAI:
+        settings = self._settings
+        return openai.OpenAI(
+            api_key=self._key,
+            base_url=settings.base_url,
+            timeout=settings.answer_s,
+            max_retries=0,
+            http_client=bounded_client(settings.answer_s),
+        )
 
     def ask(self, chat: Messages, away: Callable[[Outage], None], further: dict[str, Json] | None = None) -> Answered:
         """Returns one answer. Adds ``further`` to the request and calls ``away`` after each failed attempt.
@@ -87,7 +102,7 @@ class ChatServer:
                 raise ChatAway(f"{self} is no longer asked: it was stopped")
             try:
                 return self._ask_once(chat, {**self._request, **(further or {})})
-            except openai.APIError as error:
+            except (openai.APIError, TimeoutError) as error:
                 if not _passes(error):
                     told = f"{self} refuses: {self._told(error)}"
                     raise ChatRefused(f"{told} -> {self._remedy(error)}") from None
@@ -105,8 +120,14 @@ class ChatServer:
         self._client.close()
 
     def _ask_once(self, chat: Messages, further: dict[str, Json]) -> Answered:
-        messages: Any = chat
-        answer = self._client.chat.completions.create(model=self._settings.model, messages=messages, extra_body=further)
+        client, messages = self._client, cast(Any, chat)
+        create = partial(client.chat.completions.create, model=self._settings.model, messages=messages)
+        try:
+            answer = within(self._settings.answer_s + _MARGIN_S, lambda: create(extra_body=further))
+        except TimeoutError:
+            self._client = self._new_client()
+            client.close()  # ends the reading that nobody waits for; others that this cuts are asked again
+            raise
         choices = getattr(answer, "choices", None)
         if not choices:
             raise ChatRefused(f"{self} sends no chat completion; is {self._group}.base_url right?")
@@ -114,13 +135,16 @@ class ChatServer:
         used = (usage.prompt_tokens or 0, usage.completion_tokens or 0) if usage else (0, 0)
         return Answered(choices[0].message.content or "", _log_prob(choices[0]), *used)
 
-    def _told(self, error: openai.APIError) -> str:
+    def _told(self, error: openai.APIError | TimeoutError) -> str:
         """Returns the error's text without the key, which some servers repeat."""
         status = f"{error.status_code} " if isinstance(error, openai.APIStatusError) else ""
-        return (status + " ".join(str(error.message).split())[:300]).replace(self._key, "***")
+        cause = error.__cause__ if isinstance(error.__cause__, TooMuch) else error
+        return one_line(status + " ".join(str(cause).split())[:300]).replace(self._key, "***")
 
-    def _remedy(self, error: openai.APIError) -> str:
+    def _remedy(self, error: openai.APIError | TimeoutError) -> str:
         match getattr(error, "status_code", None):
+            case 301 | 302 | 303 | 307 | 308:
+                return f"it redirects, which is not followed: set {self._group}.base_url to the server that answers"
             case 401 | 403:
                 return f"check the key in {self._settings.key_variable or f'{self._group}.key_variable'}"
             case 404:
@@ -135,13 +159,16 @@ def _log_prob(choice: Any) -> float:
     return math.fsum(token.logprob for token in tokens) if tokens else math.nan
 
 
-def _passes(error: openai.APIError) -> bool:
+def _passes(error: openai.APIError | TimeoutError) -> bool:
     """Returns whether an error may pass by itself: no connection, a timeout, too many requests, a server error."""
+    if isinstance(error.__cause__, TooMuch):
+        return False
     status = getattr(error, "status_code", None)
-    return isinstance(error, openai.APIConnectionError) or status in (408, 409, 429) or (status or 0) >= 500
+    unheard = isinstance(error, (openai.APIConnectionError, TimeoutError))
+    return unheard or status in (408, 409, 429) or (status or 0) >= 500
 
 
-def _retry_after(error: openai.APIError) -> float:
+def _retry_after(error: openai.APIError | TimeoutError) -> float:
     """Returns the seconds that the server asks to wait; 0 if it does not say."""
     response = getattr(error, "response", None)
     try:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from digirl_dist.exit_status import exit_status
+from digirl_dist.plain_text import printable
 
 if TYPE_CHECKING:
     from digirl_dist.settings import Settings
@@ -59,7 +60,7 @@ def _setup(settings: Settings, dry_run: bool) -> int:
     printer = _Printer()
     errors = setup_doctor.setup(settings, dry_run, printer.tell)
     for error in errors:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
     print(printer.summary(len(errors), dry_run))
     return 1 if errors else 0
 
@@ -70,9 +71,9 @@ def _doctor(settings: Settings, as_json: bool, try_emulators: bool) -> int:
 
     checks = list(setup_doctor.doctor(settings, try_emulators))
     if as_json:
-        print(json.dumps([check.to_json() for check in checks], indent=1, ensure_ascii=False))
+        print(json.dumps([check.to_json() for check in checks], indent=1, ensure_ascii=True))
     else:
-        print(as_table(checks))
+        print(printable(as_table(checks)))
     return 0 if would_start(checks) else 1
 
 
@@ -90,7 +91,7 @@ class _Printer:
                 self._counts[progress.state] += 1
             passed_s = time.monotonic() - self._started
             text = f"{progress.step}: {progress.message}" if progress.message else progress.step
-            print(f"{passed_s:6.1f} s  {progress.worker:<16} {progress.state:<6} {text}", flush=True)
+            print(f"{passed_s:6.1f} s  {progress.worker:<16} {progress.state:<6} {printable(text)}", flush=True)
 
     def summary(self, failures: int, dry_run: bool) -> str:
         changed = f"{self._counts['would']} steps would be done" if dry_run else f"{self._counts['done']} steps done"

@@ -60,7 +60,6 @@ def look(request: ProbeRequest) -> dict[str, Any]:
     }
     if request.browser:
         found["browser"] = _program(*_BROWSERS)
-        found["driver"] = _program("chromedriver")
     if request.android is not None:
         found["android"] = _android(request.android, request.slots)
     return found

@@ -1,35 +1,37 @@
-"""One headless Chromium that leaves nothing behind: no process, no folder, no traffic."""
+"""One headless Chromium that leaves nothing behind: no process, no folder, no traffic, and no port.
+
+It is driven over two pipes that it inherits. A driver program such as chromedriver listens on a TCP port of loopback
+instead, where any user of the machine may tell it to start a program as its own user.
+"""
 
 from __future__ import annotations
 
 import base64
+import fcntl
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
-from selenium import webdriver
-from selenium.common.exceptions import WebDriverException
-from selenium.webdriver.chrome.remote_connection import ChromeRemoteConnection
-from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.proxy import Proxy, ProxyType
-from selenium.webdriver.remote.client_config import ClientConfig
-from urllib3.exceptions import HTTPError
 
+from digirl_dist.child_process import last_lines
+from digirl_dist.emulator.devtools import Devtools, DevtoolsError, Params
+from digirl_dist.emulator.web_keys import key_events
 from digirl_dist.errors import EmulatorError, SettingsError
 
 HEADLESS_SHELLS = ("chromium-headless-shell", "chrome-headless-shell")
 """Chromium without its user interface: loads a page with half the work."""
 BROWSERS = (*HEADLESS_SHELLS, "chromium", "chromium-browser", "google-chrome")
-DRIVERS = ("chromedriver",)
 # The limit of 60 frames per second stays. Without it a screenshot takes 5 ms in place of 35, but Chromium draws frames
 # as fast as it can while a page loads: with more browsers than cores, each page cost three times the work.
 FLAGS = (
     "--headless",
-    "--no-sandbox",  # Chromium's sandbox does not start as root, which containers usually are.
     "--disable-dev-shm-usage",
     "--disable-gpu",
     "--force-device-scale-factor=1",
@@ -39,6 +41,7 @@ FLAGS = (
     "--no-default-browser-check",
     "--no-proxy-server",
     "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--allow-pre-commit-input",
     "--disable-background-networking",
     "--disable-breakpad",
     "--disable-component-update",
@@ -47,96 +50,269 @@ FLAGS = (
     "--disable-extensions",
     "--disable-quic",
     "--disable-sync",
-    "--remote-debugging-pipe",  # No port, and Chromium ends by itself when chromedriver was killed.
+    "--disable-hang-monitor",
+    "--disable-popup-blocking",
+    "--disable-prompt-on-repost",
+    "--password-store=basic",
+    "--remote-debugging-pipe",  # No port that others could use, and Chromium ends by itself when this process does.
 )
+_START_LIMIT_S = 60.0
 _PAGE_LOAD_LIMIT_S = 30.0
-_ANSWER_LIMIT_S = 60
+_ANSWER_LIMIT_S = 60.0
 _EXIT_LIMIT_S = 3.0
+_LOOK_S = 0.01
+_PIPE_BYTES = 1 << 20
+_ABOVE_STANDARD = 10
 _SHORT_PATH = 107 - len("/digirl-chromium-abcdefgh/org.chromium.Chromium.abcdef/SingletonSocket")
+_NAVIGATED = ("navigated", "context was destroyed", "execution context", "Promise was collected")
+"""Words of the reasons for which a script was not carried out because the page had just been left."""
+
+_NO_SANDBOX = "No usable sandbox"
+_SANDBOX_REMEDY = (
+    "Chromium has no sandbox on this machine; install one (apt install chromium-sandbox), or let users make namespaces "
+    "(sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0)"
+)
+
+Point = tuple[int, int]
 
 
 class Chromium:
-    """A browser and its driver with a throw-away folder for everything that either writes.
+    """A browser with one page, and a throw-away folder for everything that it writes.
 
-    Both stay in this process's group and session, so whoever kills the group ends them too.
-    Raises SettingsError when a program is missing, EmulatorError when the browser does not start.
+    It stays in this process's group and session, so whoever kills the group ends it too.
     """
 
     def __init__(self, width: int, height: int) -> None:
-        """``width`` and ``height`` are those of the page's viewport, in pixels."""
-        browser, driver = _program(BROWSERS, "chromium"), _program(DRIVERS, "chromium-driver")
+        """``width`` and ``height`` are those of the page's viewport, in pixels.
+
+        Raises SettingsError when the program or its sandbox is missing, EmulatorError when it does not start.
+        """
+        browser = _program(BROWSERS, "chromium")
         self._folder: str | None = _throw_away_folder()
-        # Given the driver's path, selenium does not try to download one.
-        self._service = Service(driver, env={**os.environ, "TMPDIR": self._folder, "HOME": self._folder})
-        self._driver: webdriver.Remote | None = None
-        self._browsers: list[psutil.Process] = []
+        self._browser: _Browser | None = None
         try:
-            with selenium_errors("start"):
-                self._service.start()
-                self._driver = webdriver.Remote(_connection(self._service), options=_options(browser, self._folder))
-                # All of them, because Debian's headless shell is started by a shell script that stays.
-                self._browsers = psutil.Process(self._service.process.pid).children(recursive=True)
-                self._driver.set_page_load_timeout(_PAGE_LOAD_LIMIT_S)
-                metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-                self._devtools("Emulation.setDeviceMetricsOverride", metrics)
+            with chromium_errors("start"):
+                self._browser = _Browser(browser, self._folder)
+                self._page = Page(self._browser.devtools, width, height)
+                self._browser.note_descendants()
+        except EmulatorError as error:
+            said = last_lines(_log(self._folder))
+            self.close()
+            if _NO_SANDBOX in said:
+                raise SettingsError(_SANDBOX_REMEDY) from error
+            raise EmulatorError(f"{error}{said}") from error
         except BaseException:
             self.close()
             raise
 
     @property
-    def driver(self) -> webdriver.Remote:
+    def page(self) -> Page:
         """Raises EmulatorError once closed."""
-        if self._driver is None:
+        if self._browser is None:
             raise EmulatorError("this Chromium is closed")
-        return self._driver
+        return self._page
 
-    def screenshot(self) -> bytes:
-        """PNG of the viewport, as it was drawn last."""
-        shot = self._devtools("Page.captureScreenshot", {"format": "png", "optimizeForSpeed": True})
-        return base64.b64decode(shot["data"])
+    @property
+    def pid(self) -> int:
+        """Of the program that was started; it may have started the browser itself. Raises EmulatorError once closed."""
+        if self._browser is None:
+            raise EmulatorError("this Chromium is closed")
+        return self._browser.pid
 
     def close(self) -> None:
-        """End both processes and remove the folder. A second call is harmless."""
-        driver, self._driver = self._driver, None
+        """End all processes and remove the folder. A second call is harmless."""
+        browser, self._browser = self._browser, None
         folder, self._folder = self._folder, None
         try:
-            if driver is not None:
-                driver.quit()
-        except (WebDriverException, HTTPError, OSError):
-            pass  # The driver is already dead; Chromium ends when the pipe between the two closes.
+            if browser is not None:
+                browser.end()
         finally:
-            _stop(self._service)
-            _end(self._browsers)
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _devtools(self, command: str, params: dict[str, Any]) -> Any:
-        return self.driver.execute("executeCdpCommand", {"cmd": command, "params": params})["value"]
+
+class Page:
+    """The only page of a browser. Every method raises EmulatorError when the browser is gone or does not answer."""
+
+    def __init__(self, devtools: Devtools, width: int, height: int) -> None:
+        self._devtools = devtools
+        self._loading = False
+        self._loaded = ""
+        devtools.heard = self._hear
+        deadline = time.monotonic() + _START_LIMIT_S
+        self._frame = _first_page(devtools, deadline)
+        attached = devtools.ask("Target.attachToTarget", {"targetId": self._frame, "flatten": True}, deadline)
+        devtools.session = attached["sessionId"]
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        commands: list[tuple[str, Params]] = [
+            ("Page.enable", {}),
+            ("Page.setLifecycleEventsEnabled", {"enabled": True}),
+            ("Emulation.setDeviceMetricsOverride", metrics),
+        ]
+        devtools.ask_all(commands, deadline)
+
+    def open(self, url: str) -> None:
+        """Load a page, with all that belongs to it."""
+        deadline = time.monotonic() + _PAGE_LOAD_LIMIT_S
+        found = self._devtools.ask("Page.navigate", {"url": url}, deadline)
+        if reason := found.get("errorText"):
+            raise EmulatorError(f"{url}: {reason}")
+        self._devtools.wait(lambda: self._loaded == found["loaderId"] and not self._loading, deadline, f"load {url}")
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """What the body of a JavaScript function returns for these arguments, once it is known if it is a promise.
+
+        If the page is being left, the script runs on the next one, after it was loaded.
+        """
+        call = f"(function () {{{script}\n}}).apply(null, {json.dumps(arguments)})"
+        params = {"expression": call, "returnByValue": True, "awaitPromise": True}
+        deadline = time.monotonic() + _ANSWER_LIMIT_S
+        while True:
+            self._devtools.wait(lambda: not self._loading, deadline, "load the page")
+            try:
+                found = self._devtools.ask("Runtime.evaluate", params, deadline)
+            except DevtoolsError as error:
+                if not any(word in str(error) for word in _NAVIGATED):
+                    raise
+                time.sleep(_LOOK_S)
+                continue
+            if thrown := found.get("exceptionDetails"):
+                said = thrown.get("exception", {}).get("description") or thrown["text"]
+                raise EmulatorError(f"the script failed: {said.splitlines()[0]}")
+            return found["result"].get("value")
+
+    def screenshot(self) -> bytes:
+        """PNG of the viewport, as it was drawn last."""
+        found = self._ask(("Page.captureScreenshot", {"format": "png", "optimizeForSpeed": True}))
+        return base64.b64decode(found["data"])
+
+    def press(self, start: Point, end: Point) -> None:
+        """Press the mouse's button at ``start`` and let it go at ``end``, both in pixels of the viewport."""
+        down = [_mouse("mouseMoved", start), _mouse("mousePressed", start)]
+        if end != start:
+            # Two moves: what can be dragged starts at the first and follows from the second. Of moves that are sent
+            # at once the page would see the last only.
+            middle = (start[0] + end[0]) // 2, (start[1] + end[1]) // 2
+            self._ask(*down, _mouse("mouseMoved", middle, held=True))
+            down = [_mouse("mouseMoved", end, held=True)]
+        self._ask(*down, _mouse("mouseReleased", end))
+
+    def type(self, text: str) -> None:
+        """Press and release the keys of a text, one after the other."""
+        if events := key_events(text):
+            self._ask(*(("Input.dispatchKeyEvent", event) for event in events))
+
+    def _ask(self, *commands: tuple[str, Params]) -> dict[str, Any]:
+        return self._devtools.ask_all(commands, time.monotonic() + _ANSWER_LIMIT_S)[-1]
+
+    def _hear(self, event: str, params: dict[str, Any]) -> None:
+        match event:
+            case "Page.frameStartedLoading" if params["frameId"] == self._frame:
+                self._loading = True
+            case "Page.frameStoppedLoading" if params["frameId"] == self._frame:
+                self._loading = False
+            case "Page.lifecycleEvent" if params["frameId"] == self._frame and params["name"] == "load":
+                self._loaded = params["loaderId"]
+            case "Page.javascriptDialogOpening":
+                answer = {"accept": params["type"] == "beforeunload"}  # that one asks whether to stay on the page
+                self._devtools.send("Page.handleJavaScriptDialog", answer, time.monotonic() + _ANSWER_LIMIT_S)
+            case "Inspector.targetCrashed":
+                raise EmulatorError("the page has crashed")
+
+
+class _Browser:
+    """The processes of a browser, and the pipes to it."""
+
+    def __init__(self, program: str, folder: str) -> None:
+        commands, to_browser = _pipe()
+        from_browser, answers = _pipe()
+        try:
+            self.pid = _spawn(program, folder, commands, answers)
+        except OSError:
+            os.close(to_browser)
+            os.close(from_browser)
+            raise
+        finally:
+            os.close(commands)
+            os.close(answers)
+        self.devtools = Devtools(to_browser, from_browser)
+        self._processes = [psutil.Process(self.pid)]
+
+    def note_descendants(self) -> None:
+        """All of them, because Debian's programs are shell scripts of which one stays."""
+        with suppress(psutil.NoSuchProcess):
+            self._processes += self._processes[0].children(recursive=True)
+
+    def end(self) -> None:
+        """Ask it to end, wait for that, so that it writes no more, and kill what does not come to it."""
+        self.note_descendants()
+        with suppress(EmulatorError):
+            self.devtools.session = None
+            self.devtools.send("Browser.close", {}, time.monotonic())
+        self.devtools.close()  # it ends by this too
+        _, running = psutil.wait_procs(self._processes, timeout=_EXIT_LIMIT_S)
+        for process in running:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(running, timeout=_EXIT_LIMIT_S)
 
 
 @contextmanager
-def selenium_errors(doing: str) -> Iterator[None]:
-    """Errors of selenium, and of the connection to its driver, become EmulatorError."""
+def chromium_errors(doing: str) -> Iterator[None]:
+    """Says in errors what was being done."""
     try:
         yield
-    except (WebDriverException, HTTPError, OSError) as exc:
-        reason = (str(exc).strip() or type(exc).__name__).splitlines()[0]
-        raise EmulatorError(f"Chromium failed to {doing}: {reason}") from exc
+    except (EmulatorError, OSError) as exc:
+        raise EmulatorError(f"Chromium failed to {doing}: {exc}") from exc
 
 
-def _stop(service: Service) -> None:
-    # selenium gives a service its process only when the program could be run.
-    if getattr(service, "process", None) is not None:
-        service.stop()
+def _pipe() -> tuple[int, int]:
+    """Both ends above the numbers that the browser looks for, and large enough for a screenshot."""
+    ends = os.pipe()
+    with suppress(OSError):
+        fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    read, write = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, _ABOVE_STANDARD) for end in ends)
+    for end in ends:
+        os.close(end)
+    return read, write
 
 
-def _end(processes: list[psutil.Process]) -> None:
-    """Wait for their end, so that they write no more, and kill what does not come to it."""
-    _, running = psutil.wait_procs(processes, timeout=_EXIT_LIMIT_S)
-    for process in running:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(running, timeout=_EXIT_LIMIT_S)
+def _spawn(program: str, folder: str, commands: int, answers: int) -> int:
+    """Start the browser, which reads commands from descriptor 3 and writes answers to 4. Raises OSError."""
+    writes = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    files = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 2, str(_log(folder)), writes, 0o600),
+        (os.POSIX_SPAWN_DUP2, commands, 3),
+        (os.POSIX_SPAWN_DUP2, answers, 4),
+    ]
+    environment = {**os.environ, "TMPDIR": folder, "HOME": folder}
+    return os.posix_spawn(program, [program, *flags(folder), "about:blank"], environment, file_actions=files)
+
+
+def flags(folder: str) -> list[str]:
+    """What a browser is started with. Its sandbox cannot start as root, which containers usually are."""
+    unguarded = ["--no-sandbox"] if os.geteuid() == 0 else []
+    return [*FLAGS, *unguarded, f"--user-data-dir={folder}/profile"]
+
+
+def _first_page(devtools: Devtools, deadline: float) -> str:
+    """The page that a browser has from its start; its number is that of its frame, too. Raises EmulatorError."""
+    while time.monotonic() < deadline:
+        targets = devtools.ask("Target.getTargets", {}, deadline)["targetInfos"]
+        if pages := [target["targetId"] for target in targets if target["type"] == "page"]:
+            return str(pages[0])
+        time.sleep(_LOOK_S)
+    raise EmulatorError("it opened no page")
+
+
+def _mouse(kind: str, at: Point, held: bool = False) -> tuple[str, Params]:
+    """``clickCount`` stays 1 however soon presses follow each other: time does not decide what an action does."""
+    pressed = kind != "mouseMoved"
+    params = {"type": kind, "x": at[0], "y": at[1], "button": "left" if pressed or held else "none"}
+    buttons = int(held or kind == "mousePressed")
+    return "Input.dispatchMouseEvent", {**params, "buttons": buttons, "clickCount": int(pressed)}
 
 
 def _throw_away_folder() -> str:
@@ -145,26 +321,12 @@ def _throw_away_folder() -> str:
     return tempfile.mkdtemp(prefix="digirl-chromium-", dir=usual if len(usual) <= _SHORT_PATH else "/tmp")
 
 
-def _program(names: tuple[str, ...], package: str) -> str:
+def _log(folder: str) -> Path:
+    return Path(folder) / "chromium.log"
+
+
+def _program(names: Sequence[str], package: str) -> str:
     for name in names:
         if path := shutil.which(name):
             return path
     raise SettingsError(f"{' or '.join(names)} is not on PATH of this machine; install it (apt install {package})")
-
-
-def _options(browser: str, folder: str) -> webdriver.ChromeOptions:
-    options = webdriver.ChromeOptions()
-    options.binary_location = browser
-    options.unhandled_prompt_behavior = "dismiss"
-    for flag in (*FLAGS, f"--user-data-dir={folder}/profile"):
-        options.add_argument(flag)
-    if os.path.basename(browser) in HEADLESS_SHELLS:
-        options.set_capability("browserName", "chrome-headless-shell")  # or the driver waits for a window
-    return options
-
-
-def _connection(service: Service) -> ChromeRemoteConnection:
-    """To the driver on this machine, past any proxy that the environment names."""
-    direct = Proxy({"proxyType": ProxyType.DIRECT})
-    config = ClientConfig(service.service_url, proxy=direct, timeout=_ANSWER_LIMIT_S)
-    return ChromeRemoteConnection(service.service_url, client_config=config)

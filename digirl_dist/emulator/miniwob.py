@@ -11,14 +11,11 @@ import importlib.util
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
-from selenium.webdriver.common.action_chains import ActionChains
-from selenium.webdriver.common.keys import Keys
 
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
-from digirl_dist.emulator.chromium import Chromium, selenium_errors
+from digirl_dist.emulator.chromium import Chromium, Page, chromium_errors
 from digirl_dist.emulator.plugins.miniwob import MiniwobSettings
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import EmulatorError, SettingsError
@@ -57,12 +54,11 @@ seconds is off: how fast the policy answers must not decide about success. The c
 the end would hide the last observation."""
 
 _STATE = """
-const done = arguments[0];
 const images = Promise.all([...document.images].map(image => image.decode().catch(() => null)));
 const drawn = () => new Promise(next => requestAnimationFrame(() => setTimeout(next)));
-images.then(drawn).then(() => done(window.episodeBegan
+return images.then(drawn).then(() => window.episodeBegan
     ? {ended: WOB_DONE_GLOBAL, reward: WOB_RAW_REWARD_GLOBAL, utterance: core.getUtterance()}
-    : null));
+    : null);
 """
 """What the page says about itself, once its images are there and a frame with all changes was drawn, which the next
 screenshot then shows; null when it is no longer the page of the episode."""
@@ -101,26 +97,27 @@ class MiniwobEmulator:
         self._last = Observation()
 
     def reset(self, task: Task, seed: int) -> Observation:
-        driver = self._chromium.driver
-        with selenium_errors(f"load {task.id}"):
+        page = self._chromium.page
+        with chromium_errors(f"load {task.id}"):
             # Anew each time: several pages keep something of the episode before, a scroll position for example.
-            driver.get((self._pages / f"{task.id}.html").as_uri())
-            driver.execute_script(_BEGIN, seed, task.params.get("data_mode", "train"))
-            state = driver.execute_async_script(_STATE)
+            page.open((self._pages / f"{task.id}.html").as_uri())
+            page.run(_BEGIN, seed, task.params.get("data_mode", "train"))
+            state = page.run(_STATE)
             if state is None:
                 raise EmulatorError(f"page {task.id} did not start an episode")
-            self._last = Observation(state["utterance"], _task_part(self._chromium.screenshot()))
+            self._last = Observation(state["utterance"], _task_part(page.screenshot()))
         return self._last
 
     def step(self, action: Json) -> Transition:
         chosen = DeviceAction.from_json(action)
         if chosen.ends:
             return Transition(self._last, 0.0, terminated=True)
-        with selenium_errors(f"carry out {chosen.type}"):
-            self._carry_out(chosen)
-            state = self._chromium.driver.execute_async_script(_STATE)
+        page = self._chromium.page
+        with chromium_errors(f"carry out {chosen.type}"):
+            _carry_out(page, chosen)
+            state = page.run(_STATE)
             text = self._last.text if state is None else state["utterance"]
-            self._last = Observation(text, _task_part(self._chromium.screenshot()))
+            self._last = Observation(text, _task_part(page.screenshot()))
         ended = state is None or state["ended"]
         success = state is not None and state["ended"] and state["reward"] > 0
         return Transition(self._last, float(success), terminated=ended, success=success)
@@ -128,33 +125,20 @@ class MiniwobEmulator:
     def close(self) -> None:
         self._chromium.close()
 
-    def _carry_out(self, action: DeviceAction) -> None:
-        if action.type == "tap":
-            self._press_at(_pixel(action.x, action.y), _pixel(action.x, action.y))
-        elif action.type == "swipe":
-            self._swipe(_pixel(action.x, action.y), _pixel(action.to_x, action.to_y))
-        elif action.type == "type":
-            ActionChains(self._chromium.driver, duration=0).send_keys(action.text).perform()
-        elif action.type == "enter":
-            ActionChains(self._chromium.driver, duration=0).send_keys(Keys.ENTER).perform()
 
-    def _swipe(self, start: tuple[int, int], end: tuple[int, int]) -> None:
-        # Content follows the finger: it scrolls towards where the finger came from.
-        if not self._chromium.driver.execute_script(_SCROLL, *start, start[0] - end[0], start[1] - end[1]):
-            self._press_at(start, end)
-
-    def _press_at(self, start: tuple[int, int], end: tuple[int, int]) -> None:
-        """Press the button at ``start`` and let it go at ``end``."""
-        chain = ActionChains(self._chromium.driver, duration=0)
-        pointer: Any = chain.w3c_actions.pointer_action  # selenium leaves its methods untyped
-        pointer.move_to_location(*start)
-        pointer.pointer_down()
-        if end != start:
-            # Two moves: what can be dragged starts at the first and follows from the second.
-            pointer.move_to_location((start[0] + end[0]) // 2, (start[1] + end[1]) // 2)
-            pointer.move_to_location(*end)
-        pointer.pointer_up()
-        chain.w3c_actions.perform()
+def _carry_out(page: Page, action: DeviceAction) -> None:
+    start, end = _pixel(action.x, action.y), _pixel(action.to_x, action.to_y)
+    match action.type:
+        case "tap":
+            page.press(start, start)
+        case "swipe":
+            # Content follows the finger: it scrolls towards where the finger came from.
+            if not page.run(_SCROLL, *start, start[0] - end[0], start[1] - end[1]):
+                page.press(start, end)
+        case "type":
+            page.type(action.text)
+        case "enter":
+            page.type("\n")
 
 
 def miniwob_tasks(settings: MiniwobSettings, split: str = "train") -> list[Task]:

@@ -23,6 +23,7 @@ from digirl_dist.evaluate.results import DONE, FAILED, JobResult, OutputFolder, 
 from digirl_dist.exit_status import end_by_sigterm_as_by_ctrl_c, exit_status
 from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
 from digirl_dist.parallel.rank import Rank, launched_rank
+from digirl_dist.plain_text import printable
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class EvalRun:
             trace = traceback.format_exc()
             seconds = round(time.monotonic() - started, 3)
             self.folder.write(job, JobResult(job.name, FAILED, self.rank.rank, job.seed, {}, seconds, trace))
-            print(f"rank {self.rank.rank}: {job.name} failed: {error}", file=sys.stderr, flush=True)
+            print(f"rank {self.rank.rank}: {job.name} failed: {printable(str(error))}", file=sys.stderr, flush=True)
             return False
         seconds = round(time.monotonic() - started, 3)
         self.folder.write(job, JobResult(job.name, DONE, self.rank.rank, job.seed, metrics, seconds))

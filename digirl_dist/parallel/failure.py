@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.rank import Rank
+from digirl_dist.plain_text import printable
 
 FAILED = re.compile(r"rank \d+ of \d+ failed:")
 """The first line that ``telling`` prints."""
@@ -23,6 +24,6 @@ def telling(rank: Rank) -> Iterator[None]:
     except SettingsError:
         raise  # one line says it all
     except Exception:
-        sys.stderr.write(f"rank {rank.rank} of {rank.world_size} failed:\n{traceback.format_exc()}")
+        sys.stderr.write(f"rank {rank.rank} of {rank.world_size} failed:\n{printable(traceback.format_exc())}")
         sys.stderr.flush()
         raise

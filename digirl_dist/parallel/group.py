@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, TypeVar
@@ -17,6 +18,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from digirl_dist.errors import DeviceError, PeerError
+from digirl_dist.parallel.loopback import refusing_strangers
+from digirl_dist.parallel.private_store import PrivateStore, launched_store
 from digirl_dist.parallel.rank import Rank
 
 T = TypeVar("T")
@@ -174,14 +177,15 @@ def joined(rank: Rank, device: str, limits: GroupLimits) -> Iterator[Group]:
     if on_cuda:
         torch.cuda.set_device(device)
         _refuse_shared_devices(store, rank, str(torch.cuda.get_device_properties(device).uuid))
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
-        store=PrefixStore("group", store),
-        rank=rank.rank,
-        world_size=rank.world_size,
-        timeout=timedelta(seconds=limits.exchange_s),
-        device_id=torch.device(device) if on_cuda else None,
-    )
+    with refusing_strangers() if isinstance(store, PrivateStore) else nullcontext():
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
+            store=PrefixStore("group", store),
+            rank=rank.rank,
+            world_size=rank.world_size,
+            timeout=timedelta(seconds=limits.exchange_s),
+            device_id=torch.device(device) if on_cuda else None,
+        )
     try:
         yield Group(rank, store, TorchExchange(), limits)
     finally:
@@ -192,8 +196,12 @@ def _meet(rank: Rank, limit_s: float) -> Store:
     if rank.world_size == 1:
         alone: Store = HashStore()  # nobody to meet, with or without a launcher
         return alone
+    limit = timedelta(seconds=limit_s)
     try:
-        store: Store = next(rendezvous("env://", rank.rank, rank.world_size, timeout=timedelta(seconds=limit_s)))[0]
+        store: Store = (
+            launched_store(os.environ, rank.world_size)
+            or next(rendezvous("env://", rank.rank, rank.world_size, timeout=limit))[0]
+        )
     except (ValueError, RuntimeError) as error:
         raise PeerError(f"rank {rank.rank} cannot reach the launcher's meeting point: {error}") from error
     store.set(f"start/{rank.rank}", "here")

@@ -9,24 +9,13 @@ signal N).
 from __future__ import annotations
 
 import argparse
-import os
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
-from types import FrameType
+from collections.abc import Sequence
 
-from digirl_dist.child_process import environment
 from digirl_dist.errors import RankError
 from digirl_dist.parallel.free_port import free_port
 from digirl_dist.parallel.rank import Coordinator, Rank, jax_variables
-
-_LOOK_S = 0.05
-_GRACE_S = 8.0
-"""How long ranks may take to end once they have been asked to."""
-
-_Ranks = list[subprocess.Popen[bytes]]
+from digirl_dist.parallel.supervise import supervise
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,18 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2
     program = [sys.executable, *(["-m"] if options.module else []), *options.program]
-    asked: list[int] = []
-    for one in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(one, _note_in(asked))
-    children: _Ranks = []
-    try:
-        for rank in ranks:
-            variables = jax_variables(rank, coordinator)
-            children.append(subprocess.Popen(program, env=environment() | variables, start_new_session=True))
-        worst = _watch(children, asked)
-    finally:
-        _end(children)
-    return 128 + asked[0] if asked else worst
+    return supervise(program, [jax_variables(rank, coordinator) for rank in ranks])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,42 +60,6 @@ def _coordinator(options: argparse.Namespace) -> Coordinator:
     if options.nnodes > 1:
         raise RankError("several machines need --coordinator_address=HOST:PORT, the address of the first")
     return Coordinator("127.0.0.1", free_port())
-
-
-def _note_in(asked: list[int]) -> Callable[[int, FrameType | None], None]:
-    return lambda number, _: asked.append(number)
-
-
-def _watch(children: _Ranks, asked: list[int]) -> int:
-    """Waits until all have ended, one failed, or this process is asked to end; returns the worst status so far."""
-    while not asked:
-        statuses = [child.poll() for child in children]
-        worst = max((_status(code) for code in statuses if code is not None), default=0)
-        if worst or None not in statuses:
-            return worst
-        time.sleep(_LOOK_S)
-    return 0
-
-
-def _status(code: int) -> int:
-    """Returns the status as a shell would."""
-    return code if code >= 0 else 128 - code
-
-
-def _end(children: _Ranks) -> None:
-    """Asks those that still run to end, then kills what is left of every process group."""
-    for child in children:
-        if child.poll() is None:
-            child.terminate()
-    deadline = time.monotonic() + _GRACE_S
-    while time.monotonic() < deadline and any(child.poll() is None for child in children):
-        time.sleep(_LOOK_S)
-    for child in children:
-        try:
-            os.killpg(child.pid, signal.SIGKILL)  # what a rank has started is in its group
-        except ProcessLookupError:
-            pass  # the group is empty
-        child.wait()
 
 
 if __name__ == "__main__":

@@ -36,6 +36,14 @@ class _Launcher:
     def is_here(self, environ: Mapping[str, str]) -> bool:
         return any(name in environ for name in (self.rank, self.world_size, self.local_rank))
 
+    def variables(self, rank: Rank) -> dict[str, str]:
+        return {
+            self.rank: str(rank.rank),
+            self.world_size: str(rank.world_size),
+            self.local_rank: str(rank.local_rank),
+            self.local_world_size: str(rank.local_world_size),
+        }
+
 
 _LAUNCHERS = (
     _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -85,15 +93,13 @@ class Coordinator:
 
 def jax_variables(rank: Rank, coordinator: Coordinator) -> dict[str, str]:
     """Returns the variables that the JAX launcher sets for one of its processes."""
-    names = _LAUNCHERS[-1]
-    return {
-        names.rank: str(rank.rank),
-        names.world_size: str(rank.world_size),
-        names.local_rank: str(rank.local_rank),
-        names.local_world_size: str(rank.local_world_size),
-        _COORDINATOR_HOST: coordinator.host,
-        _COORDINATOR_PORT: str(coordinator.port),
-    }
+    place = {_COORDINATOR_HOST: coordinator.host, _COORDINATOR_PORT: str(coordinator.port)}
+    return {**_LAUNCHERS[-1].variables(rank), **place}
+
+
+def torch_variables(rank: Rank) -> dict[str, str]:
+    """Returns the variables in which torchrun tells one of its processes its rank."""
+    return _LAUNCHERS[0].variables(rank)
 
 
 def jax_coordinator(environ: Mapping[str, str]) -> Coordinator | None:

@@ -7,6 +7,7 @@ import threading
 
 from tqdm import tqdm
 
+from digirl_dist.plain_text import printable
 from digirl_dist.report.metrics import Figures
 from digirl_dist.types import Json
 
@@ -72,7 +73,7 @@ class Progress:
         )
 
     def say(self, text: str) -> None:
-        tqdm.write(text, file=sys.stderr)
+        tqdm.write(printable(text), file=sys.stderr)
 
     def close(self) -> None:
         self._bar.close()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from digirl_dist.errors import RunFolderError
+from digirl_dist.plain_text import one_line
 
 _EVENTS = 8
 _LOOKED_AT = 1000
@@ -24,7 +25,8 @@ def explain(folder: Path) -> str:
         status = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{path} cannot be read: {error}; is {folder} the save_path of a run?") from error
-    return "\n".join([*_host(folder, status), *_policy(status), *_workers(status), *_events(folder)])
+    lines = [*_host(folder, status), *_policy(status), *_workers(status), *_events(folder)]
+    return "\n".join(map(one_line, lines))
 
 
 def _host(folder: Path, status: dict[str, Any]) -> Iterator[str]:

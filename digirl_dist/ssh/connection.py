@@ -21,7 +21,7 @@ from paramiko.ssh_exception import NoValidConnectionsError
 from digirl_dist.errors import LinkLostError, LoginError, UnreachableError, WorkerError
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.channel import Channel
-from digirl_dist.ssh.host_keys import RefuseUnknown, changed_key, known_hosts_files, target_name
+from digirl_dist.ssh.host_keys import KnownKeys, RefuseUnknown, changed_key, known_hosts_files, revoked_key, target_name
 from digirl_dist.ssh.login import KeyLogin, login_error
 from digirl_dist.ssh.wire import Transport, Watch, open_transport
 
@@ -238,10 +238,10 @@ def _session(address: Address, settings: SshSettings) -> fabric.Connection:
 def _prepare(session: fabric.Connection, address: Address, files: list[Path]) -> None:
     """Makes the session and its jump hosts verify host keys and log in without prompting."""
     session.client.set_log_channel(_LOG_CHANNEL)
-    session.client.set_missing_host_key_policy(RefuseUnknown(address.name, files[0]))
-    for file in files:
-        if file.exists():
-            session.client.load_system_host_keys(str(file))
+    known = KnownKeys(files, target_name(session.host, session.port))
+    session.client.set_missing_host_key_policy(RefuseUnknown(address.name, files[0], known))
+    for key in known.trusted():
+        session.client.get_host_keys().add(known.target, key.get_name(), key)
     session.config.authentication.strategy_class = partial(KeyLogin, address.name, address.key)
     if isinstance(session.gateway, fabric.Connection):
         jump = Address(address.name, session.gateway.host, known_hosts=address.known_hosts)
@@ -271,7 +271,10 @@ def _explain(
     look = f"look whether the machine is up and `ssh {session.original_host}` works"
     match error:
         case paramiko.BadHostKeyException():
-            return changed_key(name, target_name(session.host, session.port), error, known_hosts)
+            target = target_name(session.host, session.port)
+            if KnownKeys([known_hosts], target).has_revoked(error.key):
+                return revoked_key(name, target, error.key)
+            return changed_key(name, target, error, known_hosts)
         case AuthFailure():
             return login_error(name, error, session.host, session.port)
         case socket.gaierror():

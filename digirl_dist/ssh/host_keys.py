@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import paramiko
@@ -11,6 +13,7 @@ from digirl_dist.errors import HostKeyError
 
 _SYSTEM_FILE = "/etc/ssh/ssh_known_hosts"
 _USER_FILE = "~/.ssh/known_hosts"
+_REVOKED = "@revoked"
 
 
 def known_hosts_files(only: str | None, from_ssh_config: str | None) -> list[Path]:
@@ -21,15 +24,92 @@ def known_hosts_files(only: str | None, from_ssh_config: str | None) -> list[Pat
     return [Path(path).expanduser() for path in (*users, _SYSTEM_FILE)]
 
 
+class KnownKeys:
+    """What files in the format of OpenSSH's known_hosts say about one machine.
+
+    Lines about other machines, certificate authorities, and lines that nobody can read say nothing about it.
+    """
+
+    def __init__(self, files: Sequence[Path], target: str) -> None:
+        """``target`` is ``host`` or ``[host]:port``."""
+        self.target = target
+        self._revoked: set[bytes] = set()
+        self._keys: dict[str, paramiko.PKey] = {}
+        for file in files:
+            if file.is_file():
+                for line in file.read_text(errors="replace").splitlines():
+                    self._read(line.split())
+
+    def trusted(self) -> list[paramiko.PKey]:
+        """Of each kind the first that was not revoked."""
+        return [key for key in self._keys.values() if not self.has_revoked(key)]
+
+    def has_revoked(self, key: paramiko.PKey) -> bool:
+        return key.asbytes() in self._revoked
+
+    def _read(self, words: list[str]) -> None:
+        revokes = words[:1] == [_REVOKED]
+        entry = _entry(words[1:] if revokes else words)
+        if entry is None:
+            return
+        if revokes and _matches(self.target, entry.hostnames or [], patterns=True):
+            self._revoked.add(entry.key.asbytes())
+        elif not revokes and _matches(self.target, entry.hostnames or [], patterns=False):
+            self._keys.setdefault(entry.key.get_name(), entry.key)
+
+
+def _entry(words: Sequence[str]) -> paramiko.hostkeys.HostKeyEntry | None:
+    """A line of known_hosts; None if it is a comment, of another kind, or broken."""
+    if len(words) < 3 or words[0].startswith(("#", "@")):
+        return None
+    try:
+        entry = paramiko.hostkeys.HostKeyEntry.from_line(" ".join(words))
+    except Exception:  # paramiko raises what the key's own parts raise
+        return None
+    return entry if entry is not None and entry.key is not None else None
+
+
+def _matches(target: str, names: Sequence[str], patterns: bool) -> bool:
+    """Whether a line is about a machine. ``patterns``: also by ``*`` and ``?``, which nothing is trusted for."""
+    if any(name.startswith("!") and fnmatch.fnmatchcase(target, name[1:]) for name in names):
+        return False
+    for name in names:
+        if name.startswith("|1|"):
+            if _is_hash_of(target, name):
+                return True
+        elif name == target or (patterns and fnmatch.fnmatchcase(target.lower(), name.lower().replace("[", "[[]"))):
+            return True
+    return False
+
+
+def _is_hash_of(target: str, name: str) -> bool:
+    try:
+        return bool(paramiko.HostKeys.hash_host(target, name) == name)
+    except (AssertionError, ValueError):  # paramiko's words for a hash that is none
+        return False
+
+
+def revoked_key(worker: str, target: str, key: paramiko.PKey) -> HostKeyError:
+    """The error for a machine whose key known_hosts forbids."""
+    return HostKeyError(
+        worker,
+        f"{target} shows the host key {key.fingerprint}, which is marked as revoked: it may be somebody else's machine",
+        "if it is the right one, give it new host keys",
+    )
+
+
 class RefuseUnknown(paramiko.MissingHostKeyPolicy):
     """Refuses unknown host keys; the error names the command that adds the key to ``file``."""
 
-    def __init__(self, worker: str, file: Path) -> None:
+    def __init__(self, worker: str, file: Path, known: KnownKeys) -> None:
         self._worker = worker
         self._file = file
+        self._known = known
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
         """Raises HostKeyError; ``hostname`` is ``host`` or ``[host]:port``."""
+        if self._known.has_revoked(key):
+            raise revoked_key(self._worker, hostname, key)
         kind = _short_kind(key)
         raise HostKeyError(
             self._worker,

@@ -14,12 +14,15 @@ from digirl_dist.storage import atomic_files
 
 
 class RunFolder:
-    """Holds the folder during a run. Raises RunFolderError if it is not writable or another host uses it."""
+    """Holds the folder during a run; makes it for its user alone.
+
+    Raises RunFolderError if it is not writable or another host uses it.
+    """
 
     def __init__(self, root: Path, configuration: str) -> None:
         self.root = root
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = self._take_lock()
             self.run_id = self._identity()
             atomic_files.write_text(root / "config.yaml", configuration)

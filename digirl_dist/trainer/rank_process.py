@@ -1,4 +1,4 @@
-"""One rank of the host's torchrun group: ``python -m digirl_dist.trainer.rank_process FOLDER``."""
+"""One rank of the host's group: ``python -m digirl_dist.trainer.rank_process FOLDER``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates by several processes, which this one starts with torchrun, watches, and ends with the run."""
+"""Updates by several processes, which this one starts, watches, and ends with the run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _LOG_LINES = 60
 class TorchrunTrainer:
     """Trains with ``nproc_per_node`` processes of this machine; their output goes to ``log``.
 
-    Only this process sends them anything: rank 0 connects to a Unix socket in a private folder.
+    Only this process sends them anything: rank 0 connects to a Unix socket in a private folder, and the ranks meet in
+    a file of another (``parallel.launch``).
     """
 
     def __init__(self, trainer_spec: TrainerSpec, settings: TorchrunSettings, log: Path) -> None:
@@ -65,17 +66,18 @@ class TorchrunTrainer:
         try:
             self._process.wait(self._settings.stop_s)
         except subprocess.TimeoutExpired:
-            self._process.terminate()  # torchrun ends its ranks before itself
+            self._process.terminate()  # the launcher ends its ranks before itself
             self._process.wait()
         self._stack.close()
 
     def _start(self, folder: RankFolder) -> subprocess.Popen[bytes]:
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        # Not torchrun itself, which opens ports on all addresses and unpickles what anybody sends there.
+        launcher = [sys.executable, "-m", "digirl_dist.parallel.launch"]
         ranks = [f"--nproc_per_node={self._settings.nproc_per_node}"]
         member = ["-m", "digirl_dist.trainer.rank_process", str(folder.root)]
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                [*torchrun, *ranks, *member],
+                [*launcher, *ranks, *member],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -92,7 +94,7 @@ class TorchrunTrainer:
             self._await(lambda: rank_0.poll(_LOOK_S), limit_s, "rank 0 did not finish the update")
             answer = json.loads(rank_0.recv_bytes())
         except (EOFError, OSError):
-            # The exit of rank 0 or torchrun explains more.
+            # The exit of rank 0 or the launcher explains more.
             self._await(lambda: False, self._settings.stop_s, "rank 0 closed its connection but did not end")
         if "error" in answer:
             raise TrainingError(f"{answer['error']} (see {self._log})")

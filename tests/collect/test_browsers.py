@@ -1,4 +1,4 @@
-"""Many MiniWoB++ tasks at once, with browsers that die and drivers that freeze in mid-episode."""
+"""Many MiniWoB++ tasks at once, with browsers that die and freeze in mid-episode."""
 
 from __future__ import annotations
 
@@ -81,18 +81,24 @@ def browsers(folder: Path, kind: Parallel, episodes: int) -> Iterator[Browsers]:
         yield Browsers(folder, kind, stack, episodes)
 
 
+def a_browser() -> psutil.Process:
+    """Its main process: a renderer, say, has a type among its words."""
+    for process in psutil.Process().children(recursive=True):
+        words = process.cmdline()
+        if "--remote-debugging-pipe" in words and words[0].endswith(("chromium", "shell", "chrome")):
+            return process
+    raise AssertionError("no browser is running")
+
+
 def kill_a_browser() -> None:
-    drivers = [one for one in psutil.Process().children(recursive=True) if one.name() == "chromedriver"]
-    inside = drivers[0].children(recursive=True)
-    next(one for one in inside if one.name().startswith("chromium") and "sh" not in one.cmdline()[0].split("/")).kill()
+    a_browser().kill()
 
 
-def freeze_a_driver() -> None:
-    drivers = [one for one in psutil.Process().children(recursive=True) if one.name() == "chromedriver"]
-    drivers[0].send_signal(signal.SIGSTOP)
+def freeze_a_browser() -> None:
+    a_browser().send_signal(signal.SIGSTOP)
 
 
-@pytest.mark.parametrize("fault", [kill_a_browser, freeze_a_driver])
+@pytest.mark.parametrize("fault", [kill_a_browser, freeze_a_browser])
 def test_a_browser_that_fails_in_mid_episode_costs_one_retry(tmp_path: Path, fault: Callable[[], None]) -> None:
     with browsers(tmp_path, Parallel.single, episodes=16) as here:
 

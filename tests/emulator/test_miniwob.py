@@ -15,8 +15,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from listening import NOBODY, listeners, tree
 from PIL import Image
 
+from digirl_dist.emulator import chromium
 from digirl_dist.emulator.miniwob import HEIGHT, WIDTH, MiniwobEmulator, miniwob_tasks
 from digirl_dist.errors import ActionError, EmulatorError, SettingsError
 from digirl_dist.settings import MiniwobSettings
@@ -48,7 +50,7 @@ def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def ask(emulator: MiniwobEmulator, script: str, *arguments: str) -> Json:
-    return emulator._chromium.driver.execute_script(script, *arguments)
+    return emulator._chromium.page.run(script, *arguments)
 
 
 def centre(emulator: MiniwobEmulator, selector: str) -> tuple[float, float]:
@@ -75,6 +77,12 @@ def browsers_of(folder: Path) -> list[psutil.Process]:
     """Living processes that were started with something in ``folder``."""
     found = psutil.process_iter(["cmdline", "status"])
     return [process for process in found if any(str(folder) in part for part in process.info["cmdline"] or ())]
+
+
+def kill_browser(emulator: MiniwobEmulator) -> None:
+    """The program itself, not the shell script that may have started it."""
+    candidates = [process for process in tree(emulator._chromium.pid) if "--remote-debugging-pipe" in process.cmdline()]
+    candidates[-1].kill()
 
 
 def wait_until(true: Callable[[], bool], limit_s: float = 10.0) -> None:
@@ -225,7 +233,7 @@ def test_the_split_chooses_the_pages_own_distribution(emulator: MiniwobEmulator)
 
 def test_leaving_the_page_ends_the_episode_without_reward(emulator: MiniwobEmulator) -> None:
     emulator.reset(Task("click-test-2"), seed=1)
-    emulator._chromium.driver.get("about:blank")
+    emulator._chromium.page.open("about:blank")
     transition = emulator.step({"type": "tap", "x": 0.5, "y": 0.5})
     assert (transition.terminated, transition.success, transition.reward) == (True, False, 0.0)
     assert emulator.reset(Task("click-test-2"), seed=1).text == "Click button ONE."
@@ -288,20 +296,11 @@ def test_a_missing_browser_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPa
         MiniwobEmulator(MiniwobSettings())
 
 
-@pytest.mark.unit
-def test_a_missing_driver_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "chromium").touch(mode=0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SettingsError, match="chromedriver .*apt install chromium-driver"):
-        MiniwobEmulator(MiniwobSettings())
-
-
-def test_neither_a_proxy_nor_a_download_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_proxy_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    monkeypatch.setenv("SE_MANAGER_PATH", "/nonexistent/selenium-manager")
     emulator = MiniwobEmulator(MiniwobSettings())
     assert emulator.reset(Task("click-test-2"), seed=1).text == "Click button ONE."
     emulator.close()
@@ -326,9 +325,7 @@ def test_closing_leaves_no_process_and_no_folder(own_folder: Path) -> None:
 def test_a_browser_that_dies_is_an_error_of_this_emulator_and_leaves_nothing(own_folder: Path) -> None:
     emulator = MiniwobEmulator(MiniwobSettings())
     emulator.reset(Task("click-test-2"), seed=1)
-    driver = psutil.Process(emulator._chromium._service.process.pid)
-    assert driver.name() == "chromedriver"
-    driver.kill()
+    kill_browser(emulator)
     with pytest.raises(EmulatorError, match="Chromium failed to"):
         emulator.step({"type": "tap", "x": 0.5, "y": 0.5})
     emulator.close()
@@ -362,15 +359,112 @@ def test_killing_the_owners_process_group_ends_the_browser(own_folder: Path) -> 
     wait_until(lambda: not browsers_of(own_folder))
 
 
-@pytest.mark.parametrize("program", [b"#!/bin/sh\nexit 3\n", b"\x7fELF of another architecture"])
-def test_a_driver_that_does_not_run_is_an_emulator_error(
-    program: bytes, own_folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (b"#!/bin/sh\necho no library >&2\nexit 3\n", "the browser has ended; its last lines: no library"),
+        (b"\x7fELF of another architecture", "Exec format error"),
+    ],
+)
+def test_a_browser_that_does_not_run_is_an_emulator_error(
+    program: bytes, said: str, own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs = own_folder / "bin"
     programs.mkdir()
-    (programs / "chromedriver").write_bytes(program)
-    (programs / "chromedriver").chmod(0o755)
+    (programs / "chromium-headless-shell").write_bytes(program)
+    (programs / "chromium-headless-shell").chmod(0o755)
     monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
-    with pytest.raises(EmulatorError, match="failed to start"):
+    with pytest.raises(EmulatorError, match=f"failed to start: .*{said}"):
         MiniwobEmulator(MiniwobSettings())
     assert list(own_folder.iterdir()) == [programs]
+
+
+# --- who else may use the browser ------------------------------------------------------------------------------------
+
+
+def test_no_process_of_the_browser_listens(emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task("click-test-2"), seed=1)
+    assert len(tree(emulator._chromium.pid)) > 2
+    assert listeners(emulator._chromium.pid) == []
+
+
+@pytest.mark.parametrize("user", [0, NOBODY])
+def test_only_roots_browser_goes_without_a_sandbox(
+    user: int, emulator: MiniwobEmulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert ("--no-sandbox" in chromium.flags("/tmp")) == (user == 0)
+
+
+def test_a_machine_without_a_sandbox_is_told_the_remedy(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = own_folder / "bin"
+    programs.mkdir()
+    (programs / "chromium-headless-shell").write_text("#!/bin/sh\necho No usable sandbox! >&2\nexit 1\n")
+    (programs / "chromium-headless-shell").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+    with pytest.raises(SettingsError, match="apt install chromium-sandbox"):
+        MiniwobEmulator(MiniwobSettings())
+
+
+# --- pages that misbehave --------------------------------------------------------------------------------------------
+
+
+def test_a_page_that_hangs_is_an_error_and_the_browser_still_ends(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chromium, "_ANSWER_LIMIT_S", 1.0)
+    emulator = MiniwobEmulator(MiniwobSettings())
+    emulator.reset(Task("click-test-2"), seed=1)
+    ask(emulator, "setTimeout(() => { while (true); }, 0)")
+    with pytest.raises(EmulatorError, match="carry out tap: no answer to .* in time"):
+        emulator.step({"type": "tap", "x": 0.5, "y": 0.5})
+    emulator.close()
+    wait_until(lambda: not browsers_of(own_folder))
+    assert list(own_folder.iterdir()) == []
+
+
+def test_a_dialog_is_dismissed(emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task("click-test-2"), seed=1)
+    ask(emulator, "document.body.onmousedown = () => { window.answers = [confirm('sure?'), prompt('who?')]; }")
+    assert not emulator.step({"type": "tap", "x": 0.9, "y": 0.9}).ended
+    assert ask(emulator, "return window.answers") == [False, None]
+
+
+def test_a_link_that_is_followed_ends_the_episode(emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task("click-test-2"), seed=1)
+    page = (emulator._pages / "focus-text.html").as_uri()
+    ask(emulator, "const to = arguments[0]; document.body.onmousedown = () => { location.href = to; }", page)
+    transition = emulator.step({"type": "tap", "x": 0.9, "y": 0.9})
+    assert (transition.terminated, transition.success, transition.reward) == (True, False, 0.0)
+
+
+def test_a_script_that_fails_says_why(emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task("click-test-2"), seed=1)
+    with pytest.raises(EmulatorError, match="the script failed: ReferenceError: nowhere is not defined"):
+        ask(emulator, "return nowhere")
+
+
+@pytest.mark.parametrize("text", ["Aa zZ 09", "~!@#$%^&*()_+{}|:\"<>?`-=[]\\;',./", "naïve 😀 日本"])
+def test_text_arrives_as_it_was_typed(text: str, emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task("enter-text"), seed=1)
+    tap(emulator, "#tt")
+    emulator.step({"type": "type", "text": text})
+    assert ask(emulator, "return document.querySelector('#tt').value") == text
+
+
+def test_keys_have_the_codes_that_pages_look_at(emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task("enter-text"), seed=1)
+    tap(emulator, "#tt")
+    ask(
+        emulator,
+        "window.keys = [];"
+        "document.querySelector('#tt').onkeydown = e => keys.push([e.key, e.code, e.keyCode, e.shiftKey]);",
+    )
+    emulator.step({"type": "type", "text": "aA1!\n"})
+    assert ask(emulator, "return keys") == [
+        ["a", "KeyA", 65, False],
+        ["A", "KeyA", 65, True],
+        ["1", "Digit1", 49, False],
+        ["!", "Digit1", 49, True],
+        ["Enter", "Enter", 13, False],
+    ]

@@ -76,7 +76,7 @@ def test_the_host_versions_are_public_versions_of_direct_dependencies() -> None:
 def test_requirements_are_those_of_the_package_and_of_the_wanted_extras() -> None:
     assert any(line.startswith("torch") for line in requirements())
     extra = set(requirements({"miniwob"})) - set(requirements())
-    assert sorted(line.split(">")[0] for line in extra) == ["miniwob", "selenium"]
+    assert sorted(line.split(">")[0] for line in extra) == ["miniwob"]
 
 
 def test_a_worker_gets_the_package_once(link: Connection, package: Package, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import resource
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_server import Endpoint, endpoint, fails, hangs, hangs_up, says, web_page
+from chat_server import (
+    Answer,
+    Endpoint,
+    drips_a_body,
+    drips_headers,
+    endless,
+    endpoint,
+    fails,
+    hangs,
+    hangs_up,
+    packed_zeros,
+    redirects,
+    says,
+    web_page,
+)
 
 from digirl_dist.chat.client import key_of
 from digirl_dist.errors import JudgeError, SettingsError
@@ -169,6 +184,38 @@ def test_something_that_is_no_such_endpoint_is_named(tmp_path: Path, served: End
     served.script = [answer]
     with pytest.raises(JudgeError, match=r"is judge\.base_url right\?"):
         Asked(tmp_path, served.url).judge.verdict(episode())
+
+
+def test_a_judge_that_redirects_is_not_followed(tmp_path: Path, served: Endpoint) -> None:
+    with endpoint() as other:
+        served.script = [redirects(f"{other.url}/chat/completions")] * 2
+        with pytest.raises(JudgeError, match="which is not followed: set judge.base_url"):
+            Asked(tmp_path, served.url).judge.verdict(episode())
+        assert not other.requests
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"), [(endless, "an answer of more than 4 MiB"), (packed_zeros, "an answer packed by gzip")]
+)
+def test_a_judge_that_answers_without_end_is_refused(
+    tmp_path: Path, served: Endpoint, answer: Answer, said: str
+) -> None:
+    served.script = [answer]
+    began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(JudgeError, match=said):
+        Asked(tmp_path, served.url).judge.verdict(episode())
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - began < 64 << 10  # in KiB
+
+
+@pytest.mark.parametrize("answer", [drips_a_body, drips_headers])
+def test_a_judge_that_answers_in_drops_is_away_and_then_asked_again(
+    tmp_path: Path, served: Endpoint, answer: Answer
+) -> None:
+    served.script = [answer]
+    asked = Asked(tmp_path, served.url, answer_s=0.5)
+    assert asked.judge.verdict(episode()).success
+    [away] = [content for kind, content in asked.events if kind == "judge_away"]
+    assert "no whole answer within 1.5 s" in away["reason"]
 
 
 def test_what_was_answered_is_never_asked_again(tmp_path: Path, served: Endpoint) -> None:

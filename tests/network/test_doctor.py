@@ -22,7 +22,7 @@ from digirl_dist.doctor import link, probe
 from digirl_dist.doctor.check import Check
 from digirl_dist.doctor.examine import Target, examine
 from digirl_dist.doctor.requirements import AndroidRequirements, MachineRequirements
-from digirl_dist.emulator.chromium import BROWSERS, DRIVERS
+from digirl_dist.emulator.chromium import BROWSERS
 from digirl_dist.fleet.roster import WorkerConfig
 from digirl_dist.settings import AndroidInstallSettings, AndroidSettings, InstallSettings, Settings, SshSettings
 from digirl_dist.setup.scripts import steps
@@ -48,11 +48,10 @@ def look(bare: BareMachine, needs: MachineRequirements = PLAIN, **changes: Any) 
 
 @pytest.fixture
 def market(bare: BareMachine, tmp_path: Path) -> Iterator[None]:
-    """``apt-get`` has what remedies name; browser and driver are of one version."""
+    """``apt-get`` has what remedies name."""
     packages = {
         "python3-venv": {"usr/local/share/venv": ""},
         "chromium": {"usr/local/bin/chromium": "#!/bin/sh\necho Chromium 7.0.1"},
-        "chromium-driver": {"usr/local/bin/chromedriver": "#!/bin/sh\necho ChromeDriver 7.0.2"},
         "adb": {"usr/local/bin/adb": "#!/bin/sh"},
     }
     open_market(bare, tmp_path / "market", packages)
@@ -254,17 +253,15 @@ def test_a_clock_that_is_wrong_is_a_warning(bare: BareMachine) -> None:
 # --- Chromium
 
 
-def test_a_browser_or_driver_that_is_missing(bare: BareMachine, market: None) -> None:
-    bare.hide("chromedriver")
-    refused(look(bare, BROWSER), "chromium", "chromium-driver is not on PATH", "`apt-get install chromium-driver`")
+def test_a_browser_that_is_missing(bare: BareMachine, market: None) -> None:
     there = [browser for browser in BROWSERS if bare.has(browser)]
     for browser in there:
         bare.hide(browser)
-    check = refused(look(bare, BROWSER), "chromium", "chromium and chromium-driver is not on PATH")
+    check = refused(look(bare, BROWSER), "chromium", "chromium is not on PATH", "`apt-get install chromium`")
     assert "chromium" not in look(bare, PLAIN), "it does not matter to other emulators"
     bare.as_root(command_in(check))
     assert look(bare, BROWSER)["chromium"].ok
-    for program in (*DRIVERS, *there):
+    for program in there:
         bare.bring_back(program)
 
 
@@ -274,11 +271,11 @@ def test_the_browsers_that_are_looked_for_are_those_that_the_emulator_starts() -
     assert probe._BROWSERS == BROWSERS and f"browsers=({' '.join(BROWSERS)})" in steps
 
 
-def test_a_driver_of_another_version(bare: BareMachine, market: None) -> None:
-    bare.as_root("printf '#!/bin/sh\\necho ChromeDriver 99.0.1 of somebody' > /usr/local/bin/chromedriver")
-    bare.as_root("chmod +x /usr/local/bin/chromedriver")
-    refused(look(bare, BROWSER), "chromium", "99.0.1", "same major version", "remove whichever")
-    bare.as_root("rm /usr/local/bin/chromedriver")
+def test_a_browser_that_does_not_run(bare: BareMachine, market: None) -> None:
+    bare.as_root(f"printf '#!/bin/sh\\necho no library >&2; exit 127' > /usr/local/bin/{BROWSERS[0]}")
+    bare.as_root(f"chmod +x /usr/local/bin/{BROWSERS[0]}")
+    refused(look(bare, BROWSER), "chromium", "no library", "does not run")
+    bare.as_root(f"rm /usr/local/bin/{BROWSERS[0]}")
     assert look(bare, BROWSER)["chromium"].ok
 
 

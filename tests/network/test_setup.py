@@ -19,7 +19,7 @@ from network.offline_wheels import collect_wheels
 from network.package_archive import close_market, open_market
 
 from digirl_dist.cli.main import main
-from digirl_dist.emulator.chromium import BROWSERS, DRIVERS
+from digirl_dist.emulator.chromium import BROWSERS
 from digirl_dist.storage import parquet
 
 pytestmark = [pytest.mark.system, pytest.mark.long_file(150)]
@@ -96,7 +96,7 @@ def test_setup_then_doctor_then_a_miniwob_run_with_one_edited_file(
     configure(bare, host, install=offline, bsize=1, rollout_size=2, train_iterations=1, **emulator)
     planned = say("setup", "--dry-run")
     assert planned.returncode == 0 and "would  digirl_dist" in planned.stdout, planned.stderr
-    assert "ok     Chromium and its driver" in planned.stdout
+    assert "ok     Chromium" in planned.stdout
     assert bare.as_user("ls -A .cache 2>/dev/null || true") == "", "a dry run changes nothing"
     looked = {check["check"]: check for check in json.loads(say("doctor", "--try", "--json").stdout)}
     assert "not installed in" in looked["package"]["detail"] and "`digirl-dist setup`" in looked["package"]["remedy"]
@@ -134,19 +134,18 @@ def changes(bare: BareMachine) -> str:
 def test_what_needs_root_is_said_with_the_command_that_an_administrator_runs(
     bare: BareMachine, say: Say, tmp_path: Path
 ) -> None:
-    programs = [name for name in (*BROWSERS, *DRIVERS) if bare.has(name)]
+    programs = [name for name in BROWSERS if bare.has(name)]
     for program in programs:
         bare.hide(program)
-    packages = {"chromium": "chromium", "chromium-driver": "chromedriver"}
-    packages |= {"chromium-browser": "chromium", "chromium-chromedriver": "chromedriver"}  # Ubuntu's names
+    packages = {"chromium": "chromium", "chromium-browser": "chromium"}  # the latter is Ubuntu's name
     stand_ins = {name: {f"usr/local/bin/{program}": "#!/bin/sh\necho 7.0"} for name, program in packages.items()}
     open_market(bare, tmp_path / "market", stand_ins)
     done = say("setup", "--emulator", "miniwob")
     assert done.returncode == 1 and "1 workers failed" in done.stdout
     assert f"root or passwordless sudo is needed for this, and user {USER} has neither" in done.stderr
-    [printed] = re.findall("error: worker w1: Chromium and its driver: `(.+)`: root", done.stderr)
+    [printed] = re.findall("error: worker w1: Chromium: `(.+)`: root", done.stderr)
     bare.as_root(printed)
-    assert "ok     Chromium and its driver" in say("setup", "--dry-run", "--emulator", "miniwob").stdout
+    assert "ok     Chromium" in say("setup", "--dry-run", "--emulator", "miniwob").stdout
     close_market(bare)
     for program in programs:
         bare.bring_back(program)

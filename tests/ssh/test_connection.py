@@ -157,6 +157,49 @@ def test_a_changed_host_key_is_refused_with_both_fingerprints(
     assert f"ssh-keygen -f {tmp_path}/wrong -R '[127.0.0.1]:{server.address.port}'" in caught.value.remedy
 
 
+LINES_ABOUT_OTHERS = """
+# a comment
+@cert-authority *.example.com ssh-ed25519 {other}
+@revoked elsewhere.example.com ssh-ed25519 {own}
+@revoked
+@cert-authority
+broken.example.com ssh-ed25519 AAAA
+broken.example.com ssh-ed25519 !!!!
+broken.example.com no-such-kind {other}
+two words
+|1|AAAA|AAAA ssh-ed25519 {other}
+"""
+
+
+def own_key(server: Server) -> str:
+    assert server.address.known_hosts is not None
+    return Path(server.address.known_hosts).read_text().split()[2]
+
+
+def test_lines_about_other_machines_and_broken_lines_break_nothing(
+    server: Server, limits: SshSettings, tmp_path: Path, make_key: Callable[..., Path]
+) -> None:
+    other = make_key("other").with_suffix(".pub").read_text().split()[1]
+    lines = LINES_ABOUT_OTHERS.format(other=other, own=own_key(server)).encode() + b"\xff\xfe not text\n"
+    good = f"[127.0.0.1]:{server.address.port} ssh-ed25519 {own_key(server)}\n".encode()
+    (tmp_path / "known").write_bytes(lines + good)
+    with connect(dataclasses.replace(server.address, known_hosts=str(tmp_path / "known")), limits) as link:
+        assert link.run("true").status == 0
+
+
+@pytest.mark.parametrize("names", ["[127.0.0.1]:{port}", "*", "other,[127.0.0.*]:{port}"])
+@pytest.mark.parametrize("also", ["", "ssh-ed25519 {own}", "ssh-ed25519 {other}"])
+def test_a_revoked_host_key_is_refused_whatever_else_is_known(
+    server: Server, limits: SshSettings, tmp_path: Path, make_key: Callable[..., Path], names: str, also: str
+) -> None:
+    keys = {"own": own_key(server), "other": make_key("other").with_suffix(".pub").read_text().split()[1]}
+    place = names.format(port=server.address.port)
+    known = f"[127.0.0.1]:{server.address.port} {also.format(**keys)}\n" if also else ""
+    (tmp_path / "known").write_text(f"{known}@revoked {place} ssh-ed25519 {keys['own']}\n")
+    with pytest.raises(HostKeyError, match="marked as revoked"):
+        connect(dataclasses.replace(server.address, known_hosts=str(tmp_path / "known")), limits)
+
+
 def test_a_refused_key_is_named_with_the_user(
     server: Server, limits: SshSettings, make_key: Callable[..., Path]
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from listening import listeners
 from rank_launch import descendants, example, launch, rank_process, started, torchrun
 from run_files import metrics
 from safetensors.torch import load_file
@@ -108,6 +109,9 @@ def test_b9_a_rank_that_is_killed_between_updates_ends_the_run(tmp_path: Path) -
         while not gate.with_suffix(".waiting").exists():
             assert time.monotonic() < deadline and host.poll() is None
             time.sleep(0.1)
+        assert {one.address for one in listeners(host.pid)} == {
+            "127.0.0.1"
+        }  # gloo's: see tests/parallel/test_launch.py
         victim = rank_process(rank_parents(host.pid)[0], 1)
         assert victim is not None
         victim.kill()
@@ -118,7 +122,7 @@ def test_b9_a_rank_that_is_killed_between_updates_ends_the_run(tmp_path: Path) -
 
 
 def rank_parents(host: int) -> list[int]:
-    return [child.pid for child in descendants(host) if "torch.distributed.run" in " ".join(child.cmdline())]
+    return [child.pid for child in descendants(host) if "digirl_dist.parallel.launch" in " ".join(child.cmdline())]
 
 
 @pytest.mark.unit

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from digirl_dist.child_process import last_lines
@@ -17,6 +18,8 @@ from digirl_dist.errors import EmulatorError, SettingsError
 
 if TYPE_CHECKING:
     from adbutils import AdbDevice
+
+    from digirl_dist.emulator.android.adb_client import Address
 
 _START_LIMIT_S = 20.0
 _STOP_LIMIT_S = 3.0
@@ -28,53 +31,63 @@ _NO_SCAN = {"ADB_LOCAL_TRANSPORT_MAX_PORT": "5553"}
 
 
 class AdbServer:
-    """One adb server: its own process when ``start`` was called, else one that runs already."""
+    """One adb server: its own process when ``started_server`` made it, else one that runs already."""
 
-    def __init__(self, host: str, port: int) -> None:
-        """Raises SettingsError if the client library is missing."""
-        try:
-            from adbutils import AdbClient
-        except ImportError as error:
-            raise SettingsError("the adb client is missing: pip install 'digirl_dist[android]'") from error
-        self.port = port
-        self._where = f"{host}:{port}"
-        self._client = AdbClient(host, port, socket_timeout=_ANSWER_LIMIT_S)
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._client = adb_client().Client(address, _ANSWER_LIMIT_S)
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, adb: str, logs: Path) -> None:
-        """Run a server as a child of ours, so that it cannot outlive this slot. Raises EmulatorError."""
-        log = logs / f"adb-{self.port}.log"
-        command = [adb, "-P", str(self.port), "nodaemon", "server"]
+    def run(self, adb: str, folder: Path, name: str) -> None:
+        """Run a server as a child of ours, so that it cannot outlive this slot. Raises EmulatorError.
+
+        It listens at a socket file, not at a port: whoever reaches a server has its devices.
+        """
+        log = folder / f"{name}.log"
+        (folder / name).unlink(missing_ok=True)  # of one that was killed; the slot's lock says that it is not in use
+        command = [adb, "-L", f"localfilesystem:{name}", "nodaemon", "server"]
+        environment = {**os.environ, **_NO_SCAN}
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, **_NO_SCAN}
+                command,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                umask=0o077,
             )
         deadline = time.monotonic() + _START_LIMIT_S
         while not self.answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.close()
-                raise EmulatorError(f"the adb server at {self._where} did not start{last_lines(log)}")
+                raise EmulatorError(f"the adb server at {self._address} did not start{last_lines(log)}")
             time.sleep(_LOOK_AGAIN_S)
+
+    @property
+    def pid(self) -> int:
+        """Of a server that was started here."""
+        assert self._process is not None
+        return self._process.pid
 
     def answers(self) -> bool:
         """Whether something listens there."""
-        host, _, port = self._where.rpartition(":")
         try:
-            with socket.create_connection((host, int(port)), timeout=_ANSWER_LIMIT_S):
-                return True
+            self._address.connect(_ANSWER_LIMIT_S).close()
         except OSError:
             return False
+        return True
 
     def require(self) -> None:
         """Raises SettingsError when nothing listens there."""
         if not self.answers():
             raise SettingsError(
-                f"no adb server answers at {self._where}; run `adb start-server` there, or unset emulator.adb_server"
+                f"no adb server answers at {self._address}; run `adb start-server` there, or unset emulator.adb_server"
             )
 
     def states(self) -> dict[str, str]:
         """``device``, ``offline``, ``unauthorized`` … by serial. Raises EmulatorError."""
-        with adb_errors(f"the adb server at {self._where}", "list its devices"):
+        with adb_errors(f"the adb server at {self._address}", "list its devices"):
             return {info.serial: info.state for info in self._client.list()}
 
     def connect(self, serial: str) -> str:
@@ -95,7 +108,7 @@ class AdbServer:
     def announce(self, adb_port: int) -> None:
         """Tell the server of an emulator on this machine, as emulators do. Raises EmulatorError."""
         with (
-            adb_errors(f"the adb server at {self._where}", "hear of an emulator"),
+            adb_errors(f"the adb server at {self._address}", "hear of an emulator"),
             self._client.make_connection() as link,
         ):
             link.send_command(f"host:emulator:{adb_port}")
@@ -108,6 +121,22 @@ class AdbServer:
         process, self._process = self._process, None
         if process is not None:
             end(process, _STOP_LIMIT_S)
+
+
+def adb_client() -> ModuleType:
+    """The module that needs the client library. Raises SettingsError if that is missing."""
+    try:
+        return importlib.import_module("digirl_dist.emulator.android.adb_client")
+    except ImportError as error:
+        raise SettingsError("the adb client is missing: pip install 'digirl_dist[android]'") from error
+
+
+def started_server(adb: str, folder: Path, console: int) -> AdbServer:
+    """A server of the slot's own, at ``folder``/adb-CONSOLE.socket. Raises EmulatorError or SettingsError."""
+    name = f"adb-{console}.socket"
+    server = AdbServer(adb_client().SocketFile(folder, name))
+    server.run(adb, folder, name)
+    return server
 
 
 @contextmanager

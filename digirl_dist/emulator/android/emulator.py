@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from digirl_dist.emulator.android import frames
-from digirl_dist.emulator.android.adb import AdbServer, find_adb
+from digirl_dist.emulator.android.adb import AdbServer, adb_client, find_adb, started_server
 from digirl_dist.emulator.android.adb_device import AndroidDevice
 from digirl_dist.emulator.android.attached import AttachedDevice, claim_serial
 from digirl_dist.emulator.android.avd import find_avd, find_sdk
@@ -128,21 +128,20 @@ def _open(settings: AndroidSettings, locks: Locks, stack: ExitStack) -> tuple[So
     ports = claim_ports(locks, settings.first_port)
     if settings.avd is not None:
         avd = find_avd(settings)
-        server = _own_server(settings, ports.server, locks, stack)
+        server = _own_server(settings, ports.console, locks, stack)
         source: Source = AvdInstance(settings, avd, ports, server, locks)
     else:
         serial = claim_serial(locks, settings.serials)
-        server = _given_server(settings.adb_server) or _own_server(settings, ports.server, locks, stack)
+        server = _given_server(settings.adb_server) or _own_server(settings, ports.console, locks, stack)
         source = AttachedDevice(settings, serial, server)
     stack.callback(source.stop)
     source.start()
     return source, server
 
 
-def _own_server(settings: AndroidSettings, port: int, locks: Locks, stack: ExitStack) -> AdbServer:
-    server = AdbServer("127.0.0.1", port)
+def _own_server(settings: AndroidSettings, console: int, locks: Locks, stack: ExitStack) -> AdbServer:
+    server = started_server(find_adb(find_sdk(settings)), locks.folder, console)
     stack.callback(server.close)
-    server.start(find_adb(find_sdk(settings)), locks.folder)
     return server
 
 
@@ -152,6 +151,6 @@ def _given_server(address: str | None) -> AdbServer | None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise SettingsError(f"emulator.adb_server={address} is not of the form host:port, as 127.0.0.1:5037")
-    server = AdbServer(host, int(port))
+    server = AdbServer(adb_client().TcpAddress(host, int(port)))
     server.require()
     return server

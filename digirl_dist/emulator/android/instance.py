@@ -18,6 +18,8 @@ from digirl_dist.emulator.plugins.android import AndroidSettings
 from digirl_dist.errors import EmulatorError
 
 _STOP_LIMIT_S = 3.0
+_NO_SERVER = "1"
+"""The program announces itself at a port. The slot's server has none, and the usual one may be somebody else's."""
 
 _REMEDIES = (
     (r"/dev/kvm|hardware acceleration|\bKVM\b", "let this user use KVM: sudo usermod -aG kvm $USER, then log in anew"),
@@ -130,5 +132,5 @@ class AvdInstance:
             "ANDROID_HOME": str(self._avd.sdk),
             "ANDROID_SDK_ROOT": str(self._avd.sdk),
             "ANDROID_AVD_HOME": str(self._avd.home),
-            "ANDROID_ADB_SERVER_PORT": str(self._ports.server),
+            "ANDROID_ADB_SERVER_PORT": _NO_SERVER,
         }

@@ -1,4 +1,4 @@
-"""Which ports a slot uses on its machine: two for the emulator and one for its adb server."""
+"""Which ports a slot uses on its machine: two, for the emulator itself."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from digirl_dist.errors import EmulatorError
 
 LAST_CONSOLE = 5682
 """The emulator program takes no higher console port."""
-_SERVER_OFFSET = 10_000
 
 
 class Ports(NamedTuple):
-    """Console (even), adb of the emulator (the next), and the slot's own adb server."""
+    """Console (even), and adb of the emulator (the next)."""
 
     console: int
     adb: int
-    server: int
 
 
 def claim_ports(locks: Locks, first: int) -> Ports:
     """The first ports from ``first`` on that neither another slot nor another program has. Raises EmulatorError."""
     for console in range(first, LAST_CONSOLE + 1, 2):
-        ports = Ports(console, console + 1, console + _SERVER_OFFSET)
+        ports = Ports(console, console + 1)
         name = f"port-{console}"
         if not locks.take(name):
             continue

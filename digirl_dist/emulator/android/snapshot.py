@@ -9,7 +9,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import replace
 
-from digirl_dist.emulator.android.adb import AdbServer, find_adb
+from digirl_dist.emulator.android.adb import find_adb, started_server
 from digirl_dist.emulator.android.adb_device import AndroidDevice
 from digirl_dist.emulator.android.avd import find_avd
 from digirl_dist.emulator.android.instance import AvdInstance
@@ -30,9 +30,8 @@ def save_snapshot(settings: AndroidSettings, name: str) -> None:
         locks = Locks(cold.lock_path)
         stack.callback(locks.release_all)
         ports = claim_ports(locks, cold.first_port)
-        server = AdbServer("127.0.0.1", ports.server)
+        server = started_server(find_adb(avd.sdk), locks.folder, ports.console)
         stack.callback(server.close)
-        server.start(find_adb(avd.sdk), locks.folder)
         instance = AvdInstance(cold, avd, ports, server, locks)
         stack.callback(instance.stop)
         instance.start(read_only=False)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from emulator.android.sites import RunningPhone
+from listening import as_another_user, listeners
+from process_watch import processes_with
 
 from digirl_dist.emulator.android import frames
-from digirl_dist.emulator.android.adb import AdbServer
+from digirl_dist.emulator.android.adb import AdbServer, adb_client, started_server
 from digirl_dist.emulator.android.locks import Locks
 from digirl_dist.emulator.android.ports import claim_ports
 from digirl_dist.emulator.phone import layout
+from digirl_dist.errors import EmulatorError
 
 pytestmark = pytest.mark.component
 
@@ -26,13 +30,13 @@ Adb = Callable[..., bytes]
 def adb(phone: RunningPhone, tmp_path: Path) -> Iterator[Adb]:
     """The program, at a server of its own, connected to the phone."""
     locks = Locks(str(tmp_path / "locks"))
-    server = AdbServer("127.0.0.1", claim_ports(locks, 5640).server)
-    server.start("adb", tmp_path)
+    console = claim_ports(locks, 5640).console
+    server = started_server("adb", locks.folder, console)
 
     def run(*words: str, device: bool = True) -> bytes:
         chosen = ["-s", phone.serial] if device else []
-        environment = {**os.environ, "ANDROID_ADB_SERVER_PORT": str(server.port)}
-        done = subprocess.run(["adb", *chosen, *words], env=environment, capture_output=True, timeout=20, check=False)
+        command = ["adb", "-L", f"localfilesystem:adb-{console}.socket", *chosen, *words]
+        done = subprocess.run(command, cwd=locks.folder, capture_output=True, timeout=20, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -75,3 +79,34 @@ def test_adb_touches_the_screen(adb: Adb, phone: RunningPhone) -> None:
     rect = layout.icon_rect(0)
     adb("shell", "input", "tap", str(rect.left + 5), str(rect.top + 5))
     assert phone.shell.state.app is not None and phone.shell.state.app.name == "Clock"
+
+
+CONNECT = """
+import socket, sys
+try:
+    socket.socket(socket.AF_UNIX).connect(sys.argv[1])
+except PermissionError:
+    print("refused")
+"""
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_nothing_of_a_server_listens_for_other_users(umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+            os.chmod(folder, 0o755)  # even so
+            server = started_server("adb", Path(folder), 5640)
+            assert server.answers()
+            assert listeners(server.pid) == []
+            assert as_another_user(CONNECT, f"{folder}/adb-5640.socket").stdout == "refused\n"
+            server.close()
+    finally:
+        os.umask(before)
+
+
+def test_a_server_that_is_not_there_is_not_started(tmp_path: Path) -> None:
+    """As the library does with a daemon of its own, at a port for everybody."""
+    with pytest.raises(EmulatorError, match="failed to list its devices"):
+        AdbServer(adb_client().SocketFile(tmp_path, "none.socket")).states()
+    assert not processes_with("fork-server")

@@ -31,6 +31,7 @@ from digirl_dist.emulator.android.ports import LAST_CONSOLE, claim_ports
 from digirl_dist.emulator.android.snapshot import save_snapshot
 from digirl_dist.emulator.phone import phone_tasks
 from digirl_dist.errors import EmulatorError, SettingsError
+from digirl_dist.parallel.free_port import free_port
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.rollout.slot import Slot
 from digirl_dist.settings import AndroidSettings
@@ -348,13 +349,14 @@ def test_a_device_that_went_offline_is_connected_anew(
 
 
 def test_a_server_that_runs_already_is_used_and_left_alone(tmp_path: Path, phone: RunningPhone) -> None:
-    locks = Locks(str(tmp_path / "locks"))
-    given = AdbServer("127.0.0.1", claim_ports(locks, 5640).server)
-    given.start("adb", tmp_path)
-    with running(quick(tmp_path, serials=[phone.serial], adb_server=f"127.0.0.1:{given.port}")) as emulator:
-        emulator.reset(Task("t"), seed=0)
-    assert given.answers()
-    given.close()
+    port = free_port()
+    with subprocess.Popen(["adb", "-P", str(port), "nodaemon", "server"]) as process:
+        given = AdbServer(adb.adb_client().TcpAddress("127.0.0.1", port))
+        eventually(given.answers)
+        with running(quick(tmp_path, serials=[phone.serial], adb_server=f"127.0.0.1:{port}")) as emulator:
+            emulator.reset(Task("t"), seed=0)
+        assert given.answers()
+        process.kill()
 
 
 def test_a_phone_that_still_boots_is_waited_for(tmp_path: Path) -> None:
