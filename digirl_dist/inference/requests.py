@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -69,7 +70,8 @@ class InferenceResult:
     decision: Decision
 
     def to_message(self) -> Action:
-        return Action(self.number, self.decision.action, self.decision.log_prob)
+        log_prob = self.decision.log_prob
+        return Action(self.number, self.decision.action, None if math.isnan(log_prob) else log_prob)
 
 
 @dataclass(frozen=True)
@@ -89,4 +91,5 @@ InferenceReply = InferenceResult | InferenceFailure
 def reply_from(message: Action | NoAction) -> InferenceReply:
     if isinstance(message, NoAction):
         return InferenceFailure(message.number, message.reason)
-    return InferenceResult(message.number, Decision(message.action, message.log_prob))
+    log_prob = math.nan if message.log_prob is None else message.log_prob
+    return InferenceResult(message.number, Decision(message.action, log_prob))

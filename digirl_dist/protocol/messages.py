@@ -180,7 +180,8 @@ class Action(_Message, frozen=True):
 
     number: Natural
     action: Json
-    log_prob: float
+    log_prob: float | None
+    """null if the agent does not know it."""
 
 
 class NoAction(_Message, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -77,3 +78,11 @@ def test_answers_come_across_as_they_are() -> None:
     ):
         message = decode_host_message(encode(answer.to_message()))
         assert isinstance(message, Action | NoAction) and reply_from(message) == answer
+
+
+def test_a_log_probability_that_is_not_known_comes_across_as_such() -> None:
+    """An agent behind a server does not know it, and JSON has no NaN."""
+    message = decode_host_message(encode(InferenceResult(4, Decision({"type": "tap"}, math.nan)).to_message()))
+    assert isinstance(message, Action)
+    answer = reply_from(message)
+    assert isinstance(answer, InferenceResult) and math.isnan(answer.decision.log_prob)
