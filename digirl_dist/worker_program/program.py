@@ -107,7 +107,7 @@ class Program:
             self._do("act", self._core.act_failed(error))
             return
         for happening in happened:
-            self._do(type(happening).__name__, self._core.happened(happening))
+            self._do("episode", self._core.happened(happening))
 
     def _heartbeat(self) -> Heartbeat:
         """Called in a thread of the link."""

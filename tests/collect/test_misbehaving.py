@@ -15,7 +15,7 @@ from digirl_dist.child_process import SOURCE
 from digirl_dist.fleet import roster
 from digirl_dist.tasks import Key
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.system, pytest.mark.long]
 MISBEHAVING = "localhost-0"
 
 

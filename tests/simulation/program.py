@@ -76,7 +76,7 @@ class SimulatedProgram:
         return [*self.queue, *self.running.values()]
 
     def happened(self, happening: Happening) -> None:
-        self.do(type(happening).__name__, self.core.happened(happening))
+        self.do("episode", self.core.happened(happening))
 
     def act_fails(self, error: Exception) -> None:
         """The agent raises in its turn."""
