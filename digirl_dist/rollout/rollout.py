@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -134,12 +135,11 @@ class Rollout:
             episode = self._episodes.get(slot.index)
             ticket = None if episode is None else episode.ticket.index
             if episode is not None and episode.asked is not None:
-                found.append(SlotWait(self._policies.waiting, now - episode.asked_at, self._policies.limit_s, ticket))
-                continue
-            limit_s = slot.deadline - slot.since
-            found.append(
-                SlotWait(self._activity(slot), now - slot.since, None if limit_s == float("inf") else limit_s, ticket)
-            )
+                activity, since, limit_s = self._policies.waiting, episode.asked_at, self._policies.limit_s
+            else:
+                activity, since, limit_s = self._activity(slot), slot.since, slot.deadline - slot.since
+            limit_s = None if limit_s is None or limit_s == math.inf else max(0.0, limit_s)
+            found.append(SlotWait(activity, max(0.0, now - since), limit_s, ticket))  # it may change meanwhile
         return found
 
     def in_service(self) -> int:

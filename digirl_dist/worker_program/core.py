@@ -190,7 +190,8 @@ class ProgramCore:
 
     def counted(self, seconds: dict[str, float]) -> Effects:
         """Tells the host, which learns from now on, where the slots' time went."""
-        return [Send(SlotSeconds(seconds)), IdleBecause("update")]
+        told = {activity: max(0.0, spent) for activity, spent in seconds.items()}  # differences, which round
+        return [Send(SlotSeconds(told)), IdleBecause("update")]
 
     def written(self, manifest: EpisodeManifest) -> Effects:
         self._held.pop(manifest.key, None)
