@@ -20,7 +20,7 @@ from digirl_dist.collect.leases import Leases
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator import EmulatorFactory
 from digirl_dist.errors import CollectionError
-from digirl_dist.inference.local import Policies
+from digirl_dist.inference.local import LocalPolicies
 from digirl_dist.protocol.messages import Acting, EpisodeFailed, SlotChanged, SlotLimits
 from digirl_dist.rollout.rollout import Finished, Happening, Rollout
 from digirl_dist.rollout.slot import Slot
@@ -58,7 +58,7 @@ class InlineCollector:
         folder = Path(self._folder.name)
         packed = folder / "emulator"
         packed.write_bytes(pack(job.emulator))
-        self._policies = Policies(job.agent)
+        self._policies = LocalPolicies(job.agent)
         slots = [Slot(k, packed, job.limits, folder / f"slot-{k}.log") for k in range(job.pool.slots)]
         self._rollout = Rollout(NAME, slots, self._policies, job.max_steps, shrink=bool(job.pool.reason))
         self._leases = Leases(attempts, time.monotonic)

@@ -16,7 +16,7 @@ from digirl_dist.storage.checkpoint import State
 from digirl_dist.trajectory import Decision, NoDecision
 
 
-class Policies:
+class LocalPolicies:
     """Agents by policy version; each version acts in one batch. A new version reuses the memory of a retired one.
 
     Implements ``rollout.Policies``.

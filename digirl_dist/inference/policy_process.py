@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 
-from digirl_dist.inference.local import Policies
+from digirl_dist.inference.local import LocalPolicies
 from digirl_dist.inference.requests import InferenceFailure, InferenceReply, InferenceRequest
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.user_code.packing import unpack
@@ -37,7 +37,7 @@ class RequestHandler:
     """Serves inference requests; failures carry a reason."""
 
     def __init__(self, packed_agent: bytes) -> None:
-        self._policies = Policies(lambda: unpack(packed_agent)())
+        self._policies = LocalPolicies(lambda: unpack(packed_agent)())
         self._missing: dict[int, str] = {}
 
     def serve(self, checkpoints: Mapping[int, Checkpoint]) -> dict[int, str]:

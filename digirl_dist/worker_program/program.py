@@ -22,7 +22,7 @@ from typing import Any
 
 from digirl_dist.capacity import Machine, PoolSize, choose
 from digirl_dist.errors import CheckpointError
-from digirl_dist.inference.local import Policies
+from digirl_dist.inference.local import LocalPolicies
 from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.protocol.messages import Heartbeat, LoadPolicy, StartJob, TensorEntry
 from digirl_dist.rollout.rollout import Finished, Rollout
@@ -56,7 +56,7 @@ from digirl_dist.worker_program.effects import (
     WriteEpisode,
 )
 from digirl_dist.worker_program.link import Link, SocketLink
-from digirl_dist.worker_program.remote_policies import HostPolicies
+from digirl_dist.worker_program.remote_policies import RemotePolicies
 from digirl_dist.worker_program.spool import Spool
 
 _TURN_S = 0.5
@@ -72,7 +72,7 @@ class Program:
         self._spool = Spool(folder)
         self._core = ProgramCore(orphan_s, package, platform.python_version(), os.getpid())
         self._rollout: Rollout | None = None
-        self._policies: Policies | HostPolicies | None = None
+        self._policies: LocalPolicies | RemotePolicies | None = None
         self._ended = False
         self.stopped = False
         """True once the host has said that this run is over here."""
@@ -170,10 +170,10 @@ class Program:
             case KeepVersions(versions):
                 policies.retire(set(versions))
             case PassAnswer(answer):
-                assert isinstance(policies, HostPolicies)
+                assert isinstance(policies, RemotePolicies)
                 policies.receive(answer)
             case AskAgain():
-                assert isinstance(policies, HostPolicies)
+                assert isinstance(policies, RemotePolicies)
                 policies.ask_again()
         return []
 
@@ -199,14 +199,14 @@ class Program:
         self._rollout = Rollout(job.name, slots, policies, job.max_steps, shrink=job.slots is None)
         return chosen
 
-    def _deciders(self, job: StartJob) -> Policies | HostPolicies:
+    def _deciders(self, job: StartJob) -> LocalPolicies | RemotePolicies:
         """Where the host decides it sends no agent, and nothing heavy is imported here."""
         if job.agent is None:
-            return HostPolicies(self._link, job.answer_s)
+            return RemotePolicies(self._link, job.answer_s)
         import torch
 
         torch.set_num_threads(job.torch_threads)
-        return Policies(unpack_file(self._blobs.file(job.agent)))
+        return LocalPolicies(unpack_file(self._blobs.file(job.agent)))
 
     def _new_slots(self, job: StartJob, count: int) -> list[Slot]:
         """Returns that many slots, whose emulators are booting."""
@@ -221,7 +221,7 @@ class Program:
         if rollout is not None:
             rollout.close()
 
-    def _load(self, policies: Policies | HostPolicies, policy: LoadPolicy) -> Effects:
+    def _load(self, policies: LocalPolicies | RemotePolicies, policy: LoadPolicy) -> Effects:
         tensors = policy.tensors
         try:
             infos = {name: TensorInfo(one.digest, one.dtype, tuple(one.shape)) for name, one in tensors.items()}

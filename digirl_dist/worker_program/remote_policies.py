@@ -17,8 +17,8 @@ from digirl_dist.types import Json
 from digirl_dist.worker_program.link import Link
 
 
-class HostPolicies:
-    """Versions that the host acts with. Fulfils ``rollout.Policies``; takes the place of ``worker.Policies``."""
+class RemotePolicies:
+    """Versions that the host acts with. Fulfils ``rollout.Policies``; takes the place of ``LocalPolicies``."""
 
     waiting = "the host's policy"
 

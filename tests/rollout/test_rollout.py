@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from user_classes import Coin, Counter
 
-from digirl_dist.inference.local import Policies
+from digirl_dist.inference.local import LocalPolicies
 from digirl_dist.protocol.messages import Acting, EpisodeFailed, SlotChanged, SlotLimits
 from digirl_dist.rollout.rollout import Finished, Happening, Rollout
 from digirl_dist.rollout.slot import Slot
@@ -27,7 +27,7 @@ LIMITS = SlotLimits(boot_s=20, reset_s=2, step_s=2, failures=2, back_off_s=0.05)
 @contextmanager
 def rollout(folder: Path, slots: int = 2, max_steps: int | None = None, **options: Any) -> Iterator[Rollout]:
     (folder / "factory").write_bytes(pack(partial(Counter, **options)))
-    policies = Policies(partial(Coin, Counter.spec))
+    policies = LocalPolicies(partial(Coin, Counter.spec))
     policies.load(0, Coin(Counter.spec).state_dict())
     made = [Slot(k, folder / "factory", LIMITS, folder / f"{k}.log") for k in range(slots)]
     running = Rollout("w1", made, policies, max_steps)
