@@ -5,17 +5,15 @@ Nothing here waits: what happens later is an entry in a heap, and ``SimulatedFle
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
+from simulation.program import SimulatedProgram
+from simulation.world import RUN, SEEN, Behaviour, World
 
 from digirl_dist.collect.dispatch import DispatchRules
 from digirl_dist.collect.fleet_collector import FleetCollector
@@ -38,152 +36,9 @@ from digirl_dist.protocol.messages import (
 from digirl_dist.settings import LimitSettings
 from digirl_dist.storage.status import Status
 from digirl_dist.tasks import Key, Round, Task, Ticket
-from digirl_dist.trajectory import Observation, Step, Trajectory
+from digirl_dist.trajectory import Step, Trajectory
 
-RUN = "r1"
 LATENCY_S = 0.01
-SEEN = Observation("seen", None, np.zeros(1, np.float32))
-
-
-class World:
-    """The clock, and what is still to happen."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.happened = 0
-        self._order = itertools.count()
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-
-    def clock(self) -> float:
-        return self.now
-
-    def later(self, seconds: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (self.now + seconds, next(self._order), action))
-
-    def advance(self, until: float) -> bool:
-        """The next happening up to that time; False if there is none, and the clock stands there."""
-        if not self._heap or self._heap[0][0] > until:
-            self.now = max(self.now, until)
-            return False
-        self.now, _, action = heapq.heappop(self._heap)
-        self.happened += 1
-        action()
-        return True
-
-
-@dataclass
-class Behaviour:
-    """How a worker's program and link are."""
-
-    slots: int = 4
-    episode_s: float = 1.0
-    mishears: Callable[[Ticket], bool] = lambda ticket: False
-    """Leases that the program drops without a word."""
-    forgets: Callable[[Ticket], bool] = lambda ticket: False
-    """Episodes that end without a word."""
-    claims: list[Key] = field(default_factory=list)
-    """Tickets that it says it holds, whatever it was leased."""
-
-
-class Program:
-    """A worker program that runs episodes of a given length; it outlives connections, and dies with ``kill``."""
-
-    def __init__(self, world: World, name: str, behaviour: Behaviour) -> None:
-        self.world, self.name, self.behaviour = world, name, behaviour
-        self.say: Callable[[messages.WorkerMessage], None] | None = None
-        self.generation = 0
-        self._reset()
-
-    def _reset(self) -> None:
-        self.queue: deque[Ticket] = deque()
-        self.running: dict[Key, Ticket] = {}
-        self.ready: dict[str, tuple[EpisodeManifest, Ticket]] = {}
-        self.order = 0
-        self.version: int | None = None
-        self.heard_at = self.world.now
-
-    def kill(self) -> None:
-        """The next one of this worker knows what lies in the folder, and nothing else."""
-        spooled = self.ready
-        self.generation += 1
-        self._reset()
-        self.ready = spooled
-        self.say = None
-
-    def receive(self, message: messages.HostMessage) -> None:
-        self.heard_at = self.world.now
-        match message:
-            case messages.Hello():
-                self.order = 0
-                self._say(messages.Ready(messages.PROTOCOL, "", "3.11", 1))
-            case messages.StartJob():
-                self._say(messages.Working(self.behaviour.slots, "", self.held()))
-                for manifest, _ in list(self.ready.values()):
-                    self._say(messages.EpisodeReady(manifest))
-            case messages.LoadPolicy(version):
-                self.version = version
-                self._say(messages.Loaded(version))
-                self._begin()
-            case messages.Lease(order, tickets):
-                self.order = order
-                held = set(self.held())
-                new = [one for one in tickets if one.key not in held and not self.behaviour.mishears(one)]
-                self.queue.extend(new)
-                self._begin()
-            case messages.Drop(order, keys, _):
-                self.order = order
-                self.queue = deque(ticket for ticket in self.queue if ticket.key not in keys)
-                for key in keys:
-                    self.running.pop(key, None)
-                self._begin()
-            case messages.Landed(episodes):
-                for episode in episodes:
-                    self.ready.pop(episode, None)
-            case messages.Collected():
-                self._say(messages.SlotSeconds({"step": 1.0}))
-
-    def held(self) -> list[Key]:
-        return [ticket.key for ticket in (*self.queue, *self.running.values())]
-
-    def beat(self) -> None:
-        unheard_s = self.world.now - self.heard_at
-        held = [*self.held(), *self.behaviour.claims]
-        self._say(messages.Heartbeat("run", 0.0, unheard_s, [], held, self.order, self.behaviour.slots))
-
-    def _begin(self) -> None:
-        while self.version is not None and self.queue and len(self.running) < self.behaviour.slots:
-            ticket = self.queue.popleft()
-            self.running[ticket.key] = ticket
-            self.world.later(self.behaviour.episode_s, partial(self._end, ticket, self.generation))
-            self._say(messages.Acting(0, ticket.key))
-
-    def _end(self, ticket: Ticket, generation: int) -> None:
-        if generation != self.generation or self.running.get(ticket.key) != ticket:
-            return
-        del self.running[ticket.key]
-        if not self.behaviour.forgets(ticket):
-            episode_id = f"{ticket.iteration}-{ticket.index}-{ticket.attempt}-{self.name}"
-            seconds = self.behaviour.episode_s
-            manifest = EpisodeManifest(
-                RUN,
-                ticket.key,
-                ticket.attempt,
-                ticket.policy_version,
-                episode_id,
-                100,
-                "ab",
-                0,
-                seconds,
-                0.0,
-                {"step": seconds},
-            )
-            self.ready[episode_id] = manifest, ticket
-            self._say(messages.EpisodeReady(manifest))
-        self._begin()
-
-    def _say(self, message: messages.WorkerMessage) -> None:
-        if self.say is not None:
-            self.say(message)
 
 
 class SimulatedWorker:
@@ -191,7 +46,7 @@ class SimulatedWorker:
 
     def __init__(self, world: World, name: str, behaviour: Behaviour, limits: LimitSettings, post: Any) -> None:
         self.spec: Any = SimpleNamespace(name=name, slots=behaviour.slots, package="")
-        self.program = Program(world, name, behaviour)
+        self.program = SimulatedProgram(world, name, behaviour)
         self.to_program = self.to_host = True
         self._world, self._limits, self._post = world, limits, post
         self._job = Job(RUN, None, b"emulator", 10, SlotLimits(), 1, 60.0)

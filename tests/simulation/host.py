@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from simulation.fleet import RUN, Behaviour, World
 from simulation.program import SimulatedProgram
+from simulation.world import RUN, Behaviour, World
 
 from digirl_dist.protocol.messages import (
     SPOKEN,

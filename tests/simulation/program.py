@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 import msgspec
-from simulation.fleet import SEEN, Behaviour, World
+from simulation.world import SEEN, Behaviour, World
 
 from digirl_dist.capacity import PoolSize
 from digirl_dist.protocol import messages

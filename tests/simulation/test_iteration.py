@@ -1,11 +1,15 @@
-"""Whole iterations on a virtual clock, in one thread: what the host promises, whatever links and programs do."""
+"""Whole iterations on a virtual clock, in one thread: what the host promises, whatever links and programs do.
+
+The collector, the sessions and the programs' cores are the real ones.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from simulation.fleet import RUN, Behaviour, Simulation, tickets
+from simulation.fleet import Simulation, tickets
+from simulation.world import RUN, Behaviour
 
 from digirl_dist.protocol import messages
 from digirl_dist.protocol.messages import EpisodeManifest
@@ -136,4 +140,13 @@ def test_iterations_follow_each_other_on_the_same_fleet(iterations: int) -> None
     here = Simulation.of({f"w{number}": Behaviour() for number in range(3)}, LIMITS)
     for number in range(iterations):
         assert_complete(here.collect(tickets(30, number)), 30, number)
-    assert not here.events.of("episode_retried") and not here.events.of("worker_lost")
+    for kind in ("episode_retried", "claims_refused", "worker_lost", "episode_dropped"):
+        assert not here.events.of(kind)
+
+
+def test_an_iteration_survives_a_program_that_is_killed_at_any_moment() -> None:
+    for moment in range(40):
+        here = Simulation.of({"w0": Behaviour(), "w1": Behaviour()}, LIMITS)
+        here.world.later(0.02 + 0.1 * moment, here.fleet.workers["w0"].program.kill)
+        assert_complete(here.collect(tickets(24)), 24)
+        assert here.store.refused == 0, "an episode came to the store twice"

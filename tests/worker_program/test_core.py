@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from simulation.fleet import RUN, tickets
+from simulation.fleet import tickets
 from simulation.host import ASKING_JOB, JOB, Host, manifest, policy
+from simulation.world import RUN
 
 from digirl_dist.capacity import PoolSize
 from digirl_dist.protocol.messages import (

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from simulation.fleet import RUN, tickets
+from simulation.fleet import tickets
 from simulation.host import ASKING_JOB, JOB, Host, policy
 from simulation.program import SimulatedProgram
+from simulation.world import RUN
 
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.protocol.messages import (
