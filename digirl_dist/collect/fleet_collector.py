@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
@@ -34,6 +35,7 @@ from digirl_dist.protocol.messages import (
     EpisodeReady,
     SlotSeconds,
     UnknownFile,
+    Working,
 )
 from digirl_dist.settings import LimitSettings
 from digirl_dist.storage.checkpoint import Checkpoint
@@ -75,6 +77,8 @@ class FleetCollector:
         self.dispatch = Dispatch(fleet, self.table.states, self.leases, rules, events, clock)
         self.all_stats: dict[Round, IterationStats] = {}
         self.prefetches: queue.SimpleQueue[tuple[Checkpoint, Sequence[Ticket]]] = queue.SimpleQueue()
+        self.pulls = itertools.count()
+        """Keeps the files of two pulls apart, also of one ticket."""
         self.closed = threading.Event()
         self.fleet.start()
 
@@ -101,6 +105,7 @@ class _Collection:
         self._table = collector.table
         self._status = collector.status
         self._prefetches = collector.prefetches
+        self._pulls = collector.pulls
         self._closed = collector.closed
         self._checkpoint = checkpoint
         self._iteration = Iteration(tickets, self._leases, self._store, collector.closing, collector.clock)
@@ -114,6 +119,8 @@ class _Collection:
         number = self._iteration.number
         self._status.host(f"collect iteration {number}")
         self._table.begin()
+        for name, state in self._table.states.items():
+            self._stats.has_slots(name, state.slots)
         if not self._iteration.is_over:
             self._dispatch.hand_out(self._checkpoint.iteration)  # emulators reset while the checkpoint comes
             self._fleet.publish(self._checkpoint, self._leases.versions())
@@ -162,7 +169,6 @@ class _Collection:
         states = self._table.states
         self._asked = {name for name, each in states.items() if each.slots}
         for name in self._asked:
-            self._stats.worker_result(name).slots = states[name].slots
             self._fleet.workers[name].collected()
         deadline = self._clock() + _ACCOUNTS_S
         while self._asked and self._clock() < deadline:
@@ -216,6 +222,9 @@ class _Collection:
             case SlotSeconds(seconds):
                 self._stats.spent(worker, self._table.ledger.book(worker, seconds))
                 self._asked.discard(worker)
+            case Working(slots):
+                self._stats.has_slots(worker, slots)
+                self._table.take_in(event)
             case _:
                 self._table.take_in(event)
 
@@ -235,9 +244,8 @@ class _Collection:
             self._fleet.workers[worker].forget(manifest.episode_id)
             return
         self._stats.ended(worker, manifest.seconds, manifest.age_s)
-        path = self._store.incoming(
-            self._iteration.counts_in(key), f"{worker}-{key.iteration}-{key.number}", manifest.size
-        )
+        name = f"{worker}-{key.iteration}-{key.number}-{next(self._pulls)}"
+        path = self._store.incoming(self._iteration.counts_in(key), name, manifest.size)
         self._fleet.workers[worker].pull(manifest, ticket, path)
 
     def _land(self, pulled: Pulled) -> None:

@@ -87,7 +87,7 @@ class InlineCollector:
     def _collect(self, checkpoint: Checkpoint, iteration: Iteration) -> CollectionResult:
         stats = self._stats_of(iteration.round)
         stats.started_at = time.monotonic()
-        stats.worker_result(NAME).slots = len(self._rollout.slots)
+        stats.has_slots(NAME, len(self._rollout.slots))
         self._status.host(f"collect iteration {iteration.number}")
         if not iteration.is_over:
             self._act_with(checkpoint)

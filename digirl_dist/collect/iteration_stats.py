@@ -26,6 +26,12 @@ class IterationStats:
         """Returns the worker's result, which the caller may add to."""
         return self._worker_results.setdefault(worker, WorkerResult(worker))
 
+    def has_slots(self, worker: str, slots: int) -> None:
+        """Notes how many slots a worker has, or had at most: a lost one brought episodes with them."""
+        if slots:
+            result = self.worker_result(worker)
+            result.slots = max(result.slots, slots)
+
     def spent(self, worker: str, seconds: Mapping[str, float]) -> None:
         """Adds seconds of a worker's slots by activity."""
         booked = self.worker_result(worker).slot_seconds

@@ -77,4 +77,4 @@ class JobFolder:
 
     def create(self) -> None:
         for folder in (self.root, self.blobs, self.episodes):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)

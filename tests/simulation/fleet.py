@@ -191,8 +191,10 @@ class MemoryStore:
     def __init__(self) -> None:
         self.episodes: dict[Round, dict[Key, Trajectory]] = {}
         self.refused = 0
+        self.pulled_to: list[str] = []
 
     def incoming(self, counts_in: Round, name: str, size: int) -> Path:
+        self.pulled_to.append(name)
         return Path(name)
 
     def landed(self, wanted: Round) -> dict[Key, Trajectory]:

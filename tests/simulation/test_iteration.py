@@ -150,3 +150,34 @@ def test_an_iteration_survives_a_program_that_is_killed_at_any_moment() -> None:
         here.world.later(0.02 + 0.1 * moment, here.fleet.workers["w0"].program.kill)
         assert_complete(here.collect(tickets(24)), 24)
         assert here.store.refused == 0, "an episode came to the store twice"
+
+
+def test_two_episodes_of_one_ticket_never_share_a_file_and_one_lands() -> None:
+    """The second is forged: were it written to the first one's file, it could land unchecked."""
+    here = Simulation.of({"w0": Behaviour(slots=1)}, LIMITS)
+    program = here.fleet.workers["w0"].program
+
+    def forge_behind_the_first() -> None:
+        if not program.ready:
+            here.world.later(0.001, forge_behind_the_first)
+            return
+        forged = manifest(Key(0, 0), "forged")
+        program.ready[forged.episode_id] = forged, tickets(1)[0]
+        program.say(messages.EpisodeReady(forged))
+
+    here.world.later(0.001, forge_behind_the_first)
+    assert_complete(here.collect(tickets(3)), 3)
+    assert len(here.store.pulled_to) == len(set(here.store.pulled_to)) == 4
+
+
+def test_the_busy_share_counts_the_slots_of_a_worker_that_was_lost() -> None:
+    here = Simulation.of({"w0": Behaviour(slots=2), "w1": Behaviour(slots=2)}, LIMITS, speculate=False)
+    lost = here.fleet.workers["w1"]
+
+    def lose() -> None:
+        lost.to_host = lost.to_program = False
+
+    here.world.later(8.5, lose)
+    result = here.collect(tickets(40))
+    assert sum(one.slots for one in result.worker_results) == 4
+    assert result.busy is not None and 0.5 < result.busy <= 1.0
