@@ -269,7 +269,7 @@ FAULTS = [
     ),
     Fault(
         "stale episode",
-        _plant(lambda scene: forgery.plant(scene.machine.jobs, iteration=-1)),
+        _plant(lambda scene: forgery.plant(scene.machine.jobs, iteration=10**6)),
         ("episode_dropped",),
         "",
         12.0,

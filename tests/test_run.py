@@ -175,7 +175,7 @@ def test_an_interrupted_run_leaves_nothing_running_and_goes_on_later(tmp_path: P
     eventually(lambda: len(events(tmp_path, "episode")) >= 3, 60)
     process.send_signal(getattr(signal, how))
     _, said = process.communicate(timeout=40)
-    assert process.returncode == 130 and "the same command goes on" in said
+    assert process.returncode == 130 and "the same command resumes" in said
     assert not processes_with(tmp_path) and not (tmp_path / "dry_run").exists()
     landed = len(list(tmp_path.glob("trajectories/.landing/000000/[0-9]*.parquet")))
     assert landed >= 3

@@ -128,7 +128,7 @@ def test_an_outage_that_outlasts_the_patience_loses_no_episode(tmp_path: Path) -
         served.script = [fails(503)] * 100
         words = ["parallel=single", *judged_by(served), "judge.outage_s=1"]
         down = run(tmp_path, *words)
-        assert down.returncode == 1 and "was away for 1 s" in down.stderr and "same command goes on" in down.stderr
+        assert down.returncode == 1 and "was away for 1 s" in down.stderr and "same command resumes" in down.stderr
         assert len(list((tmp_path / "trajectories/.landing/000000").glob("[0-9]*.parquet"))) == 6
         served.script.clear()
         up = run(tmp_path, *words)
