@@ -14,9 +14,9 @@ import torch
 
 from benchmarks.measure import measure, sized, waiting_for
 from benchmarks.stage import median, rounded, show, stage
-from digirl_dist.build.collector import RunContext, build_collector
-from digirl_dist.build.parts import build_agent, build_device
-from digirl_dist.build.schedule import training_plan
+from digirl_dist.assembly.collector import RunContext, build_collector
+from digirl_dist.assembly.parts import build_agent, build_device
+from digirl_dist.assembly.schedule import training_plan
 from digirl_dist.settings import (
     DeviceAgentSettings,
     Inference,

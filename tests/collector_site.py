@@ -16,7 +16,7 @@ from ray_test_cluster import shared_cluster
 from user_classes import Coin, Counter
 
 from chaos.processes import running
-from digirl_dist.build.collector import RunContext, build_collector
+from digirl_dist.assembly.collector import RunContext, build_collector
 from digirl_dist.collect import Collector
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.collection import CollectionResult

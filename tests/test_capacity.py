@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from user_classes import Coin, Counter
 
-from digirl_dist.build.collector import RunContext, build_collector
+from digirl_dist.assembly.collector import RunContext, build_collector
 from digirl_dist.capacity import Machine, Needs, choose, core_limits, memory_limits
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.errors import SettingsError

@@ -34,7 +34,7 @@ LAYERS = [
     ["fleet"],
     ["collect", "doctor", "ray_cluster", "setup"],
     ["host", "vec_env"],
-    ["build"],
+    ["assembly"],
     ["evaluate", "train"],
     ["bridges", "cli"],
     ["__main__"],
@@ -57,7 +57,7 @@ IMPLEMENTATIONS = {
     "trainer.joint",
     "trainer.torchrun",
 }
-"""Only the composition root, the room ``build``, and the plugins of their own room import these."""
+"""Only the composition root, the room ``assembly``, and the plugins of their own room import these."""
 
 
 def layer(part: str) -> int:
@@ -117,7 +117,7 @@ def test_no_test_lies_in_a_folder_that_pytest_passes_over(pytestconfig: pytest.C
 
 def test_only_the_composition_root_imports_implementations() -> None:
     for name, path in modules():
-        if name.split(".")[0] == "build":
+        if name.split(".")[0] == "assembly":
             continue
         for target in imports(path):
             for implementation in IMPLEMENTATIONS:
@@ -144,7 +144,7 @@ def test_composing_and_refusing_a_configuration_imports_nothing_heavy() -> None:
     """Each plugin's file is imported to compose, so what it builds is imported in its methods."""
     program = (
         "import sys\n"
-        "from digirl_dist.build.validate import refuse_contradictions\n"
+        "from digirl_dist.assembly.validate import refuse_contradictions\n"
         "from digirl_dist.settings import configuration\n"
         "settings = configuration.load('config/multimachine', 'host', ['train_algorithm=grpo', 'dry_run=true'])\n"
         "refuse_contradictions(settings)\n"

@@ -13,8 +13,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from digirl_dist.build.parts import build_device
-from digirl_dist.build.validate import Command, refuse_contradictions
+from digirl_dist.assembly.parts import build_device
+from digirl_dist.assembly.validate import Command, refuse_contradictions
 from digirl_dist.emulator import BoxActions, DiscreteActions, EmulatorSpec
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.group import Group

@@ -89,10 +89,10 @@ def _run(config_path: str, config_name: str, overrides: Sequence[str]) -> int:
     source = configuration.Source(config_path, config_name, tuple(overrides))
     settings = source.load()
     end_by_sigterm_as_by_ctrl_c()
-    from digirl_dist.build import validate
+    from digirl_dist.assembly import validate
 
     validate.refuse_contradictions(settings, rank=launched_rank(os.environ))  # before torch and all else is imported
-    from digirl_dist.build import run
+    from digirl_dist.assembly import run
 
     run.run(settings, source)
     return 0

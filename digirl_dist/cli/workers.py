@@ -55,7 +55,7 @@ def _load(options: argparse.Namespace) -> Settings:
 
 
 def _setup(settings: Settings, dry_run: bool) -> int:
-    from digirl_dist.build import setup_doctor
+    from digirl_dist.assembly import setup_doctor
 
     printer = _Printer()
     errors = setup_doctor.setup(settings, dry_run, printer.tell)
@@ -66,7 +66,7 @@ def _setup(settings: Settings, dry_run: bool) -> int:
 
 
 def _doctor(settings: Settings, as_json: bool, try_emulators: bool) -> int:
-    from digirl_dist.build import setup_doctor
+    from digirl_dist.assembly import setup_doctor
     from digirl_dist.doctor.check import as_table, would_start
 
     checks = list(setup_doctor.doctor(settings, try_emulators))

@@ -12,9 +12,9 @@ import torch
 
 from digirl_dist.agent import AgentFactory
 from digirl_dist.agent.placement import Placed
-from digirl_dist.build.collector import inline_collector
-from digirl_dist.build.parts import build_agent, build_device
-from digirl_dist.build.validate import Command, refuse_contradictions
+from digirl_dist.assembly.collector import inline_collector
+from digirl_dist.assembly.parts import build_agent, build_device
+from digirl_dist.assembly.validate import Command, refuse_contradictions
 from digirl_dist.collect import Collector
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.errors import CheckpointError

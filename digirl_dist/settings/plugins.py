@@ -81,7 +81,7 @@ class Kind:
 EMULATOR = Kind("emulator", "emulator.plugins", EmulatorSettings)
 AGENT = Kind("agent", "agent.plugins", AgentSettings)
 ALGORITHM = Kind("algorithm", "algorithm.plugins", AlgorithmBlock)
-COLLECTOR = Kind("collector", "build.collectors", CollectorSettings)
+COLLECTOR = Kind("collector", "assembly.collectors", CollectorSettings)
 KINDS = (EMULATOR, AGENT, ALGORITHM, COLLECTOR)
 
 

@@ -13,8 +13,8 @@ import torch
 
 from digirl_dist.agent.placement import Placed
 from digirl_dist.algorithm.plugins import LearnsFrom
-from digirl_dist.build import validate
-from digirl_dist.build.parts import algorithm_plugin, build_agent, build_algorithm, build_device
+from digirl_dist.assembly import validate
+from digirl_dist.assembly.parts import algorithm_plugin, build_agent, build_algorithm, build_device
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.peers import OwnRows
@@ -120,7 +120,7 @@ def _record_ranks(folder: RunFolder | None, group: Group, seed: int, device: str
 def _rank_zero_reporter(
     context: RankContext, folder: RunFolder, learner: RankLearner, state: ResumedState, stack: ExitStack
 ) -> Reporter:
-    from digirl_dist.build.run import build_curves
+    from digirl_dist.assembly.run import build_curves
     from digirl_dist.report.metrics import Metrics
     from digirl_dist.train.reporter import RankZeroReporter, StreamEvaluator  # TensorBoard is slow to import
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from digirl_dist.algorithm.plugins import LearnsFrom
-from digirl_dist.build.parts import algorithm_plugin
+from digirl_dist.assembly.parts import algorithm_plugin
 from digirl_dist.errors import CheckpointError
 from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.rank import Rank

@@ -16,7 +16,7 @@ from chat_server import Endpoint, answers_with, endpoint, fails, hangs, says
 from run_files import events
 
 from digirl_dist.agent.endpoint import EndpointAgent
-from digirl_dist.build import run
+from digirl_dist.assembly import run
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.touch_actions import SAID
 from digirl_dist.errors import AgentError, ChatRefused, SettingsError

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from digirl_dist.algorithm.digirl import rule_of
 from digirl_dist.algorithm.plugins.digirl import DigirlSettings
-from digirl_dist.build.validate import refuse_contradictions
+from digirl_dist.assembly.validate import refuse_contradictions
 from digirl_dist.child_process import environment
 from digirl_dist.errors import SettingsError, TrainingError
 from digirl_dist.settings import configuration

@@ -17,8 +17,8 @@ import torch
 from process_watch import eventually, nothing_is_left_of
 from torch import nn
 
-from digirl_dist.build.collector import RunContext, build_collector
-from digirl_dist.build.parts import build_device
+from digirl_dist.assembly.collector import RunContext, build_collector
+from digirl_dist.assembly.parts import build_device
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.settings import LimitSettings, MiniwobSettings, Parallel, Settings, TaskOrder

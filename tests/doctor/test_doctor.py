@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from user_classes import Counter
 
-from digirl_dist.build import setup_doctor
+from digirl_dist.assembly import setup_doctor
 from digirl_dist.child_process import environment
 from digirl_dist.doctor.check import Check, as_table, would_start
 from digirl_dist.doctor.examine import Target, examine

@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 from PIL import Image
 
-from digirl_dist.build.parts import build_agent, build_device
+from digirl_dist.assembly.parts import build_agent, build_device
 from digirl_dist.emulator import DeviceActions
 from digirl_dist.emulator.browsergym import touch
 from digirl_dist.emulator.gymnasium import GymnasiumEmulator, gymnasium_factory, gymnasium_spec

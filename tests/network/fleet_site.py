@@ -1,4 +1,4 @@
-"""A run whose workers are the machines of a test, built as ``build/run.py`` builds it but for the installation."""
+"""A run whose workers are the machines of a test, built as ``assembly/run.py`` builds it but for the installation."""
 
 from __future__ import annotations
 

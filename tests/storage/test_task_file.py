@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from digirl_dist.build.parts import build_device
+from digirl_dist.assembly.parts import build_device
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import (
     DeviceAgentSettings,

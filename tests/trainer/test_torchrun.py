@@ -13,7 +13,7 @@ from rank_launch import descendants, example, launch, rank_process, started, tor
 from run_files import metrics
 from safetensors.torch import load_file
 
-from digirl_dist.build.validate import refuse_contradictions
+from digirl_dist.assembly.validate import refuse_contradictions
 from digirl_dist.cli.main import main
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.rank import Rank

@@ -14,7 +14,7 @@ from emulator.android.test_trained_agent import TASKS, tap_on
 
 from digirl_dist.agent import Agent
 from digirl_dist.algorithm.imitation import Example, Imitation
-from digirl_dist.build.parts import build_agent, build_device
+from digirl_dist.assembly.parts import build_agent, build_device
 from digirl_dist.emulator.aitw import to_autoui
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.emulator.touch_actions import DeviceAction

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from digirl_dist.build.parts import build_agent, build_device
+from digirl_dist.assembly.parts import build_agent, build_device
 from digirl_dist.emulator.android import MAX_STEPS, AndroidEmulator
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import AndroidSettings, Settings, configuration

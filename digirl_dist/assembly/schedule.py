@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from digirl_dist.build.parts import algorithm_plugin, build_device
+from digirl_dist.assembly.parts import algorithm_plugin, build_device
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.settings import Close, Settings, TaskSplit, TrainMode
 from digirl_dist.settings.modes import only_measures

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 
 from digirl_dist.algorithm.plugins import AlgorithmPlugin
-from digirl_dist.build.parts import agent_plugin, algorithm_plugin, collector_plugin, framework_of
+from digirl_dist.assembly.parts import agent_plugin, algorithm_plugin, collector_plugin, framework_of
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.settings import Close, JaxSettings, Parallel, Settings, Success, TorchrunSettings, TrainMode

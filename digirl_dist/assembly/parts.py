@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from digirl_dist.agent.plugins import AgentPlugin
 from digirl_dist.algorithm.own import OwnAlgorithm
 from digirl_dist.algorithm.plugins import AlgorithmPlugin, Framework, LearningContext
-from digirl_dist.build.collectors import CollectorPlugin
+from digirl_dist.assembly.collectors import CollectorPlugin
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import EmulatorSettings, Inference, JaxSettings, Settings, Success

@@ -6,11 +6,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from digirl_dist.build.collectors import CollectorPlugin
+from digirl_dist.assembly.collectors import CollectorPlugin
 from digirl_dist.settings.ray import RayActorSettings
 
 if TYPE_CHECKING:
-    from digirl_dist.build.collector import RunContext
+    from digirl_dist.assembly.collector import RunContext
     from digirl_dist.collect import Collector
 
 
@@ -26,6 +26,6 @@ class RayCollectorSettings(RayActorSettings, CollectorPlugin):
     workers: int = 2
 
     def build(self, context: RunContext, stack: ExitStack) -> Collector:
-        from digirl_dist.build.collector import fleet_collector, ray_fleet
+        from digirl_dist.assembly.collector import fleet_collector, ray_fleet
 
         return fleet_collector(ray_fleet(context, self, stack), context)

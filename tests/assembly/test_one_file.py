@@ -163,7 +163,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from digirl_dist.build.collectors import CollectorPlugin
+from digirl_dist.assembly.collectors import CollectorPlugin
 
 
 @dataclass
@@ -174,7 +174,7 @@ class NearCollectorSettings(CollectorPlugin):
     emulators: int = 2
 
     def build(self, context, stack):
-        from digirl_dist.build.collector import inline_collector
+        from digirl_dist.assembly.collector import inline_collector
 
         context.events.emit("near", emulators=self.emulators)
         settings = replace(context.settings, bsize=self.emulators)
@@ -189,7 +189,7 @@ NEW = {
     "config/multimachine/agent/bias.yaml": "defaults: [bias_schema]\n",
     "digirl_dist/algorithm/plugins/climb.py": CLIMB,
     "config/multimachine/climb.yaml": "defaults: [host]\ntrain_algorithm: climb\nalgorithm: {climb: {rate: 0.5}}\n",
-    "digirl_dist/build/collectors/near.py": NEAR,
+    "digirl_dist/assembly/collectors/near.py": NEAR,
     "config/multimachine/collector/near.yaml": "defaults: [near_schema]\n",
 }
 

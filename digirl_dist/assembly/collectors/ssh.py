@@ -6,10 +6,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from digirl_dist.build.collectors import CollectorPlugin
+from digirl_dist.assembly.collectors import CollectorPlugin
 
 if TYPE_CHECKING:
-    from digirl_dist.build.collector import RunContext
+    from digirl_dist.assembly.collector import RunContext
     from digirl_dist.collect import Collector
     from digirl_dist.settings import Settings
 
@@ -21,7 +21,7 @@ class SshCollectorSettings(CollectorPlugin):
     name: str = "ssh"
 
     def build(self, context: RunContext, stack: ExitStack) -> Collector:
-        from digirl_dist.build.collector import fleet_collector, ssh_fleet
+        from digirl_dist.assembly.collector import fleet_collector, ssh_fleet
 
         return fleet_collector(ssh_fleet(context, stack), context)
 

@@ -11,7 +11,7 @@ from process_watch import eventually, processes_with
 from run_files import lines, metrics
 from user_classes import Coin, Counter
 
-from digirl_dist.build.run import run
+from digirl_dist.assembly.run import run
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import (
     CustomAgentSettings,

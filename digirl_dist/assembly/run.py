@@ -9,9 +9,9 @@ from pathlib import Path
 
 from digirl_dist import host
 from digirl_dist.agent import AgentFactory
-from digirl_dist.build import schedule, validate
-from digirl_dist.build.collector import RunContext, build_collector
-from digirl_dist.build.parts import build_agent, build_algorithm, build_device
+from digirl_dist.assembly import schedule, validate
+from digirl_dist.assembly.collector import RunContext, build_collector
+from digirl_dist.assembly.parts import build_agent, build_algorithm, build_device
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.host import Evaluator

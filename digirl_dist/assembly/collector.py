@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from digirl_dist.agent import AgentFactory
-from digirl_dist.build import schedule
-from digirl_dist.build.parts import build_device, build_host_policy, build_judge, collector_plugin
+from digirl_dist.assembly import schedule
+from digirl_dist.assembly.parts import build_device, build_host_policy, build_judge, collector_plugin
 from digirl_dist.capacity import Machine, PoolSize, choose
 from digirl_dist.collect import Collector
 from digirl_dist.collect.iteration import Closing
@@ -30,7 +30,7 @@ from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Plan
 
 if TYPE_CHECKING:
-    from digirl_dist.build.collectors.ray import RayCollectorSettings
+    from digirl_dist.assembly.collectors.ray import RayCollectorSettings
     from digirl_dist.fleet.fleet import Fleet
     from digirl_dist.fleet.install import Package
     from digirl_dist.fleet.roster import WorkerConfig

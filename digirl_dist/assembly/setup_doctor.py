@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 
-from digirl_dist.build.parts import build_device
-from digirl_dist.build.validate import refuse_contradictions
+from digirl_dist.assembly.parts import build_device
+from digirl_dist.assembly.validate import refuse_contradictions
 from digirl_dist.doctor.check import HOST, Check
 from digirl_dist.doctor.examine import Target, examine
 from digirl_dist.doctor.host import examine_emulators, examine_host

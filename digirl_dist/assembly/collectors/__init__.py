@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from digirl_dist.settings.plugins import CollectorSettings
 
 if TYPE_CHECKING:
-    from digirl_dist.build.collector import RunContext
+    from digirl_dist.assembly.collector import RunContext
     from digirl_dist.collect import Collector
     from digirl_dist.settings import Settings
 
