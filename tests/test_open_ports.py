@@ -17,6 +17,8 @@ from emulator.android.sites import make_sdk
 from listening import Listener, as_another_user, listeners, tree
 from rank_launch import ROOT, started
 
+pytestmark = pytest.mark.system
+
 RUN = [sys.executable, str(ROOT / "run.py"), "--config-path", "config/multimachine", "--config-name", "host"]
 RANKS = [sys.executable, "-m", "digirl_dist.parallel.launch", "--nproc_per_node=2"]
 CARTPOLE = ["emulator=gymnasium", "emulator.id=CartPole-v1", "rollout_size=6", "bsize=2", "train_iterations=2"]

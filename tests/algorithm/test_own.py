@@ -20,6 +20,8 @@ from digirl_dist.child_process import environment
 from digirl_dist.errors import SettingsError, TrainingError
 from digirl_dist.settings import configuration
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).resolve().parents[2]
 REINFORCE, ONE_STEP = re.findall(
     r"^```python\n(.*?)^```", (ROOT / "docs/algorithms.md").read_text(), re.MULTILINE | re.DOTALL

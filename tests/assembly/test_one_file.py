@@ -13,6 +13,8 @@ from run_files import metrics
 
 from digirl_dist.child_process import environment
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).resolve().parents[2]
 
 LAMP = '''

@@ -17,6 +17,8 @@ from rank_launch import descendants, launch, started
 from digirl_dist.errors import PeerError
 from digirl_dist.parallel.loopback import refusing_strangers
 
+pytestmark = pytest.mark.component
+
 PROGRAM = str(Path(__file__).parent / "meeting.py")
 LAUNCHER = [sys.executable, "-m", "digirl_dist.parallel.launch"]
 
