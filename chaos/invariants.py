@@ -18,7 +18,7 @@ from chaos.watch import Watch
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_tasks
 from digirl_dist.settings import RehearsalSettings
 from digirl_dist.storage import parquet
-from digirl_dist.tasks import Plan
+from digirl_dist.tasks import Key, Plan
 from digirl_dist.trajectory import Observation, Trajectory
 
 _EMULATOR = RehearsalSettings(reset_s=0.2, step_s=0.12, steps=6)
@@ -40,10 +40,10 @@ def judge(
     run: Path, iterations: int, watch: Watch, trials: list[Trial], left: list[str], host: list[str]
 ) -> list[Invariant]:
     trajectories = [one for path in sorted((run / "trajectories").glob("[0-9]*.parquet")) for one in parquet.read(path)]
-    expected = {(iteration, index) for iteration in range(iterations) for index in range(ROLLOUT)}
+    expected = {Key(iteration, index) for iteration in range(iterations) for index in range(ROLLOUT)}
     found = Counter(trajectory.ticket.key for trajectory in trajectories)
     landed = Counter(
-        (event.content["iteration"], event.content["ticket"]) for event in watch.events if event.kind == "episode"
+        Key(event.content["iteration"], event.content["ticket"]) for event in watch.events if event.kind == "episode"
     )
     twice = [f"{key} in {count} rows" for key, count in found.items() if count > 1]
     twice += [f"{key} landed {count} times" for key, count in landed.items() if count > 1]

@@ -148,7 +148,7 @@ def _trainer(
     stack: ExitStack,
 ) -> Trainer:
     """One of three: this process, all ranks of its launch with this one in the lead, or a group that it starts."""
-    patient = replace(trainer_spec, checkpoints=trainer_spec.checkpoints.with_write_policy(write_policy))
+    writing = replace(trainer_spec, checkpoints=trainer_spec.checkpoints.with_write_policy(write_policy))
     match settings.trainer:
         case TorchrunSettings() as spec:
             from digirl_dist.trainer.torchrun import TorchrunTrainer
@@ -157,9 +157,9 @@ def _trainer(
         case _ if rank is not None and rank.world_size > 1:
             from digirl_dist.trainer.joint import JointTrainer
 
-            return JointTrainer(*stack.enter_context(patient.joined(rank)))
+            return JointTrainer(*stack.enter_context(writing.joined(rank)))
         case _:
-            return patient.alone(rank)
+            return writing.alone(rank)
 
 
 def _follow(trainer_spec: TrainerSpec, rank: Rank) -> None:

@@ -263,6 +263,7 @@ class _Collection:
                 worker,
                 iteration=key.iteration,
                 ticket=key.number,
+                purpose=key.purpose,
                 success=pulled.trajectory.success,
                 reward=pulled.trajectory.reward,
                 attempt=manifest.attempt,

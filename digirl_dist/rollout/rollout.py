@@ -164,9 +164,9 @@ class Rollout:
         self._act()
         self._book()
         until = min((slot.deadline for slot in self.slots), default=float("inf"))
-        patience = min(timeout_s, max(0.0, until - time.monotonic()))
+        wait_s = min(timeout_s, max(0.0, until - time.monotonic()))
         pipes: list[Any] = [slot.pipe for slot in self.slots if slot.pipe is not None]
-        came: list[Any] = wait([*pipes, *others], patience)
+        came: list[Any] = wait([*pipes, *others], wait_s)
         for slot in self.slots:
             self._attend(slot, slot.pipe in came)
         self._book()

@@ -21,7 +21,7 @@ from digirl_dist.assembly.collector import RunContext, build_collector
 from digirl_dist.assembly.parts import build_device
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator import EmulatorSpec
-from digirl_dist.settings import LimitSettings, MiniwobSettings, Parallel, Settings, TaskOrder
+from digirl_dist.settings import DeviceAgentSettings, LimitSettings, MiniwobSettings, Parallel, Settings, TaskOrder
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
@@ -52,7 +52,9 @@ class Browsers:
     def __init__(self, folder: Path, kind: Parallel, stack: ExitStack, episodes: int) -> None:
         emulator = MiniwobSettings(task=PAGES)
         limits = LimitSettings(step_s=8, reset_s=20, no_worker_s=60, orphan_s=5)
-        settings = Settings(parallel=kind, dry_run=True, emulator=emulator, max_steps=8, limits=limits)
+        settings = Settings(
+            parallel=kind, dry_run=True, emulator=emulator, agent=DeviceAgentSettings(), max_steps=8, limits=limits
+        )
         device = build_device(settings, emulator)
         run_folder = RunFolder(folder, "")
         stack.callback(run_folder.close)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ from process_watch import eventually
 
 import digirl_dist
 from digirl_dist.protocol.job_folder import JobFolder
-from digirl_dist.protocol.messages import EpisodeManifest, encode_manifest
+from digirl_dist.protocol.messages import EpisodeManifest, decode_manifest, encode_manifest
 from digirl_dist.storage import parquet
 from digirl_dist.storage.digest import file_digest
 from digirl_dist.storage.run_folder import RunFolder
@@ -91,7 +90,7 @@ def change(here: Site, machine: Machine, changes: Sequence[Change]) -> dict[int,
     done = {}
     for one, manifest in zip(changes, new, strict=False):
         one(manifest.with_suffix(".parquet"), intact.with_suffix(".parquet"))
-        done[int(json.loads(manifest.read_text())["index"])] = one.__name__
+        done[decode_manifest(manifest.read_bytes()).key.number] = one.__name__
     courier.resume()
     return done
 
@@ -211,7 +210,7 @@ NOTICES = {
     "cut short": lambda text: text[: len(text) // 2],
     "of another program": lambda text: '{"hello": "world"}',
     "with a field of a later version": lambda text: text.replace('{"run"', '{"more": 1, "run"'),
-    "with a wrong type": lambda text: text.replace('"slot": 0', '"slot": "0"'),
+    "with a wrong type": lambda text: text.replace('"slot":0', '"slot":"0"'),
 }
 
 
