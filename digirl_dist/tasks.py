@@ -29,6 +29,10 @@ class Key(NamedTuple):
     """The index of the ticket in its round."""
     purpose: Purpose = "train"
 
+    @property
+    def round(self) -> Round:
+        return Round(self.iteration, self.purpose)
+
 
 _ORDER_STREAM = 1
 """Separates the random draws of orders from those of seeds."""
@@ -62,7 +66,7 @@ class Ticket:
 
     @property
     def round(self) -> Round:
-        return Round(self.iteration, self.purpose)
+        return self.key.round
 
     def to_json(self) -> dict[str, Json]:
         task = {"id": self.task.id, "instruction": self.task.instruction, "params": self.task.params}

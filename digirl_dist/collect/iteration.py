@@ -40,12 +40,11 @@ class Iteration:
         self.number = self.round.number
         self._leases = leases
         self._store = store
-        learns = self.round.purpose == "train"
-        self._closing = closing if learns else Closing()  # a measurement has all of its episodes
+        self._closing = closing if self.round.purpose == "train" else Closing()  # a measurement has all of its episodes
         self._clock = clock
         self._started_at = clock()
         self._landed = store.landed(self.round)
-        left_over, _ = store.left_out(self.number - 1) if learns else ([], [])
+        left_over, _ = self._left_out(self.number - 1)
         wanted = [*left_over, *tickets]
         self._wanted = {ticket.key for ticket in wanted}
         self._missing = self._wanted - set(self._landed)
@@ -74,7 +73,7 @@ class Iteration:
 
     def counts_in(self, key: Key) -> Round:
         """Returns the round whose result has this ticket's episode."""
-        return self.round if key in self._wanted else Round(key.iteration, key.purpose)
+        return self.round if key in self._wanted else key.round
 
     def land(self, trajectory: Trajectory, checked: Path | None = None) -> bool:
         """Makes the episode durable (see ``Store.land``). False if its ticket had landed before or is unknown."""
@@ -92,13 +91,17 @@ class Iteration:
         """Closes the iteration for good; missing tickets are carried over or cancelled."""
         if not self._was_closed and self._missing:
             self._store.close(self.number, *self._leases.withdraw(self._missing))
-        carried, cancelled = self._store.left_out(self.number) if self.round.purpose == "train" else ([], [])
+        carried, cancelled = self._left_out(self.number)
         trajectories = [self._landed[key] for key in sorted(self._landed)]
         return stats.result(trajectories, len(carried), len(cancelled))
+
+    def _left_out(self, number: int) -> tuple[list[Ticket], list[Ticket]]:
+        """Returns what training iteration ``number`` closed without; measurements neither leave out nor take over."""
+        return self._store.left_out(number) if self.round.purpose == "train" else ([], [])
 
 
 def later_of(current: Round, key: Key) -> Round:
     """Returns the round in whose statistics a ticket's start belongs: its own if that is training to come."""
-    own = Round(key.iteration, key.purpose)
+    own = key.round
     is_to_come = current.purpose == "evaluate" or own.number > current.number
     return own if own.purpose == "train" and is_to_come else current
