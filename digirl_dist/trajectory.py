@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from digirl_dist.tasks import Ticket
 from digirl_dist.types import Json
+
+Goal = Mapping[str, Json]
+"""A goal that an emulator saw met: the ``params`` of every task that asks for it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,13 +29,18 @@ class Observation:
 
 @dataclass(frozen=True, eq=False)
 class Transition:
-    """An emulator's answer to one action. ``success`` is the emulator's own judgement of the episode so far."""
+    """An emulator's answer to one action.
+
+    ``success`` is the emulator's own judgement of the episode so far. ``achieved`` are goals that this action met, the
+    task's or others, each by changes that the episode made itself (see ``algorithm/hindsight.py``).
+    """
 
     observation: Observation
     reward: float
     terminated: bool
     truncated: bool = False
     success: bool = False
+    achieved: Sequence[Goal] = ()
 
     @property
     def ended(self) -> bool:
@@ -56,7 +64,7 @@ class NoDecision:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One row of a trajectory: observation, action and reward."""
+    """One row of a trajectory: observation, action, reward, and the goals that the action met."""
 
     observation: Observation
     action: Json
@@ -64,6 +72,7 @@ class Step:
     reward: float
     terminated: bool
     truncated: bool
+    achieved: Sequence[Goal] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -146,7 +146,7 @@ _PAGES = {
 }
 """MiniWoB++ pages in the order of how hard they are for this agent, and the iterations that each is given."""
 
-_SPECIAL = {"click-button-sequence": ("algorithm.filtered_bc.drop_unchanged=false",)}
+_SPECIAL = {"click-button-sequence": ("algorithm.filtered_bc.erase_loops=false",)}
 """What some of them need beside."""
 
 
@@ -156,7 +156,7 @@ def _miniwob() -> Group:
         "MiniWoB++",
         "Eight pages, each learned from nothing by filtered cloning with the settings that `emulator=miniwob` brings. "
         "The first of the two clicks that click-button-sequence wants leaves no trace on the page, so there steps that "
-        "changed nothing are imitated too (`algorithm.filtered_bc.drop_unchanged=false`).",
+        "changed nothing are imitated too (`algorithm.filtered_bc.erase_loops=false`).",
         tuple(
             Series(page, iterations, 64, ("emulator=miniwob", f"emulator.task={page}", *_SPECIAL.get(page, ())))
             for page, iterations in _PAGES.items()

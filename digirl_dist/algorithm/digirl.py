@@ -16,9 +16,10 @@ from digirl_dist.algorithm.advantages import (
     released_advantages,
     returns_to_go,
 )
+from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
 from digirl_dist.algorithm.imitation import ADVANTAGE, IMITATION, Example, Imitation, Objective
 from digirl_dist.algorithm.plugins.digirl import DigirlSettings
-from digirl_dist.algorithm.selection import changed_something, held_out, top_quantile
+from digirl_dist.algorithm.selection import held_out, on_the_way, top_quantile
 from digirl_dist.algorithm.values import SuccessValue
 from digirl_dist.errors import TrainingError
 from digirl_dist.parallel.peers import ALONE, Peers
@@ -161,8 +162,10 @@ class DigiRL:
         peers: Peers = ALONE,
         horizon: int | None = None,
         own: OwnAdvantage | None = None,
+        hindsight: Hindsight = NO_HINDSIGHT,
     ) -> None:
         self._agent = agent
+        self._hindsight = hindsight
         self._settings = settings
         self._rule = rule_of(settings, horizon, own)
         self._peers = peers
@@ -175,7 +178,8 @@ class DigiRL:
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
         share = self._settings.validation_share
         offline = not self._peers.total(torch.tensor([len(fresh)])).item()  # of any rank
-        seen = self._look_at(replay if offline else replay[-self._settings.value_episodes :])
+        newest, relabelled = self._hindsight.added(replay if offline else replay[-self._settings.value_episodes :])
+        seen = self._look_at(newest)
         learn = [each for each in seen if not held_out(each.episode, share)]
         measure = [each for each in seen if held_out(each.episode, share)]
         figures = {**self._fit_values(learn), **self._measure_values(measure)}
@@ -186,7 +190,8 @@ class DigiRL:
         figures["actor_loss"] = self._imitation.fit(rows)
         figures["actor_validation_loss"] = self._imitation.measure(self._examples(self._chosen(measure, offline)))
         kept = sum(row.weight > 0 for row in rows)
-        return {**figures, "kept_trajectories": float(len(chosen)), "kept_steps": float(kept)}
+        figures |= {"kept_trajectories": float(len(chosen)), "kept_steps": float(kept)}
+        return {**figures, **relabelled}
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -258,8 +263,8 @@ class DigiRL:
     def _examples_of(self, seen: Seen) -> list[Example]:
         values = self._step_value(stack(seen.features, self._settings.frames)).double().numpy()
         good = self._rule.good(seen.rewards, values)
-        if self._settings.drop_unchanged:
-            good = good & np.array(changed_something(seen.episode))
+        if self._settings.erase_loops:
+            good = good & np.array(on_the_way(seen.episode))
         steps = zip(seen.episode.steps, good, strict=True)
         return [Example(step.observation, step.action, float(keep)) for step, keep in steps]
 

@@ -9,9 +9,10 @@ import numpy as np
 
 from digirl_dist.agent import Agent
 from digirl_dist.algorithm.advantages import returns_to_go
+from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
 from digirl_dist.algorithm.imitation import Example, Imitation
 from digirl_dist.algorithm.plugins.filtered_bc import FilteredBcSettings
-from digirl_dist.algorithm.selection import best, changed_something, task_weights
+from digirl_dist.algorithm.selection import best, on_the_way, task_weights
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.trajectory import Trajectory
 
@@ -19,19 +20,29 @@ from digirl_dist.trajectory import Trajectory
 class FilteredBC:
     """Fulfils ``Algorithm``: behaviour cloning of the replay's best trajectories."""
 
-    def __init__(self, agent: Agent, settings: FilteredBcSettings, seed: int, peers: Peers = ALONE) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        settings: FilteredBcSettings,
+        seed: int,
+        peers: Peers = ALONE,
+        hindsight: Hindsight = NO_HINDSIGHT,
+    ) -> None:
         self._settings = settings
+        self._hindsight = hindsight
         self._imitation = Imitation(agent, settings.actor, seed, peers)
 
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
-        returns = np.array([trajectory.reward for trajectory in replay])
+        episodes, relabelled = self._hindsight.added(replay)
+        returns = np.array([trajectory.reward for trajectory in episodes])
         chosen = best(returns, self._settings.top_share, self._settings.min_return)
-        kept = [replay[index] for index in chosen]
+        kept = [episodes[index] for index in chosen]
         shares = task_weights([trajectory.ticket.task.id for trajectory in kept])
         pairs = zip(kept, shares, strict=True)
         rows = [row for trajectory, share in pairs for row in self._examples(trajectory, share)]
         loss = self._imitation.fit(rows)
-        return {"actor_loss": loss, "kept_trajectories": float(len(chosen)), "kept_steps": float(len(rows))}
+        counts = {"kept_trajectories": float(len(chosen)), "kept_steps": float(len(rows))}
+        return {"actor_loss": loss, **counts, **relabelled}
 
     def state_dict(self) -> dict[str, Any]:
         return {"imitation": self._imitation.state_dict()}
@@ -42,11 +53,11 @@ class FilteredBC:
     def _examples(self, trajectory: Trajectory, share: float) -> list[Example]:
         """The steps, each as heavy as what came after it.
 
-        Left out are those after which nothing good came and, unless one asks for them, those that changed nothing: a
-        tap beside every button before the right one is not worth imitating.
+        Left out are those after which nothing good came and, unless one asks for them, those that led nowhere: a tap
+        beside every button before the right one is not worth imitating.
         """
         worth = np.array(returns_to_go([step.reward for step in trajectory.steps], self._settings.discount))
-        if self._settings.drop_unchanged:
-            worth *= changed_something(trajectory)
+        if self._settings.erase_loops:
+            worth *= on_the_way(trajectory)
         steps = zip(trajectory.steps, worth.tolist(), strict=True)
         return [Example(step.observation, step.action, share * weight) for step, weight in steps if weight > 0]

@@ -49,17 +49,28 @@ def held_out(episode: Trajectory, share: float) -> bool:
     return int(digest(f"{ticket.iteration}/{ticket.index}".encode())[:8], 16) < share * 2**32
 
 
-def changed_something(trajectory: Trajectory) -> list[bool]:
-    """Of each step, whether it was rewarded or what was seen after it differs from what was seen before."""
-    seen = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
-    pairs = zip(trajectory.steps, seen[1:], strict=True)
-    return [step.reward != 0 or not _alike(step.observation, after) for step, after in pairs]
+def on_the_way(trajectory: Trajectory) -> list[bool]:
+    """Of each step, whether it is left after erasing loops: whatever lies between two sights of one screen.
+
+    So a tap beside the button is left out, and so is opening the wrong app together with going back. A reward is never
+    part of a loop, so the way to it stays even where the screen then looks as before.
+    """
+    seen = [_screen(each) for each in (*(step.observation for step in trajectory.steps), trajectory.final_observation)]
+    forward, at = [False] * len(trajectory.steps), 0
+    while at < len(forward):
+        rewarded = next((k for k in range(at, len(forward)) if trajectory.steps[k].reward > 0), len(forward))
+        last = {seen[k]: k for k in range(at, rewarded + 1)}
+        while at <= rewarded:
+            at = last[seen[at]]
+            if at < len(forward):
+                forward[at] = True
+            at += 1
+    return forward
 
 
-def _alike(one: Observation, other: Observation) -> bool:
-    """Texts count only where nothing else was seen: with some agents they tell of the actions before."""
-    if one.image is None and one.vector is None:
-        return one.text == other.text
-    return one.image == other.image and np.array_equal(
-        one.vector if one.vector is not None else (), other.vector if other.vector is not None else ()
-    )
+def _screen(seen: Observation) -> bytes | str:
+    """What tells one situation from another. Texts count only where nothing else was seen: with some agents they tell
+    of the actions before."""
+    if seen.image is None and seen.vector is None:
+        return seen.text
+    return (seen.image or b"") + (b"" if seen.vector is None else b"/" + seen.vector.tobytes())

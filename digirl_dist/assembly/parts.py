@@ -79,15 +79,15 @@ def build_agent(settings: Settings, spec: EmulatorSpec) -> AgentFactory:
     return agent_plugin(settings).build(spec)
 
 
-def build_algorithm(settings: Settings, max_steps: int | None) -> AlgorithmFactory:
-    """What makes the algorithm, for episodes of at most ``max_steps`` if that is known. Raises SettingsError."""
+def build_algorithm(settings: Settings, device: Device) -> AlgorithmFactory:
+    """What makes the algorithm, for the device's episodes and tasks. Raises SettingsError."""
     if not agent_plugin(settings).learns:
         from digirl_dist.algorithm.no_training import NoTraining
 
         return lambda agent, peers: NoTraining()
     framework = framework_of(settings)
     return algorithm_plugin(settings).build(
-        LearningContext(settings.seed, settings.train_iterations, max_steps, framework)
+        LearningContext(settings.seed, settings.train_iterations, device.max_steps, framework, device.tasks)
     )
 
 

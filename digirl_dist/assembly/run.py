@@ -123,7 +123,7 @@ def _trainer_spec(settings: Settings, device: Device, agent: AgentFactory, root:
     trainer = settings.trainer
     return TrainerSpec(
         agent=agent,
-        algorithm=build_algorithm(settings, device.max_steps),
+        algorithm=build_algorithm(settings, device),
         checkpoints=Checkpoints(
             root / "checkpoints", settings.save_freq, settings.keep_checkpoints, in_use=settings.collect_ahead
         ),

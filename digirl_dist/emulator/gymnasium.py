@@ -78,7 +78,8 @@ class GymnasiumEmulator:
         raw, reward, terminated, truncated, info = self._env.step(native)
         self._return += float(reward)
         success = info.get("success", info.get("is_success", self._return > self._success_reward))
-        return Transition(self._see(raw), float(reward), bool(terminated), bool(truncated), bool(success))
+        ends, achieved = (bool(terminated), bool(truncated)), info.get("achieved", ())
+        return Transition(self._see(raw), float(reward), *ends, bool(success), achieved)
 
     def close(self) -> None:
         self._env.close()

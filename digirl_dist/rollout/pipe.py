@@ -64,7 +64,7 @@ def plain(answer: Observation | Transition) -> tuple[Any, ...]:
     """Returns the thing as values without classes, which pickle in a third of the time."""
     if isinstance(answer, Transition):
         ends = bool(answer.terminated), bool(answer.truncated), bool(answer.success)
-        return *plain(answer.observation), float(answer.reward), *ends
+        return *plain(answer.observation), float(answer.reward), *ends, [dict(goal) for goal in answer.achieved]
     vector = None if answer.vector is None else np.asarray(answer.vector, np.float32).tobytes()
     return answer.text, answer.image, vector
 

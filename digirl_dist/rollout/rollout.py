@@ -248,7 +248,8 @@ class Rollout:
         truncated = transition.truncated or (cut and not transition.terminated)
         action, log_prob = episode.decision.action, episode.decision.log_prob
         reward, terminated = float(transition.reward), transition.terminated
-        episode.steps.append(Step(episode.observation, action, log_prob, reward, terminated, truncated))
+        achieved = transition.achieved
+        episode.steps.append(Step(episode.observation, action, log_prob, reward, terminated, truncated, achieved))
         episode.observation = transition.observation
         if terminated or truncated:
             self._finish(slot, episode, transition)

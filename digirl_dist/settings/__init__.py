@@ -10,6 +10,7 @@ from typing import Any
 from digirl_dist.settings.algorithms import (
     ActorSettings,
     AlgorithmSettingsBase,
+    HindsightSettings,
     OptimizerSettings,
     ValueSettings,
     algorithm_settings,
@@ -48,6 +49,7 @@ __all__ = [
     "DistributedSettings",
     "EmulatorSettings",
     "EvaluationSettings",
+    "HindsightSettings",
     "InProcessSettings",
     "Inference",
     "InstallSettings",

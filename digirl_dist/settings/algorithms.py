@@ -40,6 +40,17 @@ class ActorSettings(OptimizerSettings):
 
 
 @dataclass
+class HindsightSettings:
+    """Episodes that met other goals of the task set than their own are learned from under those instructions too."""
+
+    most: int = 3
+    """Goals for which one episode is relabelled at most; 0: none."""
+    achieved: str | None = None
+    """Your function, ``my_file:achieved``, that says of a Trajectory which instructions it fulfilled, as pairs of the
+    number of steps after which it had and the instruction. Null: what the emulator said."""
+
+
+@dataclass
 class ValueSettings(OptimizerSettings):
     """How a value function is fitted."""
 

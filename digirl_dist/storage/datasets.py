@@ -48,7 +48,15 @@ def _table(file: Path) -> pa.Table:
 
 def _ours(rows: pa.Table) -> pa.Table:
     """Returns the columns of the schema in its types; ``datasets`` widens some of them."""
-    return _with_purpose(rows).select(parquet.SCHEMA.names).replace_schema_metadata(None).cast(parquet.SCHEMA)
+    rows = _with_goals(_with_purpose(rows))
+    return rows.select(parquet.SCHEMA.names).replace_schema_metadata(None).cast(parquet.SCHEMA)
+
+
+def _with_goals(rows: pa.Table) -> pa.Table:
+    """Adds ``achieved`` to rows of earlier versions."""
+    if "achieved" in rows.schema.names:
+        return rows
+    return rows.append_column("achieved", pa.array(["[]"] * len(rows), pa.string()))
 
 
 def _with_purpose(rows: pa.Table) -> pa.Table:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.storage import atomic_files
 from digirl_dist.tasks import Purpose, Task, Ticket
-from digirl_dist.trajectory import Observation, Step, Trajectory
+from digirl_dist.trajectory import Goal, Observation, Step, Trajectory
 
 _OBSERVATION = pa.struct([("text", pa.string()), ("image", pa.binary()), ("vector", pa.list_(pa.float32()))])
 
@@ -37,13 +37,15 @@ SCHEMA = pa.schema(
         ("reward", pa.float32()),
         ("terminated", pa.bool_()),
         ("truncated", pa.bool_()),
+        ("achieved", pa.string()),
         ("success", pa.bool_()),
         ("final_observation", _OBSERVATION),
     ]
 )
 """``success`` belongs to the episode and repeats in each row; ``final_observation`` is null except in the last row."""
 
-_BEFORE_PURPOSES = SCHEMA.remove(SCHEMA.get_field_index("purpose"))
+_BEFORE_GOALS = SCHEMA.remove(SCHEMA.get_field_index("achieved"))
+_BEFORE_PURPOSES = _BEFORE_GOALS.remove(SCHEMA.get_field_index("purpose"))
 """The columns of earlier versions, in which an evaluation of policy version v had the iteration -1 - v."""
 
 
@@ -74,6 +76,7 @@ def to_table(trajectory: Trajectory) -> pa.Table:
             "reward": step.reward,
             "terminated": step.terminated,
             "truncated": step.truncated,
+            "achieved": json.dumps([dict(goal) for goal in step.achieved]),
             "final_observation": _observation_row(trajectory.final_observation) if number == last else None,
         }
         for number, step in enumerate(trajectory.steps)
@@ -86,7 +89,7 @@ def from_table(table: pa.Table) -> list[Trajectory]:
 
     Raises TrajectoryError if the schema or a row does not fit.
     """
-    if not any(table.schema.equals(known, check_metadata=False) for known in (SCHEMA, _BEFORE_PURPOSES)):
+    if not any(table.schema.equals(known, check_metadata=False) for known in (SCHEMA, _BEFORE_GOALS, _BEFORE_PURPOSES)):
         raise TrajectoryError(f"columns are not those of a trajectory: {', '.join(table.schema.names)}")
     episodes: dict[str, list[dict[str, Any]]] = {}
     try:
@@ -161,4 +164,12 @@ def _step(row: dict[str, Any]) -> Step:
         reward=row["reward"],
         terminated=row["terminated"],
         truncated=row["truncated"],
+        achieved=_goals(row.get("achieved", "[]")),
     )
+
+
+def _goals(said: str) -> list[Goal]:
+    found = json.loads(said)
+    if not isinstance(found, list) or not all(isinstance(goal, dict) for goal in found):
+        raise TrajectoryError(f"the goals that a step met are {said[:80]!r}, not a list of JSON objects")
+    return found

@@ -86,7 +86,7 @@ def _learner(context: RankContext, rendezvous: Rendezvous) -> RankLearner:
         torch.manual_seed(settings.seed)
         agent = Placed(build_agent(settings, context.emulator.spec), rendezvous.acts_on)()
         agent.train(False)
-        algorithm = build_algorithm(settings, context.emulator.max_steps)(agent, OwnRows(group))
+        algorithm = build_algorithm(settings, context.emulator)(agent, OwnRows(group))
     return RankLearner(group, agent, algorithm, settings.seed + group.rank.rank)
 
 

@@ -56,7 +56,17 @@ class Stream:
         cut = max_steps is not None and len(self._steps) + 1 >= max_steps
         truncated = transition.truncated or (cut and not transition.terminated)
         reward, terminated = float(transition.reward), transition.terminated
-        self._steps.append(Step(self.observation, decision.action, decision.log_prob, reward, terminated, truncated))
+        self._steps.append(
+            Step(
+                self.observation,
+                decision.action,
+                decision.log_prob,
+                reward,
+                terminated,
+                truncated,
+                transition.achieved,
+            )
+        )
         self.observation = transition.observation
         self._success = transition.success
         return terminated or truncated

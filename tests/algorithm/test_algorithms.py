@@ -19,7 +19,7 @@ from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.algorithm.grpo import Grpo
 from digirl_dist.algorithm.imitation import imitation_loss
 from digirl_dist.algorithm.optimizer import batches, sane
-from digirl_dist.algorithm.selection import best, changed_something, task_weights
+from digirl_dist.algorithm.selection import best, on_the_way, task_weights
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import TrainingError
 from digirl_dist.settings import (
@@ -154,7 +154,7 @@ def test_steps_that_changed_nothing_are_told_from_those_that_did() -> None:
     ]
     final = Observation("a", b"png", other)
     trajectory = Trajectory(Ticket(0, 0, Task("t"), 0, 0), "e", "w", 0, steps, final, True)
-    assert changed_something(trajectory) == [False, True, False, True]
+    assert on_the_way(trajectory) == [False, True, False, True]
 
 
 @pytest.mark.parametrize("drops, kept", [(True, 1), (False, 2)])
@@ -163,7 +163,7 @@ def test_filtered_bc_imitates_a_step_that_changed_nothing_only_if_one_asks_for_i
     seen = Observation("", None, np.zeros(3, np.float32))
     steps = [Step(seen, at, -1.0, float(at), at == 1, False) for at in range(2)]
     won = Trajectory(Ticket(0, 0, Task("t"), 0, 0), "e", "w", 0, steps, seen, True)
-    algorithm = FilteredBC(policy(), FilteredBcSettings(drop_unchanged=drops), seed=3)
+    algorithm = FilteredBC(policy(), FilteredBcSettings(erase_loops=drops), seed=3)
     assert algorithm.update([won], [won])["kept_steps"] == kept
 
 
@@ -171,7 +171,7 @@ def test_a_prompt_that_tells_of_the_action_before_is_no_change_of_the_screen() -
     seen = [Observation(f"Previous Actions: {at}", image) for at, image in enumerate([b"one", b"one", b"two"])]
     steps = [Step(seen[at], 0, 0.0, 0.0, at == 1, False) for at in range(2)]
     trajectory = Trajectory(Ticket(0, 0, Task("t"), 0, 0), "e", "w", 0, steps, seen[2], False)
-    assert changed_something(trajectory) == [False, True]
+    assert on_the_way(trajectory) == [False, True]
 
 
 def test_an_empty_replay_changes_nothing(build: Build) -> None:

@@ -190,7 +190,7 @@ def test_steps_that_changed_nothing_are_never_good_unless_one_asks_for_it_as_pub
     steps = [Step(seen[at], 1, -0.7, float(at == 2), at == 2, False) for at in range(3)]
     won = Trajectory(Ticket(0, 0, Task("t"), 0, 0), "e", "w", 0, steps, seen[3], True)
     for drops, expected in ((True, 1), (False, 2)):
-        settings = DigirlSettings(lam=0.71, drop_unchanged=drops)
+        settings = DigirlSettings(lam=0.71, erase_loops=drops)
         algorithm = DigiRL(Coin(Counter.spec), settings, seed=0)
         (looked_at,) = algorithm._look_at([won])
         assert [row.weight for row in algorithm._examples_of(looked_at)][:2] == [float(expected == 2), 1.0]

@@ -29,7 +29,8 @@ def episode(index: int = 0, steps: int = 3) -> Trajectory:
         for k in range(steps - 1)
     ]
     vector = np.array([1.5, 2.5], np.float32)
-    taken.append(Step(Observation("open it", png(9), vector), {"type": "done"}, -0.25, 1.0, True, False))
+    last, met = Observation("open it", png(9), vector), ({"app": "Clock"},)
+    taken.append(Step(last, {"type": "done"}, -0.25, 1.0, True, False, met))
     ticket = Ticket(4, index, Task("open_clock", "open it"), seed=99, policy_version=4)
     return Trajectory(ticket, f"e{index}", "w1", 2, taken, Observation("open it", png(200)), success=True)
 
@@ -45,6 +46,15 @@ def test_an_episode_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert read.steps[2].observation.vector.tolist() == [1.5, 2.5]
     assert (read.reward, read.success, read.steps[2].terminated) == (1.0, True, True)
     assert read.final_observation.image == png(200)
+    assert [list(step.achieved) for step in read.steps] == [[], [], [{"app": "Clock"}]]
+
+
+@pytest.mark.parametrize("said", ["{}", "[1]", "[", "null"])
+def test_goals_that_are_no_goals_are_refused(said: str) -> None:
+    table = parquet.to_table(episode())
+    altered = table.set_column(table.schema.get_field_index("achieved"), "achieved", pa.array([said] * len(table)))
+    with pytest.raises(TrajectoryError, match="goals|row"):
+        parquet.from_table(altered)
 
 
 def test_a_file_keeps_its_episodes_in_order(tmp_path: Path) -> None:
@@ -105,7 +115,8 @@ def test_files_from_before_there_were_purposes_are_read(tmp_path: Path, written:
     seen = Observation("seen")
     step = Step(seen, 1, -0.5, 1.0, terminated=True, truncated=False)
     ticket = Ticket(written, 0, Task("t"), seed=1, policy_version=3)
-    table = parquet.to_table(Trajectory(ticket, "e", "w", 0, [step], seen, success=True)).drop_columns(["purpose"])
+    table = parquet.to_table(Trajectory(ticket, "e", "w", 0, [step], seen, success=True))
+    table = table.drop_columns(["purpose", "achieved"])
     pq.write_table(table, tmp_path / "old.parquet")
     (episode,) = parquet.read(tmp_path / "old.parquet")
     assert (episode.ticket.purpose, episode.ticket.iteration) == read

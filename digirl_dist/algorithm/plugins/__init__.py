@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
+from digirl_dist.settings.algorithms import HindsightSettings
 from digirl_dist.settings.plugins import AlgorithmBlock
+from digirl_dist.tasks import Task
+from digirl_dist.user_code.entry_point import load_entry_point
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import AlgorithmFactory
+    from digirl_dist.algorithm.hindsight import Hindsight
 
 
 class LearnsFrom(Enum):
@@ -46,6 +51,8 @@ class LearningContext:
     max_steps: int | None
     """Longest episode, if that is known."""
     framework: Framework = Framework.torch
+    tasks: Sequence[Task] = ()
+    """The task set."""
 
 
 @dataclass
@@ -64,3 +71,11 @@ class AlgorithmPlugin(AlgorithmBlock, ABC):
     @abstractmethod
     def build(self, context: LearningContext) -> AlgorithmFactory:
         """What makes the algorithm for an agent. Raises SettingsError before anything is made."""
+
+
+def hindsight_of(settings: HindsightSettings, context: LearningContext) -> Hindsight:
+    """What relabels the run's episodes. Raises SettingsError for a function that cannot be found."""
+    from digirl_dist.algorithm.hindsight import Hindsight
+
+    achieved = None if settings.achieved is None else load_entry_point(settings.achieved)
+    return Hindsight(tuple(context.tasks), settings.most, achieved)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext
+from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, hindsight_of
 from digirl_dist.errors import SettingsError
-from digirl_dist.settings.algorithms import ActorSettings, ValueSettings
+from digirl_dist.settings.algorithms import ActorSettings, HindsightSettings, ValueSettings
 from digirl_dist.user_code.entry_point import load_entry_point
 
 if TYPE_CHECKING:
@@ -32,8 +32,9 @@ class DigirlSettings(AlgorithmPlugin):
     """``code``: of the returns that are added to the step advantage."""
     margin: float = 0.05
     """``code``: what a step must be better than expected by."""
-    drop_unchanged: bool = True
-    """No step is good that changed nothing on the screen and earned nothing (false: as published)."""
+    erase_loops: bool = True
+    """No step is good whose screen comes back later, before anything was earned (false: as published)."""
+    hindsight: HindsightSettings = field(default_factory=HindsightSettings)
     frames: int = 2
     """Observations, newest last, that the step-level value looks at together."""
     validation_share: float = 0.2
@@ -58,4 +59,5 @@ class DigirlSettings(AlgorithmPlugin):
         from digirl_dist.algorithm.digirl import DigiRL
 
         own = None if self.advantage in PUBLISHED else load_entry_point(self.advantage)
-        return lambda agent, peers: DigiRL(agent, self, context.seed, peers, context.max_steps, own)
+        hindsight = hindsight_of(self.hindsight, context)
+        return lambda agent, peers: DigiRL(agent, self, context.seed, peers, context.max_steps, own, hindsight)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext
-from digirl_dist.settings.algorithms import ActorSettings
+from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, hindsight_of
+from digirl_dist.settings.algorithms import ActorSettings, HindsightSettings
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import AlgorithmFactory
@@ -22,12 +22,14 @@ class FilteredBcSettings(AlgorithmPlugin):
     """… if their return is above this."""
     discount: float = 0.7
     """Steps weigh by their discounted return to go, so that detours long before a success count little."""
-    drop_unchanged: bool = True
-    """Steps are not imitated that changed nothing on the screen and earned nothing. Set it to false where a needed
+    erase_loops: bool = True
+    """Steps are not imitated whose screen comes back later, before anything was earned. Set it to false where a needed
     action leaves no trace on the screen."""
+    hindsight: HindsightSettings = field(default_factory=HindsightSettings)
     actor: ActorSettings = field(default_factory=ActorSettings)
 
     def build(self, context: LearningContext) -> AlgorithmFactory:
         from digirl_dist.algorithm.filtered_bc import FilteredBC
 
-        return lambda agent, peers: FilteredBC(agent, self, context.seed, peers)
+        hindsight = hindsight_of(self.hindsight, context)
+        return lambda agent, peers: FilteredBC(agent, self, context.seed, peers, hindsight)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.phone import layout
 from digirl_dist.emulator.phone.screen import Screen
 from digirl_dist.emulator.phone.state import PhoneState
-from digirl_dist.emulator.phone.tasks import goal_reached, make_unreached
+from digirl_dist.emulator.phone.tasks import goal_reached, goals_met, make_unreached
 from digirl_dist.emulator.plugins.phone import PhoneSettings
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import EmulatorError
@@ -34,6 +36,7 @@ class DemoPhone:
         self._task = task
         self._state = PhoneState.fresh(seed, self._settings.shuffle_icons)
         make_unreached(task.params, self._state)
+        self._start = deepcopy(self._state)
         return self._observation(task)
 
     def step(self, action: Json) -> Transition:
@@ -41,10 +44,13 @@ class DemoPhone:
         if self._task is None:
             raise EmulatorError("the demo phone was not given a task; call reset first")
         wanted = DeviceAction.from_json(action)
+        before = goals_met(self._state, self._start)
         self._state.perform(wanted)
+        achieved = [goal for goal in goals_met(self._state, self._start) if goal not in before]
         success = not wanted.ends and goal_reached(self._task.params, self._state)
         terminated = success or wanted.ends
-        return Transition(self._observation(self._task), float(success), terminated, success=success)
+        seen = self._observation(self._task)
+        return Transition(seen, float(success), terminated, success=success, achieved=achieved)
 
     def close(self) -> None:
         """A drawing holds nothing that must be released."""

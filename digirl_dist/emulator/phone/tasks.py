@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from digirl_dist.emulator.phone.apps import APPS, App, Switch, app_named
+from digirl_dist.emulator.phone.apps import APPS, App, Button, Switch, app_named
 from digirl_dist.emulator.phone.layout import PER_PAGE
 from digirl_dist.emulator.phone.state import PhoneState
 from digirl_dist.errors import SettingsError
@@ -66,6 +66,23 @@ def goal_reached(goal: dict[str, Json], state: PhoneState) -> bool:
     if "submit" in goal:
         return bool(state.submitted.get(app) == goal["submit"])
     return True
+
+
+def goals_met(state: PhoneState, start: PhoneState) -> list[dict[str, Json]]:
+    """What could have been asked for and now holds in the open app, by changes since ``start``."""
+    if state.app is None:
+        return []
+    app = state.app.name
+    found: list[dict[str, Json]] = [{"app": app}]
+    for widget in state.app.widgets:
+        match widget:
+            case Switch(name) if ((app, name) in state.on) is not ((app, name) in start.on):
+                found.append({"app": app, "switch": name, "on": (app, name) in state.on})
+            case Button(name) if (app, name) in state.on - start.on:
+                found.append({"app": app, "button": name})
+    if app in state.submitted:
+        found.append({"app": app, "submit": state.submitted[app]})
+    return found
 
 
 def make_unreached(goal: dict[str, Json], state: PhoneState) -> None:

@@ -1,0 +1,111 @@
+"""Hindsight: episodes that missed their own goal and met another one, relabelled with that other instruction.
+
+Hindsight experience replay (Andrychowicz et al. 2017, arXiv 1707.01495) for instructions. What an episode met is stored
+with its steps (``Step.achieved``), so relabelled episodes follow from the store and are kept nowhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from digirl_dist.algorithm.selection import on_the_way
+from digirl_dist.errors import TrainingError
+from digirl_dist.storage.digest import digest
+from digirl_dist.tasks import Task
+from digirl_dist.trajectory import Goal, Observation, Step, Trajectory
+
+Achieved = Callable[[Trajectory], Iterable[tuple[int, str]]]
+"""Which instructions an episode fulfilled, each with the number of steps after which it had: the user's."""
+
+
+@dataclass(frozen=True)
+class Hindsight:
+    """Relabels episodes with goals of ``tasks`` that they met, each at most ``most`` times.
+
+    ``achieved`` takes the place of what the emulator said.
+    """
+
+    tasks: Sequence[Task]
+    most: int
+    achieved: Achieved | None = None
+
+    def relabelled(self, episode: Trajectory) -> list[Trajectory]:
+        """Returns one success for each chosen goal: the way to it, without loops, under its instruction.
+
+        Left out are the episode's own task, goals that the last step of the way did not bring about, and ways on which
+        text was typed that the instruction does not name. Raises TrainingError for a function of the user's that
+        answers something else than pairs.
+        """
+        if self.most == 0:
+            return []
+        own = episode.ticket.task.id
+        met = {task.id: (steps, task) for steps, task in reversed(list(self._met(episode))) if task.id != own}
+        chosen = sorted(met.values(), key=lambda one: digest(f"{episode.episode_id}/{one[1].id}".encode()))
+        ways = (_way(episode, steps, task) for steps, task in chosen)
+        return [way for way in ways if way is not None][: self.most]
+
+    def added(self, episodes: Sequence[Trajectory]) -> tuple[list[Trajectory], dict[str, float]]:
+        """Returns the episodes, each followed by what it was relabelled to, and the share of the latter as a figure."""
+        found = [[episode, *self.relabelled(episode)] for episode in episodes]
+        together = [each for part in found for each in part]
+        return together, {"relabelled_share": 1 - len(episodes) / len(together) if together else 0.0}
+
+    def _met(self, episode: Trajectory) -> Iterable[tuple[int, Task]]:
+        if self.achieved is not None:
+            yield from _named(self.achieved, episode, self.tasks)
+            return
+        asked = self._by_goal()
+        for number, step in enumerate(episode.steps, 1):
+            for goal in step.achieved:
+                yield from ((number, task) for task in asked.get(_key(goal), ()))
+
+    def _by_goal(self) -> Mapping[str, list[Task]]:
+        found: dict[str, list[Task]] = {}
+        for task in self.tasks:
+            found.setdefault(_key(task.params), []).append(task)
+        return found
+
+
+NO_HINDSIGHT = Hindsight((), 0)
+
+
+def _key(goal: Goal) -> str:
+    return json.dumps(goal, sort_keys=True)
+
+
+def _named(achieved: Achieved, episode: Trajectory, tasks: Sequence[Task]) -> Iterable[tuple[int, Task]]:
+    known = {task.instruction: task for task in tasks}
+    for answer in achieved(episode):
+        match answer:
+            case (int(steps), str(instruction)) if 0 < steps <= len(episode.steps):
+                yield steps, known.get(instruction) or Task(instruction, instruction)
+            case _:
+                name = getattr(achieved, "__name__", achieved)
+                raise TrainingError(f"{name} answered {answer!r}, not a number of steps taken and an instruction")
+
+
+def _way(episode: Trajectory, length: int, task: Task) -> Trajectory | None:
+    """Returns the first ``length`` steps without loops under the task's instruction, None where they cannot be."""
+    said = episode.ticket.task.instruction
+    seen = [*(step.observation for step in episode.steps), episode.final_observation]
+    prefix = replace(episode, steps=[replace(step, reward=0.0) for step in episode.steps[:length]],
+                     final_observation=seen[length])  # fmt: skip
+    keeps = on_the_way(prefix)
+    steps = [step for step, keep in zip(prefix.steps, keeps, strict=True) if keep]
+    if not said or not task.instruction or not keeps[-1] or not all(_can_be_said(step, task) for step in steps):
+        return None
+    steps = [replace(step, observation=_told(step.observation, said, task)) for step in steps]
+    steps[-1] = replace(steps[-1], reward=1.0, terminated=True, truncated=False)
+    ticket, final = replace(episode.ticket, task=task), _told(seen[length], said, task)
+    return replace(prefix, ticket=ticket, steps=steps, final_observation=final, success=True)
+
+
+def _can_be_said(step: Step, task: Task) -> bool:
+    text = step.action.get("text") if isinstance(step.action, dict) else None
+    return text is None or text in task.instruction
+
+
+def _told(seen: Observation, said: str, task: Task) -> Observation:
+    return replace(seen, text=seen.text.replace(said, task.instruction, 1))
