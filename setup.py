@@ -37,6 +37,7 @@ setup(
     },
     include_package_data=False,
     install_requires=[
+        "argcomplete>=3.1",
         "asyncssh>=2.14",
         "cloudpickle>=3.0",
         "fabric>=3.2",

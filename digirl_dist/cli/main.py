@@ -1,98 +1,75 @@
-"""The command line: finds the configuration, checks it, runs it, and reports errors in one line."""
+"""The command line: finds the command, has it executed, and reports errors in one line."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from digirl_dist.cli import workers
-from digirl_dist.exit_status import end_by_sigterm_as_by_ctrl_c, exit_status
+import digirl_dist
+from digirl_dist.cli.command import command, names
+from digirl_dist.cli.completion import answer_the_shell, is_asked_by_a_shell
+from digirl_dist.cli.configured import often_used
+from digirl_dist.errors import SettingsError
+from digirl_dist.exit_status import exit_status
 
-_USAGE = """\
-  python run.py --config-path config/multimachine --config-name host [key=value ...]
+_OVERVIEW = """\
+digirl-dist {version}: trains device-control agents with reinforcement learning on any machines you can ssh to
 
-configurations in config/multimachine:
-  host      train here, collect on the workers in worker_ips over SSH
-  worker    collect on this machine alone, to try it as a worker
-  eval      measure the newest checkpoint on the test tasks
+usage: digirl-dist COMMAND [options] [key=value ...]        digirl-dist COMMAND --help explains one of them
 
-often used:
-  dry_run=true                       localhost workers behind real SSH servers instead of worker_ips
-  worker_ips=[10.0.0.2,10.0.0.3]     machines that you can ssh to
-  bsize=8 rollout_size=128           emulators on each worker; episodes per iteration over all of them
-  emulator=gymnasium emulator.id=ALE/Pong-v5   {emulator}
-  agent=device                       {agent}
-  train_algorithm=digirl             {algorithm}; or yours: algorithm.entry_point=my_file:Mine
-  train_iterations=20 save_path=runs/mine seed=1
-  parallel=single                    the same loop without workers
+{commands}
+  {run}
 
-more commands, with the same overrides where they take any (or python run.py setup ...):
-  digirl-dist setup [--dry-run]      prepare the machines in worker_ips: Python, the package, the emulator's needs
-  digirl-dist doctor [--json] [--try]  check whether a run would start: the defects per machine, with remedies
-  digirl-dist why --save-path DIR    explain what a run waits for
-  digirl-dist eval-jobs --eval_jobs_config jobs.json   measure a list of policies, alone or by torchrun
-
-every key and its meaning: digirl_dist/settings/, and the plugins/ of each room
+{keys}
+try it on this machine alone:  digirl-dist demo
 """
+_AS_BEFORE = "python run.py --config-path config/multimachine --config-name host [key=value ...]   is the command run"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 done, 1 failed, 2 wrong configuration, 130 interrupted."""
+    """Returns the exit status: 0 done, 1 failed, 2 wrong configuration or command, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
-    commands = {"why": _why, "setup": workers.setup, "doctor": workers.doctor, "eval-jobs": _eval_jobs}
-    if words[:1] and words[0] in commands:
-        return commands[words[0]](words[1:])
-    parser = argparse.ArgumentParser(
-        prog="digirl-dist", description=_usage(), formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--config-path", default="config/multimachine", help="folder of the YAML files")
-    parser.add_argument("--config-name", default="host", help="which of them, without .yaml")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of the configuration")
-    options = parser.parse_intermixed_args(words)
-    return exit_status(lambda: _run(options.config_path, options.config_name, options.overrides))
+    if is_asked_by_a_shell():
+        answer_the_shell(_parser_of_all())
+    match words[:1]:
+        case [] | ["-h"] | ["--help"]:
+            print(_overview(), end="")
+            return 0
+        case ["--version"]:
+            print(f"digirl-dist {digirl_dist.__version__}")
+            return 0
+        case [name] if name in names():
+            return _execute(name, words[1:])
+        case [word] if word.startswith("--config-") or "=" in word:
+            return _execute("run", words)
+        case [word]:
+            return exit_status(lambda: _refuse(word))
+    raise AssertionError("every list of words is one of these")
 
 
-def _usage() -> str:
-    from digirl_dist.settings.plugins import KINDS
-
-    return _USAGE.format(**{kind.name: " | ".join(kind.names()) for kind in KINDS})
-
-
-def _eval_jobs(words: list[str]) -> int:
-    from digirl_dist.evaluate.eval_runner import main as eval_jobs
-
-    return eval_jobs(words)
+def _execute(name: str, words: Sequence[str]) -> int:
+    chosen = command(name)
+    options = chosen.parser().parse_intermixed_args(words)
+    return exit_status(lambda: chosen.execute(options))
 
 
-def _why(words: Sequence[str]) -> int:
-    """digirl-dist why --save-path DIR"""
-    parser = argparse.ArgumentParser(prog="digirl-dist why", description="explain what a run waits for, and since when")
-    parser.add_argument("--save-path", default="runs/host", help="the run's folder")
-    options = parser.parse_args(words)
-    return exit_status(lambda: _explain(Path(options.save_path).expanduser()))
+def _refuse(word: str) -> int:
+    from digirl_dist.settings.nearest import nearest
+
+    raise SettingsError(f"there is no command {word!r}; {nearest(word, names())} `digirl-dist` alone shows all")
 
 
-def _explain(folder: Path) -> int:
-    from digirl_dist.report.why import explain
-
-    print(explain(folder))
-    return 0
+def _overview() -> str:
+    listed = "\n".join(f"  {name:<12} {command(name).summary}" for name in names())
+    return _OVERVIEW.format(version=digirl_dist.__version__, commands=listed, keys=often_used(), run=_AS_BEFORE)
 
 
-def _run(config_path: str, config_name: str, overrides: Sequence[str]) -> int:
-    from digirl_dist.parallel.rank import launched_rank
-    from digirl_dist.settings import configuration
-
-    source = configuration.Source(config_path, config_name, tuple(overrides))
-    settings = source.load()
-    end_by_sigterm_as_by_ctrl_c()
-    from digirl_dist.assembly import validate
-
-    validate.refuse_contradictions(settings, rank=launched_rank(os.environ))  # before torch and all else is imported
-    from digirl_dist.assembly import run
-
-    run.run(settings, source)
-    return 0
+def _parser_of_all() -> argparse.ArgumentParser:
+    """Returns one parser of all commands, which only shells ask."""
+    parser = argparse.ArgumentParser(prog="digirl-dist", add_help=False)
+    parser.add_argument("--version", action="store_true")
+    below = parser.add_subparsers()
+    for name in names():
+        command(name).add_arguments(below.add_parser(name))
+    return parser

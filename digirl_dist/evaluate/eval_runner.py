@@ -92,7 +92,13 @@ class EvalRun:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 all jobs done, 1 some are not, 2 nothing could be run, 130 interrupted."""
-    options = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="digirl-dist eval-jobs", description="measure policies; alone or by torchrun")
+    add_arguments(parser)
+    return execute(parser.parse_args(argv))
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Runs the jobs that the command line names; returns the exit status."""
     end_by_sigterm_as_by_ctrl_c()
     advice = "the same command with --resume runs the missing jobs"
     return exit_status(lambda: 0 if _prepared(options).run() else 1, advice)
@@ -123,8 +129,7 @@ def _launched_at(rank: Rank | None) -> float:
     return float((parent or process).create_time())
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="digirl-dist eval-jobs", description="measure policies; alone or by torchrun")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--eval_jobs_config", type=Path, required=True, help="the list of jobs, JSON or YAML")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/eval_jobs"), help="datasets and results.json")
     parser.add_argument("--continue_on_error", action="store_true", help="run the other jobs when one fails")
@@ -132,7 +137,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--policy_device", help="cpu, cuda, cuda:N; beats the device in the list of jobs")
     parser.add_argument("--policy_device_id", type=int, help="the same as --policy_device cuda:ID")
     parser.add_argument("--merge_wait", type=float, default=3600.0, help="seconds that rank 0 waits for other ranks")
-    return parser
 
 
 if __name__ == "__main__":

@@ -11,17 +11,21 @@ from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, OverrideParseException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-import digirl_dist
 from digirl_dist import settings as schema
 from digirl_dist.errors import SettingsError
+from digirl_dist.plain_text import HIDDEN, without_secrets_in
 from digirl_dist.settings import Settings
 from digirl_dist.settings.nearest import nearest
+from digirl_dist.settings.places import find_folder, own_folder
 from digirl_dist.settings.plugins import ALGORITHM, COLLECTOR, KINDS, settings_classes
 
 _MOVED: dict[str, str] = {
@@ -56,7 +60,12 @@ _TRAINERS: dict[str, type] = {
     "torchrun": schema.TorchrunSettings,
 }
 
-_SECRET = re.compile(r"(password|passphrase|secret|^(?!max_).*token|api_key)", re.IGNORECASE)
+
+class _OwnFolder(SearchPathPlugin):  # type: ignore[misc]
+    """What the user's folder lacks, the package's own has: one file in it is enough."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.append("digirl_dist", f"file://{own_folder()}")
 
 
 @dataclass(frozen=True)
@@ -83,22 +92,17 @@ class Source:
 def load(config_path: str, config_name: str, overrides: Sequence[str]) -> Settings:
     """Compose ``config_name`` below ``config_path`` with ``overrides``. Raises SettingsError naming what is wrong."""
     composed = _compose(find_folder(config_path), config_name, overrides)
+    if hidden := _hidden_keys(OmegaConf.to_container(composed)):
+        raise SettingsError(
+            f"{config_name}.yaml hides the secrets in {', '.join(hidden)}; give them again, as key=value"
+        )
     try:
         settings = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
         raise SettingsError(_first_line(error)) from error
-    assert isinstance(settings, Settings)
+    if not isinstance(settings, Settings):
+        raise SettingsError(f"{config_name}.yaml is no configuration: let it begin with `defaults: [host, _self_]`")
     return settings
-
-
-def find_folder(config_path: str) -> Path:
-    """The folder under the working directory, then the package, then the checkout."""
-    package = Path(digirl_dist.__file__).resolve().parent
-    places = [Path.cwd(), package, package.parent]
-    for place in places:
-        if (place / config_path).is_dir():
-            return (place / config_path).resolve()
-    raise SettingsError(f"--config-path {config_path} is no folder below {', '.join(map(str, places))}")
 
 
 def merged(settings: Any, overrides: dict[str, Any], where: str) -> Any:
@@ -110,14 +114,25 @@ def merged(settings: Any, overrides: dict[str, Any], where: str) -> Any:
 
 
 def to_yaml(settings: Settings) -> str:
-    """The whole configuration for the run folder, secrets redacted."""
-    plain = OmegaConf.to_container(OmegaConf.structured(settings), enum_to_str=True)
-    return OmegaConf.to_yaml(_redacted(plain))
+    """Returns the whole configuration for the run folder, secrets hidden.
+
+    It is itself a configuration: ``--config-path RUN --config-name config`` composes it.
+    """
+    plain = as_mapping(settings)
+    schemas = [{group: f"{plain[group]['name']}_schema"} for group in options_of_groups()]
+    return OmegaConf.to_yaml({"defaults": ["settings", *schemas, "_self_"], **plain})
+
+
+def as_mapping(settings: Settings) -> dict[str, Any]:
+    """Returns the whole configuration as plain data, secrets hidden."""
+    plain: dict[str, Any] = without_secrets_in(OmegaConf.to_container(OmegaConf.structured(settings), enum_to_str=True))
+    return plain
 
 
 def _compose(folder: Path, name: str, overrides: Sequence[str]) -> DictConfig:
-    if not (folder / f"{name.removesuffix('.yaml')}.yaml").is_file():
-        names = sorted(path.stem for path in folder.glob("*.yaml"))
+    folders = list(dict.fromkeys([folder, own_folder()]))
+    names = sorted({path.stem for each in folders for path in each.glob("*.yaml")})
+    if name.removesuffix(".yaml") not in names:
         raise SettingsError(f"there is no {name}.yaml in {folder}; {nearest(name, names)}")
     _register_schemas()
     _refuse_unknown_keys(overrides)
@@ -136,12 +151,22 @@ def _compose(folder: Path, name: str, overrides: Sequence[str]) -> DictConfig:
     return composed
 
 
+def _hidden_keys(value: Any, key: str = "") -> list[str]:
+    """Returns the keys of secrets that a run folder does not tell."""
+    if isinstance(value, dict):
+        return [each for name, entry in value.items() for each in _hidden_keys(entry, f"{key}.{name}".lstrip("."))]
+    if isinstance(value, list):
+        return [each for number, entry in enumerate(value) for each in _hidden_keys(entry, f"{key}[{number}]")]
+    return [key] if isinstance(value, str) and HIDDEN in value else []
+
+
 def _register_schemas() -> None:
+    Plugins.instance().register(_OwnFolder)
     store = ConfigStore.instance()
     settings = OmegaConf.structured(Settings)
     settings.collector = "???"  # a default of one type would refuse the others
     store.store("settings", settings)
-    for group, options in _options().items():
+    for group, options in options_of_groups().items():
         for option, kind in options.items():
             store.store(f"{option}_schema", kind, group=group)
 
@@ -166,8 +191,8 @@ def _free(override: str) -> str:
 
 
 @cache
-def _options() -> dict[str, dict[str, type]]:
-    """What each option group chooses from, with the settings class of each option."""
+def options_of_groups() -> dict[str, dict[str, type]]:
+    """Returns what each option group chooses from, with the settings class of each option."""
     found = {kind.name: settings_classes(kind) for kind in KINDS if kind is not ALGORITHM}
     return {**found, "trainer": _TRAINERS}
 
@@ -175,7 +200,7 @@ def _options() -> dict[str, dict[str, type]]:
 @cache
 def _free_keys() -> tuple[str, ...]:
     """The keys whose values are mappings without a schema."""
-    classes = [(group, kind) for group, options in _options().items() for kind in options.values()]
+    classes = [(group, kind) for group, options in options_of_groups().items() for kind in options.values()]
     classes += [("algorithm", schema.AlgorithmSettingsBase), ("judge", schema.JudgeSettings)]
     mappings = [f"{group}.{one.name}" for group, kind in classes for one in fields(kind) if "dict" in str(one.type)]
     return tuple(dict.fromkeys(mappings))
@@ -213,9 +238,3 @@ def _first_line(error: Exception) -> str:
     lines = str(error).splitlines()
     key = next((line.split(":", 1)[1].strip() for line in lines if line.strip().startswith("full_key:")), "")
     return f"{key}: {lines[0]}" if key else lines[0]
-
-
-def _redacted(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: "***" if _SECRET.search(str(key)) and entry else _redacted(entry) for key, entry in value.items()}
-    return [_redacted(entry) for entry in value] if isinstance(value, list) else value

@@ -1,0 +1,52 @@
+"""The table of commands: each is one module of ``cli/commands``, found by its file name.
+
+Such a module has a docstring, whose first line says what the command does, and two functions: ``add_arguments(parser)``
+and ``execute(options)``, which returns the exit status and may raise a DigirlDistError. It imports nothing heavy at its
+top, because the table imports all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+from dataclasses import dataclass
+from types import ModuleType
+
+from digirl_dist.cli import commands
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command, such as ``digirl-dist why``."""
+
+    name: str
+    module: ModuleType
+
+    @property
+    def summary(self) -> str:
+        """What it does, in one line."""
+        return (self.module.__doc__ or "").splitlines()[0].rstrip(".")
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        self.module.add_arguments(parser)
+
+    def parser(self) -> argparse.ArgumentParser:
+        about, form = self.module.__doc__, argparse.RawDescriptionHelpFormatter
+        parser = argparse.ArgumentParser(prog=f"digirl-dist {self.name}", description=about, formatter_class=form)
+        self.add_arguments(parser)
+        return parser
+
+    def execute(self, options: argparse.Namespace) -> int:
+        """Returns the exit status."""
+        status: int = self.module.execute(options)
+        return status
+
+
+def names() -> list[str]:
+    """Returns the names of all commands; imports none of them."""
+    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(commands.__path__))
+
+
+def command(name: str) -> Command:
+    return Command(name, importlib.import_module(f"{commands.__name__}.{name.replace('-', '_')}"))

@@ -1,0 +1,1 @@
+"""The commands of ``digirl-dist``: one module each, named as the command (see ``cli.command``)."""

@@ -1,0 +1,29 @@
+"""Checks whether a run would start: the host and every worker, with the remedy for each failure."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from digirl_dist.cli.configured import add_configuration, add_emulator, settings_of
+from digirl_dist.plain_text import printable
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_configuration(parser)
+    add_emulator(parser)
+    parser.add_argument("--json", action="store_true", help="print a list of {worker, check, ok, detail, remedy}")
+    parser.add_argument("--try", action="store_true", dest="try_emulators", help="also start one emulator per worker")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Returns 0 if a run would start, 1 if it would not."""
+    from digirl_dist.assembly import setup_doctor
+    from digirl_dist.doctor.check import as_table, would_start
+
+    checks = list(setup_doctor.doctor(settings_of(options), options.try_emulators))
+    if options.json:
+        print(json.dumps([check.to_json() for check in checks], indent=1, ensure_ascii=True))
+    else:
+        print(printable(as_table(checks)))
+    return 0 if would_start(checks) else 1

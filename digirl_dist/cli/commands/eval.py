@@ -1,0 +1,24 @@
+"""Measures the newest checkpoint of a run on the test tasks, on the same workers: eval runs/mine.
+
+With a run folder the configuration is that run's own; without one it is eval.yaml of --config-path.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from digirl_dist.cli.configured import add_configuration, of_run_folder, source_of
+from digirl_dist.cli.running import run
+
+_MEASURES = ("task_mode=evaluate", "task_split=test", "task_order=sequential")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_configuration(parser, "eval")
+
+
+def execute(options: argparse.Namespace) -> int:
+    words = options.overrides
+    if words and "=" not in words[0]:
+        return run(of_run_folder(words[0], (*_MEASURES, *words[1:])))
+    return run(source_of(options))

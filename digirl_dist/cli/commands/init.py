@@ -1,0 +1,28 @@
+"""Writes the YAML to edit, config/multimachine/host.yaml below the working directory, which run then reads."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from digirl_dist.errors import SettingsError
+from digirl_dist.settings.places import HERE, own_folder
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config-path", default=HERE, help=f"the folder to write it to (default: {HERE})")
+
+
+def execute(options: argparse.Namespace) -> int:
+    path = Path(options.config_path).expanduser() / "host.yaml"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x") as file:
+            file.write((own_folder() / "host.yaml").read_text())
+    except FileExistsError as error:
+        raise SettingsError(f"{path} is there already: edit it, or name another --config-path") from error
+    except OSError as error:
+        raise SettingsError(f"--config-path {options.config_path} cannot be written: {error.strerror}") from error
+    named = "" if options.config_path == HERE else f" --config-path {options.config_path}"
+    print(f"{path}: name your workers in it, then `digirl-dist setup{named}` and `digirl-dist run{named}`")
+    return 0

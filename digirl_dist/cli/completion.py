@@ -1,0 +1,69 @@
+"""What a shell may complete: commands, options, keys of the configuration, and names to choose from."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from enum import Enum
+from typing import Any
+
+
+def is_asked_by_a_shell() -> bool:
+    return "_ARGCOMPLETE" in os.environ
+
+
+def answer_the_shell(parser: argparse.ArgumentParser) -> None:
+    """Writes the completions of the shell's line and ends the process."""
+    import argcomplete
+
+    argcomplete.autocomplete(parser)
+
+
+def complete_override(prefix: str, **_: Any) -> list[str]:
+    """Returns the keys, and for some keys the values, that ``prefix`` may become."""
+    key, sign, _value = prefix.partition("=")
+    if sign:
+        return [f"{key}={value}" for value in _values(key)]
+    return [each for each in _keys(prefix) if each.startswith(prefix)]
+
+
+def _values(key: str) -> list[str]:
+    from digirl_dist.settings.configuration import options_of_groups
+    from digirl_dist.settings.keys import types_of
+    from digirl_dist.settings.run import Settings
+
+    if key in (groups := options_of_groups()):
+        return list(groups[key])
+    kind: Any = types_of(Settings).get(key)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return [each.name for each in kind]
+    return ["true", "false"] if kind is bool else []
+
+
+def _keys(prefix: str) -> Iterator[str]:
+    """Yields the keys at the place to which ``prefix`` leads."""
+    from digirl_dist.settings.configuration import options_of_groups
+    from digirl_dist.settings.keys import types_of
+    from digirl_dist.settings.run import Settings
+
+    path = prefix.split(".")[:-1]
+    level: list[type] = [Settings]
+    for step in path:
+        options = options_of_groups().get(step) if level == [Settings] else None
+        found = list(options.values()) if options else [types_of(each).get(step) for each in level]
+        level = [_with_blocks(each) for each in found if isinstance(each, type) and is_dataclass(each)]
+    start = "".join(f"{step}." for step in path)
+    for kind in level:
+        for name, value in types_of(kind).items():
+            group = start == "" and name in options_of_groups()
+            yield f"{start}{name}." if is_dataclass(value) and not group else f"{start}{name}="
+            if group:
+                yield f"{name}."
+
+
+def _with_blocks(kind: type) -> type:
+    from digirl_dist.settings.algorithms import AlgorithmSettingsBase, algorithm_settings
+
+    return algorithm_settings() if kind is AlgorithmSettingsBase else kind

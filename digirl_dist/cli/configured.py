@@ -1,0 +1,88 @@
+"""Commands that take a configuration: where it lies, overrides of it, and what it becomes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from digirl_dist.cli.completion import complete_override
+from digirl_dist.errors import SettingsError
+from digirl_dist.settings.places import HERE
+
+if TYPE_CHECKING:
+    from digirl_dist.settings import Settings
+    from digirl_dist.settings.configuration import Source
+
+_OFTEN_USED = """\
+often used:
+  dry_run=true                       localhost workers behind real SSH servers instead of worker_ips
+  worker_ips=[10.0.0.2,10.0.0.3]     machines that you can ssh to
+  bsize=8 rollout_size=128           emulators on each worker; episodes per iteration over all of them
+  emulator=gymnasium emulator.id=ALE/Pong-v5   {emulator}
+  agent=device                       {agent}
+  train_algorithm=digirl             {algorithm}; or yours: algorithm.entry_point=my_file:Mine
+  train_iterations=20 save_path=runs/mine seed=1
+  parallel=single                    the same loop without workers
+
+every key and its meaning: digirl_dist/settings/, and the plugins/ of each room
+"""
+
+
+def often_used() -> str:
+    """Returns the keys that most people set."""
+    from digirl_dist.settings.plugins import KINDS
+
+    return _OFTEN_USED.format(**{kind.name: " | ".join(kind.names()) for kind in KINDS})
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    words = parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of the configuration")
+    words.completer = complete_override  # type: ignore[attr-defined]
+    parser.epilog = often_used()
+
+
+def add_configuration(parser: argparse.ArgumentParser, name: str = "host") -> None:
+    """Adds the options that say where the configuration lies, and the overrides."""
+    parser.add_argument("--config-path", default=HERE, help="folder of the YAML files")
+    parser.add_argument("--config-name", default=name, help=f"which of them, without .yaml (default: {name})")
+    add_overrides(parser)
+
+
+def add_run_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="?", metavar="RUN", default="runs/host", help="the run's folder, its save_path")
+
+
+def add_emulator(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--emulator", help="the same as emulator=…")
+
+
+def source_of(options: argparse.Namespace) -> Source:
+    """Returns where the configuration comes from."""
+    from digirl_dist.settings.configuration import Source
+
+    return Source(options.config_path, options.config_name, tuple(options.overrides))
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """Returns the configuration of a command that has ``--emulator``. Raises SettingsError."""
+    from digirl_dist.settings import configuration
+
+    chosen = [f"emulator={options.emulator}"] if options.emulator else []
+    return configuration.load(options.config_path, options.config_name, [*chosen, *options.overrides])
+
+
+def of_run_folder(folder: str, overrides: Sequence[str]) -> Source:
+    """Returns the configuration that a run folder holds, for the same folder. Raises SettingsError."""
+    from digirl_dist.settings.configuration import Source
+
+    root = Path(folder).expanduser().resolve()
+    if not (root / "config.yaml").is_file():
+        raise SettingsError(f"{folder} is no run folder: it has no config.yaml; name the save_path of a run")
+    return Source(str(root), "config", (f"save_path={quoted(str(root))}", *overrides))
+
+
+def quoted(text: str) -> str:
+    """Returns a text as the grammar of overrides takes it literally."""
+    return "'" + text.replace("'", "\\'") + "'"

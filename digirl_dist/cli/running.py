@@ -1,0 +1,25 @@
+"""Runs a configuration: refuses what is wrong before torch is imported, then trains or measures."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from digirl_dist.exit_status import end_by_sigterm_as_by_ctrl_c
+
+if TYPE_CHECKING:
+    from digirl_dist.settings.configuration import Source
+
+
+def run(source: Source) -> int:
+    """Returns the exit status. Raises DigirlDistError."""
+    from digirl_dist.assembly import validate
+    from digirl_dist.parallel.rank import launched_rank
+
+    settings = source.load()
+    end_by_sigterm_as_by_ctrl_c()
+    validate.refuse_contradictions(settings, rank=launched_rank(os.environ))
+    from digirl_dist.assembly import run as assembled
+
+    assembled.run(settings, source)
+    return 0

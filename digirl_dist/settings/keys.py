@@ -1,0 +1,35 @@
+"""The keys of the configuration, as the settings classes have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, get_type_hints
+
+
+@dataclass(frozen=True)
+class Key:
+    """One value of a configuration."""
+
+    name: str
+    """With dots, such as ``limits.boot_s``."""
+    hint: Any
+    """Its type, with what ``Annotated`` adds."""
+    value: Any
+
+
+def keys_of(settings: Any, prefix: str = "") -> Iterator[Key]:
+    """Yields every key of ``settings``, a dataclass, and of the dataclasses in it."""
+    hints = types_of(type(settings), include_extras=True)
+    for each in fields(settings):
+        value = getattr(settings, each.name)
+        if is_dataclass(value):
+            yield from keys_of(value, f"{prefix}{each.name}.")
+        else:
+            yield Key(f"{prefix}{each.name}", hints[each.name], value)
+
+
+def types_of(kind: type, include_extras: bool = False) -> dict[str, Any]:
+    """Returns the type of each field of a dataclass."""
+    hints = get_type_hints(kind, include_extras=include_extras)
+    return {each.name: hints[each.name] for each in fields(kind)}

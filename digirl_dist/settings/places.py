@@ -1,0 +1,27 @@
+"""The folders of YAML files: the user's, and the package's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import digirl_dist
+from digirl_dist.errors import SettingsError
+
+HERE = "config/multimachine"
+"""Where the YAML files are looked for unless the user says otherwise."""
+
+
+def find_folder(config_path: str) -> Path:
+    """Returns the folder under the working directory, then the package, then the checkout. Raises SettingsError."""
+    package = Path(digirl_dist.__file__).resolve().parent
+    places = [Path.cwd(), package, package.parent]
+    for place in places:
+        if (place / Path(config_path).expanduser()).is_dir():
+            return (place / Path(config_path).expanduser()).resolve()
+    raise SettingsError(f"--config-path {config_path} is no folder below {', '.join(map(str, places))}")
+
+
+def own_folder() -> Path:
+    """Returns the folder of the YAML files that come with the package."""
+    package = Path(digirl_dist.__file__).resolve().parent
+    return next(place / HERE for place in (package, package.parent) if (place / HERE).is_dir())

@@ -1,0 +1,92 @@
+"""The commands: alone it shows what there is, each has its own help, and the YAML to edit is written by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import digirl_dist
+from digirl_dist.cli.command import command, names
+from digirl_dist.cli.completion import complete_override
+from digirl_dist.cli.main import main
+from digirl_dist.settings import GymnasiumSettings, configuration
+from digirl_dist.settings.places import HERE
+
+WANTED = {"init", "demo", "run", "doctor", "setup", "why", "report", "eval", "eval-jobs", "completion"}
+
+
+def test_alone_it_shows_every_command_and_starts_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert set(names()) >= WANTED
+    for name in names():
+        assert f"  {name} " in shown and command(name).summary in shown
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", names())
+def test_each_command_has_its_own_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"usage: digirl-dist {name}") and command(name).summary.split()[0] in shown
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"digirl-dist {digirl_dist.__version__}\n"
+
+
+def test_a_command_that_there_is_not_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["docter"]) == 2
+    assert "there is no command 'docter'; did you mean 'doctor'?" in capsys.readouterr().err
+
+
+def test_init_writes_one_file_to_edit_which_the_other_configurations_build_on(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init"]) == 0
+    path = tmp_path / HERE / "host.yaml"
+    path.write_text(path.read_text().replace("worker_ips: []", "worker_ips: [10.1.2.3]"))
+    for name in ("host", "eval"):
+        assert configuration.load(HERE, name, []).worker_ips == ["10.1.2.3"], name
+    assert main(["init"]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert "10.1.2.3" in path.read_text()
+
+
+def test_the_configuration_in_a_run_folder_is_one_to_start_from(tmp_path: Path) -> None:
+    settings = configuration.load(HERE, "host", ["emulator=gymnasium", "emulator.id=A-v0", "bsize=3"])
+    (tmp_path / "config.yaml").write_text(configuration.to_yaml(settings))
+    assert configuration.load(str(tmp_path), "config", []) == settings
+    again = configuration.load(str(tmp_path), "config", ["train_iterations=3", "emulator.id=B-v0"])
+    assert isinstance(again.emulator, GymnasiumSettings)
+    assert (again.emulator.id, again.train_iterations, again.bsize) == ("B-v0", 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("roll", "rollout_size="),
+        ("limits.bo", "limits.boot_s="),
+        ("emulator=", "emulator=phone"),
+        ("emulator.su", "emulator.success_reward="),
+        ("algorithm.grpo.actor.le", "algorithm.grpo.actor.learning_rate="),
+        ("close=", "close=quorum"),
+        ("speculate=", "speculate=false"),
+    ],
+)
+def test_a_shell_is_offered_keys_and_values(typed: str, offered: str) -> None:
+    assert offered in complete_override(typed)
+    assert all(each.startswith(typed) for each in complete_override(typed))
+
+
+def test_completion_prints_what_a_shell_evaluates(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "bash"]) == 0
+    assert "digirl-dist" in capsys.readouterr().out
