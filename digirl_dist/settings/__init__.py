@@ -34,7 +34,13 @@ from digirl_dist.settings.run import (
     is_bsize,
 )
 from digirl_dist.settings.trainers import InProcessSettings, JaxSettings, TorchrunSettings, TrainerSettings
-from digirl_dist.settings.workers import AndroidInstallSettings, InstallSettings, LimitSettings, SshSettings
+from digirl_dist.settings.workers import (
+    AndroidInstallSettings,
+    InstallSettings,
+    LimitSettings,
+    SshSettings,
+    SshTransport,
+)
 
 __all__ = [
     "ActorSettings",
@@ -61,6 +67,7 @@ __all__ = [
     "RayActorSettings",
     "Settings",
     "SshSettings",
+    "SshTransport",
     "Success",
     "TaskMode",
     "TaskOrder",
