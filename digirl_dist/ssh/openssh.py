@@ -213,7 +213,7 @@ def _resolve(base: Sequence[str], address: Address) -> tuple[Target, list[str]]:
     """Returns what ``ssh`` itself makes of the address and the configuration files, and the ciphers it would offer."""
     asked = subprocess.run([base[0], "-G", *base[1:]], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if asked.returncode != 0:
-        said = asked.stderr.strip() or "it says nothing"
+        said = (asked.stderr.strip() or "it says nothing").splitlines()[0]
         raise LoginError(address.name, f"`ssh` cannot use its configuration: {said}", "correct ~/.ssh/config")
     found = dict(line.partition(" ")[::2] for line in asked.stdout.splitlines())
     files = shlex.split(found.get("userknownhostsfile", ""))
