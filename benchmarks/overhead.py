@@ -7,7 +7,8 @@ import time
 from benchmarks.measure import measure, sized, waiting_for
 from benchmarks.stage import Machine, median, rounded, show, stage
 from digirl_dist.settings import LimitSettings, RehearsalSettings, SshSettings
-from digirl_dist.ssh.connection import Address, connect
+from digirl_dist.ssh.connect import connect
+from digirl_dist.ssh.connection import Address
 
 
 def main() -> None:

@@ -18,7 +18,8 @@ from digirl_dist.fleet.worker_events import Lost, Pulled, WorkerEvent
 from digirl_dist.protocol.job_folder import episode_name
 from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.settings import LimitSettings, RehearsalSettings, SshSettings
-from digirl_dist.ssh.connection import Address, connect
+from digirl_dist.ssh.connect import connect
+from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.courier import CourierClient
 from digirl_dist.storage import parquet
 from digirl_dist.storage.digest import file_digest

@@ -5,6 +5,7 @@ The limited links are network namespaces with a token bucket (``tc tbf``), for w
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import socket
@@ -29,6 +30,8 @@ WEIGHT = sized((64, 1_000_000), (64, 1000))  # 64 tensors of 4 MB
 LIMITED_WEIGHT = sized((16, 1_000_000), (16, 1000))
 LIMIT = "200mbit"
 CHANGED = 3  # of 64 tensors
+_PIDFD_GETFD = 438
+"""The number of the system call, on every architecture."""
 IDLE = RehearsalSettings(reset_s=0, step_s=0, steps=1, steps_sigma=0)
 
 
@@ -161,15 +164,29 @@ def _changed(ours: Ours, version: int) -> tuple[float, float]:
 
 
 def _bytes_on_wire(ours: Ours) -> int:
-    """Sent and received on this process's connections to the workers, as the kernel counts them (tcp_info)."""
+    """Sent and received on the connections to the workers, as the kernel counts them (tcp_info)."""
     ports = {machine.address.port for machine in ours.machines}
     total = 0
-    for connection in psutil.Process().net_connections("tcp"):
-        if connection.raddr and connection.raddr.port in ports:
-            with socket.socket(fileno=os.dup(connection.fd)) as copy:
-                info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)
-            total += struct.unpack_from("Q", info, 128)[0] + struct.unpack_from("Q", info, 200)[0]
+    for process in [psutil.Process(), *psutil.Process().children()]:  # paramiko's are ours, those of ssh its own
+        for connection in process.net_connections("tcp"):
+            if connection.raddr and connection.raddr.port in ports:
+                with socket.socket(fileno=_copy_of(process.pid, connection.fd)) as copy:
+                    info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)
+                total += struct.unpack_from("Q", info, 128)[0] + struct.unpack_from("Q", info, 200)[0]
     return total
+
+
+def _copy_of(pid: int, descriptor: int) -> int:
+    if pid == os.getpid():
+        return os.dup(descriptor)
+    process = os.pidfd_open(pid)
+    try:
+        copy = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, process, descriptor, 0)
+    finally:
+        os.close(process)
+    if copy < 0:
+        raise OSError(ctypes.get_errno(), "cannot look at a connection of ssh")
+    return int(copy)
 
 
 def _scp_parallel(source: Path, addresses: list[Address], folder: Path) -> float:

@@ -16,7 +16,8 @@ from digirl_dist.fleet.install import Package, what_is_missing
 from digirl_dist.fleet.remote_python import RemotePython
 from digirl_dist.fleet.roster import WorkerConfig
 from digirl_dist.settings import Settings
-from digirl_dist.ssh.connection import Connection, connect
+from digirl_dist.ssh.connect import connect
+from digirl_dist.ssh.connection import Connection
 
 _PROBE_LIMIT_S = 120.0
 _SETUP = "run `digirl-dist setup`; a run does it by itself as well"

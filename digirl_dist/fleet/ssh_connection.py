@@ -14,7 +14,8 @@ from digirl_dist.protocol.job_folder import episode_name
 from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.settings import LimitSettings, SshSettings
 from digirl_dist.ssh.channel import Channel
-from digirl_dist.ssh.connection import Connection, connect
+from digirl_dist.ssh.connect import connect
+from digirl_dist.ssh.connection import Connection
 from digirl_dist.ssh.courier import CourierClient
 
 

@@ -35,7 +35,13 @@ from digirl_dist.settings.run import (
     is_bsize,
 )
 from digirl_dist.settings.trainers import InProcessSettings, JaxSettings, TorchrunSettings, TrainerSettings
-from digirl_dist.settings.workers import AndroidInstallSettings, InstallSettings, LimitSettings, SshSettings
+from digirl_dist.settings.workers import (
+    AndroidInstallSettings,
+    InstallSettings,
+    LimitSettings,
+    SshSettings,
+    SshTransport,
+)
 
 __all__ = [
     "ActorSettings",
@@ -63,6 +69,7 @@ __all__ = [
     "RayActorSettings",
     "Settings",
     "SshSettings",
+    "SshTransport",
     "Success",
     "TaskMode",
     "TaskOrder",

@@ -1,15 +1,26 @@
 """Settings of the connections to workers, of time limits, and of the installation."""
 
 from dataclasses import dataclass, field
+from enum import Enum
+
+
+class SshTransport(Enum):
+    """The program that carries SSH: the user's own ``ssh`` (``auto``: where it is installed), or paramiko."""
+
+    auto = "auto"
+    openssh = "openssh"
+    paramiko = "paramiko"
 
 
 @dataclass
 class SshSettings:
-    """Time limits of the connections to the workers, in seconds.
+    """The connections to the workers; their time limits are in seconds.
 
     Links are normally busy or down for a few seconds at times: limits far below these cost needless retries.
     """
 
+    transport: SshTransport = SshTransport.auto
+    """``openssh`` follows all of ~/.ssh/config and encrypts outside Python; ``paramiko`` needs no ``ssh`` here."""
     connect_s: float = 20.0
     """Longest time for the TCP connection and the greeting, and again for the key exchange."""
     login_s: float = 20.0

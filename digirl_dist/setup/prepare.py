@@ -12,7 +12,8 @@ from digirl_dist.fleet.roster import WorkerConfig
 from digirl_dist.settings import SshSettings
 from digirl_dist.setup.scripts import Steps
 from digirl_dist.ssh.channel import Channel
-from digirl_dist.ssh.connection import Connection, connect
+from digirl_dist.ssh.connect import connect
+from digirl_dist.ssh.connection import Connection
 
 _STATES = ("ok", "would", "doing", "done", "failed")
 _PACKAGE = "digirl_dist and what it depends on"

@@ -13,7 +13,7 @@ import xxhash
 
 from digirl_dist.errors import FileRefusedError, RunFolderError, TrajectoryError, WorkerError
 from digirl_dist.settings import SshSettings
-from digirl_dist.ssh.channel import PACKET_BYTES, Channel
+from digirl_dist.ssh.channel import Channel
 from digirl_dist.ssh.connection import Connection
 from digirl_dist.storage.digest import file_digest
 
@@ -207,13 +207,13 @@ class _Packets:
 
     def write(self, data: Bytes) -> None:
         view = memoryview(data).cast("B")
-        if self._pending or len(view) < PACKET_BYTES:
-            taken = view[: PACKET_BYTES - len(self._pending)]
+        if self._pending or len(view) < self._channel.packet_bytes:
+            taken = view[: self._channel.packet_bytes - len(self._pending)]
             self._pending += taken
             view = view[len(taken) :]
-            if len(self._pending) == PACKET_BYTES:
+            if len(self._pending) == self._channel.packet_bytes:
                 self.flush()
-        whole = len(view) - len(view) % PACKET_BYTES
+        whole = len(view) - len(view) % self._channel.packet_bytes
         self._channel.write(view[:whole])
         self._pending += view[whole:]
 

@@ -89,12 +89,34 @@ def _is_hash_of(target: str, name: str) -> bool:
         return False
 
 
-def revoked_key(worker: str, target: str, key: paramiko.PKey) -> HostKeyError:
-    """The error for a machine whose key known_hosts forbids."""
+def revoked_key(worker: str, target: str, fingerprint: str) -> HostKeyError:
+    """Returns the error for a machine whose key known_hosts forbids."""
     return HostKeyError(
         worker,
-        f"{target} shows the host key {key.fingerprint}, which is marked as revoked: it may be somebody else's machine",
+        f"{target} shows the host key {fingerprint}, which is marked as revoked: it may be somebody else's machine",
         "if it is the right one, give it new host keys",
+    )
+
+
+def unknown_key(worker: str, target: str, fingerprint: str, kind: str, file: Path) -> HostKeyError:
+    """Returns the error for a machine whose key no file knows; it names the command that adds the key to ``file``."""
+    short = next((known for known in ("ed25519", "ecdsa", "rsa") if known in kind), kind)
+    return HostKeyError(
+        worker,
+        f"{target} shows the unknown host key {fingerprint} ({short})",
+        f"add it with `ssh-keyscan -t {short} {_scan_target(target)} >> {shlex.quote(str(file))}`, but "
+        f"first compare the fingerprint with the one that `ssh-keygen -lf /etc/ssh/ssh_host_{short}_key.pub` "
+        "prints on that machine",
+    )
+
+
+def changed_key(worker: str, target: str, expected: str, shown: str, file: Path) -> HostKeyError:
+    """Returns the error for a machine whose key differs from ``file``; ``target`` is ``host`` or ``[host]:port``."""
+    return HostKeyError(
+        worker,
+        f"the host key of {target} has changed from {expected} to {shown}: possible man-in-the-middle attack",
+        f"if the machine was reinstalled, forget the old key with `ssh-keygen -f {shlex.quote(str(file))} "
+        f"-R {shlex.quote(target)}` and start again",
     )
 
 
@@ -109,36 +131,13 @@ class RefuseUnknown(paramiko.MissingHostKeyPolicy):
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
         """Raises HostKeyError; ``hostname`` is ``host`` or ``[host]:port``."""
         if self._known.has_revoked(key):
-            raise revoked_key(self._worker, hostname, key)
-        kind = _short_kind(key)
-        raise HostKeyError(
-            self._worker,
-            f"{hostname} shows the unknown host key {key.fingerprint} ({kind})",
-            f"add it with `ssh-keyscan -t {kind} {_scan_target(hostname)} >> {shlex.quote(str(self._file))}`, but "
-            f"first compare the fingerprint with the one that `ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub` "
-            "prints on that machine",
-        )
-
-
-def changed_key(worker: str, target: str, error: paramiko.BadHostKeyException, file: Path) -> HostKeyError:
-    """Returns the error for a machine whose key differs from ``file``; ``target`` is ``host`` or ``[host]:port``."""
-    return HostKeyError(
-        worker,
-        f"the host key of {target} has changed from {error.expected_key.fingerprint} to "
-        f"{error.key.fingerprint}: possible man-in-the-middle attack",
-        f"if the machine was reinstalled, forget the old key with `ssh-keygen -f {shlex.quote(str(file))} "
-        f"-R {shlex.quote(target)}` and start again",
-    )
+            raise revoked_key(self._worker, hostname, key.fingerprint)
+        raise unknown_key(self._worker, hostname, key.fingerprint, key.get_name(), self._file)
 
 
 def target_name(host: str, port: int) -> str:
     """Returns a machine's name in the notation of known-hosts files."""
     return host if port == 22 else f"[{host}]:{port}"
-
-
-def _short_kind(key: paramiko.PKey) -> str:
-    name = key.get_name()
-    return next((kind for kind in ("ed25519", "ecdsa", "rsa") if kind in name), name)
 
 
 def _scan_target(hostname: str) -> str:

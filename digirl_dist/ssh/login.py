@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -71,11 +71,11 @@ class KeyLogin(AuthStrategy):
             return KeyFile(self.username, full)
         except OSError as error:
             if must_exist or not isinstance(error, FileNotFoundError):
-                raise self._bad_key(full, str(error.strerror)) from error
+                raise bad_key(self._worker, full, str(error.strerror)) from error
         except (TypeError, paramiko.PasswordRequiredException):
-            self.notes.append(f"{full} is locked by a passphrase: unlock it with `ssh-add {full}`")
+            self.notes.append(locked(full))
         except (ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
-            raise self._bad_key(full, "this is not a private key that can be read") from error
+            raise bad_key(self._worker, full, "this is not a private key that can be read") from error
         return None
 
     def _agent_keys(self) -> Iterator[AuthSource]:
@@ -85,12 +85,41 @@ class KeyLogin(AuthStrategy):
         finally:
             agent.close()
 
-    def _bad_key(self, path: str, reason: str) -> LoginError:
-        return LoginError(
-            self._worker,
-            f"the key file {path} cannot be used: {reason}",
-            f"name another one in the worker's `key`, or make one with `ssh-keygen -t ed25519 -f {path}`",
-        )
+
+def bad_key(worker: str, path: str, reason: str) -> LoginError:
+    """Returns the error for a key file that is missing or not a key."""
+    return LoginError(
+        worker,
+        f"the key file {path} cannot be used: {reason}",
+        f"name another one in the worker's `key`, or make one with `ssh-keygen -t ed25519 -f {path}`",
+    )
+
+
+def check_key_file(worker: str, key: str | None) -> list[str]:
+    """Returns notes on a named key, such as that a passphrase locks it.
+
+    Raises LoginError if the file is missing or holds no private key of any kind, those on security tokens included.
+    """
+    if key is None:
+        return []
+    path = os.path.expanduser(key)
+    try:
+        with open(path, "rb") as file:
+            if b"PRIVATE KEY-----" not in file.read(100):
+                raise bad_key(worker, path, "this is not a private key that can be read")
+        paramiko.PKey.from_path(path)
+    except OSError as error:
+        raise bad_key(worker, path, str(error.strerror)) from error
+    except (TypeError, paramiko.PasswordRequiredException):
+        return [locked(path)]
+    except (ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType):
+        pass  # OpenSSH reads more kinds of keys
+    return []
+
+
+def locked(path: str) -> str:
+    """Returns what to say of a key that a passphrase locks."""
+    return f"{path} is locked by a passphrase: unlock it with `ssh-add {path}`"
 
 
 def login_error(worker: str, failure: AuthFailure, host: str, port: int) -> WorkerError:
@@ -100,15 +129,21 @@ def login_error(worker: str, failure: AuthFailure, host: str, port: int) -> Work
     broken = [tried.result for tried in failure.result if tried not in refused]
     if (broken and not refused) or any("timeout" in str(tried.result).lower() for tried in refused):
         return UnreachableError(worker, f"{host}:{port} went silent during the login")
-    offered = ", ".join(repr(tried.source) for tried in refused) or "none: no key was found"
-    reason = f"{host}:{port} does not let user {strategy.username} in; keys offered: {offered}"
-    return LoginError(worker, "; ".join([reason, *strategy.notes]), _copy_id(strategy.username, host, port, refused))
+    offered = [tried.source for tried in refused]
+    files = [source.path for source in offered if isinstance(source, KeyFile)]
+    return refused_login(
+        worker, strategy.username, f"{host}:{port}", [repr(one) for one in offered], files, strategy.notes
+    )
 
 
-def _copy_id(user: str, host: str, port: int, refused: list[Any]) -> str:
-    files = [tried.source.path for tried in refused if isinstance(tried.source, KeyFile)]
+def refused_login(
+    worker: str, user: str, at: str, offered: Sequence[str], files: Sequence[str], notes: Sequence[str]
+) -> LoginError:
+    """Returns the error for a machine, ``host:port``, that accepts no key; ``files`` are those of the keys offered."""
+    reason = f"{at} does not let user {user} in; keys offered: {', '.join(offered) or 'none: no key was found'}"
     key = f" -i {files[0]}" if files and Path(files[0] + ".pub").exists() else ""
-    port_option = "" if port == 22 else f" -p {port}"
-    make = "" if refused else "make a key with `ssh-keygen -t ed25519`, then "
-    command = f"ssh-copy-id{key}{port_option} {user}@{host}"
-    return f"{make}allow the key with `{command}`, or set the worker's `username` or `key`"
+    host, _, port = at.rpartition(":")
+    make = "" if offered else "make a key with `ssh-keygen -t ed25519`, then "
+    command = f"ssh-copy-id{key}{'' if port == '22' else f' -p {port}'} {user}@{host}"
+    remedy = f"{make}allow the key with `{command}`, or set the worker's `username` or `key`"
+    return LoginError(worker, "; ".join([reason, *notes]), remedy)

@@ -26,7 +26,7 @@ from digirl_dist.errors import JobError
 from digirl_dist.fleet.roster import WorkerConfig, this_python
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.settings import DeviceAgentSettings, InProcessSettings, PhoneSettings, Settings, SshSettings
-from digirl_dist.ssh.connection import connect
+from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.localhost_server import LocalhostServer
 from digirl_dist.tasks import Task
 from digirl_dist.user_code.packing import pack

@@ -26,7 +26,8 @@ from digirl_dist.fleet.install import (
     what_is_missing,
 )
 from digirl_dist.settings import SshSettings
-from digirl_dist.ssh.connection import Connection, connect
+from digirl_dist.ssh.connect import connect
+from digirl_dist.ssh.connection import Connection
 from digirl_dist.ssh.localhost_server import LocalhostServer
 
 pytestmark = pytest.mark.component

@@ -19,7 +19,8 @@ from digirl_dist.fleet.outgoing import Blob, Outgoing, Weights
 from digirl_dist.fleet.push import LinkRate, Push
 from digirl_dist.fleet.roster import this_python
 from digirl_dist.settings import PushDtype, SshSettings
-from digirl_dist.ssh.connection import Address, connect
+from digirl_dist.ssh.connect import connect
+from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.courier import CourierClient
 from digirl_dist.ssh.localhost_server import LocalhostServer
 from digirl_dist.storage.checkpoint import Checkpoints

@@ -26,7 +26,7 @@ from digirl_dist.emulator.chromium import BROWSERS
 from digirl_dist.fleet.roster import WorkerConfig
 from digirl_dist.settings import AndroidInstallSettings, AndroidSettings, InstallSettings, Settings, SshSettings
 from digirl_dist.setup.scripts import steps
-from digirl_dist.ssh.connection import connect
+from digirl_dist.ssh.connect import connect
 
 pytestmark = pytest.mark.system
 

@@ -18,8 +18,9 @@ import psutil
 import pytest
 
 from digirl_dist.parallel.free_port import free_port as unused_port
-from digirl_dist.settings import SshSettings
-from digirl_dist.ssh.connection import Address, Connection, connect
+from digirl_dist.settings import SshSettings, SshTransport
+from digirl_dist.ssh.connect import connect
+from digirl_dist.ssh.connection import Address, Connection
 from digirl_dist.ssh.localhost_server import LocalhostServer
 
 
@@ -45,9 +46,10 @@ class Server:
             process.send_signal(number)
 
 
-@pytest.fixture
-def limits() -> SshSettings:
-    return SshSettings(connect_s=3.0, login_s=3.0, ping_s=0.3, silence_s=1.5, stall_s=4.0)
+@pytest.fixture(params=[SshTransport.paramiko, SshTransport.openssh], ids=lambda transport: f"by_{transport.value}")
+def limits(request: pytest.FixtureRequest) -> SshSettings:
+    """Short limits, for each program that may carry a connection."""
+    return SshSettings(transport=request.param, connect_s=3.0, login_s=3.0, ping_s=0.3, silence_s=1.5, stall_s=4.0)
 
 
 class Shared:

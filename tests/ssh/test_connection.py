@@ -17,7 +17,8 @@ import pytest
 
 from digirl_dist.errors import HostKeyError, LinkLostError, LoginError, UnreachableError, WorkerError
 from digirl_dist.settings import SshSettings
-from digirl_dist.ssh.connection import Address, Connection, connect, quote
+from digirl_dist.ssh.connect import connect
+from digirl_dist.ssh.connection import Address, Connection, quote
 
 pytestmark = pytest.mark.component
 

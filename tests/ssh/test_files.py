@@ -16,7 +16,8 @@ import pytest
 import digirl_dist
 from digirl_dist.errors import LinkLostError, RunFolderError, TrajectoryError, WorkerError
 from digirl_dist.settings import SshSettings
-from digirl_dist.ssh.connection import Connection, connect
+from digirl_dist.ssh.connect import connect
+from digirl_dist.ssh.connection import Connection
 from digirl_dist.ssh.courier import CourierClient, Put
 from digirl_dist.storage.digest import digest, file_digest
 

@@ -16,7 +16,8 @@ import pytest
 
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import SshSettings
-from digirl_dist.ssh.connection import Connection, connect
+from digirl_dist.ssh.connect import connect
+from digirl_dist.ssh.connection import Connection
 from digirl_dist.ssh.localhost_server import LocalhostServer
 
 pytestmark = pytest.mark.component

@@ -1,0 +1,223 @@
+"""Connections that the user's own ``ssh`` carries: what works with it (jump hosts, agents, certificates) works.
+
+One ``ssh`` per worker logs in and then serves sessions through a socket in a folder of its own, which nobody else can
+enter. Host keys are always demanded and nothing is ever asked at a terminal, on jump hosts too: a configuration file of
+ours says so and then includes the user's.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from digirl_dist.errors import LinkLostError, LoginError, UnreachableError, WorkerError
+from digirl_dist.settings import SshSettings
+from digirl_dist.ssh.connection import Address, Connection, quote, too_many_channels
+from digirl_dist.ssh.login import check_key_file
+from digirl_dist.ssh.mux import Session, SessionRefused
+from digirl_dist.ssh.openssh_channel import OpenSshChannel
+from digirl_dist.ssh.openssh_log import Target, explain, fingerprint, last_words
+
+_FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
+_ANSWER_S = 3.0
+_LOOK_S = 0.02
+_LONGEST_FOLDER = 60
+"""``ssh`` adds to the name of its socket, and a Unix socket's path has at most 107 bytes."""
+_DIES_WITH_ITS_PARENT = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); "
+    "os.getppid() == int(sys.argv[1]) and os.execvp(sys.argv[2], sys.argv[2:])"
+)
+
+
+class OpenSshConnection(Connection):
+    """A ``Connection`` that is encrypted by an ``ssh`` outside this process."""
+
+    def __init__(self, address: Address, settings: SshSettings, master: Master) -> None:
+        self.address = address
+        self.host, self.port, self.user = master.target.host, master.target.port, master.target.user
+        self.fingerprint = fingerprint(master.log())
+        self._settings = settings
+        self._master = master
+
+    @property
+    def alive(self) -> bool:
+        return self._master.ended(0.0) is None
+
+    def answers(self) -> bool:
+        try:
+            self._session("true", self._settings.ping_s + _ANSWER_S).close()
+        except SessionRefused:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def open(self, command: str | Sequence[str]) -> OpenSshChannel:
+        line = command if isinstance(command, str) else quote(command)
+        try:
+            session = self._session(line, self._settings.connect_s + self._settings.silence_s)
+        except SessionRefused as error:
+            raise too_many_channels(self.worker, line, str(error)) from error
+        except OSError as error:
+            why = self._master.ended(_ANSWER_S) or str(error)
+            raise LinkLostError(self.worker, f"the connection broke while starting `{line}` ({why})") from error
+        return OpenSshChannel(session, self.worker, line, self._settings.stall_s, self._master.ended)
+
+    def close(self) -> None:
+        self._master.close()
+
+    def _session(self, line: str, timeout_s: float) -> Session:
+        return Session(self._master.socket, line, timeout_s)
+
+
+def connect_by_openssh(address: Address, settings: SshSettings) -> Connection:
+    """Connects to a machine whose host key is known, and logs in without asking anything.
+
+    Raises HostKeyError, LoginError (both fatal) or UnreachableError.
+    """
+    notes = check_key_file(address.name, address.key)
+    master = Master(address, settings)
+    try:
+        if error := master.wait_for_login(settings.connect_s * 2 + settings.login_s):
+            raise explain(master.log(), address, master.target, settings, notes) if error is _REFUSED else error
+        return OpenSshConnection(address, settings, master)
+    except BaseException:
+        master.close()
+        raise
+
+
+_REFUSED = WorkerError("", "ssh ended")
+
+
+class Master:
+    """The ``ssh`` that logs in and serves sessions, its folder, and what it printed."""
+
+    def __init__(self, address: Address, settings: SshSettings) -> None:
+        """Raises LoginError if the configuration of ``ssh`` cannot be used."""
+        temporary = tempfile.gettempdir()
+        self._folder = Path(
+            tempfile.mkdtemp(prefix="digirl-ssh-", dir=temporary if len(temporary) < _LONGEST_FOLDER else "/tmp")
+        )
+        self._address = address
+        self.socket = self._folder / "socket"
+        try:
+            config = self._folder / "config"
+            config.write_text("\n".join(_configuration(address, settings)) + "\n")
+            self._base = ["ssh", "-F", str(config), *_where(address)]
+            self.target, ciphers = _resolve(self._base, address)
+            self._process = self._start(ciphers)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    def wait_for_login(self, timeout_s: float) -> WorkerError | None:
+        """Returns None once sessions are served, ``_REFUSED`` if ``ssh`` has ended, or the error of a slow machine."""
+        deadline = time.monotonic() + timeout_s
+        while not self.socket.exists():
+            if self._process.poll() is not None:
+                return _REFUSED
+            if time.monotonic() > deadline:
+                at = f"{self.target.host}:{self.target.port}"
+                return UnreachableError(self._address.name, f"{at} did not let us in within {timeout_s:g} s")
+            time.sleep(_LOOK_S)
+        return None
+
+    def ended(self, wait_s: float) -> str | None:
+        """Waits so long for the end of the link; returns what ended it, None while it lives."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(wait_s) if wait_s else self._process.poll()
+        return None if self._process.returncode is None else last_words(self.log())
+
+    def log(self) -> str:
+        try:
+            return (self._folder / "log").read_text(errors="replace")
+        except OSError:
+            return ""
+
+    def close(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # the `ssh` of each jump host, too
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start(self, ciphers: Sequence[str]) -> subprocess.Popen[bytes]:
+        fast = [cipher for cipher in _FAST_CIPHERS if cipher in ciphers]
+        options = ["-v", "-N", "-T", "-M", "-S", str(self.socket)]
+        if fast:
+            options += ["-o", "Ciphers=" + ",".join([*fast, *(each for each in ciphers if each not in fast)])]
+        command = [*self._base[:1], *options, *self._base[1:]]
+        with open(self._folder / "log", "wb") as log:
+            return _spawner().submit(_spawn, command, log.fileno()).result()
+
+
+def _spawn(command: list[str], log: int) -> subprocess.Popen[bytes]:
+    """Starts a command that has no terminal to ask at, and that ends with this process."""
+    if sys.platform == "linux":
+        command = [sys.executable, "-ISc", _DIES_WITH_ITS_PARENT, str(os.getpid()), *command]
+    environment = {**os.environ, "SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C"}
+    null = subprocess.DEVNULL
+    return subprocess.Popen(command, stdin=null, stdout=null, stderr=log, env=environment, start_new_session=True)
+
+
+@cache
+def _spawner() -> ThreadPoolExecutor:
+    """Returns the one thread that starts processes: what ends with its parent ends with the thread that started it."""
+    return ThreadPoolExecutor(1, thread_name_prefix="ssh-start")
+
+
+def _where(address: Address) -> Iterator[str]:
+    if address.port is not None:
+        yield from ("-p", str(address.port))
+    if address.user is not None:
+        yield from ("-l", address.user)
+    if address.key is not None:
+        yield from ("-i", os.path.expanduser(address.key), "-o", "IdentitiesOnly=yes")
+    yield from ("--", address.host)
+
+
+def _configuration(address: Address, settings: SshSettings) -> Iterator[str]:
+    """Yields a configuration whose first part prevails over the user's, and its last part yields to it."""
+    ping_s = max(1, round(settings.ping_s))
+    yield from ("Host *", "BatchMode yes", "StrictHostKeyChecking yes", "UpdateHostKeys no", "VerifyHostKeyDNS no")
+    yield from ("ForwardAgent no", "ForwardX11 no", "ClearAllForwardings yes", "PermitLocalCommand no")
+    yield from ("ControlMaster no", "ControlPath none", "ControlPersist no", "RequestTTY no", "RemoteCommand none")
+    yield from ("IgnoreUnknown ForkAfterAuthentication,StdinNull,SessionType", "Tunnel no")
+    yield from ("ForkAfterAuthentication no", "StdinNull no", "SessionType default")
+    yield from (f"ConnectTimeout {max(1, round(settings.connect_s))}", f"ServerAliveInterval {ping_s}")
+    yield f"ServerAliveCountMax {max(1, round(settings.silence_s / ping_s))}"
+    if address.known_hosts is not None:
+        yield f"UserKnownHostsFile {_quoted(os.path.expanduser(address.known_hosts))}"
+        yield "GlobalKnownHostsFile /dev/null"
+    yield f"Include {_quoted(os.path.expanduser('~/.ssh/config'))}"
+    yield "Include /etc/ssh/ssh_config"
+    yield "Match all"
+    yield f"UserKnownHostsFile {_quoted(os.path.expanduser('~/.ssh/known_hosts'))}"
+
+
+def _quoted(path: str) -> str:
+    return '"' + path.replace("%", "%%") + '"'
+
+
+def _resolve(base: Sequence[str], address: Address) -> tuple[Target, list[str]]:
+    """Returns what ``ssh`` itself makes of the address and the configuration files, and the ciphers it would offer."""
+    asked = subprocess.run([base[0], "-G", *base[1:]], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if asked.returncode != 0:
+        said = (asked.stderr.strip() or "it says nothing").splitlines()[0]
+        raise LoginError(address.name, f"`ssh` cannot use its configuration: {said}", "correct ~/.ssh/config")
+    found = dict(line.partition(" ")[::2] for line in asked.stdout.splitlines())
+    files = shlex.split(found.get("userknownhostsfile", ""))
+    target = Target(
+        found["hostname"], int(found["port"]), found["user"], address.host, Path(files[0]) if files else None
+    )
+    return target, found.get("ciphers", "").split(",")

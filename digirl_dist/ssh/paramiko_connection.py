@@ -1,0 +1,185 @@
+"""Connections that paramiko carries, with an explanation for every failure."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fabric
+import paramiko
+from paramiko.auth_strategy import AuthFailure
+from paramiko.ssh_exception import NoValidConnectionsError
+
+from digirl_dist.errors import LinkLostError, LoginError, UnreachableError, WorkerError
+from digirl_dist.settings import SshSettings
+from digirl_dist.ssh.connection import Address, Connection, quote, too_many_channels
+from digirl_dist.ssh.host_keys import KnownKeys, RefuseUnknown, changed_key, known_hosts_files, revoked_key, target_name
+from digirl_dist.ssh.login import KeyLogin, login_error
+from digirl_dist.ssh.paramiko_channel import ParamikoChannel
+from digirl_dist.ssh.wire import Transport, Watch, open_transport
+
+_LOG_CHANNEL = "digirl_dist.ssh.paramiko"
+_SILENT = logging.NullHandler()
+_ANSWER_S = 3.0
+
+
+class ParamikoConnection(Connection):
+    """A ``Connection`` that is encrypted in this process."""
+
+    def __init__(self, address: Address, session: fabric.Connection, settings: SshSettings) -> None:
+        self.address = address
+        self.host, self.port, self.user = str(session.host), int(session.port), str(session.user)
+        self._session = session
+        self._settings = settings
+        self._transport: Transport = session.transport
+        self._watch = Watch(self._transport, settings, address.name)
+        key = self._transport.get_remote_server_key()
+        self.fingerprint = f"{key.fingerprint} ({key.get_name()})"
+
+    @property
+    def alive(self) -> bool:
+        return self._transport.is_active()
+
+    def answers(self) -> bool:
+        asked = time.monotonic()
+        deadline = asked + self._settings.ping_s + _ANSWER_S
+        while self.alive and time.monotonic() < deadline:
+            if self._transport.heard() > asked:
+                return True
+            time.sleep(0.05)
+        return False
+
+    def open(self, command: str | Sequence[str]) -> ParamikoChannel:
+        line = command if isinstance(command, str) else quote(command)
+        try:
+            raw = self._transport.open_session(timeout=self._settings.connect_s)
+            raw.exec_command(line)
+        except paramiko.ChannelException as error:
+            raise too_many_channels(self.worker, line, error.text) from error
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            raise LinkLostError(self.worker, f"the connection broke while starting `{line}` ({error})") from error
+        return ParamikoChannel(raw, self.worker, line, self._settings.stall_s)
+
+    def close(self) -> None:
+        self._watch.stop()
+        _close(self._session)
+
+
+def connect_by_paramiko(address: Address, settings: SshSettings) -> Connection:
+    """Connects to a machine whose host key is known, and logs in with a key.
+
+    Raises HostKeyError, LoginError (both fatal) or UnreachableError.
+    """
+    logging.getLogger(_LOG_CHANNEL).addHandler(_SILENT)
+    session = _session(address, settings)
+    files = known_hosts_files(address.known_hosts, session.ssh_config.get("userknownhostsfile"))
+    try:
+        _prepare(session, address, files)
+        session.open()
+        if not session.transport.is_authenticated():
+            raise LoginError(address.name, f"{session.host} demands more than a key", "allow login by key alone there")
+        return ParamikoConnection(address, session, settings)
+    except BaseException as error:
+        failing = _failing_hop(session)
+        _close(session)
+        if isinstance(error, (paramiko.SSHException, OSError, EOFError, ValueError)):
+            raise _explain(error, address, failing, settings, files[0]) from error
+        raise
+
+
+def _session(address: Address, settings: SshSettings) -> fabric.Connection:
+    """Returns fabric's connection, not yet open. It reads ~/.ssh/config and builds the chain of jump hosts."""
+    kwargs = {
+        "banner_timeout": settings.connect_s,
+        "auth_timeout": settings.login_s,
+        "channel_timeout": settings.connect_s,
+        "transport_factory": partial(open_transport, settings=settings),
+    }
+    overrides = {"connect_kwargs": kwargs, "timeouts": {"connect": settings.connect_s}}
+    # Lazy: fabric's own configuration files must not change what this program does.
+    config = fabric.Config(overrides=overrides, lazy=True)
+    config.load_ssh_config()
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return fabric.Connection(host, user=address.user, port=address.port, config=config, forward_agent=False)
+
+
+def _prepare(session: fabric.Connection, address: Address, files: list[Path]) -> None:
+    """Makes the session and its jump hosts verify host keys and log in without prompting."""
+    session.client.set_log_channel(_LOG_CHANNEL)
+    known = KnownKeys(files, target_name(session.host, session.port))
+    session.client.set_missing_host_key_policy(RefuseUnknown(address.name, files[0], known))
+    for key in known.trusted():
+        session.client.get_host_keys().add(known.target, key.get_name(), key)
+    session.config.authentication.strategy_class = partial(KeyLogin, address.name, address.key)
+    if isinstance(session.gateway, fabric.Connection):
+        jump = Address(address.name, session.gateway.host, known_hosts=address.known_hosts)
+        _prepare(session.gateway, jump, files)
+
+
+def _close(session: fabric.Connection) -> None:
+    session.client.close()
+    if isinstance(session.gateway, fabric.Connection):
+        _close(session.gateway)
+
+
+def _failing_hop(session: fabric.Connection) -> fabric.Connection:
+    """Returns the first jump host that could not be reached, or the session itself."""
+    gateway = session.gateway
+    if isinstance(gateway, fabric.Connection) and not gateway.is_connected:
+        return _failing_hop(gateway)
+    return session
+
+
+def _explain(
+    error: Exception, address: Address, session: fabric.Connection, settings: SshSettings, known_hosts: Path
+) -> WorkerError:
+    """Translates the many exceptions of a failed connection into this package's errors."""
+    name, at = address.name, f"{session.host}:{session.port}"
+    within = f"within {settings.connect_s:g} s"
+    look = f"look whether the machine is up and `ssh {session.original_host}` works"
+    match error:
+        case paramiko.BadHostKeyException():
+            target = target_name(session.host, session.port)
+            if KnownKeys([known_hosts], target).has_revoked(error.key):
+                return revoked_key(name, target, error.key.fingerprint)
+            expected, shown = error.expected_key.fingerprint, error.key.fingerprint
+            return changed_key(name, target, expected, shown, known_hosts)
+        case AuthFailure():
+            return login_error(name, error, session.host, session.port)
+        case socket.gaierror():
+            return UnreachableError(name, f"the host name {session.host} is unknown", "correct the worker's `host`")
+        case NoValidConnectionsError() if not any(map(_refused, error.errors.values())):
+            return UnreachableError(name, f"{at} cannot be reached ({next(iter(error.errors.values()))})", look)
+        case NoValidConnectionsError():
+            return UnreachableError(name, f"nothing listens at {at}", look)
+        case TimeoutError():
+            return UnreachableError(name, f"{at} did not answer {within}", look)
+        case paramiko.ChannelException():
+            return UnreachableError(name, f"the jump host cannot reach {at} ({error.text})", look)
+        case paramiko.SSHException() if _gave_no_greeting(error):
+            return UnreachableError(name, f"{at} accepts connections but did not greet {within}", look)
+        case EOFError() | ConnectionResetError() | paramiko.SSHException() if _was_cut(error):
+            return UnreachableError(
+                name, f"{at} closed the connection before the login", "it may limit simultaneous logins (MaxStartups)"
+            )
+        case _:
+            return UnreachableError(name, f"cannot connect to {at}: {error or type(error).__name__}", look)
+
+
+def _gave_no_greeting(error: Any) -> bool:
+    # paramiko reports "No existing session" when it gave up halfway because the listener is frozen.
+    timed_out = isinstance(error.__context__, TimeoutError)
+    return "No existing session" in str(error) or ("banner" in str(error) and timed_out)
+
+
+def _refused(error: Exception) -> bool:
+    return isinstance(error, ConnectionRefusedError)
+
+
+def _was_cut(error: Exception) -> bool:
+    return isinstance(error, (EOFError, ConnectionResetError)) or "banner" in str(error)

@@ -1,0 +1,156 @@
+"""What only the user's own ``ssh`` does: all of its configuration, and a process that must not be left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from digirl_dist import child_process
+from digirl_dist.errors import HostKeyError, LoginError, SettingsError
+from digirl_dist.settings import SshSettings, SshTransport
+from digirl_dist.ssh.connect import carrier, connect
+from digirl_dist.ssh.connection import Address
+
+pytestmark = pytest.mark.component
+
+if TYPE_CHECKING:
+    from conftest import Server
+
+
+@pytest.fixture
+def limits() -> SshSettings:
+    return SshSettings(transport=SshTransport.openssh, connect_s=5.0, login_s=5.0)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / ".ssh").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def known(home: Path, address: Address) -> None:
+    assert address.known_hosts is not None
+    (home / ".ssh/known_hosts").write_text(Path(address.known_hosts).read_text())
+
+
+def login(address: Address) -> str:
+    return f" HostName 127.0.0.1\n Port {address.port}\n User {address.user}\n IdentityFile {address.key}\n"
+
+
+def test_matches_includes_and_a_chain_of_jump_hosts_are_followed(
+    openssh: Server, limits: SshSettings, home: Path
+) -> None:
+    known(home, openssh.address)
+    (home / ".ssh/more").write_text(f"Match host first,second,third exec true\n{login(openssh.address)}")
+    (home / ".ssh/config").write_text(
+        f"Include {home}/.ssh/more\nHost second\n ProxyJump first\nHost third\n ProxyJump second\n"
+    )
+    with connect(Address("w1", "third"), limits) as link:
+        assert link.run(["echo", "arrived"]).stdout == b"arrived\n"
+        assert (link.host, link.port, link.user) == ("127.0.0.1", openssh.address.port, openssh.address.user)
+        assert link.fingerprint.startswith("SHA256:") and link.fingerprint.endswith("(ssh-ed25519)")
+
+
+@pytest.mark.parametrize("careless", ["no", "accept-new", "ask"])
+def test_a_careless_configuration_makes_no_stranger_welcome(
+    openssh: Server, limits: SshSettings, home: Path, careless: str
+) -> None:
+    (home / ".ssh/config").write_text(f"Host *\n StrictHostKeyChecking {careless}\nHost w\n{login(openssh.address)}")
+    with pytest.raises(HostKeyError, match="unknown host key"):
+        connect(Address("w1", "w"), limits)
+    assert not (home / ".ssh/known_hosts").exists()
+
+
+@pytest.mark.parametrize("careless", ["no", "accept-new", "ask"])
+def test_nor_does_it_behind_a_jump_host(openssh: Server, limits: SshSettings, home: Path, careless: str) -> None:
+    lines = f"Host *\n StrictHostKeyChecking {careless}\n UserKnownHostsFile {home}/none\nHost jump behind\n"
+    (home / ".ssh/config").write_text(f"{lines}{login(openssh.address)}Host behind\n ProxyJump jump\n")
+    with pytest.raises(HostKeyError, match="unknown host key"):
+        connect(Address("w1", "behind"), limits)
+
+
+def test_a_configuration_that_ssh_cannot_read_is_named(limits: SshSettings, home: Path) -> None:
+    (home / ".ssh/config").write_text("Nonsense yes\n")
+    with pytest.raises(LoginError, match=r"Bad configuration option: nonsense.*correct ~/.ssh/config"):
+        connect(Address("w1", "127.0.0.1"), limits)
+
+
+def test_connections_of_the_user_are_not_shared(openssh: Server, limits: SshSettings, home: Path) -> None:
+    known(home, openssh.address)
+    (home / ".ssh/config").write_text(
+        f"Host *\n ControlMaster auto\n ControlPath {home}/socket\n ControlPersist 60\nHost w\n{login(openssh.address)}"
+    )
+    with connect(Address("w1", "w"), limits) as link:
+        assert link.run("true").status == 0
+        assert not (home / "socket").exists()
+
+
+def test_nobody_else_can_enter_the_folder_of_the_socket_and_it_goes_with_the_connection(
+    openssh: Server, limits: SshSettings
+) -> None:
+    with connect(openssh.address, limits) as link:
+        assert link.alive
+        [folder] = {path for path in Path("/tmp").glob("digirl-ssh-*") if _master(path)}
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        master = _master(folder)
+        assert master is not None
+    assert not folder.exists() and not psutil.pid_exists(master)
+
+
+_HOST = """
+import sys, time
+from digirl_dist.settings import SshSettings
+from digirl_dist.ssh.connect import connect
+from digirl_dist.ssh.connection import Address
+import threading
+links = []
+starter = threading.Thread(target=lambda: links.append(connect(Address("w1", *eval(sys.argv[1])), SshSettings())))
+starter.start(); starter.join()
+channel = links[0].open("echo up; exec sleep 600")
+print(channel.readline().decode(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_host_that_is_killed_leaves_no_ssh_behind(openssh: Server) -> None:
+    place = repr(dataclasses.astuple(openssh.address)[1:])
+    command, output = [sys.executable, "-c", _HOST, place], subprocess.PIPE
+    with subprocess.Popen(command, stdout=output, env=child_process.environment()) as host:
+        assert host.stdout is not None and host.stdout.readline() == b"up\n"
+        [master] = [child.pid for child in psutil.Process(host.pid).children() if child.name() == "ssh"]
+        host.send_signal(signal.SIGKILL)
+    _wait_until(lambda: not psutil.pid_exists(master))
+
+
+def test_openssh_that_is_asked_for_and_missing_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert carrier(SshSettings()) is SshTransport.paramiko
+    with pytest.raises(SettingsError, match="ssh.transport=openssh: this machine has no `ssh`"):
+        carrier(SshSettings(transport=SshTransport.openssh))
+
+
+def _master(folder: Path) -> int | None:
+    """The ``ssh`` of this process with that folder."""
+    for child in psutil.Process(os.getpid()).children():
+        if str(folder / "socket") in child.cmdline():
+            return child.pid
+    return None
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
