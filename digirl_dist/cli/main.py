@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from digirl_dist.cli import workers
+from digirl_dist.cli import migrate, workers
 from digirl_dist.exit_status import end_by_sigterm_as_by_ctrl_c, exit_status
 
 _USAGE = """\
@@ -33,6 +33,7 @@ more commands, with the same overrides where they take any (or python run.py set
   digirl-dist setup [--dry-run]      prepare the machines in worker_ips: Python, the package, the emulator's needs
   digirl-dist doctor [--json] [--try]  check whether a run would start: the defects per machine, with remedies
   digirl-dist why --save-path DIR    explain what a run waits for
+  digirl-dist migrate FILE           print DigiRL's own YAML file in this package's words, and what each key became
   digirl-dist eval-jobs --eval_jobs_config jobs.json   measure a list of policies, alone or by torchrun
 
 every key and its meaning: digirl_dist/settings/, and the plugins/ of each room
@@ -42,7 +43,8 @@ every key and its meaning: digirl_dist/settings/, and the plugins/ of each room
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 done, 1 failed, 2 wrong configuration, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
-    commands = {"why": _why, "setup": workers.setup, "doctor": workers.doctor, "eval-jobs": _eval_jobs}
+    own = {"why": _why, "eval-jobs": _eval_jobs}
+    commands = {"setup": workers.setup, "doctor": workers.doctor, "migrate": migrate.migrate, **own}
     if words[:1] and words[0] in commands:
         return commands[words[0]](words[1:])
     parser = argparse.ArgumentParser(
@@ -88,6 +90,8 @@ def _run(config_path: str, config_name: str, overrides: Sequence[str]) -> int:
 
     source = configuration.Source(config_path, config_name, tuple(overrides))
     settings = source.load()
+    if notice := source.notice:
+        print(notice, file=sys.stderr)
     end_by_sigterm_as_by_ctrl_c()
     from digirl_dist.assembly import validate
 
