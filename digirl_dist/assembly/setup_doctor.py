@@ -17,7 +17,7 @@ from digirl_dist.doctor.requirements import requirements_of
 from digirl_dist.doctor.trial import Trial, some_action
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.errors import SettingsError, WorkerError
-from digirl_dist.fleet.install import Package, this_package
+from digirl_dist.fleet.install import Package, installed_python, this_package
 from digirl_dist.fleet.roster import WorkerConfig, localhost_worker_configs, this_python, worker_configs
 from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import EmulatorSettings, Parallel, Settings, configuration
@@ -77,7 +77,7 @@ def _targets(settings: Settings, device: Device, try_emulators: bool, stack: Exi
 
 def _target(worker_config: WorkerConfig, settings: Settings, package: Package | None, try_emulators: bool) -> Target:
     emulator = _emulator(worker_config, settings)
-    python = this_python(None) if package is None else [f"{worker_config.run_path}/venv/bin/python"]
+    python = this_python(None) if package is None else [installed_python(worker_config.run_path)]
     device = build_device(settings, emulator)
     trial = _trial(settings, device) if try_emulators else None
     return Target(worker_config, requirements_of(emulator, device.needs), package, python, trial)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from digirl_dist.exit_status import end_by_sigterm_as_by_ctrl_c
@@ -17,6 +18,8 @@ def run(source: Source) -> int:
     from digirl_dist.parallel.rank import launched_rank
 
     settings = source.load()
+    if notice := source.notice:
+        print(notice, file=sys.stderr)
     end_by_sigterm_as_by_ctrl_c()
     validate.refuse_contradictions(settings, rank=launched_rank(os.environ))
     from digirl_dist.assembly import run as assembled

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import digirl_dist
 from digirl_dist.errors import InstallError, SettingsError
@@ -41,6 +42,8 @@ class Package:
     uv: bool = True
     """Whether to use uv where there is one."""
     limit_s: float = 1800.0
+    setup: str = ""
+    """A Bash script that runs once in the installed environment."""
 
     @property
     def digest(self) -> str:
@@ -73,15 +76,24 @@ def ensure_installed(connection: Connection, package: Package, folder: str, pyth
         if answer.get("want") == "wheel":
             remote.write(wheel)
             answer = remote.answer(deadline)
-        if "error" in answer:
-            raise InstallError(connection.worker, answer["error"], answer["remedy"])
+        _refuse_failure(connection, answer)
         return str(answer["python"])
 
 
 def what_is_missing(connection: Connection, package: Package, folder: str, python: str = "python3") -> str:
-    """Returns what ``ensure_installed`` would have to mend, empty if nothing; changes nothing."""
+    """Returns what ``ensure_installed`` would have to mend, empty if nothing; changes nothing.
+
+    Raises InstallError if it could not mend it, or LinkLostError.
+    """
     with _bootstrap(connection, package, package.wheel.read_bytes(), folder, python, look_only=True) as remote:
-        return str(remote.answer(time.monotonic() + _LOOK_LIMIT_S).get("missing", ""))
+        answer = remote.answer(time.monotonic() + _LOOK_LIMIT_S)
+    _refuse_failure(connection, answer)
+    return str(answer.get("missing", ""))
+
+
+def installed_python(folder: str) -> str:
+    """Returns the path of the Python that ``ensure_installed`` provides below ``folder``."""
+    return f"{folder}/{bootstrap.OWN_FOLDER}/venv/bin/python"
 
 
 def build_wheel(folder: Path) -> Path:
@@ -122,6 +134,11 @@ def host_versions() -> tuple[str, ...]:
     return tuple(f"{name}=={version.split('+')[0]}" for name, version in found if version)
 
 
+def _refuse_failure(connection: Connection, answer: dict[str, Any]) -> None:
+    if "error" in answer:
+        raise InstallError(connection.worker, answer["error"], answer["remedy"])
+
+
 def _bootstrap(
     connection: Connection, package: Package, wheel: bytes, folder: str, python: str, look_only: bool = False
 ) -> RemotePython:
@@ -132,6 +149,7 @@ def _bootstrap(
         "digest": digest(wheel),
         "requirements": list(package.requirements),
         "constraints": list(package.constraints),
+        "setup": package.setup,
         "pip_args": list(package.pip_args),
         "reuse_packages": package.reuse_packages,
         "uv": package.uv,

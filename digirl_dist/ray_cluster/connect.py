@@ -12,6 +12,7 @@ from typing import Any
 
 import digirl_dist
 from digirl_dist.errors import ClusterError, SettingsError
+from digirl_dist.ray_cluster.private_token import PrivateToken
 
 LOCAL = "local"
 """As an address: start a cluster on this machine, for as long as this process needs it."""
@@ -20,15 +21,19 @@ RAY_NICENESS = "RAY_worker_niceness"
 _PORT = 6379
 _CLIENT_PORT = 10001
 _PROBE_S = 5.0
+_HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""What a client of HTTP/2 begins with (RFC 9113, section 3.4): the preface, and an empty SETTINGS frame."""
+_SETTINGS_FRAME = b"\x04"
 _LOCAL_STORE_BYTES = 1 << 30
 
 
 class Cluster:
     """A connection to a Ray cluster. Ends it, and a cluster that was started for it, if it was made here."""
 
-    def __init__(self, owned: bool) -> None:
+    def __init__(self, owned: bool, token: PrivateToken | None = None) -> None:
         self.closed = threading.Event()
         self._owned = owned
+        self._token = token
 
     def resources(self) -> dict[str, float]:
         """Returns what the nodes have in all, by Ray's names: CPU, GPU, and those of the user's own."""
@@ -42,46 +47,97 @@ class Cluster:
         """Leaves the cluster, or ends its own; a second call is harmless."""
         if not self.closed.is_set() and self._owned:
             _import_ray().shutdown()
+        if self._token is not None:
+            self._token.close()
         self.closed.set()
 
 
 def connect(address: str | None, limit_s: float, working_dir: str | None = None, or_start: bool = False) -> Cluster:
-    """Join the cluster at ``address``: HOST, HOST:PORT, ray://HOST:PORT or ``local``.
+    """Joins the cluster at ``address``: HOST, HOST:PORT, ray://HOST:PORT; or starts one for ``local``.
 
-    None: the one that RAY_ADDRESS names, or that runs on this machine, or, with ``or_start``, one that is started. A
+    None: the one that RAY_ADDRESS names, else the one that the user has started on this machine; where there is none,
+    and with ``or_start``, a new one, which asks for a token, so that other users of the machine cannot use it. A
     program that is in a cluster already stays there. This package travels to the nodes, and so does the folder
-    ``working_dir``. Raises ClusterError naming the address when nobody answers there within ``limit_s``.
+    ``working_dir``. Raises ClusterError naming a cluster that cannot be used or does not answer within ``limit_s``.
     """
     ray = _import_ray()
+    named = address or os.environ.get("RAY_ADDRESS")
     if ray.is_initialized():
+        _refuse_another(named)
         return Cluster(owned=False)
     environment: dict[str, Any] = {} if working_dir is None else {"working_dir": working_dir}
-    address = address or os.environ.get("RAY_ADDRESS") or "auto"
-    if address != LOCAL:
-        try:
-            _join(address, limit_s, environment)
-            return Cluster(owned=True)
-        except _NoneHere:
-            if not or_start:
-                raise
+    place = named if named and named != "auto" else _started_here()
+    if place is not None and place != LOCAL:
+        _join(place, limit_s, environment)
+        return Cluster(owned=True)
+    if place is None and not or_start:
+        raise ClusterError(
+            "no Ray cluster runs on this machine; start one with `ray start --head`, or name its address"
+        )
+    return _start(environment)
+
+
+def _start(environment: dict[str, Any]) -> Cluster:
     # the 15 starves the emulators wherever anything else computes, such as the policy's update on this machine
     os.environ.setdefault(RAY_NICENESS, "0")
-    # in this very thread, as Ray wants to handle signals; it limits its own waits where it starts the processes itself
-    _init(address=LOCAL, include_dashboard=False, object_store_memory=_LOCAL_STORE_BYTES, runtime_env=environment)
-    return Cluster(owned=True)
+    token = PrivateToken()
+    try:
+        # in this very thread, as Ray wants to handle signals; it limits its own waits where it starts the processes
+        _init(address=LOCAL, include_dashboard=False, object_store_memory=_LOCAL_STORE_BYTES, runtime_env=environment)
+    except BaseException:
+        token.close()
+        raise
+    return Cluster(owned=True, token=token)
 
 
-class _NoneHere(ClusterError):
-    """No cluster runs on this machine."""
+def _started_here() -> str | None:
+    """Returns the address of the cluster that this user (or root) last started on this machine and that listens."""
+    from ray._private import utils
+
+    try:
+        owner = os.stat(utils.get_ray_address_file(None)).st_uid
+        address: str = utils.read_ray_address(None)
+        if owner not in (0, os.getuid()):
+            return None
+        _dial(address, _PROBE_S).close()
+    except (OSError, TypeError, ValueError):  # none was started, or it has ended and left its address
+        return None
+    return address
 
 
 def _join(address: str, limit_s: float, environment: dict[str, Any]) -> None:
-    place = address if address == "auto" or ":" in address else f"{address}:{_PORT}"
-    what = "the Ray cluster of this machine" if place == "auto" else f"the Ray cluster at {place}"
-    if place != "auto":
-        _probe(place)
+    place = address if ":" in address else f"{address}:{_PORT}"
+    what = f"the Ray cluster at {place}"
+    _probe(place)
     shipped = {"py_modules": [str(Path(digirl_dist.__file__).resolve().parent)], **environment}
     _within(limit_s, what, lambda: _init(address=place, runtime_env=shipped))
+
+
+def _refuse_another(named: str | None) -> None:
+    """Raises ClusterError if this program is in another cluster than the named one."""
+    if named in (None, LOCAL, "auto"):
+        return
+    mine = str(_import_ray().get_runtime_context().gcs_address)
+    if ":" in mine and not _is_one(_host_and_port(str(named)), _host_and_port(mine)):
+        raise ClusterError(
+            f"this program is in the Ray cluster at {mine} already, so it cannot use that at {named}: "
+            "call ray.shutdown() first"
+        )
+
+
+def _is_one(one: tuple[str, int], other: tuple[str, int]) -> bool:
+    """Returns whether two addresses are of one cluster. The port of ``ray://`` says nothing about that of the head."""
+    ports = {one[1], other[1]}
+    return (len(ports) == 1 or _CLIENT_PORT in ports) and bool(_addresses(one[0]) & _addresses(other[0]))
+
+
+def _addresses(host: str) -> set[str]:
+    try:
+        found = {str(each[4][0]) for each in socket.getaddrinfo(host, None)}
+    except OSError:
+        return {host}
+    own = {str(each[4][0]) for each in socket.getaddrinfo(socket.gethostname(), None)}
+    return found | own if any(address.startswith("127.") or address == "::1" for address in found) else found
 
 
 def _import_ray() -> Any:
@@ -96,19 +152,37 @@ def _init(**options: Any) -> None:
     _import_ray().init(log_to_driver=False, logging_level="error", **options)
 
 
+def _host_and_port(place: str) -> tuple[str, int]:
+    """Raises ValueError for a port that is no number."""
+    named, default = place.removeprefix("ray://"), _CLIENT_PORT if place.startswith("ray://") else _PORT
+    host, port = named.rsplit(":", 1) if ":" in named else (named, str(default))
+    return host.strip("[]"), int(port)
+
+
+def _dial(place: str, limit_s: float) -> socket.socket:
+    return socket.create_connection(_host_and_port(place), timeout=limit_s)
+
+
 def _probe(place: str) -> None:
-    """Ray itself tries for minutes where nobody listens. Raises ClusterError."""
-    named = place.removeprefix("ray://")
-    host, port = named.rsplit(":", 1) if ":" in named else (named, str(_CLIENT_PORT))
+    """Says hello in HTTP/2, which Ray speaks; Ray itself tries for minutes whoever listens. Raises ClusterError."""
+    remedy = "start one with `ray start --head`, or correct the address"
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_S).close()
+        with _dial(place, _PROBE_S) as link:
+            if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+                return
+            link.sendall(_HTTP2_HELLO)
+            heard = link.recv(9, socket.MSG_WAITALL)
     except (OSError, ValueError) as error:
-        raise ClusterError(f"no Ray cluster answers at {place}: {error}; start one with `ray start --head`") from error
+        raise ClusterError(f"no Ray cluster answers at {place}: {error}; {remedy}") from error
+    if heard[3:4] != _SETTINGS_FRAME:
+        raise ClusterError(f"what listens at {place} is no Ray cluster (it says {heard!r}); {remedy}")
 
 
-def _token_hint() -> str:
-    """Ray does not say whether a cluster refused us for want of a token."""
-    return "" if "RAY_AUTH_MODE" in os.environ else "; if it was started with a token, set RAY_AUTH_MODE=token"
+def _hint() -> str:
+    """Returns what to do about tokens: Ray does not say whether a cluster refused us for want of one."""
+    if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
+        return "; its token may be another one than that in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
+    return "; if it was started with a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=FILE"
 
 
 def _within(limit_s: float, what: str, start: Callable[[], None]) -> None:
@@ -125,9 +199,9 @@ def _within(limit_s: float, what: str, start: Callable[[], None]) -> None:
     started = time.monotonic()
     thread.start()
     thread.join(limit_s)
-    if failed and isinstance(failed[0], ConnectionError):
-        raise _NoneHere(f"{what} is not there: {failed[0]}{_token_hint()}") from failed[0]
     if failed:
-        raise ClusterError(f"{what} cannot be used: {failed[0]}") from failed[0]
+        reason = str(failed[0]).split("\n", 1)[0]
+        hint = _hint() if isinstance(failed[0], ConnectionError) or "uthenticat" in reason else ""
+        raise ClusterError(f"{what} cannot be used: {reason}{hint}") from failed[0]
     if thread.is_alive():
-        raise ClusterError(f"{what} did not let us in within {time.monotonic() - started:.0f} s{_token_hint()}")
+        raise ClusterError(f"{what} did not let us in within {time.monotonic() - started:.0f} s{_hint()}")

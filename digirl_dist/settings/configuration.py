@@ -24,6 +24,8 @@ from digirl_dist import settings as schema
 from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import HIDDEN, without_secrets_in
 from digirl_dist.settings import Settings
+from digirl_dist.settings.digirl_files import is_digirl, translated
+from digirl_dist.settings.digirl_keys import KEYS
 from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.places import find_folder, own_folder
 from digirl_dist.settings.plugins import ALGORITHM, COLLECTOR, KINDS, settings_classes
@@ -33,7 +35,6 @@ _MOVED: dict[str, str] = {
     "critic_lm": "agent.critic_encoder",
     "max_new_tokens": "agent.answer_length",
     "temperature": "agent.temperature",
-    "agent_name": "agent.name",
     "capacity": "trainer.replay_size",
     "lm_lr": "algorithm.digirl.actor.learning_rate",
     "critic_lr": "algorithm.digirl.step_value.learning_rate",
@@ -43,13 +44,12 @@ _MOVED: dict[str, str] = {
     "offline_data_path": "offline.data",
     "offline_actor_iterations": "offline.iterations",
     "batch_size": "algorithm.digirl.actor.batch_size",
-    "epochs": "algorithm.digirl.actor.epochs",
+    "epochs": "algorithm.digirl.step_value.epochs",
     "actor_epochs": "algorithm.digirl.actor.epochs",
     "critic_epochs": "algorithm.digirl.step_value.epochs",
     "trajectory_critic_epochs": "algorithm.digirl.instruction_value.epochs",
     "max_grad_norm": "algorithm.digirl.actor.clip_norm",
     "eval_sample_mode": "task_order",
-    "run_name": "save_path",
     "project_name": "wandb_project",
 }
 """Flat keys of DigiRL's configuration, and where their values live here."""
@@ -84,14 +84,25 @@ class Source:
         """Raises SettingsError naming what is wrong."""
         return load(self.config_path, self.config_name, self.overrides)
 
+    @property
+    def notice(self) -> str:
+        """Returns a line for the user of a file of DigiRL's; empty for others."""
+        if not is_digirl(self.folder, self.config_name):
+            return ""
+        path = self.folder / f"{self.config_name.removesuffix('.yaml')}.yaml"
+        return f"{path} is one of DigiRL's; `digirl-dist migrate {path}` prints what each of its keys became"
+
     def overrides_key(self, key: str) -> bool:
         """Whether the command line decides about ``key``, whatever the files say."""
         return any(override.lstrip("+~").split("=", 1)[0] == key for override in self.overrides)
 
 
 def load(config_path: str, config_name: str, overrides: Sequence[str]) -> Settings:
-    """Compose ``config_name`` below ``config_path`` with ``overrides``. Raises SettingsError naming what is wrong."""
-    composed = _compose(find_folder(config_path), config_name, overrides)
+    """Compose ``config_name`` below ``config_path`` with ``overrides``; it may be a file of DigiRL's.
+
+    Raises SettingsError naming what is wrong.
+    """
+    composed = _compose(*translated(find_folder(config_path), config_name, overrides))
     if hidden := _hidden_keys(OmegaConf.to_container(composed)):
         raise SettingsError(
             f"{config_name}.yaml hides the secrets in {', '.join(hidden)}; give them again, as key=value"
@@ -231,6 +242,8 @@ def _fields(class_name: str) -> list[str]:
 
 
 def _moved(key: str) -> str | None:
+    if key in KEYS and key not in _MOVED:
+        return f"DigiRL's {key} becomes something else here: `digirl-dist migrate FILE` tells what"
     return f"DigiRL's {key} is {_MOVED[key]} here" if key in _MOVED else None
 
 

@@ -34,6 +34,8 @@ class TrainMode(Enum):
     online = "online"
     offline = "offline"
     offline_to_online = "offline_to_online"
+    off2on = "offline_to_online"  # noqa: PIE796 - an alias
+    """DigiRL's word for it."""
 
 
 class TaskMode(Enum):
@@ -201,6 +203,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Refuses invalid values that the types admit. Raises SettingsError."""
+        if self.train_algorithm == "filteredbc":  # DigiRL's word for it
+            self.train_algorithm = "filtered_bc"
         known = ALGORITHM.names()
         if self.train_algorithm not in known:
             hint = nearest(self.train_algorithm, known)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import digirl_dist
 from digirl_dist.emulator.plugins import EmulatorPlugin
+from digirl_dist.fleet.install import installed_python
 from digirl_dist.fleet.roster import WorkerConfig
 from digirl_dist.settings import EmulatorSettings, InstallSettings
 
@@ -27,7 +28,7 @@ def steps(emulator: EmulatorSettings, worker_config: WorkerConfig, install: Inst
     own, after = (_text(folder / place / f"{emulator.name}.sh") for place in ("emulators", "after"))
     variables = {
         "PYTHON": worker_config.python,
-        "PACKAGE_PYTHON": f"{worker_config.run_path}/venv/bin/python",
+        "PACKAGE_PYTHON": installed_python(worker_config.run_path),
         "DRY_RUN": "yes" if dry_run else "",
     }
     if isinstance(emulator, EmulatorPlugin):

@@ -1,4 +1,4 @@
-"""Reads existing trajectories: Parquet files, folders of them, and folders saved by ``datasets``."""
+"""Reads existing trajectories: Parquet files, folders of them, folders saved by ``datasets``, files of DigiRL's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from digirl_dist.errors import TrajectoryError
-from digirl_dist.storage import parquet
+from digirl_dist.storage import import_digirl, parquet
 from digirl_dist.trajectory import Trajectory
 
 
@@ -17,12 +17,14 @@ def read_datasets(paths: Sequence[str]) -> list[Trajectory]:
     """Returns the episodes of all files and folders, in their order. Raises TrajectoryError naming an unusable one.
 
     A folder holds ``*.parquet`` (a run's ``trajectories``, for example) or, at any depth, the ``*.arrow`` files of
-    ``Dataset.save_to_disk``. Rows may be in any order; unknown columns are ignored.
+    ``Dataset.save_to_disk``. Rows may be in any order; unknown columns are ignored. A file ``*.pt`` is one of DigiRL's.
     """
     return [episode for path in paths for episode in _read(Path(path).expanduser())]
 
 
 def _read(path: Path) -> list[Trajectory]:
+    if path.suffix == ".pt":
+        return import_digirl.read(path)
     files = _files(path)
     if not files:
         raise TrajectoryError(f"{path} is no Parquet file and no folder with .parquet or .arrow files")

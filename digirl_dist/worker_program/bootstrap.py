@@ -10,12 +10,14 @@ ADVICE}``. A request with ``look_only`` gets ``{"python": PATH}`` or ``{"missing
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import importlib.metadata
 import importlib.util
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -29,7 +31,10 @@ from typing import Any, BinaryIO
 
 @dataclass
 class InstallRequest:
-    """The host's request. ``wheel`` is the file's name, ``size`` its bytes, ``digest`` identifies the content."""
+    """The host's request. ``wheel`` is the file's name, ``size`` its bytes, ``digest`` identifies the content.
+
+    ``setup`` is the text of a Bash script that runs last, in the environment; empty: none.
+    """
 
     folder: str
     wheel: str
@@ -37,6 +42,7 @@ class InstallRequest:
     digest: str
     requirements: list[str]
     constraints: list[str]
+    setup: str
     pip_args: list[str]
     reuse_packages: bool
     uv: bool
@@ -52,13 +58,19 @@ class Failed(Exception):
         self.remedy = remedy
 
 
+OWN_FOLDER = "digirl_dist_env"
+"""The folder below the worker's ``run_path`` that holds all that is installed; nothing beside it is touched."""
+_MARK = "made_by_digirl_dist"
+"""The file in it which says that this program made the folder and may remove what it holds."""
+
+
 class Installation:
     """The virtual environment in one folder."""
 
     def __init__(self, request: InstallRequest, source: BinaryIO) -> None:
         self._request = request
         self._source = source
-        self._folder = Path(request.folder).expanduser()
+        self._folder = Path(request.folder).expanduser() / OWN_FOLDER
         self._venv = self._folder / "venv"
         self._python = self._venv / "bin" / "python"
         self._record = self._folder / "installed.json"
@@ -67,7 +79,7 @@ class Installation:
     def ensure(self) -> str:
         """The Python that has the package; installs it unless that was done before."""
         if not self._is_done():
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._claim()
             with self._lock():
                 if not self._is_done():
                     self._install()
@@ -77,9 +89,28 @@ class Installation:
         """What there is, or what is missing."""
         if self._is_done():
             return {"python": str(self._python)}
+        if self._is_foreign():
+            raise self._foreign()
         if not self._record.exists():
             return {"missing": f"not installed in {self._folder}"}
         return {"missing": f"another version, or with other settings, is installed in {self._folder}"}
+
+    def _claim(self) -> None:
+        """Makes and marks the folder. Raises Failed if there is one that this program did not make."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if self._is_foreign():
+            raise self._foreign()
+        (self._folder / _MARK).touch()
+
+    def _is_foreign(self) -> bool:
+        try:
+            return bool(content := os.listdir(self._folder)) and _MARK not in content
+        except FileNotFoundError:
+            return False
+
+    def _foreign(self) -> Failed:
+        remedy = "move it elsewhere, or set the worker's run_path to another folder"
+        return Failed(f"{self._folder} was not made by digirl_dist, so nothing in it was touched", remedy)
 
     def _is_done(self) -> bool:
         with suppress(OSError, ValueError):
@@ -93,6 +124,7 @@ class Installation:
             "digest": request.digest,
             "requirements": request.requirements,
             "constraints": request.constraints,
+            "setup": hashlib.sha256(request.setup.encode()).hexdigest(),
             "pip_args": request.pip_args,
             "reuse_packages": request.reuse_packages,
             "python": [sys.executable, *sys.version_info[:2]],
@@ -109,9 +141,21 @@ class Installation:
         self._pip("--no-index", "--force-reinstall", "--no-deps", str(wheel))
         if requirements := self._missing(self._request.requirements):
             self._pip("-c", str(self._constraints()), *self._request.pip_args, *requirements)
+        if self._request.setup:
+            self._set_up()
         part = self._record.with_suffix(".part")
         part.write_text(json.dumps(self._state()))
         os.replace(part, self._record)
+
+    def _set_up(self) -> None:
+        """Runs the user's script, which finds ``python`` and ``pip`` of the environment first."""
+        if self._has_no_pip():
+            self._pip("pip")
+        script = self._folder / "setup.sh"
+        script.write_text(self._request.setup)
+        path = os.pathsep.join([str(self._python.parent), os.environ.get("PATH", os.defpath)])
+        own = {"PATH": path, "VIRTUAL_ENV": str(self._venv)}
+        self._run(["bash", "-e", str(script)], "run emulator.setup", own)
 
     def _same_environment(self) -> bool:
         with suppress(OSError, ValueError):
@@ -187,25 +231,28 @@ class Installation:
         places = [os.environ.get("PATH", os.defpath), *(str(Path.home() / each) for each in _UV_PLACES)]
         return shutil.which("uv", path=os.pathsep.join(places))
 
-    def _run(self, command: list[str], purpose: str) -> None:
+    def _run(self, command: list[str], purpose: str, own: dict[str, str] | None = None) -> None:
         foreign = {"PYTHONPATH", "PYTHONHOME", "PIP_REQUIRE_VIRTUALENV", "PIP_TARGET", "PIP_USER"}
-        environment = {name: value for name, value in os.environ.items() if name not in foreign}
+        environment = {name: value for name, value in os.environ.items() if name not in foreign} | (own or {})
         left_s = max(1.0, self._deadline - time.monotonic())
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
         try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                timeout=left_s,
-            )
+            output, _ = process.communicate(timeout=left_s)
         except subprocess.TimeoutExpired as error:
+            os.killpg(process.pid, signal.SIGKILL)  # with its children, which would hold the pipe open
+            process.wait()
             raise Failed(f"cannot {purpose}: not done within {self._request.limit_s:g} s", _SLOW) from error
-        if done.returncode != 0:
-            said = _essence(done.stdout.decode(errors="replace"))
+        if process.returncode != 0:
+            said = _essence(output.decode(errors="replace"))
             raise Failed(
-                f"cannot {purpose}: {' '.join(command)} ended with status {done.returncode}: {said}", _why(said)
+                f"cannot {purpose}: {' '.join(command)} ended with status {process.returncode}: {said}", _why(said)
             )
 
     @contextmanager

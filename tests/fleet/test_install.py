@@ -22,6 +22,7 @@ from digirl_dist.fleet.install import (
     build_wheel,
     ensure_installed,
     host_versions,
+    installed_python,
     requirements,
     what_is_missing,
 )
@@ -29,6 +30,7 @@ from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Connection
 from digirl_dist.ssh.localhost_server import LocalhostServer
+from digirl_dist.worker_program.bootstrap import OWN_FOLDER
 
 pytestmark = pytest.mark.component
 
@@ -83,9 +85,9 @@ def test_requirements_are_those_of_the_package_and_of_the_wanted_extras() -> Non
 def test_a_worker_gets_the_package_once(link: Connection, package: Package, tmp_path: Path) -> None:
     folder = tmp_path / "on worker"
     python = ensure_installed(link, package, str(folder), sys.executable)
-    assert python == f"{folder}/venv/bin/python"
+    assert python == installed_python(str(folder))
     found = subprocess.check_output([python, "-I", "-c", _PROBE], text=True)
-    assert found.startswith(f"{folder}/venv/lib/")
+    assert found.startswith(f"{Path(python).parents[1]}/lib/")
     installed = {path: path.stat().st_mtime_ns for path in folder.rglob("*.py*")}
     assert ensure_installed(link, package, str(folder), sys.executable) == python
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.py*")} == installed
@@ -141,15 +143,54 @@ def test_installations_at_the_same_time_take_turns(link: Connection, package: Pa
         thread.start()
     for thread in threads:
         thread.join(100)
-    assert found == [f"{tmp_path}/w/venv/bin/python"] * 3
+    assert found == [installed_python(f"{tmp_path}/w")] * 3
     assert subprocess.run([found[0], "-I", "-c", "import digirl_dist"]).returncode == 0
 
 
 def test_an_environment_left_half_finished_is_made_anew(link: Connection, package: Package, tmp_path: Path) -> None:
-    (tmp_path / "w/venv/bin").mkdir(parents=True)
-    (tmp_path / "w/venv/bin/python").symlink_to("/bin/false")
     python = ensure_installed(link, package, str(tmp_path / "w"), sys.executable)
+    (tmp_path / "w" / OWN_FOLDER / "installed.json").unlink()
+    Path(python).unlink()
+    Path(python).symlink_to("/bin/false")
+    ensure_installed(link, package, str(tmp_path / "w"), sys.executable)
     assert subprocess.run([python, "-I", "-c", "import digirl_dist"]).returncode == 0
+
+
+def test_what_the_user_has_in_the_folder_stays(link: Connection, package: Package, tmp_path: Path) -> None:
+    folder = tmp_path / "scripts"
+    own = [
+        folder / name for name in ("venv/bin/python", "wheel/mine.whl", "installed.json", "constraints.txt", "run.py")
+    ]
+    for file in own:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("the user's")
+    for _ in range(2):  # the second one replaces the environment
+        python = ensure_installed(link, package, str(folder), sys.executable)
+        (folder / OWN_FOLDER / "installed.json").unlink()
+    assert [file.read_text() for file in own] == ["the user's"] * 5
+    assert subprocess.run([python, "-I", "-c", "import digirl_dist"]).returncode == 0
+
+
+def test_a_folder_of_our_name_that_is_not_ours_is_refused(link: Connection, package: Package, tmp_path: Path) -> None:
+    own = tmp_path / "w" / OWN_FOLDER / "venv" / "sentinel"
+    own.parent.mkdir(parents=True)
+    own.write_text("the user's")
+    for refuse in (ensure_installed, what_is_missing):
+        with pytest.raises(InstallError, match=f"{OWN_FOLDER} was not made by digirl_dist.*run_path to another"):
+            refuse(link, package, str(tmp_path / "w"), sys.executable)
+    assert list(own.parents[1].rglob("*")) == [own.parent, own]
+
+
+def test_a_setup_script_runs_once_in_the_environment(link: Connection, package: Package, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    package = replace(package, setup=f"python -c 'import digirl_dist, sys; print(sys.prefix)' >> {log}\n")
+    for _ in range(2):
+        python = ensure_installed(link, package, str(tmp_path / "w"), sys.executable)
+    assert log.read_text() == f"{Path(python).parents[1]}\n"
+    broken = replace(package, setup="echo the disk is on fire; false; true")
+    with pytest.raises(InstallError, match="(?s)cannot run emulator.setup: .* status 1: the disk is on fire"):
+        ensure_installed(link, broken, str(tmp_path / "w"), sys.executable)
+    assert "not installed" in what_is_missing(link, package, str(tmp_path / "w"), sys.executable)
 
 
 def test_a_failed_installation_is_not_taken_for_a_finished_one(
@@ -160,9 +201,9 @@ def test_a_failed_installation_is_not_taken_for_a_finished_one(
         InstallError, match="(?s)cannot install the package: .* No matching distribution.*index it can reach"
     ):
         ensure_installed(link, bad, str(tmp_path / "w"), sys.executable)
-    assert not (tmp_path / "w/installed.json").exists()
+    assert not (tmp_path / "w" / OWN_FOLDER / "installed.json").exists()
     ensure_installed(link, package, str(tmp_path / "w"), sys.executable)
-    assert json.loads((tmp_path / "w/installed.json").read_text())["requirements"] == []
+    assert json.loads((tmp_path / "w" / OWN_FOLDER / "installed.json").read_text())["requirements"] == []
 
 
 def test_a_missing_python_is_named_with_the_remedy(link: Connection, package: Package, tmp_path: Path) -> None:
@@ -200,7 +241,7 @@ def test_uv_needs_neither_venv_nor_pip(link: Connection, package: Package, tmp_p
     bare.chmod(0o755)
     python = ensure_installed(link, package, str(tmp_path / "w"), str(bare))
     assert subprocess.run([python, "-I", "-c", "import digirl_dist"]).returncode == 0
-    assert not (tmp_path / "w/venv/bin/pip").exists()
+    assert not Path(python).with_name("pip").exists()
     assert what_is_missing(link, package, str(tmp_path / "w"), str(bare)) == ""
     without = replace(package, uv=False)
     with pytest.raises(InstallError, match="lacks the module venv"):
@@ -230,6 +271,6 @@ def test_a_path_from_home_is_understood(link: Connection, package: Package) -> N
     name = f".digirl_dist_test_{os.getpid()}"
     try:
         python = ensure_installed(link, package, f"~/{name}", sys.executable)
-        assert python == str(Path.home() / name / "venv/bin/python")
+        assert python == installed_python(str(Path.home() / name))
     finally:
         shutil.rmtree(Path.home() / name, ignore_errors=True)

@@ -6,6 +6,7 @@ a worker is the path.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
 from transformers import AutoConfig, AutoModel, AutoTokenizer, Blip2VisionModel, BlipImageProcessorPil
 
 from digirl_dist.agent.pixels import opened
@@ -24,6 +27,7 @@ from digirl_dist.storage.digest import digest
 from digirl_dist.trajectory import Observation
 
 _SCREENS_AT_ONCE = 16
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _SCREENS_REMEMBERED = 50_000
 
 
@@ -159,12 +163,20 @@ def _text_model(folder: Path) -> Any:
 
 
 def _folder(path: str | None, setting: str, what: str) -> Path:
+    """The folder ``path``, or that of the hub's model of this name, downloaded once. Raises SettingsError."""
     folder = Path(path or "").expanduser()
-    if path is None or not (folder / "config.json").is_file():
-        raise SettingsError(
-            f"{setting}={path} is no folder with {what} on this machine; download it and name its folder"
-        )
-    return folder
+    if path is None or not _HUB_NAME.fullmatch(path) or folder.exists():
+        if path is None or not (folder / "config.json").is_file():
+            raise SettingsError(
+                f"{setting}={path} is no folder with {what} on this machine; download it and name its folder, or name "
+                "the model as the Hugging Face hub does"
+            )
+        return folder
+    try:
+        return Path(snapshot_download(path, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"]))
+    except (OSError, ValueError, HfHubHTTPError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingsError(f"{setting}={path} is no folder here, and the hub does not give it: {reason}") from error
 
 
 def _own_features(vector: np.ndarray, width: int) -> torch.Tensor:

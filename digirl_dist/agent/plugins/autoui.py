@@ -23,10 +23,11 @@ class AutoUiSettings(AgentPlugin):
     model: str = MISSING
     """Folder on the host with the checkpoint to begin with: Auto-UI-Base, or one of its form."""
     vision_encoder: str | None = None
-    """Folder with BLIP-2, on each machine that acts or learns from screenshots; trajectories may hold their features
-    instead."""
+    """Folder with BLIP-2, on each machine that acts or learns from screenshots, or its name on the Hugging Face hub;
+    trajectories may hold their features instead."""
     critic_encoder: str | None = None
-    """Folder on the host with the text encoder of the value functions, roberta-base say; null: that of the policy."""
+    """Folder on the host with the text encoder of the value functions, or its name on the Hugging Face hub, such as
+    roberta-base; null: that of the policy."""
     image_features: int = 1408
     """Width of a screenshot's features."""
     previous_actions: int = 1

@@ -1,0 +1,345 @@
+"""What each key of DigiRL's own YAML files becomes here.
+
+The keys, their values and what DigiRL does with them are those of github.com/DigiRL-agent/digirl, commit c74ec34
+(``scripts/config``, ``scripts/run.py``, ``digirl/algorithms``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from digirl_dist.settings.nearest import nearest
+
+Values = Mapping[str, Any]
+"""A whole file of DigiRL's, with what it includes."""
+
+_PLACEHOLDER = "<username>"
+_AVD = "test_Android"
+_SCREEN_ENCODER = "Salesforce/blip2-opt-2.7b"
+_TRAJECTORY_BATCH, _TRAJECTORY_EPOCHS = 8, 5
+_JUDGE = {
+    "success": "judge",
+    "judge.model": "gemini-2.5-pro",
+    "judge.base_url": "https://generativelanguage.googleapis.com/v1beta/openai/",
+    "judge.key_variable": "GEMINI_API_KEY",
+}
+
+
+@dataclass(frozen=True)
+class Became:
+    """What one key of DigiRL's became: settings of this package, by dotted key, or nothing, or a refusal."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+    """Why it has no meaning here, or how its value was converted; with ``refused``, what to do."""
+    refused: bool = False
+
+    def __str__(self) -> str:
+        parts = [f"{key}={written(value)}" for key, value in self.settings.items()]
+        text = ", ".join(parts) if parts else "refused" if self.refused else "nothing"
+        return f"{text} ({self.note})" if self.note else text
+
+
+def became(key: str, values: Values) -> Became:
+    """Returns what ``key`` of the file ``values`` becomes."""
+    rule = KEYS.get(key)
+    if rule is None:
+        return Became(note=f"DigiRL has no such key; {nearest(key, list(KEYS))}", refused=True)
+    found = rule(values[key], values)
+    if _PLACEHOLDER in str(list(found.settings.values())):
+        return Became(note=f"{values[key]} still has {_PLACEHOLDER} in it", refused=True)
+    return found
+
+
+def written(value: Any) -> str:
+    """Returns a value in the grammar of Hydra's overrides."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case str():
+            return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        case list():
+            return "[" + ",".join(map(written, value)) + "]"
+        case dict():
+            return "{" + ",".join(f"{key}:{written(entry)}" for key, entry in value.items()) + "}"
+        case _:
+            return str(value)
+
+
+Rule = Callable[[Any, Values], Became]
+"""From the key's value, and the whole file, to what becomes of it."""
+
+
+def _to(*keys: str, note: str = "") -> Rule:
+    return lambda value, _: Became(dict.fromkeys(keys, value), note)
+
+
+def _nothing(reason: str) -> Rule:
+    return lambda _, __: Became(note=reason)
+
+
+def _only(meant: Any, reason: str, remedy: str) -> Rule:
+    return lambda value, _: Became(note=reason) if value == meant else Became(note=remedy, refused=True)
+
+
+def _secret(variable: str, **settings: Any) -> Rule:
+    remedy = f"keys do not belong into files: export {variable}=… on the host and leave it empty"
+    note = f"the environment variable {variable} has the key"
+    return lambda value, _: Became(note=remedy, refused=True) if value else Became(settings, note)
+
+
+def _words(key: str, **words: Became) -> Rule:
+    known = ", ".join(words)
+    return lambda value, _: words.get(str(value), Became(note=f"{key} is one of {known}, not {value}", refused=True))
+
+
+def _is_digirl(values: Values) -> bool:
+    return values.get("train_algorithm", "digirl") == "digirl"
+
+
+def _actor(values: Values) -> str:
+    return f"algorithm.{'digirl' if _is_digirl(values) else 'filtered_bc'}.actor"
+
+
+def _critics(values: Values) -> tuple[str, ...]:
+    return ("algorithm.digirl.step_value", "algorithm.digirl.instruction_value") if _is_digirl(values) else ()
+
+
+def _learning(name: str) -> Rule:
+    """A value of the actor and of both critics."""
+    return lambda value, values: Became({f"{place}.{name}": value for place in (_actor(values), *_critics(values))})
+
+
+def _batch_size(value: Any, values: Values) -> Became:
+    fixed = {f"{place}.batch_size": _TRAJECTORY_BATCH for place in _critics(values)[1:]}
+    first = {f"{place}.batch_size": value for place in (_actor(values), *_critics(values)[:1])}
+    return Became(first | fixed, f"DigiRL's instruction-level critic always takes {_TRAJECTORY_BATCH}" if fixed else "")
+
+
+def _steps(place: str, steps: int, values: Values, batch: int | None = None) -> tuple[dict[str, Any], str]:
+    """Settings by which an update makes as many optimizer steps, from however few rows, as DigiRL's epochs are."""
+    size = int(values.get("batch_size", 2)) if batch is None else batch
+    accumulate = int(values.get("grad_accum_steps", 1))
+    rows = int(steps) * accumulate * size
+    return {f"{place}.epochs": rows, f"{place}.max_examples": rows}, f"{steps} steps of {accumulate} · {size} rows"
+
+
+def _actor_epochs(value: Any, values: Values) -> Became:
+    return Became(*_steps(_actor(values), value, values))
+
+
+def _epochs(value: Any, values: Values) -> Became:
+    if not _is_digirl(values):
+        return Became(note="filteredbc has no critics")
+    settings, note = _steps(_critics(values)[0], value, values)
+    if "trajectory_critic_epochs" not in values:
+        more = _trajectory_critic_epochs(_TRAJECTORY_EPOCHS, values)
+        settings, note = settings | more.settings, f"{note}; instruction-level: {more.note}, DigiRL's default"
+    return Became(settings, note)
+
+
+def _trajectory_critic_epochs(value: Any, values: Values) -> Became:
+    if not _is_digirl(values):
+        return Became(note="filteredbc has no critics")
+    return Became(*_steps(_critics(values)[1], value, values, _TRAJECTORY_BATCH))
+
+
+def _critic_lr(value: Any, values: Values) -> Became:
+    found = {f"{place}.learning_rate": value for place in _critics(values)}
+    return Became(found, "" if found else "filteredbc has no critics")
+
+
+def _gamma(value: Any, values: Values) -> Became:
+    if _is_digirl(values):
+        return Became({"algorithm.digirl.discount": value})
+    return Became({"algorithm.filtered_bc.discount": 1.0}, "filteredbc weighs all steps of an episode alike")
+
+
+def _warmup(value: Any, values: Values) -> Became:
+    if _is_digirl(values):
+        return Became({"algorithm.digirl.warmup_iterations": value})
+    return _only(0, "filteredbc has no critics to warm up", "filteredbc cannot warm up: set it to 0")(value, values)
+
+
+def _capacity(value: Any, values: Values) -> Became:
+    found = {"trainer.replay_size": value}
+    if _is_digirl(values):
+        found["algorithm.digirl.value_episodes"] = value
+    return Became(found, "counts episodes here, steps in DigiRL, whose filter nevertheless looks at all episodes")
+
+
+def _task_set(value: Any, values: Values) -> Became:
+    folder = values.get("assets_path")
+    return Became({"task_set": f"{folder}/{value}_{{split}}.txt" if folder else value})
+
+
+def _order(value: Any, values: Values) -> Became:
+    if values.get("task_mode") == "evaluate":
+        return Became({"task_order": value})
+    return Became({"task_order": "random"}, "DigiRL trains in random order; evaluations go through the tasks in order")
+
+
+def _rollout_size(value: Any, values: Values) -> Became:
+    workers = len(values.get("worker_ips") or []) if values.get("parallel") == "host" else 1
+    note = f"counts all workers here, each of {workers} in DigiRL" if workers > 1 else ""
+    return Became({"rollout_size": int(value) * max(1, workers)}, note)
+
+
+def _sdk(below: str) -> Rule:
+    """The Android SDK, of which DigiRL names two programs."""
+
+    def rule(value: Any, values: Values) -> Became:
+        sdks = {
+            _sdk_of(values.get("emulator_path"), "emulator/emulator"),
+            _sdk_of(values.get("adb_path"), "platform-tools/adb"),
+        }
+        sdk = _sdk_of(value, below)
+        if sdk is None or len(sdks - {None}) != 1:
+            return Became(
+                note=f"{value} is not {below} of one Android SDK, of which the other program is too", refused=True
+            )
+        return Became({"emulator.sdk_path": sdk})
+
+    return rule
+
+
+def _sdk_of(program: Any, below: str) -> str | None:
+    path = PurePosixPath(str(program))
+    return str(path.parents[1]) if len(path.parents) > 1 and str(path).endswith(f"/{below}") else None
+
+
+def _record(value: Any, values: Values) -> Became:
+    if not value:
+        return Became({"emulator.record_path": None})
+    return Became({"emulator.record_path": f"{values.get('worker_temp_path') or values.get('save_path')}/videos"})
+
+
+def _wandb(value: Any, values: Values) -> Became:
+    project = (values.get("project_name") or None) if value else None
+    note = "no project_name: the curves go to TensorBoard alone" if value and project is None else ""
+    return Became({"wandb_project": project}, note)
+
+
+def _offline_data(value: Any, values: Values) -> Became:
+    if values.get("train_mode", "online") == "online":
+        return Became(note="train_mode=online does not read it")
+    return Became({"offline.data": [value]})
+
+
+def _offline_iterations(value: Any, values: Values) -> Became:
+    if values.get("train_mode", "online") == "online":
+        return Became(note="train_mode=online makes none")
+    return Became({"offline.iterations": value}, "each fits the critics as well")
+
+
+def _train_iterations(value: Any, values: Values) -> Became:
+    offline = int(values.get("offline_actor_iterations", 20))
+    match values.get("train_mode"):
+        case "offline":
+            return Became({"train_iterations": offline}, "those of offline_actor_iterations")
+        case "off2on":
+            return Became({"train_iterations": int(value) + offline}, f"with the {offline} offline ones before them")
+    return Became({"train_iterations": value})
+
+
+def _eval_iterations(value: Any, values: Values) -> Became:
+    if values.get("parallel") == "worker":
+        return Became(
+            {"eval_iterations": values.get("train_iterations", 1)}, "a worker collects train_iterations times"
+        )
+    if values.get("task_mode") == "evaluate":
+        return Became({"eval_iterations": value})
+    return Became(
+        note="training ends with its last update; --config-name eval measures, evaluation.every during training"
+    )
+
+
+_DIGIRL_CODE = {
+    "algorithm.digirl.advantage": "code",
+    "algorithm.digirl.erase_loops": False,
+    "algorithm.digirl.hindsight.most": 0,
+}
+KEYS: dict[str, Rule] = {
+    "task_set": _task_set,
+    "task_split": _to("task_split"),
+    "eval_sample_mode": _order,
+    "max_steps": _to("max_steps"),
+    "huggingface_token": _secret("HF_TOKEN"),
+    "wandb_key": _secret("WANDB_API_KEY"),
+    "gemini_key": _secret("GEMINI_API_KEY", **_JUDGE),
+    "policy_lm": _to("agent.model"),
+    "critic_lm": _to("agent.critic_encoder"),
+    "capacity": _capacity,
+    "epochs": _epochs,
+    "batch_size": _batch_size,
+    "bsize": _to("bsize"),
+    "rollout_size": _rollout_size,
+    "grad_accum_steps": _learning("accumulate"),
+    "warmup_iter": _warmup,
+    "actor_epochs": _actor_epochs,
+    "trajectory_critic_epochs": _trajectory_critic_epochs,
+    "lm_lr": lambda value, values: Became({f"{_actor(values)}.learning_rate": value}),
+    "critic_lr": _critic_lr,
+    "max_grad_norm": _learning("clip_norm"),
+    "gamma": _gamma,
+    "use_lora": _nothing("DigiRL's run.py never hands it to its agent"),
+    "agent_name": _words(
+        "agent_name",
+        autoui=Became({"agent": "autoui", "agent.vision_encoder": _SCREEN_ENCODER}, "DigiRL always takes this encoder"),
+        cogagent=Became(note="serve it and use agent=endpoint, which measures and collects", refused=True),
+    ),
+    "cogagent_url": _nothing("see agent_name"),
+    "do_sample": _only(True, "agents sample", "agents sample: set it to True, and agent.temperature low"),
+    "temperature": _to("agent.temperature"),
+    "tau": _nothing("DigiRL makes no target network"),
+    "max_new_tokens": _to("agent.answer_length"),
+    "record": _record,
+    "use_wandb": _wandb,
+    "entity_name": _only("", "the environment variable WANDB_ENTITY", "export WANDB_ENTITY=… and leave it empty"),
+    "project_name": _nothing("see use_wandb"),
+    "android_avd_home": lambda value, _: Became(
+        {"emulator": "android", "emulator.avd": _AVD, "emulator.avd_home": value}, "DigiRL's run.py names that AVD"
+    ),
+    "emulator_path": _sdk("emulator/emulator"),
+    "adb_path": _sdk("platform-tools/adb"),
+    "assets_path": _nothing("see task_set"),
+    "cache_dir": _nothing("models of the Hugging Face hub are where HF_HUB_CACHE says, on each machine"),
+    "offline_data_path": _offline_data,
+    "offline_actor_iterations": _offline_iterations,
+    "offline_critic_iterations": _nothing("see offline_actor_iterations"),
+    "offline_trajectory_critic_iterations": _nothing("see offline_actor_iterations"),
+    "parallel": _to("parallel"),
+    "run_name": _nothing("a run is named by its folder, save_path"),
+    "save_path": _to("save_path"),
+    "worker_temp_path": _to("worker_temp_path", note="need not be the save_path of the worker"),
+    "worker_run_path": _to("worker_run_path", note="the package is installed in a subfolder; nothing else is touched"),
+    "worker_ips": _to("worker_ips"),
+    "worker_username": _to("worker_username"),
+    "save_freq": _to("save_freq"),
+    "train_algorithm": _words(
+        "train_algorithm",
+        digirl=Became({"train_algorithm": "digirl", **_DIGIRL_CODE}, "by the formulas of DigiRL's released code"),
+        filteredbc=Became(
+            {
+                "train_algorithm": "filtered_bc",
+                "algorithm.filtered_bc.erase_loops": False,
+                "algorithm.filtered_bc.hindsight.most": 0,
+            }
+        ),
+    ),
+    "train_mode": _words(
+        "train_mode",
+        online=Became({"train_mode": "online"}),
+        offline=Became({"train_mode": "offline"}),
+        off2on=Became({"train_mode": "offline_to_online"}),
+    ),
+    "task_mode": _to("task_mode"),
+    "train_iterations": _train_iterations,
+    "eval_iterations": _eval_iterations,
+}
+"""Every key that DigiRL's files have, in their order."""

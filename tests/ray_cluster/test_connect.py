@@ -1,0 +1,138 @@
+"""The way into a Ray cluster by its address: a named one is used or named, and nothing else is started in its place."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from digirl_dist.child_process import environment
+from digirl_dist.errors import ClusterError
+from digirl_dist.parallel.free_port import free_port
+from digirl_dist.ray_cluster import connect
+
+pytestmark = [pytest.mark.system, pytest.mark.ray]
+
+RIGHT, WRONG = "a" * 64, "b" * 64
+PROGRAM = """
+import sys
+from digirl_dist.errors import ClusterError
+from digirl_dist.vec_env import *
+address, folder = [word or None for word in sys.argv[1:]]
+def make():
+    import gymnasium
+    if folder: import of_the_user
+    return gymnasium.make("CartPole-v1")
+config = VecEnvConfig(make, 1, [EpisodeCfg(0)])
+where = RayDistributionCfg(1, 0, head_address=address, working_dir=folder, cpu_num_per_proc=0.1)
+try: env = VecEnv(config.distribute(where))
+except ClusterError as error: sys.exit(f"refused: {error}")
+obs, _ = env.reset()
+import ray
+print(len(obs[0]), ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+env.close()
+"""
+
+
+@dataclass
+class Head:
+    """A cluster that somebody started with a token."""
+
+    address: str
+
+    def program(self, *words: str, **variables: str) -> subprocess.Popen[str]:
+        own = {name: value for name, value in environment().items() if not name.startswith("RAY_")}
+        command, pipe = [sys.executable, "-c", PROGRAM, *words], subprocess.PIPE
+        return subprocess.Popen(command, env=own | variables, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    port = free_port()
+    ray = str(Path(sys.executable).with_name("ray"))
+    words = ["start", "--head", "--block", f"--port={port}", "--node-ip-address=127.0.0.1", "--num-cpus=2"]
+    folder = tmp_path_factory.mktemp("r")
+    size = ["--object-store-memory=80000000", "--include-dashboard=false", "--disable-usage-stats"]
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": RIGHT}
+    command = [ray, *words, *size, f"--temp-dir={folder}"]
+    started = subprocess.Popen(command, env=environment() | token, stdout=subprocess.PIPE, text=True)
+    try:
+        assert started.stdout is not None
+        assert any("Ray runtime started" in line for line in started.stdout), "ray start failed"
+        yield Head(f"127.0.0.1:{port}")
+    finally:
+        started.terminate()
+        started.wait(60)
+
+
+@pytest.mark.timeout(400)
+def test_the_named_cluster_is_joined_with_its_token_or_named(head: Head, tmp_path: Path) -> None:
+    (tmp_path / "of_the_user.py").write_text("")
+    mode = {"RAY_AUTH_MODE": "token"}
+    joined = head.program(head.address, str(tmp_path), **mode, RAY_AUTH_TOKEN=RIGHT)
+    others = {
+        "another": head.program(head.address, "", **mode, RAY_AUTH_TOKEN=WRONG),
+        "RAY_AUTH_MODE=token": head.program("", "", RAY_ADDRESS=head.address),
+    }
+    out, err = joined.communicate(timeout=300)
+    assert out.startswith("4 ") and out.strip().endswith(head.address.rsplit(":", 1)[1]), err
+    for remedy, program in others.items():
+        out, err = program.communicate(timeout=300)
+        [told] = [line for line in err.splitlines() if line.startswith("refused: ")]
+        assert not out and head.address in told and remedy in told, told
+
+
+@pytest.mark.timeout(300)
+def test_a_cluster_of_our_own_asks_others_for_its_token(tmp_path: Path) -> None:
+    own = Head("").program("", "", RAY_TMPDIR=str(tmp_path))
+    assert own.stdout is not None and own.stdin is not None
+    address = own.stdout.readline().split()[1]
+    stranger = Head(address).program(address, "", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=WRONG)
+    out, err = stranger.communicate(timeout=200)
+    own.communicate("", timeout=60)
+    assert not out and "refused: the Ray cluster at" in err
+    assert own.returncode == 0
+
+
+@pytest.mark.component
+def test_what_is_no_cluster_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    threading.Thread(target=web.serve_forever, daemon=True).start()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        places = {
+            f"127.0.0.1:{web.server_port}": "is no Ray cluster",
+            f"127.0.0.1:{silent.getsockname()[1]}": "timed out",
+            f"127.0.0.1:{free_port()}": "refused",
+            "127.0.0.1:http": "invalid literal",
+        }
+        for place, reason in places.items():
+            with pytest.raises(ClusterError, match=f"{place}.*{reason}.*ray start --head"):
+                connect.connect(place, 60.0, or_start=True)
+        monkeypatch.setenv("RAY_ADDRESS", next(iter(places)))
+        with pytest.raises(ClusterError, match="is no Ray cluster"):
+            connect.connect(None, 60.0, or_start=True)
+    web.shutdown()
+    web.server_close()
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("127.0.0.1:6379", "127.0.0.1", True),
+        ("ray://127.0.0.1", "127.0.0.1:7000", True),
+        ("127.0.0.1:6380", "127.0.0.1:6379", False),
+        ("10.0.0.2:6379", "127.0.0.1:6379", False),
+    ],
+)
+def test_two_addresses_of_one_cluster_are_known(one: str, other: str, same: bool) -> None:
+    assert connect._is_one(connect._host_and_port(one), connect._host_and_port(other)) is same
