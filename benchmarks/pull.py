@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.baselines import shell
 from benchmarks.measure import measure, sized, waiting_for
 from benchmarks.stage import Machine, Stage, median, rounded, show, stage, tickets
+from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.emulator.rehearsal import RehearsalEmulator
 from digirl_dist.fleet.roster import this_python
 from digirl_dist.fleet.ssh_connection import CourierFiles
@@ -97,7 +98,9 @@ def _pull(address: Address, source: Path, episodes: Sequence[tuple[Ticket, Episo
     events: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
     with connect(address, SshSettings()) as connection, CourierClient(connection, command, SshSettings()) as courier:
         courier.delete([])  # it has started
-        transfers = Transfers(CourierFiles(courier), "w0", events.put, lambda error: events.put(Lost("w0", error)))
+        transfers = Transfers(
+            CourierFiles(courier), "w0", events.put, lambda error: events.put(Lost("w0", error)), EpisodeGuard()
+        )
         started = time.monotonic()
         for ticket, manifest in episodes:
             transfers.pull(manifest, ticket, store.incoming(Round(1), f"w0-{manifest.key.number}", manifest.size))

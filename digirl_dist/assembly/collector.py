@@ -98,7 +98,7 @@ def inline_collector(
 
     fixed = PoolSize(settings.bsize, "") if isinstance(settings.bsize, int) else None
     pool = fixed or choose(Machine.here(), device.needs)
-    job = InlineJob(agent, device.factory, pool, slot_limits(settings.limits), device.max_steps)
+    job = InlineJob(agent, device.factory, pool, slot_limits(settings.limits), device.max_steps, device.guard)
     return InlineCollector(job, settings.limits.episode_attempts, closing, store, events, status)
 
 
@@ -222,6 +222,7 @@ def _job(device: Device, context: RunContext) -> Job:
         needs=device.needs,
         sharers=settings.dry_run_workers if settings.dry_run else 1,
         answer_s=settings.limits.stuck_s,
+        guard=device.guard,
     )
 
 

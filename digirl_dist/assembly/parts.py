@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from digirl_dist.agent.plugins import AgentPlugin
+from digirl_dist.agent.plugins.custom import CustomAgentSettings
 from digirl_dist.algorithm.own import OwnAlgorithm
 from digirl_dist.algorithm.plugins import AlgorithmPlugin, Framework, LearningContext
 from digirl_dist.assembly.collectors import CollectorPlugin
+from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
+from digirl_dist.emulator.plugins.custom import CustomEmulatorSettings
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import EmulatorSettings, Inference, JaxSettings, Settings, Success
 from digirl_dist.user_code.entry_point import load_entry_point
@@ -40,12 +43,16 @@ def build_device(settings: Settings, emulator: EmulatorSettings) -> Device:
     else:
         tasks = list(emulator.tasks(task_set, split))
     agent, acts_there = agent_plugin(settings), settings.inference is Inference.worker
+    max_steps = settings.max_steps or device.max_steps
+    opaque = isinstance(agent, CustomAgentSettings) and isinstance(emulator, CustomEmulatorSettings)
+    check_action = None if opaque else agent.check_action  # actions between two classes of the user's are theirs alone
     return replace(
         device,
         factory=agent.wrapped(device.factory),
         tasks=tasks,
-        max_steps=settings.max_steps or device.max_steps,
+        max_steps=max_steps,
         extras=(*device.extras, *(agent.extras if acts_there else ())),
+        guard=EpisodeGuard(emulator.name, device.spec, max_steps, check_action, agent.knows_log_prob),
     )
 
 

@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -19,7 +19,8 @@ from digirl_dist.collect.iteration_stats import IterationStats
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator import EmulatorFactory
-from digirl_dist.errors import CollectionError
+from digirl_dist.emulator.episode_guard import EpisodeGuard
+from digirl_dist.errors import CollectionError, TrajectoryError
 from digirl_dist.inference.local import LocalPolicies
 from digirl_dist.protocol.messages import Acting, EpisodeFailed, SlotChanged, SlotLimits
 from digirl_dist.rollout.rollout import Finished, Happening, Rollout
@@ -28,7 +29,7 @@ from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Round, Ticket
+from digirl_dist.tasks import Key, Round, Ticket
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.user_code.packing import pack
 
@@ -46,6 +47,8 @@ class InlineJob:
     pool: PoolSize
     limits: SlotLimits
     max_steps: int | None
+    guard: EpisodeGuard = field(default_factory=EpisodeGuard)
+    """Checks what the emulators and the agent bring."""
 
 
 class InlineCollector:
@@ -60,6 +63,7 @@ class InlineCollector:
         packed.write_bytes(pack(job.emulator))
         self._policies = LocalPolicies(job.agent)
         slots = [Slot(k, packed, job.limits, folder / f"slot-{k}.log") for k in range(job.pool.slots)]
+        self._guard = job.guard
         self._rollout = Rollout(NAME, slots, self._policies, job.max_steps, shrink=bool(job.pool.reason))
         self._leases = Leases(attempts, time.monotonic)
         self._all_stats: dict[Round, IterationStats] = {}
@@ -151,11 +155,19 @@ class InlineCollector:
             case SlotChanged(slot, state, reason):
                 self._events.emit("slot", worker=NAME, slot=slot, state=state, reason=reason)
             case EpisodeFailed(slot, key, reason):
-                self._leases.fail(NAME, key, reason)
-                stats.worker_result(NAME).retried += 1
-                self._events.emit("episode_retried", worker=NAME, slot=slot, ticket=key.number, reason=reason)
+                self._retry(slot, key, reason, stats)
             case Finished(trajectory, started_at, ended_at, _):
-                self._land(trajectory, iteration, ended_at - started_at)
+                try:
+                    self._guard.check(trajectory, trajectory.ticket, NAME)
+                except TrajectoryError as error:
+                    self._retry(trajectory.slot, trajectory.ticket.key, str(error), stats)
+                else:
+                    self._land(trajectory, iteration, ended_at - started_at)
+
+    def _retry(self, slot: int, key: Key, reason: str, stats: IterationStats) -> None:
+        stats.worker_result(NAME).retried += 1
+        self._events.emit("episode_retried", worker=NAME, slot=slot, ticket=key.number, reason=reason)
+        self._leases.fail(NAME, key, reason)
 
     def _land(self, trajectory: Trajectory, iteration: Iteration, seconds: float) -> None:
         ticket = trajectory.ticket

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from digirl_dist.emulator.touch_actions import DeviceAction
+from digirl_dist.errors import ActionError
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json
@@ -31,6 +34,10 @@ EmulatorFactory = Callable[[], Emulator]
 class DeviceActions:
     """Touch-screen actions, see ``emulator/touch_actions.py``."""
 
+    def check(self, action: Json) -> None:
+        """Raises ActionError for an action outside of the space."""
+        DeviceAction.from_json(action)
+
 
 @dataclass(frozen=True)
 class DiscreteActions:
@@ -38,13 +45,28 @@ class DiscreteActions:
 
     n: int
 
+    def check(self, action: Json) -> None:
+        """Raises ActionError for an action outside of the space."""
+        if type(action) is not int or not 0 <= action < self.n:
+            raise ActionError(f"{action!r:.200} is not an action: expected an int in [0, {self.n})")
+
 
 @dataclass(frozen=True)
 class BoxActions:
-    """An action is a list of floats, one per bound."""
+    """An action is a list of floats, one per bound; the emulator clips them to the bounds."""
 
     low: tuple[float, ...]
     high: tuple[float, ...]
+
+    def check(self, action: Json) -> None:
+        """Raises ActionError for an action outside of the space."""
+        size = len(self.low)
+        if not isinstance(action, list) or len(action) != size or not all(map(_is_finite_number, action)):
+            raise ActionError(f"{action!r:.200} is not an action: expected a list of {size} finite numbers")
+
+
+def _is_finite_number(value: Json) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 @dataclass(frozen=True)

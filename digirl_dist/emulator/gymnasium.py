@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import io
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from PIL import Image
 from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, EmulatorFactory, EmulatorSpec
 from digirl_dist.emulator.plugins.gymnasium import GymnasiumSettings
 from digirl_dist.emulator.touch_actions import DeviceAction
-from digirl_dist.errors import ActionError, SettingsError
+from digirl_dist.errors import SettingsError
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json
@@ -69,6 +68,7 @@ class GymnasiumEmulator:
 
     def step(self, action: Json) -> Transition:
         if self._touch is None:
+            self._actions.check(action)
             native = _native_action(action, self._env.action_space)
         else:
             touched = DeviceAction.from_json(action)
@@ -186,20 +186,11 @@ def _actions(space: spaces.Space[Any]) -> DiscreteActions | BoxActions | DeviceA
 
 
 def _native_action(action: Json, space: spaces.Space[Any]) -> Any:
-    """The environment's own form of a JSON action. Raises ActionError."""
+    """The environment's own form of a JSON action inside the action space."""
     if isinstance(space, spaces.Discrete):
-        if type(action) is not int or not 0 <= action < space.n:
-            raise ActionError(f"{action!r} is not an action: expected an int in [0, {space.n})")
         return int(space.start) + action
     assert isinstance(space, spaces.Box)
-    size = math.prod(space.shape)
-    if not isinstance(action, list) or len(action) != size or not all(_is_finite_number(part) for part in action):
-        raise ActionError(f"{action!r} is not an action: expected a list of {size} finite numbers")
     return np.clip(np.asarray(action, space.dtype).reshape(space.shape), space.low, space.high)
-
-
-def _is_finite_number(value: Json) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 # --- observations --------------------------------------------------------------------------------------------------

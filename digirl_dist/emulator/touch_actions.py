@@ -57,7 +57,7 @@ class DeviceAction:
     def from_json(cls, value: Json) -> DeviceAction:
         """Remarks are left out. Raises ActionError naming what is wrong with ``value``."""
         value = without_remarks(value)
-        if not isinstance(value, dict) or value.get("type") not in cls.FIELDS:
+        if not isinstance(value, dict) or value.get("type") not in list(cls.FIELDS):  # it may be a list, without a hash
             raise ActionError(f"{value!r} is not a device action; the types are {', '.join(cls.FIELDS)}")
         fields = cls.FIELDS[value["type"]]
         if set(value) != {"type", *fields}:

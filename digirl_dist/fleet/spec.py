@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from digirl_dist.capacity import TYPICAL, Needs
+from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.protocol.messages import SlotLimits, StartJob
 from digirl_dist.ssh.connection import Address, Connection
 from digirl_dist.storage.digest import digest
@@ -67,6 +68,8 @@ class Job:
     sharers: int = 1
     """Workers that share the machine."""
     answer_s: float = 600.0
+    guard: EpisodeGuard = field(default_factory=EpisodeGuard)
+    """Checks what the worker brings."""
 
     def blobs(self) -> dict[str, bytes]:
         return {digest(packed): packed for packed in (self.agent, self.emulator) if packed is not None}

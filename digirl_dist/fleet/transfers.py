@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.errors import FileRefusedError, JobError, LinkLostError, RunFolderError, TrajectoryError, WorkerError
 from digirl_dist.fleet.connection import Files
 from digirl_dist.fleet.outgoing import Blob
@@ -32,12 +33,18 @@ class Transfers:
     """
 
     def __init__(
-        self, files: Files, worker: str, post: Callable[[WorkerEvent], None], failed: Callable[[WorkerError], None]
+        self,
+        files: Files,
+        worker: str,
+        post: Callable[[WorkerEvent], None],
+        failed: Callable[[WorkerError], None],
+        guard: EpisodeGuard,
     ) -> None:
         self._files = files
         self._worker = worker
         self._post = post
         self._failed = failed
+        self._guard = guard
         self._jobs: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._arrived: queue.Queue[Work | None] = queue.Queue(_UNCHECKED)
         threading.Thread(target=self._carry, name=f"transfers-{worker}", daemon=True).start()
@@ -90,8 +97,9 @@ class Transfers:
 
     def _check(self, manifest: EpisodeManifest, ticket: Ticket, path: Path, started: float) -> None:
         try:
-            trajectory = _checked(path, ticket, self._worker)
+            trajectory = self._checked(path, manifest, ticket)
         except TrajectoryError as error:
+            path.unlink(missing_ok=True)
             self._post(PullRefused(self._worker, manifest, str(error)))
             return
         try:
@@ -100,16 +108,15 @@ class Transfers:
             raise RunFolderError(f"cannot write {path} on this machine: {error.strerror}") from error
         self._post(Pulled(self._worker, manifest, trajectory, path, time.monotonic() - started))
 
-
-def _checked(path: Path, ticket: Ticket, worker: str) -> Trajectory:
-    """Returns the one episode in the file. Raises TrajectoryError unless it is the ticket's."""
-    trajectories = parquet.read(path)
-    if len(trajectories) != 1:
-        raise TrajectoryError(f"{path} holds {len(trajectories)} episodes instead of one")
-    found = trajectories[0].ticket
-    wanted = (*ticket.key, ticket.seed, ticket.task.id, worker)
-    is_it = (*found.key, found.seed, found.task.id, trajectories[0].worker) == wanted
-    # one that was leased again meanwhile carries a newer version than the first attempt, which is as good
-    if not is_it or found.policy_version > ticket.policy_version:
-        raise TrajectoryError(f"{path} is the episode of another ticket: {found}")
-    return trajectories[0]
+    def _checked(self, path: Path, manifest: EpisodeManifest, ticket: Ticket) -> Trajectory:
+        """Returns the one episode in the file. Raises TrajectoryError unless it is the ticket's, as announced."""
+        trajectories = parquet.read_bounded(path, self._guard.most_steps)
+        if len(trajectories) != 1:
+            raise TrajectoryError(f"{path} holds {len(trajectories)} episodes instead of one")
+        episode = trajectories[0]
+        found = episode.episode_id, episode.slot, episode.ticket.policy_version
+        announced = manifest.episode_id, manifest.slot, manifest.policy_version
+        if found != announced:
+            raise TrajectoryError(f"it is the episode {found}, and {announced} was announced")
+        self._guard.check(episode, ticket, self._worker)
+        return episode

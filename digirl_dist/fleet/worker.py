@@ -56,7 +56,7 @@ class _Attached:
         self._error: WorkerError | None = None
         name = worker.spec.name
         self._outbox = Outbox(connection, name, self.fail)
-        self.transfers = Transfers(connection.files, name, worker.post, self.fail)
+        self.transfers = Transfers(connection.files, name, worker.post, self.fail, worker.job.guard)
 
     def ask(self, action: Callable[[Session], Effects]) -> None:
         """Has the session act and carries out the effects; none of them waits."""
@@ -161,7 +161,7 @@ class RemoteWorker:
         self.limits = limits
         self.post = post
         self.inference = inference
-        self._job = job
+        self.job = job
         self._connector = connector
         self._policy: PublishedPolicy | None = None
         self._attached: _Attached | None = None
@@ -243,8 +243,8 @@ class RemoteWorker:
         """Keeps one connection from its beginning to its end; returns why it ended."""
         attached: _Attached | None = None
         try:
-            connection = self._connector.connect(self.spec, self._job, replace, self._progress)
-            attached = _Attached(self, connection, Session(self.spec, self._job, self.limits, self._policy))
+            connection = self._connector.connect(self.spec, self.job, replace, self._progress)
+            attached = _Attached(self, connection, Session(self.spec, self.job, self.limits, self._policy))
             self._attached, self._has_been_there = attached, True
             self._ask(self._announce_newest)  # one may have been published while the connection was made
             if self._stopping.is_set():  # what was started must not wait for a host until it is orphaned

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from digirl_dist.report.picture import SHOWN_FORMATS, is_screen
+from digirl_dist.storage import strict_json
 from digirl_dist.storage.events import Events
 from digirl_dist.trajectory import Trajectory
 
@@ -71,7 +71,7 @@ class Media:
             "reward": trajectory.reward,
         }
         with (self._folder / "index.jsonl").open("a") as index:
-            index.write(json.dumps(line) + "\n")
+            index.write(strict_json.dumps(line) + "\n")
 
 
 def chosen(trajectories: Sequence[Trajectory], rule: str) -> list[Trajectory]:

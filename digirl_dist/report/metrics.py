@@ -12,7 +12,7 @@ from pathlib import Path
 from digirl_dist.collection import CollectionResult
 from digirl_dist.report.interval import wilson
 from digirl_dist.rollout.slot_time import ACTIVITIES
-from digirl_dist.storage import atomic_files
+from digirl_dist.storage import atomic_files, strict_json
 from digirl_dist.storage.disk_full import FailFast, WritePolicy
 from digirl_dist.trainer import Update
 from digirl_dist.trajectory import Trajectory
@@ -32,12 +32,12 @@ class Metrics:
     def keep_until(self, iteration: int) -> None:
         """Drops the lines of iterations that a crash undid, and an incomplete line."""
         self.lines = [line for line in self.lines if line["iteration"] < iteration]
-        text = "".join(json.dumps(line) + "\n" for line in self.lines)
+        text = "".join(strict_json.dumps(line) + "\n" for line in self.lines)
         self._write_policy.wait_for(str(self.path), lambda: atomic_files.write_text(self.path, text))
 
     def append(self, figures: Figures) -> None:
         self.lines.append(figures)
-        self._write_policy.wait_for(str(self.path), lambda: _append_whole(self.path, json.dumps(figures) + "\n"))
+        self._write_policy.wait_for(str(self.path), lambda: _append_whole(self.path, strict_json.dumps(figures) + "\n"))
 
 
 def results(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from digirl_dist.collection import CollectionResult
 from digirl_dist.report.curves import Curves
@@ -72,6 +73,8 @@ class Report:
             "iteration_s": round(time.monotonic() - max(result.started_at, self._told_at), 4),
             **update.figures,
         }
+        for refused in update.refused:
+            self._events.emit("episode_set_aside", **asdict(refused))
         self._before = update
         self._told_at = time.monotonic()
         self._media.add(result.trajectories)

@@ -29,6 +29,7 @@ from digirl_dist.settings.digirl_keys import KEYS
 from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.places import find_folder, own_folder
 from digirl_dist.settings.plugins import ALGORITHM, COLLECTOR, KINDS, settings_classes
+from digirl_dist.settings.safe_yaml import refuse_unfolding_files
 
 _MOVED: dict[str, str] = {
     "policy_lm": "agent.model",
@@ -145,6 +146,7 @@ def _compose(folder: Path, name: str, overrides: Sequence[str]) -> DictConfig:
     names = sorted({path.stem for each in folders for path in each.glob("*.yaml")})
     if name.removesuffix(".yaml") not in names:
         raise SettingsError(f"there is no {name}.yaml in {folder}; {nearest(name, names)}")
+    refuse_unfolding_files(folder)
     _register_schemas()
     _refuse_unknown_keys(overrides)
     GlobalHydra.instance().clear()
@@ -155,7 +157,7 @@ def _compose(folder: Path, name: str, overrides: Sequence[str]) -> DictConfig:
         raise SettingsError(f"{error.override!r} cannot be understood: {_explain(error)}") from error
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(_explain(error)) from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise SettingsError(f"not valid YAML: {' '.join(str(error).split())}") from error
     if OmegaConf.is_missing(composed, "collector"):  # in a folder of files that name none
         composed.collector = COLLECTOR.settings("ssh")()

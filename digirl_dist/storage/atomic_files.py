@@ -6,10 +6,10 @@ and which can be made again.
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
+from digirl_dist.storage import strict_json
 from digirl_dist.types import Json
 
 
@@ -31,7 +31,7 @@ def write_text(path: Path, text: str, flushed: bool = True) -> None:
 
 def write_json(path: Path, value: Json, flushed: bool = True) -> None:
     """Writes a small JSON file."""
-    write_text(path, json.dumps(value, indent=1) + "\n", flushed)
+    write_text(path, strict_json.dumps(value, indent=1) + "\n", flushed)
 
 
 def flush(path: Path) -> None:

@@ -12,15 +12,17 @@ import math
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from digirl_dist.errors import CheckpointError
 from digirl_dist.storage import atomic_files
-from digirl_dist.storage.digest import digest
+from digirl_dist.storage.digest import digest, file_digest
 from digirl_dist.storage.disk_full import FailFast, WritePolicy, full_disks_as_oserror
-from digirl_dist.types import Json
+from digirl_dist.types import Json, Natural
 
 if TYPE_CHECKING:
     import torch
@@ -39,9 +41,17 @@ class TensorInfo:
     @property
     def itemsize(self) -> int:
         """Size of one element in bytes."""
+        return int(self.torch_dtype.itemsize)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Raises CheckpointError for a name that is none of a dtype."""
         import torch
 
-        return int(getattr(torch, self.dtype).itemsize)
+        found = getattr(torch, self.dtype, None)
+        if not isinstance(found, torch.dtype):
+            raise CheckpointError(f"there are no tensors of type {self.dtype!r:.80}")
+        return found
 
     @property
     def nbytes(self) -> int:
@@ -55,6 +65,8 @@ class Checkpoint:
     folder: Path
     iteration: int
     tensors: dict[str, TensorInfo]
+    files: dict[str, str] = field(default_factory=dict)
+    """Digests of ``trainer.pt`` and ``metrics.json``; checkpoints of earlier versions have none."""
 
     def state(self) -> dict[str, torch.Tensor]:
         """Returns the policy's weights. Raises CheckpointError if a tensor is missing or altered."""
@@ -81,20 +93,47 @@ class Checkpoint:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
 
     def trainer_state(self) -> dict[str, Any]:
-        """Returns optimisers, critics and random states, loaded without unpickling objects."""
+        """Returns optimisers, critics and random states, loaded without unpickling objects. Raises CheckpointError."""
         import torch
 
-        state: dict[str, Any] = torch.load(self.folder / "trainer.pt", map_location="cpu", weights_only=True)
+        path = self._intact("trainer.pt")
+        try:
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # a damaged pickle raises nearly anything
+            raise CheckpointError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}") from error
         return state
 
     def metrics(self) -> dict[str, Json]:
-        """Returns the metrics of the update that made this checkpoint."""
-        metrics: dict[str, Json] = json.loads((self.folder / "metrics.json").read_text())
+        """Returns the metrics of the update that made this checkpoint. Raises CheckpointError."""
+        path = self._intact("metrics.json")
+        try:
+            metrics: dict[str, Json] = json.loads(path.read_text())
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
         return metrics
+
+    def _intact(self, name: str) -> Path:
+        """Returns the path of a file that is as it was written. Raises CheckpointError."""
+        path, wanted = self.folder / name, self.files.get(name)
+        try:
+            differs = wanted is not None and file_digest(path) != wanted
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        if differs:
+            raise CheckpointError(f"{path} differs from its manifest; remove its folder to resume from the one before")
+        return path
 
     def wire(self) -> dict[str, Json]:
         """Returns the manifest in the form sent to workers: name -> [digest, dtype, shape]."""
         return {name: [info.digest, info.dtype, list(info.shape)] for name, info in self.tensors.items()}
+
+
+class _Manifest(msgspec.Struct):
+    """What ``manifest.json`` says."""
+
+    iteration: Natural
+    tensors: dict[str, tuple[str, str, tuple[Natural, ...]]]
+    files: dict[str, str] = {}
 
 
 class Checkpoints:
@@ -144,11 +183,13 @@ class Checkpoints:
         """Returns the checkpoint of an iteration. Raises CheckpointError naming the file that cannot be used."""
         folder = self._folder(iteration)
         try:
-            manifest = json.loads((folder / "manifest.json").read_text())
-            tensors = {name: TensorInfo(info[0], info[1], tuple(info[2])) for name, info in manifest["tensors"].items()}
-        except (OSError, ValueError, KeyError, IndexError) as error:
+            manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=_Manifest)
+        except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{folder / 'manifest.json'} cannot be read: {error}") from error
-        return Checkpoint(folder, iteration, tensors)
+        if manifest.iteration != iteration:
+            raise CheckpointError(f"{folder} holds the checkpoint of iteration {manifest.iteration}")
+        tensors = {name: TensorInfo(*info) for name, info in manifest.tensors.items()}
+        return Checkpoint(folder, iteration, tensors, manifest.files)
 
     def save(
         self, iteration: int, policy: State, trainer: Mapping[str, Any], metrics: Mapping[str, Json]
@@ -158,7 +199,7 @@ class Checkpoints:
         part = self._folder(iteration).with_suffix(".part")
         checkpoint = Checkpoint(self._folder(iteration), iteration, describe(policy))
         name = f"checkpoint {iteration}"
-        self._write_policy.wait_for(name, lambda: _write(part, checkpoint, policy, trainer, metrics))
+        checkpoint = self._write_policy.wait_for(name, lambda: _write(part, checkpoint, policy, trainer, metrics))
         self._write_policy.wait_for(name, lambda: self._publish(part, checkpoint.folder))
         self._remove_superseded(iteration)
         return checkpoint
@@ -193,8 +234,9 @@ class Checkpoints:
 
 def _write(
     part: Path, checkpoint: Checkpoint, policy: State, trainer: Mapping[str, Any], metrics: Mapping[str, Json]
-) -> None:
-    """Writes all files of the checkpoint from scratch below ``part`` and flushes them to disk."""
+) -> Checkpoint:
+    """Writes all files of the checkpoint from scratch below ``part`` and flushes them to disk; returns it with their
+    digests."""
     import torch
     from safetensors.torch import save_file
 
@@ -204,9 +246,12 @@ def _write(
         save_file(dict(policy), part / "policy.safetensors")
         torch.save(dict(trainer), part / "trainer.pt")
     atomic_files.write_json(part / "metrics.json", dict(metrics))
-    atomic_files.write_json(part / "manifest.json", {"iteration": checkpoint.iteration, "tensors": checkpoint.wire()})
+    files = {name: file_digest(part / name) for name in ("trainer.pt", "metrics.json")}
+    manifest = {"iteration": checkpoint.iteration, "tensors": checkpoint.wire(), "files": files}
+    atomic_files.write_json(part / "manifest.json", manifest)
     atomic_files.flush(part / "policy.safetensors")
     atomic_files.flush(part / "trainer.pt")
+    return replace(checkpoint, files=files)
 
 
 def describe(state: State) -> dict[str, TensorInfo]:
@@ -230,5 +275,5 @@ def tensor_from(data: bytearray | memoryview, info: TensorInfo) -> torch.Tensor:
 
     if digest(data) != info.digest:
         raise CheckpointError(f"a tensor's bytes have digest {digest(data)} instead of {info.digest}")
-    dtype = getattr(torch, info.dtype)
+    dtype = info.torch_dtype
     return torch.frombuffer(data, dtype=dtype).reshape(info.shape) if data else torch.empty(info.shape, dtype=dtype)

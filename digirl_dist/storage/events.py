@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from digirl_dist.storage import strict_json
 from digirl_dist.types import Json
 
 Listener = Callable[[str, dict[str, Json]], None]
@@ -26,7 +26,8 @@ class Events:
     def emit(self, kind: str, **content: Json) -> None:
         """Appends one event; ``content`` says what, where and why. Adds the time."""
         with self._lock:
-            self._unwritten += json.dumps({"time": round(time.time(), 3), "event": kind, **content}).encode() + b"\n"
+            line = strict_json.dumps({"time": round(time.time(), 3), "event": kind, **content})
+            self._unwritten += line.encode() + b"\n"
             self._write()
             for listener in self._listeners:
                 listener(kind, content)

@@ -19,6 +19,8 @@ from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
 _NEEDED = ("observation", "next_observation", "reward", "done", "action")
+_SPARE = 32 << 20
+_MOST_PER_BYTE = 64
 _UNKNOWN_LOG_PROB = math.nan
 
 
@@ -50,10 +52,26 @@ def read(source: Path, images: Path | None = None) -> list[Trajectory]:
     content = load_plain(source)
     if not isinstance(content, list):
         raise TrajectoryError(f"{source} holds no list of trajectories")
+    _refuse_repetition(content, source)
     found = [_trajectory(rows, index, source, images) for index, rows in enumerate(content) if rows]
     if not found:
         raise TrajectoryError(f"{source} holds no trajectory")
     return found
+
+
+def _refuse_repetition(content: list[Any], source: Path) -> None:
+    """A pickle may name one object again and again, in two bytes each time; written out, each costs its own size."""
+    values = [
+        value
+        for rows in content
+        if isinstance(rows, list)
+        for row in rows
+        if isinstance(row, dict)
+        for value in row.values()
+    ]
+    written = sum(len(value) if isinstance(value, str) else getattr(value, "nbytes", 8) for value in values)
+    if written > _SPARE + _MOST_PER_BYTE * source.stat().st_size:
+        raise TrajectoryError(f"{source} would unpack to {written} bytes")
 
 
 def _trajectory(rows: Any, index: int, source: Path, images: Path | None) -> Trajectory:
@@ -89,12 +107,14 @@ def _from_rows(rows: Sequence[Mapping[str, Any]], index: int, source: Path, imag
 
 def _step(row: Mapping[str, Any], shot: bytes | None, is_last: bool) -> Step:
     """Returns a step; the last one is truncated if the episode was not done there."""
-    done = bool(row["done"])
+    done, reward = bool(row["done"]), float(row["reward"])
+    if not math.isfinite(reward):
+        raise ValueError(f"a reward is {reward}")
     return Step(
         observation=_observation(row["observation"], row.get("image_features"), shot),
         action=str(row["action"]),
         log_prob=_UNKNOWN_LOG_PROB,
-        reward=float(row["reward"]),
+        reward=reward,
         terminated=done,
         truncated=is_last and not done,
     )
@@ -108,13 +128,16 @@ def _vector(features: Any) -> np.ndarray | None:
     """Returns features as float32 of shape [n]; None if DigiRL had none, which it writes as None or a text."""
     match features:
         case torch.Tensor():
-            return features.detach().float().reshape(-1).numpy()
+            vector = features.detach().float().reshape(-1).numpy()
         case np.ndarray():
-            return features.astype(np.float32).reshape(-1)
+            vector = features.astype(np.float32).reshape(-1)
         case None | str():
             return None
         case _:
             raise TypeError(f"image features are a {type(features).__name__}, not an array")
+    if not np.isfinite(vector).all():
+        raise ValueError("image features have NaN or infinite numbers")
+    return vector
 
 
 def _image(row: Mapping[str, Any], images: Path | None) -> bytes | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from digirl_dist.errors import TrajectoryError
-from digirl_dist.storage import atomic_files
+from digirl_dist.storage import atomic_files, parquet_bounds
 from digirl_dist.tasks import Purpose, Task, Ticket
 from digirl_dist.trajectory import Goal, Observation, Step, Trajectory
 
@@ -44,9 +46,25 @@ SCHEMA = pa.schema(
 )
 """``success`` belongs to the episode and repeats in each row; ``final_observation`` is null except in the last row."""
 
+_SEEN = ("observation", "final_observation")
+_MAY_BE_NULL = ("final_observation", "log_prob")
+"""An unknown log-probability is NaN, which some libraries store as null."""
+_OF_THE_EPISODE = {"iteration", "ticket", "worker", "slot", "purpose", "policy_version", "task", "seed", "success"}
+_LONGEST_REASON = 500
+
 _BEFORE_GOALS = SCHEMA.remove(SCHEMA.get_field_index("achieved"))
 _BEFORE_PURPOSES = _BEFORE_GOALS.remove(SCHEMA.get_field_index("purpose"))
 """The columns of earlier versions, in which an evaluation of policy version v had the iteration -1 - v."""
+
+
+_AS_WRITTEN: dict[str, Any] = {
+    "compression": "zstd",
+    "use_dictionary": False,
+    "write_page_checksum": True,
+    "write_statistics": False,
+    "store_schema": False,
+}
+"""Few bytes never stand for many values (see ``parquet_bounds``), and damage to any page is noticed."""
 
 
 def to_table(trajectory: Trajectory) -> pa.Table:
@@ -93,19 +111,20 @@ def from_table(table: pa.Table) -> list[Trajectory]:
         raise TrajectoryError(f"columns are not those of a trajectory: {', '.join(table.schema.names)}")
     episodes: dict[str, list[dict[str, Any]]] = {}
     try:
-        for row in table.to_pylist():
-            episodes.setdefault(row["episode_id"], []).append(row)
+        for batch in table.to_batches():
+            for row in _rows(batch):
+                episodes.setdefault(row["episode_id"], []).append(row)
         return [_trajectory(rows) for rows in episodes.values()]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise TrajectoryError(f"a row is not one of a trajectory: {error}") from error
 
 
 def write(path: Path, trajectories: Iterable[Trajectory], flushed: bool = True) -> None:
     """Writes a file beside ``path`` and renames it (see ``atomic_files``), so ``path`` is never half-written."""
     part = path.with_name(path.name + ".part")
-    rows = pa.concat_tables(to_table(trajectory) for trajectory in trajectories)
+    rows = pa.concat_tables([SCHEMA.empty_table(), *(to_table(trajectory) for trajectory in trajectories)])
     try:
-        pq.write_table(rows, part, compression="zstd")
+        pq.write_table(rows, part, **_AS_WRITTEN)
         atomic_files.replace(part, path, flushed)
     except OSError:  # a full disk needs the space
         part.unlink(missing_ok=True)
@@ -114,11 +133,48 @@ def write(path: Path, trajectories: Iterable[Trajectory], flushed: bool = True) 
 
 def read(path: Path) -> list[Trajectory]:
     """Returns the episodes of a file. Raises TrajectoryError naming the file if it is truncated, altered or foreign."""
+    with _refusals(path), pq.ParquetFile(path, page_checksum_verification=True) as file:  # read_table imports much more
+        return from_table(file.read())
+
+
+def read_bounded(path: Path, most_rows: int) -> list[Trajectory]:
+    """Returns the episodes of a file that another machine wrote, in bounded memory (see ``parquet_bounds``).
+
+    Raises TrajectoryError as ``read`` does, and for a file that this version of the package would not have written.
+    """
+    with _refusals(path), open(path, "rb") as content, parquet_bounds.bounded(content, SCHEMA, most_rows) as file:
+        return from_table(file.read(use_threads=False))
+
+
+@contextmanager
+def _refusals(path: Path) -> Iterator[None]:
     try:
-        with pq.ParquetFile(path) as file:  # pq.read_table would import much more
-            return from_table(file.read())
-    except (pa.ArrowException, OSError, TrajectoryError) as error:
-        raise TrajectoryError(f"{path} is not a trajectory file: {error}") from error
+        yield
+    except (pa.ArrowException, OSError, ValueError, TrajectoryError) as error:
+        raise TrajectoryError(f"{path} is not a trajectory file: {str(error)[:_LONGEST_REASON]}") from error
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """Returns the rows of a batch, observations as Observation. Raises TrajectoryError for a null."""
+    for name in batch.schema.names:
+        if name not in _MAY_BE_NULL and batch.column(name).null_count:
+            raise TrajectoryError(f"the column {name} has nulls")
+    names = batch.schema.names
+    columns = [_observations(batch.column(n)) if n in _SEEN else batch.column(n).to_pylist() for n in names]
+    return (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
+
+
+def _observations(column: pa.StructArray) -> Iterator[Observation | None]:
+    """Returns the observations of some rows; vectors never pass through Python's numbers, which take eight times as
+    much memory."""
+    texts, images, vectors = column.flatten()
+    if texts.null_count > column.null_count:
+        raise TrajectoryError("an observation has no text")
+    there, has_vector = column.is_valid().to_pylist(), vectors.is_valid().to_pylist()
+    ends, numbers = vectors.offsets.to_numpy(), vectors.values.to_numpy(zero_copy_only=False)
+    for row, (text, image) in enumerate(zip(texts.to_pylist(), images.to_pylist(), strict=True)):
+        vector = numbers[ends[row] : ends[row + 1]].copy() if has_vector[row] else None
+        yield Observation(text, image, vector) if there[row] else None
 
 
 def _observation_row(observation: Observation) -> dict[str, Any]:
@@ -126,22 +182,22 @@ def _observation_row(observation: Observation) -> dict[str, Any]:
     return {"text": observation.text, "image": observation.image, "vector": vector}
 
 
-def _observation(row: dict[str, Any]) -> Observation:
-    vector = None if row["vector"] is None else np.asarray(row["vector"], np.float32)
-    return Observation(row["text"], row["image"], vector)
-
-
 def _trajectory(rows: Sequence[dict[str, Any]]) -> Trajectory:
     first, last = rows[0], rows[-1]
     if [row["step"] for row in rows] != list(range(len(rows))) or last["final_observation"] is None:
         raise TrajectoryError(f"episode {first['episode_id']} is not complete")
+    for name in first.keys() & _OF_THE_EPISODE:
+        if any(row[name] != first[name] for row in rows):
+            raise TrajectoryError(f"episode {first['episode_id']} has rows with different values of {name}")
+    if any(row["final_observation"] is not None for row in rows[:-1]):
+        raise TrajectoryError(f"episode {first['episode_id']} has a final observation before its last row")
     return Trajectory(
         ticket=_ticket(first),
         episode_id=first["episode_id"],
         worker=first["worker"],
         slot=first["slot"],
         steps=[_step(row) for row in rows],
-        final_observation=_observation(last["final_observation"]),
+        final_observation=last["final_observation"],
         success=first["success"],
     )
 
@@ -158,9 +214,9 @@ def _ticket(row: dict[str, Any]) -> Ticket:
 
 def _step(row: dict[str, Any]) -> Step:
     return Step(
-        observation=_observation(row["observation"]),
+        observation=row["observation"],
         action=json.loads(row["action"]),
-        log_prob=row["log_prob"],
+        log_prob=math.nan if row["log_prob"] is None else row["log_prob"],
         reward=row["reward"],
         terminated=row["terminated"],
         truncated=row["truncated"],

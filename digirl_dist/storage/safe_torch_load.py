@@ -6,7 +6,11 @@ they resolve to the small classes below, which read bytes and numbers and never 
 
 from __future__ import annotations
 
+import os
 import pickle
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,10 @@ _KINDS = "biuf"
 """Kinds of NumPy types that are read: booleans, integers and floats. All others could hold objects."""
 
 _WRONG_CONTENT = (ValueError, TypeError, AttributeError, LookupError)
-_REFUSALS = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, *_WRONG_CONTENT)
+_SPARE = 64 << 20
+_MOST_PER_BYTE = 16
+"""Memory that reading a file may take, for each of its bytes: numbers and texts are objects in Python."""
+_REFUSALS = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, MemoryError, *_WRONG_CONTENT)
 """Errors that a malformed file may raise while it is read."""
 
 
@@ -28,11 +35,27 @@ def load_plain(path: Path) -> Any:
     if _torch_version() < (2, 6):  # CVE-2025-32434: weights_only gave no protection before 2.6
         raise TrajectoryError(f"reading {path} safely needs torch 2.6 or newer; here is {torch.__version__}")
     try:
-        with torch.serialization.safe_globals(_STAND_INS):
-            return _unwrapped(torch.load(path, map_location="cpu", weights_only=True))
+        with (
+            limited_memory(_SPARE + _MOST_PER_BYTE * path.stat().st_size),
+            torch.serialization.safe_globals(_STAND_INS),
+        ):
+            return _unwrapped(torch.load(path, map_location="cpu", weights_only=True), {})
     except _REFUSALS as error:
         reason = " ".join(str(error).split())[-300:]
         raise TrajectoryError(f"{path} is refused, as it is not plain data and tensors: {reason}") from error
+
+
+@contextmanager
+def limited_memory(most: int) -> Iterator[None]:
+    """Lets this process allocate ``most`` bytes more; beyond that, allocations fail. All threads are limited alike."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    used = int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+    limit = used + most if soft == resource.RLIM_INFINITY else min(soft, used + most)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 class _Dtype:
@@ -78,16 +101,34 @@ _STAND_INS: list[Any] = [
 ]
 
 
-def _unwrapped(value: Any) -> Any:
+def _unwrapped(value: Any, known: dict[int, Any]) -> Any:
+    """Returns a value with its arrays; what it holds several times is unwrapped once, as it may be nested in itself."""
     match value:
         case _Array():
             return value.array
+        case torch.Tensor():
+            return _refuse_views(value)
+        case dict() | list() | tuple() if id(value) in known:
+            return known[id(value)]
         case dict():
-            return {_unwrapped(key): _unwrapped(entry) for key, entry in value.items()}
+            known[id(value)] = found = {}
+            found.update({_unwrapped(key, known): _unwrapped(entry, known) for key, entry in value.items()})
+            return found
         case list() | tuple():
-            return [_unwrapped(entry) for entry in value]
+            known[id(value)] = entries = []
+            entries.extend(_unwrapped(entry, known) for entry in value)
+            return entries
         case _:
             return value
+
+
+def _refuse_views(tensor: torch.Tensor) -> torch.Tensor:
+    """Raises ValueError for a tensor that has more elements than bytes were stored for."""
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+        raise ValueError("a tensor is not plain")
+    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        raise ValueError(f"a tensor of shape {list(tensor.shape)} has fewer elements than it claims")
+    return tensor
 
 
 def _torch_version() -> tuple[int, int]:

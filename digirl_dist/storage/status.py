@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from digirl_dist.storage import strict_json
 from digirl_dist.types import Json
 
 _EVERY_S = 1.0
@@ -66,7 +66,7 @@ class Status:
         content = {"pid": os.getpid(), "time": time.time(), **host, "policy": policy}
         part = self.path.with_name(self.path.name + ".part")
         try:
-            part.write_text(json.dumps({**content, "workers": workers}))
+            part.write_text(strict_json.dumps({**content, "workers": workers}))
             part.replace(self.path)
         except OSError:
             pass  # a full disk is reported by those who must write

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from digirl_dist.errors import SettingsError
+from digirl_dist.settings.safe_yaml import load_yaml
 from digirl_dist.tasks import Task
 
 _STRUCTURED = (".yaml", ".yml", ".json")
@@ -55,22 +56,13 @@ def _entries(path: Path) -> list[_Entry]:
         raise SettingsError(f"task_set {path} cannot be read: {error}") from error
     if path.suffix in _LINES:
         return [_entry(line.strip(), number, None, path) for number, line in _numbered(text.splitlines())]
-    content = _parsed(text, path)
+    content = load_yaml(text, f"task_set {path}")  # reads JSON as well
     if isinstance(content, dict):
         _refuse_unknown(content, _SPLITS, f"task_set {path}")
         parts: list[tuple[Any, str | None]] = [(content[name], name) for name in _SPLITS if content.get(name)]
     else:
         parts = [(content, None)]
     return [entry for part, split in parts for entry in _listed(part, split, path)]
-
-
-def _parsed(text: str, path: Path) -> Any:
-    import yaml  # reads JSON as well
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise SettingsError(f"task_set {path} is not valid: {' '.join(str(error).split())}") from error
 
 
 def _numbered(lines: Sequence[str]) -> list[tuple[int, str]]:
@@ -90,12 +82,12 @@ def _entry(value: Any, number: int, split: str | None, path: Path) -> _Entry:
     if isinstance(value, str):
         return _Entry(Task(name, value), split)
     if not isinstance(value, dict) or not (value.get("id") or value.get("instruction")):
-        raise SettingsError(f"{where}: {value!r} is neither an instruction nor a mapping with id or instruction")
+        raise SettingsError(f"{where}: {value!r:.200} is neither an instruction nor a mapping with id or instruction")
     _refuse_unknown(value, _KEYS, where)
     kinds = {"id": str, "instruction": str, "params": dict, "split": str}
     for key, given in value.items():
         if not isinstance(given, kinds[key]):
-            raise SettingsError(f"{where}: {key} must be a {kinds[key].__name__}, not {given!r}")
+            raise SettingsError(f"{where}: {key} must be a {kinds[key].__name__}, not {given!r:.200}")
     own = value.get("split", split)
     if own not in (None, *_SPLITS):
         raise SettingsError(f"{where}: there is no split {own!r}; there are {', '.join(_SPLITS)}")
@@ -105,7 +97,7 @@ def _entry(value: Any, number: int, split: str | None, path: Path) -> _Entry:
 def _refuse_unknown(mapping: dict[Any, Any], known: Sequence[str], where: str) -> None:
     unknown = [key for key in mapping if key not in known]
     if unknown:
-        raise SettingsError(f"{where} has no key {unknown[0]!r}; there are {', '.join(known)}")
+        raise SettingsError(f"{where} has no key {unknown[0]!r:.200}; there are {', '.join(known)}")
 
 
 def _resolved(task: Task, known: Sequence[Task], can_run: Callable[[Task], bool], path: Path) -> Task:

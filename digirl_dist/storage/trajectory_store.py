@@ -4,7 +4,8 @@
 ``trajectories/NNNNNN.parquet``. An episode that landed is durable and never runs again. An iteration that closed early
 has ``trajectories/.closed/NNNNNN.json``, which lists the tickets that the next one takes over and those that never run.
 Episodes that evaluate policy version NNNNNN during training (purpose ``evaluate``) go to
-``evaluation/NNNNNN/training.parquet``, so that readers of the trajectories folder meet none of them.
+``evaluation/NNNNNN/training.parquet``, so that readers of the trajectories folder meet none of them. Episodes that
+broke an update move to ``trajectories/.refused/`` (see ``refused_episodes``).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import RunFolderError
 from digirl_dist.storage import atomic_files, parquet
 from digirl_dist.storage.disk_full import FailFast, WritePolicy, require_space
+from digirl_dist.storage.refused_episodes import RefusedEpisode, RefusedEpisodes
 from digirl_dist.tasks import Key, Round, Ticket
 from digirl_dist.trajectory import Trajectory
 
@@ -32,6 +34,7 @@ class Store:
         self._write_policy = write_policy or FailFast()
         self._landing = root / ".landing"
         self._closed = root / ".closed"
+        self.refused = RefusedEpisodes(root / ".refused", self._write_policy)
         self._recent: dict[int, Sequence[Trajectory]] = {}
         self._landed: dict[Round, dict[Key, Trajectory]] = {}
         self._lock = threading.Lock()
@@ -142,6 +145,17 @@ class Store:
         for old in [key for key in self._recent if key <= iteration]:
             del self._recent[old]
         return newest[-capacity:]
+
+    def refuse(self, episode: Trajectory, reason: str) -> RefusedEpisode:
+        """Moves an episode that ``read`` returned out of its iteration's file. Idempotent."""
+        refused = self.refused.add(episode, reason)
+        for iteration, episodes in self._recent.items():
+            if any(one is episode for one in episodes):
+                path, kept = self._file(Round(iteration)), [one for one in episodes if one is not episode]
+                self._write_policy.wait_for(str(path), lambda: parquet.write(path, kept))  # noqa: B023 - at once
+                self._recent[iteration] = kept
+                break
+        return refused
 
     def _known(self, wanted: Round) -> dict[Key, Trajectory]:
         """Returns the landed episodes; reads their folder once. Does not cache those of a finished round's file."""

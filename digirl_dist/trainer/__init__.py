@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from digirl_dist.storage.checkpoint import Checkpoint
+from digirl_dist.storage.refused_episodes import RefusedEpisode
 from digirl_dist.storage.trajectory_store import Store
 
 
@@ -17,6 +18,8 @@ class Update:
     figures: dict[str, float] = field(default_factory=dict)
     started_at: float = 0.0
     learned_at: float = 0.0
+    refused: tuple[RefusedEpisode, ...] = ()
+    """Episodes that broke the update, which was then made without them."""
 
 
 class Trainer(Protocol):

@@ -13,11 +13,16 @@ from digirl_dist.algorithm import AlgorithmFactory
 from digirl_dist.errors import CheckpointError, TrainingError, TrajectoryError
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints, State
+from digirl_dist.storage.refused_episodes import RefusedEpisode
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Round
 from digirl_dist.trainer import Update
 from digirl_dist.trainer.seeding import seeded
+from digirl_dist.trainer.sifting import sift
 from digirl_dist.trajectory import Trajectory
+
+_NOT_OF_EPISODES = (MemoryError, torch.OutOfMemoryError, CheckpointError, OSError)
+"""Errors of an update that no episode is suspected of."""
 
 
 class InProcessTrainer:
@@ -51,6 +56,8 @@ class InProcessTrainer:
         self._seed = seed
         self._offline = list(offline)
         self._max_staleness = max_staleness
+        self._alone = peers is ALONE
+        self._refused: tuple[RefusedEpisode, ...] = ()
         self._iteration: int | None = None
         self._replayed = 0
         self._whole = self._state()
@@ -66,7 +73,8 @@ class InProcessTrainer:
         started_at = time.monotonic()
         figures = self.learn(checkpoint, store)
         learned_at = time.monotonic()
-        return Update(self.save(checkpoint.iteration + 1, figures), figures, started_at, learned_at)
+        saved = self.save(checkpoint.iteration + 1, figures)
+        return Update(saved, figures, started_at, learned_at, self._refused)
 
     def follow(self, iteration: int) -> Checkpoint:
         """Moves to the checkpoint of an iteration and returns it; reads its weights only if they are not loaded yet."""
@@ -78,7 +86,8 @@ class InProcessTrainer:
     def learn(self, checkpoint: Checkpoint, store: Store) -> dict[str, float]:
         """Makes one update from the store's trajectories without saving it; returns the algorithm's figures.
 
-        Raises TrainingError if the update fails, TrajectoryError if trajectories are missing.
+        Without peers, episodes that break the update are moved aside (see ``sifting``). Raises TrainingError if the
+        update fails, TrajectoryError if trajectories are missing.
         """
         iteration = checkpoint.iteration
         brought = store.read(iteration) if store.has(Round(iteration)) else ()
@@ -86,15 +95,49 @@ class InProcessTrainer:
         too_old = len(brought) - len(fresh)
         collected = self._replay(iteration, store, len(fresh))
         fresh = fresh[-self._replay_size :]
+        self._refused = ()
         try:
-            with seeded(self._seed, iteration):
-                figures = self._algorithm.update(fresh, [*self._offline, *collected])
-            self._whole = self._state()
-            self._refuse_broken_weights()
+            figures = self._fit_or_sift(checkpoint, store, fresh, collected)
         except TrainingError as error:
             raise TrainingError(f"{error}. A run with this save_path resumes from {checkpoint.folder}") from error
         self._iteration = iteration + 1
-        return {**figures, "too_old": float(too_old)}
+        return {**figures, "too_old": float(too_old), "episodes_refused": float(len(self._refused))}
+
+    def _fit(self, iteration: int, fresh: Sequence[Trajectory], collected: Sequence[Trajectory]) -> dict[str, float]:
+        with seeded(self._seed, iteration):
+            figures = self._algorithm.update(fresh, [*self._offline, *collected])
+        self._replayed = len(collected)
+        self._whole = self._state()
+        self._refuse_broken_weights()
+        return figures
+
+    def _fit_or_sift(
+        self, checkpoint: Checkpoint, store: Store, fresh: Sequence[Trajectory], collected: Sequence[Trajectory]
+    ) -> dict[str, float]:
+        """Makes the update, if need be without the episodes that break it. Raises its error if none does."""
+        try:
+            return self._fit(checkpoint.iteration, fresh, collected)
+        except _NOT_OF_EPISODES:
+            raise
+        except Exception as raised:
+            if not self._alone:
+                raise
+            error = raised
+        figures: dict[str, float] = {}
+
+        def attempt(episodes: Sequence[Trajectory]) -> Exception | None:
+            nonlocal figures
+            chosen = set(map(id, episodes))
+            self._load(checkpoint)
+            try:
+                figures = self._fit(checkpoint.iteration, [one for one in fresh if id(one) in chosen], episodes)
+            except Exception as raised:
+                return raised
+            return None
+
+        broken = sift(collected, attempt, error)
+        self._refused = tuple(store.refuse(one, f"{type(raised).__name__}: {raised}") for one, raised in broken)
+        return figures
 
     def save(self, iteration: int, figures: dict[str, float]) -> Checkpoint:
         """Saves the learned weights as the checkpoint of an iteration."""
@@ -128,13 +171,12 @@ class InProcessTrainer:
     def _replay(self, iteration: int, store: Store, fresh: int) -> list[Trajectory]:
         """Returns the newest collected episodes, ``fresh`` of them new. Raises TrajectoryError if some are missing."""
         replay = store.replay(iteration, self._replay_size, self._max_staleness)
-        wanted = min(self._replay_size, self._replayed + fresh)
+        wanted = min(self._replay_size, self._replayed + fresh) - len(store.refused.all())
         if len(replay) < wanted:
             raise TrajectoryError(
                 f"{store.root} has {len(replay)} of the {wanted} newest episodes that iteration {iteration} "
                 "learns from; restore the missing files, or start another run"
             )
-        self._replayed = len(replay)
         return replay
 
     def _refuse_broken_weights(self) -> None:

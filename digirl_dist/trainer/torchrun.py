@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +18,7 @@ from digirl_dist.errors import TrainingError
 from digirl_dist.parallel.failure import FAILED
 from digirl_dist.settings import TorchrunSettings
 from digirl_dist.storage.checkpoint import Checkpoint
+from digirl_dist.storage.refused_episodes import RefusedEpisode
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.trainer import Update
 from digirl_dist.trainer.rank_process import RankFolder, TrainerSpec
@@ -41,22 +42,34 @@ class TorchrunTrainer:
         self._log = log
         self._log_began = log.stat().st_size if log.exists() else 0
         self._stack = ExitStack()
-        folder = RankFolder(Path(self._stack.enter_context(TemporaryDirectory(prefix="digirl-dist-group-"))))
+        self._refused: tuple[RefusedEpisode, ...] = ()
+        self._folder = folder = RankFolder(
+            Path(self._stack.enter_context(TemporaryDirectory(prefix="digirl-dist-group-")))
+        )
         folder.trainer_spec.write_bytes(pack(trainer_spec))
         self._listener = self._stack.enter_context(folder.listen())
-        self._process = self._start(folder)
         self._rank_0: Connection | None = None
+        self._sift_if_suspect()
+        self._process = self._start(folder)
 
     def resume(self) -> Checkpoint:
         answer = self._ask(None, self._settings.start_s)
         return self._trainer_spec.checkpoints.open(answer["iteration"])
 
     def update(self, checkpoint: Checkpoint, store: Store) -> Update:
-        """Raises TrainingError if a rank fails or the update takes longer than ``update_s``."""
-        answer = self._ask(checkpoint.iteration, self._settings.update_s)
+        """Raises TrainingError if a rank fails or the update takes longer than ``update_s``.
+
+        Ranks that broke off cannot look for the episode that broke them; the next start does.
+        """
+        try:
+            answer = self._ask(checkpoint.iteration, self._settings.update_s)
+        except TrainingError:
+            store.refused.suspect(checkpoint.iteration)
+            raise
+        refused, self._refused = self._refused, ()
         saved = self._trainer_spec.checkpoints.open(answer["iteration"])
         # All processes of a machine share its monotonic clock, so rank 0's times are valid here.
-        return Update(saved, answer["figures"], answer["started_at"], answer["learned_at"])
+        return Update(saved, answer["figures"], answer["started_at"], answer["learned_at"], refused)
 
     def close(self) -> None:
         if self._rank_0 is not None:
@@ -69,6 +82,24 @@ class TorchrunTrainer:
             self._process.terminate()  # the launcher ends its ranks before itself
             self._process.wait()
         self._stack.close()
+
+    def _sift_if_suspect(self) -> None:
+        """Where the newest checkpoint's update ended a run, tries it in one process, which finds a broken episode.
+
+        Whatever else that process meets, the ranks will meet and tell.
+        """
+        newest, store = self._trainer_spec.checkpoints.newest(), Store(self._trainer_spec.trajectories)
+        if newest is None or not store.refused.is_suspect(newest.iteration):
+            return
+        before = store.refused.all()
+        command = [sys.executable, "-m", "digirl_dist.trainer.sifting", str(self._folder.root)]
+        with self._log.open("ab") as log, suppress(subprocess.TimeoutExpired):
+            limit_s = self._settings.start_s + self._settings.update_s
+            subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=limit_s, env=environment()
+            )
+        store.refused.clear()
+        self._refused = tuple(one for one in store.refused.all() if one not in before)
 
     def _start(self, folder: RankFolder) -> subprocess.Popen[bytes]:
         # Not torchrun itself, which opens ports on all addresses and unpickles what anybody sends there.

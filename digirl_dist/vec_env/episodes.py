@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from digirl_dist.storage import strict_json
 from digirl_dist.vec_env.config import EpisodeCfg
 from digirl_dist.vec_env.env_process import StepResult
 
@@ -88,4 +88,4 @@ class Episodes:
             "ended": ended,
         }
         with self._metrics.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(strict_json.dumps(line) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,37 @@ def test_the_best_gives_way_to_a_better_one(tmp_path: Path) -> None:
         checkpoints.rate(checkpoints.save(iteration, state(), {}, {}), success_rate)
     assert sorted(path.name for path in tmp_path.glob("0*")) == ["000002"]
     assert (tmp_path / "best").resolve().name == "000002"
+
+
+@pytest.mark.parametrize("name", ["trainer.pt", "metrics.json", "policy.safetensors", "manifest.json"])
+def test_a_bit_that_changed_in_any_file_is_noticed(tmp_path: Path, name: str) -> None:
+    """In the manifest itself it is noticed unless the content means the same."""
+    Checkpoints(tmp_path).save(0, state(), {"updates": 3, "moments": torch.ones(9)}, {"loss": 0.5})
+    path = tmp_path / "000000" / name
+    whole = path.read_bytes()
+    for place in range(0, len(whole), max(1, len(whole) // 40)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        try:
+            found = Checkpoints(tmp_path).open(0)
+            read = found.state(), found.trainer_state(), found.metrics()
+        except CheckpointError:
+            continue
+        assert name == "manifest.json" and describe(read[0]) == describe(state())
+        assert read[1]["updates"] == 3 and read[2] == {"loss": 0.5}
+
+
+@pytest.mark.parametrize("name", ["trainer.pt", "metrics.json", "manifest.json"])
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    Checkpoints(tmp_path).save(0, state(), {}, {})
+    (tmp_path / "000000" / name).unlink()
+    with pytest.raises(CheckpointError, match=name):
+        found = Checkpoints(tmp_path).open(0)
+        found.trainer_state()
+        found.metrics()
+
+
+def test_checkpoints_of_earlier_versions_have_no_digests_of_files(tmp_path: Path) -> None:
+    Checkpoints(tmp_path).save(0, state(), {"updates": 3}, {})
+    path = tmp_path / "000000" / "manifest.json"
+    path.write_text(json.dumps({name: part for name, part in json.loads(path.read_text()).items() if name != "files"}))
+    assert Checkpoints(tmp_path).open(0).trainer_state()["updates"] == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +135,60 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     torch.save([rows], tmp_path / "a.pt")
     with pytest.raises(TrajectoryError, match="trajectory 0, step 1 has no 'reward'"):
         read(tmp_path / "a.pt")
+
+
+class Allocates:
+    """In a pickle: a call of something harmless whose result is large."""
+
+    def __init__(self, call: Any, *arguments: Any) -> None:
+        self._reduced = (call, arguments)
+
+    def __reduce__(self) -> Any:
+        return self._reduced
+
+
+def nested(depth: int) -> list[Any]:
+    """Twice itself at each level: 2 ** depth values when written out."""
+    value: list[Any] = ["x"]
+    for _ in range(depth):
+        value = [value, value]
+    return value
+
+
+def inside_itself() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        Allocates(bytearray, 10**10),
+        Allocates(torch.FloatStorage, 10**9),
+        torch.zeros(1).expand(10**10),
+        [[{**released(1, True)[0], "image_features": torch.zeros(1).expand(10**9)}]],
+        [[{**released(1, True)[0], "image_features": torch.sparse_coo_tensor(size=(10**9,))}]],
+        [[{**released(1, True)[0], "observation": "x" * 100_000}] * 100_000],
+        [released(1, True)] * 1_000_000,
+        nested(60),
+        inside_itself(),
+    ],
+    ids=["bytearray", "storage", "expanded", "features", "sparse", "text", "episodes", "nested", "itself"],
+)
+def test_a_file_that_stands_for_more_than_memory_holds_is_refused(content: Any, tmp_path: Path) -> None:
+    path = tmp_path / "bomb.pt"
+    torch.save(content, path)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(TrajectoryError, match=r"bomb\.pt"):
+        read(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10, "KiB"
+
+
+@pytest.mark.parametrize("key", ["reward", "image_features"])
+def test_numbers_that_are_none_are_refused(key: str, tmp_path: Path) -> None:
+    rows = released(2, won=True)
+    rows[1][key] = rows[1][key] * np.nan
+    torch.save([rows], tmp_path / "nan.pt")
+    with pytest.raises(TrajectoryError, match=r"nan\.pt, trajectory 0"):
+        read(tmp_path / "nan.pt")

@@ -18,7 +18,7 @@ from digirl_dist.agent.tokens import SamplingParams, log_probs_of_answers, padde
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.aitw import DECISION, PROMPT_BEGINS, AutoUiReader, to_autoui, to_prompt
 from digirl_dist.emulator.touch_actions import TOKENS, DeviceAction
-from digirl_dist.errors import SettingsError
+from digirl_dist.errors import ActionError, SettingsError
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
 
@@ -121,7 +121,11 @@ class AutoUiAgent(nn.Module):
     def _tokens(self, action: Json) -> list[int]:
         """Raises ActionError for what is neither a text nor a device action."""
         if isinstance(action, dict) and TOKENS in action:
-            return [int(token) for token in action[TOKENS]]
+            tokens = list(action[TOKENS])
+            known = self._model.config.vocab_size
+            if not tokens or not all(type(token) is int and 0 <= token < known for token in tokens):
+                raise ActionError("an action's tokens are not those of this model")
+            return tokens
         text = action if isinstance(action, str) else f"{DECISION} {to_autoui(DeviceAction.from_json(action))}"
         tokens: list[int] = self._tokenizer(text, truncation=True, max_length=self._sampling.length)["input_ids"]
         return tokens

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from digirl_dist.agent.plugins import AgentPlugin
+from digirl_dist.agent.plugins import AgentPlugin, check_tokens
 from digirl_dist.settings.extras import extra_needed
 from digirl_dist.settings.missing import MISSING
 
 if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
     from digirl_dist.emulator import EmulatorFactory, EmulatorSpec
+    from digirl_dist.trajectory import Observation
+    from digirl_dist.types import Json
 
 
 @dataclass
@@ -45,6 +47,10 @@ class AutoUiSettings(AgentPlugin):
         with extra_needed("agent=autoui", "transformers", "autoui"):
             from digirl_dist.agent.autoui import autoui_factory
         return autoui_factory(self, spec)
+
+    def check_action(self, spec: EmulatorSpec, observation: Observation, action: Json) -> None:
+        super().check_action(spec, observation, action)
+        check_tokens(action, self.answer_length)
 
     def wrapped(self, emulator: EmulatorFactory) -> EmulatorFactory:
         from digirl_dist.emulator.aitw import to_prompt

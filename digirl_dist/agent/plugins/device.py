@@ -11,6 +11,8 @@ from digirl_dist.agent.plugins import AgentPlugin
 if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
     from digirl_dist.emulator import EmulatorSpec
+    from digirl_dist.trajectory import Observation
+    from digirl_dist.types import Json
 
 
 @dataclass
@@ -35,3 +37,9 @@ class DeviceAgentSettings(AgentPlugin):
         from digirl_dist.agent.device import DevicePolicy
 
         return partial(DevicePolicy, self, spec)
+
+    def check_action(self, spec: EmulatorSpec, observation: Observation, action: Json) -> None:
+        from digirl_dist.agent.touch import TouchGrid
+        from digirl_dist.agent.words import quoted
+
+        TouchGrid(1, 1).choice(action, quoted(observation.text))

@@ -22,6 +22,7 @@ class EndpointSettings(ChatSettings, AgentPlugin):
 
     extras: ClassVar[tuple[str, ...]] = ("endpoint",)
     learns: ClassVar[bool] = False
+    knows_log_prob: ClassVar[bool] = False
     name: str = "endpoint"
     model: str = MISSING
     outage_s: float = 120.0

@@ -7,7 +7,7 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from digirl_dist.agent.plugins import AgentPlugin
+from digirl_dist.agent.plugins import AgentPlugin, check_tokens
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.extras import extra_needed
 from digirl_dist.settings.missing import MISSING
@@ -15,6 +15,8 @@ from digirl_dist.settings.missing import MISSING
 if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
     from digirl_dist.emulator import EmulatorFactory, EmulatorSpec
+    from digirl_dist.trajectory import Observation
+    from digirl_dist.types import Json
 
 
 class ModelDtype(Enum):
@@ -75,6 +77,10 @@ class VlmSettings(AgentPlugin):
         with extra_needed("agent=vlm", "transformers and peft", "vlm"):
             from digirl_dist.agent.vlm import VlmAgent
         return partial(VlmAgent, self, spec)
+
+    def check_action(self, spec: EmulatorSpec, observation: Observation, action: Json) -> None:
+        super().check_action(spec, observation, action)
+        check_tokens(action, self.max_new_tokens)
 
     def wrapped(self, emulator: EmulatorFactory) -> EmulatorFactory:
         from digirl_dist.agent.dialogue import task_text

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from digirl_dist.capacity import TYPICAL, Needs
 from digirl_dist.emulator import EmulatorFactory, EmulatorSpec
+from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.settings.plugins import EmulatorSettings
 from digirl_dist.settings.workers import InstallSettings
 from digirl_dist.tasks import Task
@@ -27,6 +28,8 @@ class Device:
     """Optional parts of the package that a worker needs for it and the agent."""
     needs: Needs = TYPICAL
     """What one of these emulators takes of a machine, for ``bsize: auto``."""
+    guard: EpisodeGuard = field(default_factory=EpisodeGuard)
+    """Checks episodes before they are stored."""
 
 
 @dataclass

@@ -1,0 +1,157 @@
+"""Holds an episode against its ticket and against the spaces of emulator and agent, before it is stored.
+
+An episode may come from a lying worker, or from an emulator of the user's that answers NaN. Whatever passes here can be
+learned from as far as its values go: all numbers are finite, all shapes fit, and every image decodes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from digirl_dist.emulator import EmulatorSpec
+from digirl_dist.errors import ActionError, TrajectoryError
+from digirl_dist.tasks import Ticket
+from digirl_dist.trajectory import Observation, Step, Trajectory
+from digirl_dist.types import Json
+
+MOST_STEPS = 10_000
+"""Bounds an episode whose emulator alone decides when it ends."""
+
+_MOST_PIXELS = 1 << 24
+"""Of an image whose size is not known before; a telephone's screen has a quarter of that."""
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+_LONGEST_ACTION = 1 << 20
+
+ActionCheck = Callable[[EmulatorSpec, Observation, Json], None]
+"""Raises ActionError for an action that the agent cannot have chosen for the observation."""
+
+
+@dataclass(frozen=True)
+class EpisodeGuard:
+    """What is known of every episode of a run. Without ``spec``, what holds for any emulator is checked."""
+
+    emulator: str = "unknown"
+    """Its name in the settings, for messages."""
+    spec: EmulatorSpec | None = None
+    max_steps: int | None = None
+    check_action: ActionCheck | None = None
+    """None: only their author knows the actions."""
+    knows_log_prob: bool = True
+    """False for an agent that may not know the probability of its actions, and says NaN then."""
+
+    @property
+    def most_steps(self) -> int:
+        return self.max_steps or MOST_STEPS
+
+    def check(self, episode: Trajectory, ticket: Ticket, worker: str) -> None:
+        """Raises TrajectoryError, naming emulator, task and step, unless the episode is one of this ticket.
+
+        An episode may have an older policy version than the ticket, which is leased anew with the newest one.
+        """
+        self._check_origin(episode, ticket, worker)
+        place = f"emulator {self.emulator}, task {ticket.task.id}"
+        try:
+            if not 0 < len(episode.steps) <= self.most_steps:
+                raise _Misfit(f"{len(episode.steps)} steps; at most {self.most_steps} are allowed")
+            for number, step in enumerate(episode.steps):
+                place = f"emulator {self.emulator}, task {ticket.task.id}, step {number}"
+                self._check_step(step, number == len(episode.steps) - 1)
+            place = f"emulator {self.emulator}, task {ticket.task.id}, final observation"
+            self._check_observation(episode.final_observation)
+        except _Misfit as misfit:
+            raise TrajectoryError(f"{place}: {misfit}") from misfit.__cause__
+
+    def _check_origin(self, episode: Trajectory, ticket: Ticket, worker: str) -> None:
+        found = episode.ticket
+        pairs = {
+            "ticket": (found.key, ticket.key),
+            "seed": (found.seed, ticket.seed),
+            "task": (found.task.id, ticket.task.id),
+            "instruction": (found.task.instruction, ticket.task.instruction),
+            "worker": (episode.worker, worker),
+        }
+        for name, (said, wanted) in pairs.items():
+            if said != wanted:
+                raise TrajectoryError(f"it is the episode of another {name}: {said!r:.200} instead of {wanted!r:.200}")
+        if not 0 <= found.policy_version <= ticket.policy_version:
+            raise TrajectoryError(f"it is of policy version {found.policy_version}, not of {ticket.policy_version}")
+
+    def _check_step(self, step: Step, is_last: bool) -> None:
+        self._check_observation(step.observation)
+        if not _is_finite(step.reward):
+            raise _Misfit(f"the reward is {step.reward}")
+        if not (_is_finite(step.log_prob) or (not self.knows_log_prob and math.isnan(step.log_prob))):
+            raise _Misfit(f"the log-probability of the action is {step.log_prob}")
+        if (step.terminated or step.truncated) != is_last:
+            raise _Misfit("the episode does not end" if is_last else "the episode ends here, but steps follow")
+        self._check_action(step.observation, step.action)
+
+    def _check_action(self, seen: Observation, action: Json) -> None:
+        try:
+            if len(json.dumps(action, allow_nan=False)) > _LONGEST_ACTION:
+                raise _Misfit(f"an action of more than {_LONGEST_ACTION} characters")
+            if self.spec is not None and self.check_action is not None:
+                self.check_action(self.spec, seen, action)
+        except (ActionError, ValueError, TypeError, RecursionError) as error:
+            raise _Misfit(f"an action outside of the action space: {str(error)[:300]}") from error
+
+    def _check_observation(self, seen: Observation) -> None:
+        if not isinstance(seen.text, str):
+            raise _Misfit(f"the text of the observation is a {type(seen.text).__name__}")
+        self._check_vector(seen.vector)
+        if seen.image is not None:
+            _check_image(seen.image, self._image_size())
+        elif self._image_size() is not None:
+            raise _Misfit("the observation has no image")
+
+    def _check_vector(self, vector: np.ndarray | None) -> None:
+        size = 0 if vector is None else vector.size
+        wanted = 0 if self.spec is None else self.spec.vector_size
+        if (wanted or self._is_strict) and size != wanted:
+            raise _Misfit(f"a vector of {size} numbers; the emulator's spec says vector_size={wanted}")
+        if vector is not None and not np.isfinite(vector).all():
+            raise _Misfit("the vector of the observation has NaN or infinite numbers")
+
+    def _image_size(self) -> tuple[int, int] | None:
+        return None if self.spec is None else self.spec.image_size
+
+    @property
+    def _is_strict(self) -> bool:
+        """Whether what the spec leaves out is known to be absent."""
+        return self.spec is not None and self.check_action is not None
+
+
+class _Misfit(Exception):
+    """What is wrong with an episode, without the place."""
+
+
+def _is_finite(number: float) -> bool:
+    """Whether it is one as float32 too, in which it is stored."""
+    return abs(number) <= _LARGEST_FLOAT32  # False for NaN
+
+
+def _check_image(image: bytes, size: tuple[int, int] | None) -> None:
+    """Decodes it, once its header promises no more than ``size``, (height, width)."""
+    if not isinstance(image, bytes):
+        raise _Misfit(f"the image of the observation is a {type(image).__name__}, not the bytes of a PNG or JPEG")
+    from PIL import Image  # here, as configurations are composed without
+
+    try:
+        with Image.open(io.BytesIO(image), formats=("PNG", "JPEG")) as picture:
+            width, height = picture.size
+            if size is not None and min(size) > 0 and (height, width) != tuple(size):
+                raise _Misfit(f"an image of {height} x {width} pixels; the emulator's spec says {size[0]} x {size[1]}")
+            if width * height > _MOST_PIXELS:
+                raise _Misfit(f"an image of {height} x {width} pixels; at most {_MOST_PIXELS} pixels are allowed")
+            picture.draft(None, (width // 8, height // 8))  # decodes a JPEG's bytes and skips most of the arithmetic
+            picture.load()
+    except _Misfit:
+        raise
+    except Exception as error:  # Pillow's decoders raise nearly anything for a damaged file
+        raise _Misfit(f"an image of {len(image)} bytes cannot be decoded: {str(error)[:200]}") from error

@@ -1,0 +1,176 @@
+"""What is wrong with an episode is found before it is stored, and named with its place."""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import zlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from digirl_dist.agent.plugins import AgentPlugin
+from digirl_dist.agent.plugins.autoui import AutoUiSettings
+from digirl_dist.agent.plugins.device import DeviceAgentSettings
+from digirl_dist.agent.plugins.endpoint import EndpointSettings
+from digirl_dist.agent.plugins.generic import GenericAgentSettings
+from digirl_dist.agent.plugins.vlm import VlmSettings
+from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, EmulatorSpec
+from digirl_dist.emulator.episode_guard import EpisodeGuard
+from digirl_dist.errors import ActionError, TrajectoryError
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trajectory import Observation, Step, Trajectory
+
+SPEC = EmulatorSpec(DiscreteActions(3), vector_size=2, image_size=(6, 4))
+TICKET = Ticket(4, 1, Task("open", "open it"), seed=9, policy_version=4)
+GUARD = EpisodeGuard("phone", SPEC, 3, GenericAgentSettings().check_action)
+
+
+def picture(width: int = 4, height: int = 6, form: str = "png") -> bytes:
+    data = io.BytesIO()
+    Image.new("RGB", (width, height), (90, 0, 0)).save(data, form)
+    return data.getvalue()
+
+
+def bomb(side: int) -> bytes:
+    """A PNG whose header promises side x side pixels, and whose content is next to nothing."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def seen(**changed: Any) -> Observation:
+    return Observation(**{"text": "open it", "image": picture(), "vector": np.ones(2, np.float32), **changed})
+
+
+def step(**changed: Any) -> Step:
+    usual = {"observation": seen(), "action": 1, "log_prob": -0.5, "reward": 1.0}
+    return Step(**{**usual, "terminated": False, "truncated": False, **changed})
+
+
+LAST = step(terminated=True)
+
+
+def episode(*steps: Step, **changed: Any) -> Trajectory:
+    usual = {"ticket": TICKET, "episode_id": "e", "worker": "w1", "slot": 0, "steps": steps or (step(), LAST)}
+    return Trajectory(**{**usual, "final_observation": seen(), "success": True, **changed})
+
+
+def test_an_episode_of_the_ticket_passes() -> None:
+    GUARD.check(episode(), TICKET, "w1")
+    GUARD.check(episode(ticket=replace(TICKET, policy_version=3)), TICKET, "w1")
+    GUARD.check(episode(step(), step(), step(truncated=True)), TICKET, "w1")
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"reward": math.nan}, "the reward is nan"),
+        ({"reward": math.inf}, "the reward is inf"),
+        ({"reward": 1e39}, "the reward is 1e\\+39"),
+        ({"log_prob": math.nan}, "the log-probability of the action is nan"),
+        ({"log_prob": -math.inf}, "the log-probability of the action is -inf"),
+        ({"action": 3}, "outside of the action space: 3 is not an action"),
+        ({"action": 1.0}, "outside of the action space"),
+        ({"action": math.nan}, "outside of the action space"),
+        ({"action": None}, "outside of the action space"),
+        ({"action": "x" * (2 << 20)}, "more than 1048576 characters"),
+        ({"truncated": True}, "the episode ends here, but steps follow"),
+        ({"observation": seen(text=None)}, "the text of the observation is a NoneType"),
+        ({"observation": seen(vector=None)}, "a vector of 0 numbers; the emulator's spec says vector_size=2"),
+        ({"observation": seen(vector=np.ones(8, np.float32))}, "a vector of 8 numbers"),
+        ({"observation": seen(vector=np.array([1, np.nan], np.float32))}, "has NaN or infinite numbers"),
+        ({"observation": seen(image=None)}, "has no image"),
+        ({"observation": seen(image=picture(5, 6))}, "an image of 6 x 5 pixels; the emulator's spec says 6 x 4"),
+        ({"observation": seen(image=picture(form="gif"))}, "cannot be decoded"),
+        ({"observation": seen(image=picture()[:-30])}, "cannot be decoded"),
+        ({"observation": seen(image=b"")}, "cannot be decoded"),
+        ({"observation": seen(image=bomb(9000))}, "an image of 9000 x 9000 pixels; the emulator's spec"),
+        ({"observation": seen(image=bomb(60_000))}, "cannot be decoded: .*decompression bomb"),
+    ],
+)
+def test_a_step_that_cannot_be_learned_from_is_named(changed: dict[str, Any], reason: str) -> None:
+    with pytest.raises(TrajectoryError, match=f"^emulator phone, task open, step 1: .*{reason}"):
+        GUARD.check(episode(step(), step(**changed), LAST), TICKET, "w1")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"steps": ()},
+        {"steps": (step(),)},
+        {"steps": (step(), step(), step(), LAST)},
+        {"worker": "w2"},
+        {"final_observation": seen(vector=np.ones(3, np.float32))},
+        *({"ticket": replace(TICKET, **other)} for other in ({"index": 2}, {"seed": 8}, {"policy_version": 5})),
+        *({"ticket": replace(TICKET, **other)} for other in ({"iteration": 5}, {"purpose": "evaluate"})),
+        *({"ticket": replace(TICKET, task=other)} for other in (Task("shut", "open it"), Task("open", "give it away"))),
+    ],
+)
+def test_an_episode_that_is_not_the_tickets_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(TrajectoryError):
+        GUARD.check(episode(**changed), TICKET, "w1")
+
+
+def test_an_image_of_unknown_size_is_bounded() -> None:
+    """Of an emulator that says nothing of its images, and of one that leaves their size open."""
+    for spec in (None, EmulatorSpec(DiscreteActions(3), image_size=(0, 0))):
+        with pytest.raises(TrajectoryError, match="16777216 pixels are allowed"):
+            EpisodeGuard(spec=spec).check(episode(step(observation=seen(image=bomb(9000))), LAST), TICKET, "w1")
+
+
+def test_an_agent_that_may_not_know_its_probabilities_says_nan_and_not_inf() -> None:
+    guard = replace(GUARD, knows_log_prob=EndpointSettings.knows_log_prob)
+    guard.check(episode(step(log_prob=math.nan), LAST), TICKET, "w1")
+    with pytest.raises(TrajectoryError, match="log-probability"):
+        guard.check(episode(step(log_prob=math.inf), LAST), TICKET, "w1")
+
+
+def test_of_actions_that_only_their_author_knows_it_is_checked_that_they_are_json() -> None:
+    guard = replace(GUARD, check_action=None)
+    guard.check(episode(step(action={"my": ["own"]}), LAST), TICKET, "w1")
+    for action in ({"my": math.nan}, {1, 2}, np.int64(1)):
+        with pytest.raises(TrajectoryError, match="outside of the action space"):
+            guard.check(episode(step(action=action), LAST), TICKET, "w1")
+
+
+TAP = {"type": "tap", "x": 0.5, "y": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("agent", "space", "inside", "outside"),
+    [
+        (
+            GenericAgentSettings(),
+            BoxActions((-1.0, 0.0), (1.0, math.inf)),
+            [0, 5.5],
+            [[0.5], [0.5, math.inf], [True, 1]],
+        ),
+        (
+            DeviceAgentSettings(),
+            DeviceActions(),
+            TAP,
+            [{**TAP, "x": 2}, {"type": "wait"}, {"type": "type", "text": "a"}],
+        ),
+        (DeviceAgentSettings(), DeviceActions(), {"type": "type", "text": "hi"}, [{"type": []}, [], {"type": "swipe"}]),
+        (VlmSettings(model="m"), DeviceActions(), {**TAP, "tokens": [1], "said": "tap"}, [TAP, {**TAP, "tokens": []}]),
+        (VlmSettings(model="m"), DeviceActions(), {**TAP, "tokens": [1]}, [{**TAP, "tokens": [1] * 65}]),
+        (AutoUiSettings(model="m"), DeviceActions(), {**TAP, "tokens": [1]}, [{**TAP, "tokens": ["1"]}]),
+        (EndpointSettings(model="m"), DeviceActions(), {**TAP, "said": "tap"}, [{**TAP, "more": 1}]),
+    ],
+)
+def test_every_agent_knows_which_actions_it_cannot_have_chosen(
+    agent: AgentPlugin, space: Any, inside: Any, outside: list[Any]
+) -> None:
+    spec, observation = EmulatorSpec(space), Observation('type "hi"')
+    agent.check_action(spec, observation, inside)
+    for action in outside:
+        with pytest.raises(ActionError):
+            agent.check_action(spec, observation, action)

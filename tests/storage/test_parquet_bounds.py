@@ -1,0 +1,96 @@
+"""A file from another machine costs little memory, whatever its footer says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from digirl_dist.errors import TrajectoryError
+from digirl_dist.storage import parquet
+from tests.storage.test_parquet import episode
+
+ROWS = 1000
+
+
+def write(path: Path, table: pa.Table, **how: Any) -> Path:
+    own = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True, "store_schema": False}
+    pq.write_table(table, path, **{**own, **how})
+    return path
+
+
+def rows(count: int, **changed: Any) -> pa.Table:
+    """``count`` times the same row, some of whose values are changed."""
+    one = parquet.to_table(episode(steps=1)).to_pylist()[0] | changed
+    arrays = [pa.repeat(pa.scalar(one[field.name], field.type), count) for field in parquet.SCHEMA]
+    return pa.table(arrays, schema=parquet.SCHEMA)
+
+
+def long_vector(length: int) -> pa.Table:
+    """A list of nulls, which take no bytes of their own."""
+    seen = pa.StructArray.from_arrays(
+        [pa.array(["x"]), pa.array([None], pa.binary()), pa.array([[None] * length], pa.list_(pa.float32()))],
+        fields=list(parquet.SCHEMA.field("observation").type),
+    )
+    table = parquet.to_table(episode(steps=1))
+    return table.set_column(table.schema.get_field_index("observation"), parquet.SCHEMA.field("observation"), seen)
+
+
+def in_two_groups(path: Path) -> Path:
+    return write(path, rows(4), row_group_size=2)
+
+
+BOMBS: dict[str, Callable[[Path], Path]] = {
+    "zeros that zstd shrinks": lambda path: write(path, rows(40, action="0" * (2 << 20))),
+    "a text that a dictionary repeats": lambda path: write(path, rows(ROWS, action="0" * 100_000), use_dictionary=True),
+    "texts that share their beginning": lambda path: write(
+        path, rows(ROWS, action="0" * 100_000), column_encoding={"action": "DELTA_BYTE_ARRAY"}
+    ),
+    "many rows": lambda path: write(path, rows(100 * ROWS)),
+    "a list of nulls": lambda path: write(path, long_vector(5_000_000)),
+    "several row groups": in_two_groups,
+    "no checksums": lambda path: write(path, rows(1), write_page_checksum=False),
+    "pages of another form": lambda path: write(path, rows(1), data_page_version="2.0"),
+    "another compression": lambda path: write(path, rows(1), compression="gzip"),
+    "a column more": lambda path: write(path, rows(1).append_column("more", pa.array([1]))),
+    "a column less": lambda path: write(path, rows(1).drop_columns(["seed"])),
+    "nothing": lambda path: write(path, rows(1).slice(1)),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_file_that_unpacks_to_much_more_is_refused_before_it_is_unpacked(tmp_path: Path, name: str) -> None:
+    path = BOMBS[name](tmp_path / "e.parquet")
+    allocated, before = pa.total_allocated_bytes(), pa.default_memory_pool().max_memory()
+    with pytest.raises(TrajectoryError, match=r"e\.parquet is not a trajectory file"):
+        parquet.read_bounded(path, most_rows=ROWS)
+    assert pa.total_allocated_bytes() <= allocated + (1 << 20)
+    assert pa.default_memory_pool().max_memory() <= max(before, allocated + (1 << 20))
+
+
+def test_a_file_of_this_package_is_read(tmp_path: Path) -> None:
+    parquet.write(tmp_path / "e.parquet", [episode()])
+    (read,) = parquet.read_bounded(tmp_path / "e.parquet", most_rows=3)
+    assert [step.action for step in read.steps] == [step.action for step in episode().steps]
+    with pytest.raises(TrajectoryError, match="3 rows; at most 2 are allowed"):
+        parquet.read_bounded(tmp_path / "e.parquet", most_rows=2)
+
+
+def test_a_byte_that_changed_in_the_values_is_noticed(tmp_path: Path) -> None:
+    """Also in a file of a run folder, which is read without bounds."""
+    path = tmp_path / "e.parquet"
+    parquet.write(path, [episode()])
+    whole = path.read_bytes()
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    with pq.ParquetFile(path) as file:
+        column = file.metadata.row_group(0).column(3)
+        end = column.data_page_offset + column.total_compressed_size
+    assert end < footer
+    path.write_bytes(whole[: end - 1] + bytes([whole[end - 1] ^ 1]) + whole[end:])
+    for read in (parquet.read, lambda file: parquet.read_bounded(file, most_rows=3)):
+        with pytest.raises(TrajectoryError):
+            read(path)

@@ -1,0 +1,148 @@
+"""An episode that breaks an update is found and moved aside; any other fault keeps its own error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from digirl_dist.collection import CollectionResult
+from digirl_dist.errors import TrainingError
+from digirl_dist.parallel.peers import Peers
+from digirl_dist.storage import parquet
+from digirl_dist.storage.trajectory_store import Store
+from digirl_dist.tasks import Round
+from digirl_dist.trainer.sifting import sift
+from digirl_dist.trajectory import Trajectory
+from tests.trainer.test_inprocess import ALGORITHMS, episodes, learn_until, run, trainer
+
+
+def breaks_on(*broken: int) -> Any:
+    attempts: list[int] = []
+
+    def attempt(numbers: Sequence[int]) -> Exception | None:
+        attempts.append(len(numbers))
+        return ValueError(str(min(set(numbers) & set(broken)))) if set(numbers) & set(broken) else None
+
+    return attempt, attempts
+
+
+@pytest.mark.parametrize("broken", [(0,), (63,), (17,), (3, 40), (0, 1, 2, 3, 4, 5)])
+def test_exactly_the_broken_ones_are_found_in_few_attempts(broken: tuple[int, ...]) -> None:
+    attempt, attempts = breaks_on(*broken)
+    found = sift(range(64), attempt, ValueError("all"))
+    assert sorted(number for number, _ in found) == list(broken)
+    assert all(str(error) in {str(number) for number in broken} | {"all"} for _, error in found)
+    assert len(attempts) <= 8 * len(broken)
+
+
+def test_an_update_that_fails_on_any_data_keeps_its_error() -> None:
+    error = ValueError("a bug")
+    with pytest.raises(ValueError, match="a bug") as raised:
+        sift(range(64), lambda numbers: KeyError("anything"), error)
+    assert raised.value is error
+
+
+def test_one_that_fails_on_much_data_is_given_up_soon() -> None:
+    """Diverging, or running out of something, is no single episode's fault."""
+    attempts: list[int] = []
+
+    def attempt(numbers: Sequence[int]) -> Exception | None:
+        attempts.append(len(numbers))
+        return RuntimeError("diverged") if len(numbers) > 30 else None
+
+    with pytest.raises(TrainingError, match="all"):
+        sift(range(64), attempt, TrainingError("all"))
+    assert len(attempts) <= 9
+
+
+class Picky:
+    """Learns by another algorithm, but cannot bear some episodes; with ``bug``, none."""
+
+    def __init__(self, agent: nn.Module, peers: Peers, bug: bool = False) -> None:
+        self._inner = ALGORITHMS["filtered_bc"](agent, peers)  # type: ignore[arg-type]
+        self._bug = bug
+
+    def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
+        figures = self._inner.update(fresh, replay)  # the state has changed when it fails
+        for episode in [*fresh, *replay]:
+            if self._bug or episode.ticket.task.id == "poison":
+                raise ZeroDivisionError(f"cannot learn from {episode.episode_id}")
+        return figures
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._inner.state_dict())
+
+    def load_state_dict(self, state: Any) -> None:
+        self._inner.load_state_dict(state)
+
+
+def poisoned(iteration: int, *numbers: int) -> list[Trajectory]:
+    found = episodes(iteration)
+    for number in numbers:
+        task = replace(found[number].ticket.task, id="poison")
+        found[number] = replace(found[number], ticket=replace(found[number].ticket, task=task), worker="w7")
+    return found
+
+
+def test_a_poisoned_episode_moves_aside_and_the_run_goes_on_as_if_it_had_never_been(tmp_path: Path) -> None:
+    learner, store = trainer(tmp_path / "poisoned", Picky), Store(tmp_path / "poisoned" / "trajectories")  # type: ignore[arg-type]
+    checkpoint = learner.resume()
+    for iteration in range(3):
+        found = poisoned(iteration, *([5, 20] if iteration == 1 else []))
+        store.append(CollectionResult(iteration, found))
+        update = learner.update(checkpoint, store)
+        checkpoint = update.checkpoint
+        if iteration == 1:
+            assert [(one.worker, one.iteration, one.ticket) for one in update.refused] == [("w7", 1, 5), ("w7", 1, 20)]
+            assert "ZeroDivisionError: cannot learn from e1-5" in update.refused[0].reason
+            assert update.figures["episodes_refused"] == 2
+        else:
+            assert not update.refused
+
+    def without(iteration: int) -> list[Trajectory]:
+        return [one for one in episodes(iteration) if (iteration, one.ticket.index) not in [(1, 5), (1, 20)]]
+
+    clean = trainer(tmp_path / "clean", Picky)  # type: ignore[arg-type]
+    learn_until(3, clean, Store(tmp_path / "clean" / "trajectories"), without)
+    assert checkpoint.tensors == clean.resume().tensors
+
+    folder = tmp_path / "poisoned" / "trajectories"
+    assert len(parquet.read(folder / "000001.parquet")) == 22
+    assert sorted(path.name for path in (folder / ".refused").glob("*.parquet")) == [
+        "000001-00005.parquet",
+        "000001-00020.parquet",
+    ]
+    note = json.loads((folder / ".refused" / "000001-00005.json").read_text())
+    assert (note["worker"], note["ticket"]) == ("w7", 5)
+
+
+def test_a_run_that_was_killed_after_the_move_goes_on(tmp_path: Path) -> None:
+    run(tmp_path, ALGORITHMS["filtered_bc"], 1)
+    store = Store(tmp_path / "trajectories")
+    store.append(CollectionResult(1, poisoned(1, 5)))
+    store.refuse(store.read(1)[5], "said before")
+    store.refuse(store.read(0)[3], "an older one, which the trainer has seen")
+    update = trainer(tmp_path, Picky)  # type: ignore[arg-type]
+    assert update.update(update.resume(), Store(tmp_path / "trajectories")).figures["episodes_refused"] == 0
+
+
+def test_a_bug_ends_the_run_with_its_own_error_and_nothing_moves(tmp_path: Path) -> None:
+    store = Store(tmp_path / "trajectories")
+    store.append(CollectionResult(0, episodes(0)))
+    learner = trainer(tmp_path, lambda agent, peers: Picky(agent, peers, bug=True))  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError, match="cannot learn from e0-0"):
+        learner.update(learner.resume(), store)
+    assert not store.refused.all() and len(parquet.read(tmp_path / "trajectories" / "000000.parquet")) == 24
+
+
+def test_an_iteration_whose_only_episode_moved_aside_is_still_closed(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.append(CollectionResult(0, episodes(0)[:1]))
+    store.refuse(store.read(0)[0], "it broke")
+    assert Store(tmp_path).is_closed(Round(0)) and not Store(tmp_path).read(0)
