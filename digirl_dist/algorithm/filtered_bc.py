@@ -41,8 +41,12 @@ class FilteredBC:
         pairs = zip(kept, shares, strict=True)
         rows = [row for trajectory, share in pairs for row in self._examples(trajectory, share)]
         loss = self._imitation.fit(rows)
-        counts = {"kept_trajectories": float(len(chosen)), "kept_steps": float(len(rows))}
-        return {"actor_loss": loss, **counts, **relabelled}
+        in_kept = sum(len(trajectory.steps) for trajectory in kept)
+        not_chosen = sum(len(trajectory.steps) for trajectory in episodes) - in_kept
+        counts = {"kept_trajectories": len(chosen), "kept_steps": len(rows)}
+        left = {"left_not_chosen": not_chosen, "left_not_good": in_kept - len(rows)}
+        figures = {name: float(count) for name, count in {**counts, **left}.items()}
+        return {"actor_loss": loss, **figures, **relabelled}
 
     def state_dict(self) -> dict[str, Any]:
         return {"imitation": self._imitation.state_dict()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,64 +32,36 @@ def imitation_loss(log_probs: torch.Tensor, weights: torch.Tensor) -> torch.Tens
     return -(weights * log_probs).sum() / weights.sum()
 
 
-def advantage_loss(log_probs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Mean of the negative log-likelihoods times their weights, those of weight 0 counted; shapes [B].
-
-    The actor's loss of DigiRL's released code (github.com/DigiRL-agent/digirl, ``DigiRLTrainer.actor_loss``).
-    """
-    return -(weights * log_probs).mean()
-
-
-@dataclass(frozen=True)
-class Objective:
-    """A loss that is a mean over rows, and what it divides by: so ranks can put theirs together."""
-
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    """A scalar, from log-probabilities [B] and weights [B]."""
-    divisor: Callable[[list[float]], float]
-    """From the weights."""
-
-
-IMITATION = Objective(imitation_loss, sum)
-ADVANTAGE = Objective(advantage_loss, len)
-
-
 class Imitation:
     """Raises the probability of examples, in shuffled minibatches; keeps its optimiser and random state.
 
     The agent fits in training mode, where it may regularise, and is left in evaluation mode.
     """
 
-    def __init__(
-        self,
-        agent: Agent,
-        settings: ActorSettings,
-        seed: int,
-        peers: Peers = ALONE,
-        objective: Objective = IMITATION,
-    ) -> None:
+    def __init__(self, agent: Agent, settings: ActorSettings, seed: int, peers: Peers = ALONE) -> None:
         self._agent = agent
-        self._objective = objective
         self._optimizer = MinibatchOptimizer(agent.parameters(), settings, seed, "the actor's loss", peers)
 
     def fit(self, rows: Sequence[Example]) -> float:
-        """The mean loss of one iteration's minibatches, 0 without examples. Raises TrainingError."""
+        """The mean loss of one iteration's minibatches, 0 without examples of weight above 0. Raises TrainingError."""
+        rows = [row for row in rows if row.weight > 0]  # the others would cost passes, and teach nothing
         self._agent.train()
         loss = self._optimizer.fit(
             len(rows),
             loss_of=lambda batch: self._loss_of([rows[index] for index in batch]),
-            weight_of=lambda batch: self._objective.divisor([rows[index].weight for index in batch]),
+            weight_of=lambda batch: sum(rows[index].weight for index in batch),
         )
         self._agent.train(False)
         return loss
 
     def measure(self, rows: Sequence[Example]) -> float:
-        """The loss of all examples together, without learning; 0 without examples."""
+        """The loss of all examples together, without learning; 0 without examples of weight above 0."""
+        rows = [row for row in rows if row.weight > 0]
         if not rows:
             return 0.0
         with torch.no_grad():
             log_probs = log_probs_of(self._agent, rows)
-            return float(self._objective.loss(log_probs, _weights(rows, log_probs)))
+            return float(imitation_loss(log_probs, _weights(rows, log_probs)))
 
     def state_dict(self) -> dict[str, Any]:
         return self._optimizer.state_dict()
@@ -99,7 +71,7 @@ class Imitation:
 
     def _loss_of(self, rows: Sequence[Example]) -> torch.Tensor:
         log_probs = _log_probs(self._agent, rows)
-        return self._objective.loss(log_probs, _weights(rows, log_probs))
+        return imitation_loss(log_probs, _weights(rows, log_probs))
 
 
 def log_probs_of(agent: Agent, rows: Sequence[Example]) -> torch.Tensor:

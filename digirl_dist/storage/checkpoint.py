@@ -126,6 +126,9 @@ class Checkpoints:
         iterations = self._iterations()
         return self.open(iterations[-1]) if iterations else None
 
+    def has_any(self) -> bool:
+        return bool(self._iterations())
+
     def rate(self, checkpoint: Checkpoint, success_rate: float) -> None:
         """Records a checkpoint's success rate. It becomes the best unless an older one did at least as well."""
         path = self.root / "best.json"
@@ -142,13 +145,7 @@ class Checkpoints:
 
     def open(self, iteration: int) -> Checkpoint:
         """Returns the checkpoint of an iteration. Raises CheckpointError naming the file that cannot be used."""
-        folder = self._folder(iteration)
-        try:
-            manifest = json.loads((folder / "manifest.json").read_text())
-            tensors = {name: TensorInfo(info[0], info[1], tuple(info[2])) for name, info in manifest["tensors"].items()}
-        except (OSError, ValueError, KeyError, IndexError) as error:
-            raise CheckpointError(f"{folder / 'manifest.json'} cannot be read: {error}") from error
-        return Checkpoint(folder, iteration, tensors)
+        return read_checkpoint(self._folder(iteration))
 
     def save(
         self, iteration: int, policy: State, trainer: Mapping[str, Any], metrics: Mapping[str, Json]
@@ -189,6 +186,17 @@ class Checkpoints:
         for iteration in older:
             if iteration not in kept and self._folder(iteration).name != best:
                 shutil.rmtree(self._folder(iteration))
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Returns the checkpoint in ``folder``, whatever its name. Raises CheckpointError naming the file."""
+    path = folder / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text())
+        tensors = {name: TensorInfo(info[0], info[1], tuple(info[2])) for name, info in manifest["tensors"].items()}
+        return Checkpoint(folder, int(manifest["iteration"]), tensors)
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def _write(

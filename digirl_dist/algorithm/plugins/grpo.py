@@ -35,7 +35,8 @@ class GrpoSettings(AlgorithmPlugin):
     clip_high: float = 0.2
     """… or above 1 + this."""
     max_importance: float = 2.0
-    """Largest weight of a step that an older policy took (``collect_ahead``)."""
+    """Largest weight of a step that another policy took than the one that learns: an older one (``collect_ahead``), or
+    one of another precision."""
     actor: GrpoActorSettings = field(default_factory=GrpoActorSettings)
 
     @property
