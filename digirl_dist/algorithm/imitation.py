@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from digirl_dist.agent import Agent
+from digirl_dist.algorithm.advantages import returns_to_go
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer
+from digirl_dist.algorithm.selection import on_the_way
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.settings import ActorSettings
-from digirl_dist.trajectory import Observation
+from digirl_dist.trajectory import Observation, Trajectory
 from digirl_dist.types import Json
 
 _ROWS_AT_ONCE = 256
@@ -25,6 +28,19 @@ class Example:
     observation: Observation
     action: Json
     weight: float = 1.0
+
+
+def worth_repeating(episode: Trajectory, weight: float, discount: float, erase_loops: bool) -> list[Example]:
+    """The steps of an episode, each as heavy as ``weight`` times what came after it, discounted.
+
+    Left out are those after which nothing good came and, with ``erase_loops``, those that led nowhere: a tap beside
+    every button before the right one is not worth imitating.
+    """
+    worth = weight * np.array(returns_to_go([step.reward for step in episode.steps], discount))
+    if erase_loops:
+        worth *= on_the_way(episode)
+    steps = zip(episode.steps, worth.tolist(), strict=True)
+    return [Example(step.observation, step.action, heavy) for step, heavy in steps if heavy > 0]
 
 
 def imitation_loss(log_probs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 from user_classes import Coin, Counter
 
 from digirl_dist.algorithm.advantages import group_advantages
-from digirl_dist.algorithm.grpo import Batch, Grpo, clipped_loss, importance
+from digirl_dist.algorithm.grpo import Batch, Grpo, clipped_loss, expected_returns, importance, surpluses
 from digirl_dist.algorithm.imitation import Example
 from digirl_dist.algorithm.ppo import PPO
 from digirl_dist.settings import GrpoActorSettings, GrpoSettings, PpoSettings
@@ -50,7 +50,7 @@ def test_the_clipped_loss_is_that_of_its_formula(
         ratio = math.exp(new_one - old_one)
         clipped = min(max(ratio, 1 - low), 1 + high)
         terms.append(weight * min(ratio * advantage, clipped * advantage))
-    batch = Batch(torch.tensor(old), torch.tensor(advantages), torch.tensor(weights))
+    batch = Batch(*map(torch.tensor, (old, advantages, weights)), torch.zeros(len(old), dtype=torch.bool))
     found = float(clipped_loss(torch.tensor(new), batch, low, high))
     assert found == pytest.approx(-sum(terms) / len(terms), rel=1e-6, abs=1e-6)
 
@@ -80,7 +80,7 @@ def group(results: list[int], version: int = 4, log_prob: float = math.log(0.5))
 def made(**settings: float) -> tuple[Coin, Grpo]:
     coin = Coin(Counter.spec)
     actor = GrpoActorSettings(learning_rate=0.01, epochs=1)
-    return coin, Grpo(coin, GrpoSettings(**{"group_size": 4, "actor": actor, **settings}), seed=0)  # type: ignore[arg-type]
+    return coin, Grpo(coin, GrpoSettings(**{"group_size": 4, "replay_weight": 0.0, "actor": actor, **settings}), seed=0)  # type: ignore[arg-type]
 
 
 def learn(grpo: Grpo | PPO, fresh: list[Trajectory]) -> dict[str, float]:
@@ -105,7 +105,9 @@ class Blurred(Coin):
 def test_ratios_are_those_of_evaluation_mode() -> None:
     """In the first step every ratio is 1, so advantages of a group add up to 0."""
     blurred = Blurred(Counter.spec)
-    grpo = Grpo(blurred.train(), GrpoSettings(group_size=4, actor=GrpoActorSettings(epochs=1)), seed=0)
+    grpo = Grpo(
+        blurred.train(), GrpoSettings(group_size=4, replay_weight=0.0, actor=GrpoActorSettings(epochs=1)), seed=0
+    )
     assert learn(grpo, group([1, 0, 1, 0]))["actor_loss"] == pytest.approx(0, abs=1e-6)
     ppo = PPO(blurred.train(), PpoSettings(epochs=1, value_weight=0.0), iterations=9, seed=0)
     log_prob = blurred.train(False).log_prob([], [1]).item()
@@ -170,6 +172,39 @@ def test_a_group_that_an_iteration_closed_without_is_learned_from_once_it_is_who
     figures = grpo.update([*others, alone], [*first, *others, alone])
     assert figures["kept_trajectories"] == 4 and figures["left_waiting"] == 1 and figures["policy_lag"] == 0.5
     assert grpo.update([alone], [*first, *others, alone])["kept_trajectories"] == 0, "none is used twice"
+
+
+@given(vectors(LOG_PROB), vectors(UNIT), st.lists(st.booleans(), min_size=7, max_size=7))
+def test_steps_that_are_imitated_count_by_their_likelihood(
+    new: np.ndarray, weights: np.ndarray, which: list[bool]
+) -> None:
+    """Beside steps whose ratio is 1 and whose advantage is 1."""
+    terms = [weight * (each if imitated else 1.0) for each, weight, imitated in zip(new, weights, which, strict=True)]
+    now = torch.tensor(new)
+    batch = Batch(now, torch.ones(7, dtype=torch.double), torch.tensor(weights), torch.tensor(which))
+    assert float(clipped_loss(now, batch, 0.2, 0.2)) == pytest.approx(-sum(terms) / 7, abs=1e-6)
+
+
+def test_what_is_expected_of_a_task_is_the_mean_of_its_newest_episodes() -> None:
+    rng = np.random.default_rng(0)
+    names, actions = rng.choice(["a", "b"], 60).tolist(), rng.integers(2, size=60).tolist()
+    tickets = [Ticket(0, index, Task(name), index, 0) for index, name in enumerate(names)]
+    found = expected_returns([episode(ticket, [action]) for ticket, action in zip(tickets, actions, strict=True)])
+    for task in ("a", "b"):
+        own = [action for name, action in zip(names, actions, strict=True) if name == task]
+        assert found[task] == pytest.approx(sum(own[-16:]) / 16)
+    assert surpluses([1.0, 0.0, 1.0], ["a", "a", "new"], {"a": 0.25}) == [0.75, 0.0, 1.0]
+
+
+def test_successes_of_earlier_iterations_are_imitated_the_more_the_less_they_were_expected() -> None:
+    earlier = [episode(Ticket(1, index, Task("hard"), index, 1), [int(index == 0)]) for index in range(4)]
+    mastered = [episode(Ticket(1, index, Task("easy"), index, 1), [1]) for index in range(4)]
+    coin, grpo = made(replay_weight=3.0)
+    (row,), _ = grpo._imitated([*earlier, *mastered])
+    assert row.weight == 0.75 and grpo._imitation_weights([row, row]).tolist() == [3.0, 3.0]
+    figures = grpo.update([], [*earlier, *mastered])
+    assert figures["imitated_steps"] == 1 and figures["kept_steps"] == 0
+    assert coin.log_prob([], [1]).item() > math.log(0.5)
 
 
 def test_a_plan_in_groups_gives_each_group_one_start() -> None:

@@ -95,7 +95,8 @@ def episodes(starts: range, length: int) -> list[Trajectory]:
 def compare(fresh: list[Trajectory], peers: Peers) -> tuple[list[float], list[float]]:
     """The weights after some updates by GRPO and the losses on the way; a pass is one minibatch."""
     policy = agent()
-    grpo = Grpo(policy, GrpoSettings(group_size=4, actor=GrpoActorSettings(1e-2, batch_size=1000)), 1, peers)
+    actor = GrpoActorSettings(1e-2, batch_size=1000)
+    grpo = Grpo(policy, GrpoSettings(group_size=4, clip_high=0.2, replay_weight=0.0, actor=actor), 1, peers)
     losses = [grpo.update(fresh, fresh)["actor_loss"] for _ in range(5)]
     return flat(policy), losses
 
