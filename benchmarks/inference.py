@@ -14,9 +14,9 @@ import torch
 
 from benchmarks.measure import measure, sized, waiting_for
 from benchmarks.stage import median, rounded, show, stage
+from digirl_dist.assembly import schedule
 from digirl_dist.assembly.collector import RunContext, build_collector
 from digirl_dist.assembly.parts import build_agent, build_device
-from digirl_dist.assembly.schedule import training_plan
 from digirl_dist.settings import (
     DeviceAgentSettings,
     Inference,
@@ -54,7 +54,7 @@ class Fleet:
         stack.callback(events.close)
         device = build_device(chosen, chosen.emulator)
         self._agent = build_agent(chosen, device.spec)
-        self._plan = training_plan(chosen, device.tasks)
+        self._plan = schedule.plan(chosen, device.tasks)
         self._checkpoints = Checkpoints(run.checkpoints, keep_every=10**9)
         self._store = Store(run.trajectories)
         status = Status(folder / "status.json")

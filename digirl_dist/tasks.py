@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from digirl_dist.types import Json, Natural
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Purpose = Literal["train", "evaluate"]
 """The purpose of an episode: training, or the evaluation of a policy version."""
@@ -36,6 +39,25 @@ class Key(NamedTuple):
 
 _ORDER_STREAM = 1
 """Separates the random draws of orders from those of seeds."""
+
+Share = Literal["train", "validate", "test"]
+"""A share of the emulator seeds: training, the evaluations that choose the best checkpoint, or final measurements."""
+
+SEEDS: dict[Share, range] = {
+    "train": range(2**30),
+    "validate": range(2**30, 3 * 2**29),
+    "test": range(3 * 2**29, 2**31),
+}
+"""Disjoint, so no measurement meets an instance that was trained on, whatever the run's ``seed``."""
+
+_SEED_STREAMS: dict[Share, tuple[int, ...]] = {"train": (), "validate": (2,), "test": (3,)}
+"""Separate the draws of the shares, so that seeds of equal rank have nothing in common either."""
+
+
+def emulator_seeds(rng: np.random.Generator, count: int, share: Share) -> list[int]:
+    """Draws ``count`` emulator seeds of one share."""
+    seeds: list[int] = rng.integers(SEEDS[share].start, SEEDS[share].stop, size=count).tolist()
+    return seeds
 
 
 @dataclass(frozen=True)
@@ -92,7 +114,7 @@ class Plan:
     The tickets of all iterations, over the whole fleet, pass through the set again and again, so each pass covers it
     without repeats. ``order`` is ``sequential`` (as the set is written) or ``random`` (reshuffled for each pass).
     ``group_size``, which must divide ``rollout_size``, is the number of consecutive tickets that share task and seed:
-    they start alike, and the agent acts differently in each.
+    they start alike, and the agent acts differently in each. Emulator seeds come from one share of all that there are.
     """
 
     tasks: Sequence[Task]
@@ -100,13 +122,14 @@ class Plan:
     seed: int
     order: str = "random"
     group_size: int = 1
+    share: Share = "train"
 
     def tickets(self, iteration: int, policy_version: int) -> list[Ticket]:
         import numpy as np
 
-        rng = np.random.default_rng([self.seed, iteration])
+        rng = np.random.default_rng([self.seed, iteration, *_SEED_STREAMS[self.share]])
         groups = self.rollout_size // self.group_size
-        seeds = rng.integers(2**31, size=groups).tolist()
+        seeds = emulator_seeds(rng, groups, self.share)
         starts = [
             start for start in zip(self._chosen(iteration, groups), seeds, strict=True) for _ in range(self.group_size)
         ]

@@ -125,7 +125,8 @@ def _off2on(root: Path) -> Group:
         "Offline to online",
         "Demo phone, set `default`, filtered cloning. `offline-to-online` makes ten updates from 512 episodes that "
         "`data`, a run of four iterations with another seed, left behind, and then goes on as `online` does, with as "
-        "many episodes of its own.",
+        "many episodes of its own: the table counts those. In all it has learned from 1,088 episodes and `online` from "
+        "576, so the rows do not compare equal numbers of episodes; they show what stored ones are worth.",
         (
             Series("data", 4, 128, ("task_set=default",), seeds=(100,)),
             Series("online", 6, 96, ("task_set=default",)),

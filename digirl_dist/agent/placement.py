@@ -1,10 +1,12 @@
-"""Puts an agent on a device."""
+"""Where an agent lives, and the weights that it begins with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from digirl_dist.agent import Agent, AgentFactory
+from digirl_dist.errors import CheckpointError
+from digirl_dist.storage.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -20,4 +22,24 @@ class Placed:
         agent = self.factory()
         if isinstance(agent, nn.Module):
             agent.to(self.device)
+        return agent
+
+
+@dataclass(frozen=True)
+class StartedFrom:
+    """An AgentFactory whose agents begin with the policy of a checkpoint."""
+
+    factory: AgentFactory
+    checkpoint: Checkpoint
+
+    def __call__(self) -> Agent:
+        """Raises CheckpointError for a policy of another shape."""
+        agent = self.factory()
+        try:
+            agent.load_state_dict(self.checkpoint.state())
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"start_from={self.checkpoint.folder} does not fit the configured agent; use the agent's settings of "
+                f"the run that it comes from ({' '.join(str(error).split())[:200]} …)"
+            ) from error
         return agent

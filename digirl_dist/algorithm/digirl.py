@@ -17,7 +17,7 @@ from digirl_dist.algorithm.advantages import (
     returns_to_go,
 )
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
-from digirl_dist.algorithm.imitation import ADVANTAGE, IMITATION, Example, Imitation, Objective
+from digirl_dist.algorithm.imitation import Example, Imitation
 from digirl_dist.algorithm.plugins.digirl import DigirlSettings
 from digirl_dist.algorithm.selection import held_out, on_the_way, top_quantile
 from digirl_dist.algorithm.values import SuccessValue
@@ -35,9 +35,6 @@ class Rule(Protocol):
     """Where the paper and the released code differ: what is imitated of which episodes, and how."""
 
     @property
-    def objective(self) -> Objective: ...
-
-    @property
     def critics(self) -> int:
         """Step-level value functions, of which the lesser counts."""
 
@@ -48,10 +45,6 @@ class Rule(Protocol):
     @property
     def after(self) -> bool:
         """Whether the step-level value also learns from what was seen after each step."""
-
-    @property
-    def only_good(self) -> bool:
-        """Whether steps that were not good are left out, or count with weight 0."""
 
     def scores(self, returns: np.ndarray, values: np.ndarray, offline: bool) -> np.ndarray:
         """How much each of N episodes deserves to be looked at; ``values`` are instruction-level."""
@@ -71,11 +64,9 @@ class PaperRule:
 
     lam: float
     horizon: int | None = None
-    objective: Objective = IMITATION
     critics: int = 1
     discount: float = 1.0
     after: bool = False
-    only_good: bool = True
 
     def scores(self, returns: np.ndarray, values: np.ndarray, offline: bool) -> np.ndarray:
         return instruction_advantages(returns, values)
@@ -90,10 +81,8 @@ class ReleasedRule:
 
     discount: float
     margin: float
-    objective: Objective = ADVANTAGE
     critics: int = 2
     after: bool = True
-    only_good: bool = False
 
     def scores(self, returns: np.ndarray, values: np.ndarray, offline: bool) -> np.ndarray:
         return returns if offline else instruction_advantages(returns, np.clip(values, 1e-4, 1 - 1e-4))
@@ -108,11 +97,9 @@ class OwnRule:
     """An advantage of the user's must be positive; all else is as in the paper."""
 
     advantage: OwnAdvantage
-    objective: Objective = IMITATION
     critics: int = 1
     discount: float = 1.0
     after: bool = False
-    only_good: bool = True
 
     def scores(self, returns: np.ndarray, values: np.ndarray, offline: bool) -> np.ndarray:
         return instruction_advantages(returns, values)
@@ -169,7 +156,7 @@ class DigiRL:
         self._settings = settings
         self._rule = rule_of(settings, horizon, own)
         self._peers = peers
-        self._imitation = Imitation(agent, settings.actor, seed, peers, self._rule.objective)
+        self._imitation = Imitation(agent, settings.actor, seed, peers)
         self._instruction_value = SuccessValue(agent.feature_size, settings.instruction_value, seed + 1, peers)
         stacked = agent.feature_size * settings.frames
         self._step_value = SuccessValue(stacked, settings.step_value, seed + 2, peers, self._rule.critics)
@@ -182,16 +169,18 @@ class DigiRL:
         seen = self._look_at(newest)
         learn = [each for each in seen if not held_out(each.episode, share)]
         measure = [each for each in seen if held_out(each.episode, share)]
+        # Before the values have seen how these episodes ended, as in the released code.
+        chosen, chosen_to_measure = self._chosen(learn, offline), self._chosen(measure, offline)
         figures = {**self._fit_values(learn), **self._measure_values(measure)}
-        rests = self._updates < self._settings.warmup_iterations
+        if self._updates < self._settings.warmup_iterations:
+            chosen = []
         self._updates += 1
-        chosen = [] if rests else self._chosen(learn, offline)
-        rows = self._examples(chosen)
+        rows, left = self._examples(chosen)
         figures["actor_loss"] = self._imitation.fit(rows)
-        figures["actor_validation_loss"] = self._imitation.measure(self._examples(self._chosen(measure, offline)))
-        kept = sum(row.weight > 0 for row in rows)
-        figures |= {"kept_trajectories": float(len(chosen)), "kept_steps": float(kept)}
-        return {**figures, **relabelled}
+        figures["actor_validation_loss"] = self._imitation.measure(self._examples(chosen_to_measure)[0])
+        left["left_not_chosen"] = float(_steps(learn) - _steps(chosen))
+        figures |= {"kept_trajectories": float(len(chosen)), "kept_steps": float(len(rows))}
+        return {**figures, **left, **relabelled}
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -227,14 +216,23 @@ class DigiRL:
     def _measure_values(self, seen: Sequence[Seen]) -> dict[str, float]:
         if not seen:
             return {}
-        instruction = self._instruction_value.measure(*_starts(seen, self._agent.feature_size))
-        step = self._step_value.measure(*self._step_rows(seen))
-        return {
-            "instruction_value_validation_loss": instruction[0],
-            "instruction_value_validation_accuracy": instruction[1],
-            "step_value_validation_loss": step[0],
-            "step_value_validation_accuracy": step[1],
+        measured = {
+            "instruction_value": self._instruction_value.measure(*_starts(seen, self._agent.feature_size)),
+            "step_value": self._step_value.measure(*self._step_rows(seen)),
         }
+        figures = {
+            f"{value}_validation_{name}": figure
+            for value, found in measured.items()
+            for name, figure in found._asdict().items()
+        }
+        return {**figures, **self._measure_advantages(seen)}
+
+    def _measure_advantages(self, seen: Sequence[Seen]) -> dict[str, float]:
+        """How often a return came after the steps that are called good, and after any."""
+        good = np.concatenate([self._good(each) for each in seen])
+        won = np.concatenate([np.array(returns_to_go(each.rewards.tolist(), 1.0)) > 0 for each in seen])
+        precision = {"good_steps_validation_precision": float(won[good].mean())} if good.any() else {}
+        return {**precision, "steps_validation_won": float(won.mean())}
 
     def _step_rows(self, seen: Sequence[Seen]) -> tuple[torch.Tensor, list[bool]]:
         """What the step-level value learns from: stacked features, and whether a return came after them."""
@@ -255,18 +253,24 @@ class DigiRL:
         scores = self._rule.scores(returns, values, offline)
         return [seen[index] for index in top_quantile(scores, self._settings.top_share)]
 
-    def _examples(self, chosen: Sequence[Seen]) -> list[Example]:
-        """Their steps, of weight 1 where they were good and 0 elsewhere."""
-        rows = [example for each in chosen for example in self._examples_of(each)]
-        return [row for row in rows if row.weight > 0] if self._rule.only_good else rows
+    def _examples(self, chosen: Sequence[Seen]) -> tuple[list[Example], dict[str, float]]:
+        """Their good steps, and how many are left out because they are not, or because they lie in loops."""
+        good = [self._good(each) for each in chosen]
+        kept = [self._on_the_way(each) & of_each for each, of_each in zip(chosen, good, strict=True)]
+        steps = [step for each in chosen for step in each.episode.steps]
+        keeps = np.concatenate([np.empty(0, bool), *kept])
+        rows = [Example(step.observation, step.action) for step, keep in zip(steps, keeps, strict=True) if keep]
+        all_good = float(sum(of_each.sum() for of_each in good))
+        return rows, {"left_not_good": _steps(chosen) - all_good, "left_in_loops": all_good - len(rows)}
 
-    def _examples_of(self, seen: Seen) -> list[Example]:
+    def _good(self, seen: Seen) -> np.ndarray:
+        """Of each step, whether the rule calls it good."""
         values = self._step_value(stack(seen.features, self._settings.frames)).double().numpy()
-        good = self._rule.good(seen.rewards, values)
-        if self._settings.erase_loops:
-            good = good & np.array(on_the_way(seen.episode))
-        steps = zip(seen.episode.steps, good, strict=True)
-        return [Example(step.observation, step.action, float(keep)) for step, keep in steps]
+        return self._rule.good(seen.rewards, values)
+
+    def _on_the_way(self, seen: Seen) -> np.ndarray:
+        """Of each step, whether it is outside of loops, as far as that matters."""
+        return np.array(on_the_way(seen.episode) if self._settings.erase_loops else [True] * len(seen.episode.steps))
 
 
 def stack(features: torch.Tensor, frames: int) -> torch.Tensor:
@@ -276,6 +280,10 @@ def stack(features: torch.Tensor, frames: int) -> torch.Tensor:
     """
     padded = torch.cat([features[:1].expand(frames - 1, -1), features])
     return torch.cat([padded[first : first + len(features)] for first in range(frames)], dim=1)
+
+
+def _steps(seen: Sequence[Seen]) -> int:
+    return sum(len(each.episode.steps) for each in seen)
 
 
 def _observations(episode: Trajectory) -> list[Observation]:

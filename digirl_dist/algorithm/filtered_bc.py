@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from digirl_dist.agent import Agent
-from digirl_dist.algorithm.advantages import returns_to_go
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
-from digirl_dist.algorithm.imitation import Example, Imitation
+from digirl_dist.algorithm.imitation import Imitation, worth_repeating
 from digirl_dist.algorithm.plugins.filtered_bc import FilteredBcSettings
-from digirl_dist.algorithm.selection import best, on_the_way, task_weights
+from digirl_dist.algorithm.selection import best, task_weights
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.trajectory import Trajectory
 
@@ -39,25 +38,18 @@ class FilteredBC:
         kept = [episodes[index] for index in chosen]
         shares = task_weights([trajectory.ticket.task.id for trajectory in kept])
         pairs = zip(kept, shares, strict=True)
-        rows = [row for trajectory, share in pairs for row in self._examples(trajectory, share)]
+        worth = self._settings.discount, self._settings.erase_loops
+        rows = [row for trajectory, share in pairs for row in worth_repeating(trajectory, share, *worth)]
         loss = self._imitation.fit(rows)
-        counts = {"kept_trajectories": float(len(chosen)), "kept_steps": float(len(rows))}
-        return {"actor_loss": loss, **counts, **relabelled}
+        in_kept = sum(len(trajectory.steps) for trajectory in kept)
+        not_chosen = sum(len(trajectory.steps) for trajectory in episodes) - in_kept
+        counts = {"kept_trajectories": len(chosen), "kept_steps": len(rows)}
+        left = {"left_not_chosen": not_chosen, "left_not_good": in_kept - len(rows)}
+        figures = {name: float(count) for name, count in {**counts, **left}.items()}
+        return {"actor_loss": loss, **figures, **relabelled}
 
     def state_dict(self) -> dict[str, Any]:
         return {"imitation": self._imitation.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._imitation.load_state_dict(state["imitation"])
-
-    def _examples(self, trajectory: Trajectory, share: float) -> list[Example]:
-        """The steps, each as heavy as what came after it.
-
-        Left out are those after which nothing good came and, unless one asks for them, those that led nowhere: a tap
-        beside every button before the right one is not worth imitating.
-        """
-        worth = np.array(returns_to_go([step.reward for step in trajectory.steps], self._settings.discount))
-        if self._settings.erase_loops:
-            worth *= on_the_way(trajectory)
-        steps = zip(trajectory.steps, worth.tolist(), strict=True)
-        return [Example(step.observation, step.action, share * weight) for step, weight in steps if weight > 0]

@@ -12,11 +12,18 @@ import torch
 
 from digirl_dist.agent import Agent
 from digirl_dist.algorithm.advantages import group_advantages
-from digirl_dist.algorithm.imitation import Example, log_probs_of
+from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
+from digirl_dist.algorithm.imitation import Example, log_probs_of, worth_repeating
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer
 from digirl_dist.algorithm.plugins.grpo import GrpoSettings
+from digirl_dist.algorithm.selection import task_weights
 from digirl_dist.parallel.peers import ALONE, Peers
-from digirl_dist.trajectory import Trajectory
+from digirl_dist.trajectory import Step, Trajectory
+
+_LATELY = 16
+
+Members = list[Trajectory]
+"""The episodes of a group."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,35 +34,55 @@ class Batch:
     """Log-probabilities that the ratios are taken to."""
     advantages: torch.Tensor
     weights: torch.Tensor
-    """What each step counts for: 1/H of its episode, times the correction for an older policy."""
+    """What each step counts for: 1/H of its episode, times the correction for the policy that acted."""
+    imitated: torch.Tensor
+    """Whether a step is imitated, with this weight alone."""
 
     def __getitem__(self, rows: list[int]) -> Batch:
-        return Batch(self.old[rows], self.advantages[rows], self.weights[rows])
+        return Batch(self.old[rows], self.advantages[rows], self.weights[rows], self.imitated[rows])
+
+    def imitating(self, weights: torch.Tensor) -> Batch:
+        """The same with further rows, which are imitated, each with its weight."""
+        nothing, yes = torch.zeros(len(weights)), torch.ones(len(weights), dtype=torch.bool)
+        parts = (self.old, nothing), (self.advantages, nothing), (self.weights, weights), (self.imitated, yes)
+        return Batch(*(torch.cat(part) for part in parts))
 
 
 class Grpo:
-    """Fulfils ``Algorithm``. Learns from the fresh episodes alone, each compared with its group.
+    """Fulfils ``Algorithm``. Compares each fresh episode with its group, and imitates what succeeded before.
 
-    Steps that an older policy took (``collect_ahead``) are corrected: ratios are taken to the policy as it is before
-    the update, and its own ratio to the older one, truncated, becomes a weight (the decoupled objective of arXiv
-    2110.00641, as used for language models in arXiv 2505.24298).
+    The policy that acted need not be the one that learns: it may be older (``collect_ahead``), or compute in another
+    precision. So ratios are taken to the policy as it is before the update, and its own ratio to the one that acted,
+    truncated, becomes a weight (the decoupled objective of arXiv 2110.00641, as used for language models in arXiv
+    2505.24298).
     """
 
-    def __init__(self, agent: Agent, settings: GrpoSettings, seed: int, peers: Peers = ALONE) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        settings: GrpoSettings,
+        seed: int,
+        peers: Peers = ALONE,
+        hindsight: Hindsight = NO_HINDSIGHT,
+    ) -> None:
         self._agent = agent
+        self._hindsight = hindsight
         self._settings = settings
         self._peers = peers
         self._optimizer = MinibatchOptimizer(agent.parameters(), settings.actor, seed, "the actor's loss", peers)
 
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
         self._agent.train(False)  # ratios must be exact
-        advantages = _advantages(fresh, self._settings.scale_by_deviation)
-        telling = [(episode, advantage) for episode, advantage in zip(fresh, advantages, strict=True) if advantage]
-        rows = [Example(step.observation, step.action) for episode, _ in telling for step in episode.steps]
-        batch = self._batch(telling, rows)
-        loss = self._optimizer.fit(len(rows), lambda chosen: self._loss(rows, batch, chosen))
-        kept = {"kept_trajectories": float(len(telling)), "kept_steps": float(len(rows))}
-        return {"actor_loss": loss, "policy_lag": _mean_lag(fresh), **kept, **self._moved(rows, batch)}
+        groups = completed_groups(fresh, replay, self._settings.group_size)
+        telling = [members for members in groups if _differ(members)]
+        rows = [Example(step.observation, step.action) for members in telling for step in _steps(members)]
+        own = self._batch(telling, rows)
+        imitated, relabelled = self._imitated(replay)
+        batch = own.imitating(self._imitation_weights(imitated))
+        everything = [*rows, *imitated]
+        loss = self._optimizer.fit(len(everything), lambda chosen: self._loss(everything, batch, chosen))
+        figures = {"actor_loss": loss, "policy_lag": _mean_lag(fresh), **_counts(fresh, groups, telling)}
+        return {**figures, "imitated_steps": float(len(imitated)), **relabelled, **self._moved(rows, own)}
 
     def state_dict(self) -> dict[str, Any]:
         return self._optimizer.state_dict()
@@ -63,18 +90,40 @@ class Grpo:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._optimizer.load_state_dict(state)
 
-    def _batch(self, telling: Sequence[tuple[Trajectory, float]], rows: Sequence[Example]) -> Batch:
-        steps = [(episode, step, advantage) for episode, advantage in telling for step in episode.steps]
-        acted = torch.tensor([step.log_prob for _, step, _ in steps])
-        stale = torch.tensor([_lag(episode) > 0 for episode, _, _ in steps])
-        old = acted
-        if stale.any():
-            with torch.no_grad():
-                old = torch.where(stale, log_probs_of(self._agent, rows).cpu(), acted)
-        all_steps, all_episodes = self._peers.total(torch.tensor([len(steps), len(telling)])).tolist()
-        per_episode = torch.tensor([all_steps / all_episodes / len(episode.steps) for episode, _, _ in steps])
-        weights = per_episode * importance(old, acted, self._settings.max_importance)
-        return Batch(old, torch.tensor([advantage for _, _, advantage in steps]), weights)
+    def _batch(self, telling: Sequence[Members], rows: Sequence[Example]) -> Batch:
+        acted = torch.tensor([step.log_prob for members in telling for step in _steps(members)])
+        with torch.no_grad():
+            old = log_probs_of(self._agent, rows).cpu() if rows else acted
+        scale = self._settings.scale_by_deviation
+        found = [group_advantages(np.array([one.reward for one in members]), scale) for members in telling]
+        lengths = torch.tensor([len(episode.steps) for members in telling for episode in members], dtype=torch.long)
+        advantages = torch.tensor(np.concatenate([np.empty(0), *found])).repeat_interleave(lengths)
+        steps, episodes = self._peers.total(torch.tensor([len(rows), len(lengths)])).tolist()
+        per_step = (steps / max(1, episodes) / lengths).repeat_interleave(lengths)
+        weights = per_step * importance(old, acted, self._settings.max_importance)
+        return Batch(old, advantages, weights, torch.zeros(len(rows), dtype=torch.bool))
+
+    def _imitated(self, replay: Sequence[Trajectory]) -> tuple[list[Example], dict[str, float]]:
+        """The steps of episodes that ended better than their task lately does, heavier the more it was.
+
+        Self-imitation, (R − V)₊ log π (arXiv 1806.05635, equation 2), where V is the mean return of the task's newest
+        ``_LATELY`` episodes; so a task that is mastered leaves the room to others.
+        """
+        if not self._settings.replay_weight:
+            return [], {}
+        episodes, relabelled = self._hindsight.added(replay)
+        surplus = surpluses([one.reward for one in episodes], _tasks(episodes), expected_returns(replay))
+        better = [(episode, more) for episode, more in zip(episodes, surplus, strict=True) if more > 0]
+        shares = task_weights(_tasks([episode for episode, _ in better]))
+        worth = self._settings.discount, self._settings.erase_loops
+        pairs = zip(better, shares, strict=True)
+        return [row for (one, more), share in pairs for row in worth_repeating(one, share * more, *worth)], relabelled
+
+    def _imitation_weights(self, imitated: Sequence[Example]) -> torch.Tensor:
+        """Of mean ``replay_weight`` over the rows of all ranks."""
+        weights = torch.tensor([row.weight for row in imitated])
+        total, rows = self._peers.total(torch.tensor([float(weights.sum()), float(len(weights))])).tolist()
+        return weights * (self._settings.replay_weight * rows / total) if total else weights
 
     def _loss(self, rows: Sequence[Example], batch: Batch, chosen: list[int]) -> torch.Tensor:
         part = [rows[index] for index in chosen]
@@ -92,15 +141,42 @@ class Grpo:
         return {"clipped_share": float(outside.double().mean()), "kl_from_old": float(-moved.double().mean())}
 
 
+def completed_groups(fresh: Sequence[Trajectory], replay: Sequence[Trajectory], size: int) -> list[Members]:
+    """The groups of ``size`` episodes of one task and seed that ``fresh`` completes.
+
+    Where iterations close early, the longest episodes of a group come later than the others. Learning from a group
+    without them would favour short episodes, so it waits for its last ones in ``replay``, which ends with ``fresh``.
+    """
+    groups: dict[tuple[str, int], Members] = defaultdict(list)
+    for episode in replay:
+        groups[_start(episode)].append(episode)
+    return [groups[start] for start in dict.fromkeys(map(_start, fresh)) if len(groups[start]) == size]
+
+
 def clipped_loss(log_probs: torch.Tensor, batch: Batch, clip_low: float, clip_high: float) -> torch.Tensor:
     """−mean of w · min(ρ A, clip(ρ, 1 − ``clip_low``, 1 + ``clip_high``) A) with ρ = exp(log π − log π_old); [B].
 
-    arXiv 2402.03300, equation 3 without its KL term; two bounds as in DAPO (arXiv 2503.14476, section 3.1).
+    arXiv 2402.03300, equation 3 without its KL term; two bounds as in DAPO (arXiv 2503.14476, section 3.1). Of steps
+    that are imitated w · log π.
     """
     old, advantages, weights = (part.to(log_probs) for part in (batch.old, batch.advantages, batch.weights))
     ratio = (log_probs - old).exp()
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
-    return -(weights * torch.minimum(ratio * advantages, bounded * advantages)).mean()
+    gains = torch.minimum(ratio * advantages, bounded * advantages)
+    return -(weights * torch.where(batch.imitated.to(log_probs.device), log_probs, gains)).mean()
+
+
+def expected_returns(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    """The mean return of the newest ``_LATELY`` episodes of each task; ``episodes`` are in the order of time."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for episode in episodes:
+        found[episode.ticket.task.id].append(episode.reward)
+    return {task: float(np.mean(returns[-_LATELY:])) for task, returns in found.items()}
+
+
+def surpluses(returns: Sequence[float], tasks: Sequence[str], expected: Mapping[str, float]) -> list[float]:
+    """(R − V)₊ of each episode; a task without any of its own has V = 0."""
+    return [max(0.0, found - expected.get(task, 0.0)) for found, task in zip(returns, tasks, strict=True)]
 
 
 def importance(log_probs: torch.Tensor, acted: torch.Tensor, most: float) -> torch.Tensor:
@@ -111,22 +187,39 @@ def importance(log_probs: torch.Tensor, acted: torch.Tensor, most: float) -> tor
     return (log_probs - acted).exp().clamp(max=most)
 
 
-def _advantages(episodes: Sequence[Trajectory], scale: bool) -> list[float]:
-    """Of each episode within its group: those of one iteration, task and seed."""
-    groups: dict[tuple[int, str, int], list[int]] = defaultdict(list)
-    for index, episode in enumerate(episodes):
-        groups[episode.ticket.iteration, episode.ticket.task.id, episode.ticket.seed].append(index)
-    advantages = np.zeros(len(episodes))
-    for members in groups.values():
-        advantages[members] = group_advantages(np.array([episodes[index].reward for index in members]), scale)
-    found: list[float] = advantages.tolist()
-    return found
+def _counts(fresh: Sequence[Trajectory], groups: Sequence[Members], telling: Sequence[Members]) -> dict[str, float]:
+    """How much is learned from, and how many steps are left because their group is alike or has not ended."""
+    kept = sum(len(_steps(members)) for members in telling)
+    complete = sum(len(_steps(members)) for members in groups)
+    starts = {_start(members[0]) for members in groups}
+    return {
+        "kept_trajectories": float(sum(map(len, telling))),
+        "kept_steps": float(kept),
+        "left_alike": float(complete - kept),
+        "left_waiting": float(sum(len(each.steps) for each in fresh if _start(each) not in starts)),
+        "groups": float(len(groups)),
+        "groups_alike_share": 1 - len(telling) / len(groups) if groups else 0.0,
+    }
 
 
-def _lag(episode: Trajectory) -> int:
-    """Updates that were made between the policy that acted and the one that is to learn from it."""
-    return episode.ticket.iteration - episode.ticket.policy_version
+def _differ(members: Members) -> bool:
+    """A group whose episodes all came out alike says nothing."""
+    return len({episode.reward for episode in members}) > 1
+
+
+def _tasks(episodes: Sequence[Trajectory]) -> list[str]:
+    return [episode.ticket.task.id for episode in episodes]
+
+
+def _steps(members: Members) -> list[Step]:
+    return [step for episode in members for step in episode.steps]
+
+
+def _start(episode: Trajectory) -> tuple[str, int]:
+    return episode.ticket.task.id, episode.ticket.seed
 
 
 def _mean_lag(episodes: Sequence[Trajectory]) -> float:
-    return sum(map(_lag, episodes)) / len(episodes) if episodes else 0.0
+    """Updates that were made between the policies that acted and the one that learns from them."""
+    now = max((episode.ticket.iteration for episode in episodes), default=0)
+    return sum(now - episode.ticket.policy_version for episode in episodes) / len(episodes) if episodes else 0.0

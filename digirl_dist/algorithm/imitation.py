@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from digirl_dist.agent import Agent
+from digirl_dist.algorithm.advantages import returns_to_go
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer
+from digirl_dist.algorithm.selection import on_the_way
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.settings import ActorSettings
-from digirl_dist.trajectory import Observation
+from digirl_dist.trajectory import Observation, Trajectory
 from digirl_dist.types import Json
 
 _ROWS_AT_ONCE = 256
@@ -27,31 +30,22 @@ class Example:
     weight: float = 1.0
 
 
+def worth_repeating(episode: Trajectory, weight: float, discount: float, erase_loops: bool) -> list[Example]:
+    """The steps of an episode, each as heavy as ``weight`` times what came after it, discounted.
+
+    Left out are those after which nothing good came and, with ``erase_loops``, those that led nowhere: a tap beside
+    every button before the right one is not worth imitating.
+    """
+    worth = weight * np.array(returns_to_go([step.reward for step in episode.steps], discount))
+    if erase_loops:
+        worth *= on_the_way(episode)
+    steps = zip(episode.steps, worth.tolist(), strict=True)
+    return [Example(step.observation, step.action, heavy) for step, heavy in steps if heavy > 0]
+
+
 def imitation_loss(log_probs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Weighted mean of the actions' negative log-likelihood; both arguments have shape [B]."""
     return -(weights * log_probs).sum() / weights.sum()
-
-
-def advantage_loss(log_probs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Mean of the negative log-likelihoods times their weights, those of weight 0 counted; shapes [B].
-
-    The actor's loss of DigiRL's released code (github.com/DigiRL-agent/digirl, ``DigiRLTrainer.actor_loss``).
-    """
-    return -(weights * log_probs).mean()
-
-
-@dataclass(frozen=True)
-class Objective:
-    """A loss that is a mean over rows, and what it divides by: so ranks can put theirs together."""
-
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    """A scalar, from log-probabilities [B] and weights [B]."""
-    divisor: Callable[[list[float]], float]
-    """From the weights."""
-
-
-IMITATION = Objective(imitation_loss, sum)
-ADVANTAGE = Objective(advantage_loss, len)
 
 
 class Imitation:
@@ -60,36 +54,30 @@ class Imitation:
     The agent fits in training mode, where it may regularise, and is left in evaluation mode.
     """
 
-    def __init__(
-        self,
-        agent: Agent,
-        settings: ActorSettings,
-        seed: int,
-        peers: Peers = ALONE,
-        objective: Objective = IMITATION,
-    ) -> None:
+    def __init__(self, agent: Agent, settings: ActorSettings, seed: int, peers: Peers = ALONE) -> None:
         self._agent = agent
-        self._objective = objective
         self._optimizer = MinibatchOptimizer(agent.parameters(), settings, seed, "the actor's loss", peers)
 
     def fit(self, rows: Sequence[Example]) -> float:
-        """The mean loss of one iteration's minibatches, 0 without examples. Raises TrainingError."""
+        """The mean loss of one iteration's minibatches, 0 without examples of weight above 0. Raises TrainingError."""
+        rows = [row for row in rows if row.weight > 0]  # the others would cost passes, and teach nothing
         self._agent.train()
         loss = self._optimizer.fit(
             len(rows),
             loss_of=lambda batch: self._loss_of([rows[index] for index in batch]),
-            weight_of=lambda batch: self._objective.divisor([rows[index].weight for index in batch]),
+            weight_of=lambda batch: sum(rows[index].weight for index in batch),
         )
         self._agent.train(False)
         return loss
 
     def measure(self, rows: Sequence[Example]) -> float:
-        """The loss of all examples together, without learning; 0 without examples."""
+        """The loss of all examples together, without learning; 0 without examples of weight above 0."""
+        rows = [row for row in rows if row.weight > 0]
         if not rows:
             return 0.0
         with torch.no_grad():
             log_probs = log_probs_of(self._agent, rows)
-            return float(self._objective.loss(log_probs, _weights(rows, log_probs)))
+            return float(imitation_loss(log_probs, _weights(rows, log_probs)))
 
     def state_dict(self) -> dict[str, Any]:
         return self._optimizer.state_dict()
@@ -99,7 +87,7 @@ class Imitation:
 
     def _loss_of(self, rows: Sequence[Example]) -> torch.Tensor:
         log_probs = _log_probs(self._agent, rows)
-        return self._objective.loss(log_probs, _weights(rows, log_probs))
+        return imitation_loss(log_probs, _weights(rows, log_probs))
 
 
 def log_probs_of(agent: Agent, rows: Sequence[Example]) -> torch.Tensor:

@@ -45,15 +45,19 @@ class MinibatchOptimizer:
         self._steps = 0
 
     def fit(self, rows: int, loss_of: LossOf, weight_of: WeightOf = len, rate: float = 1.0) -> float:
-        """Up to ``epochs`` passes over the rows, ``max_examples`` in all; the minibatches' mean loss (0 without rows).
+        """Up to ``epochs`` passes over the rows, ``max_examples`` in all; the steps' mean loss (0 without rows).
 
         ``rate`` is the share of the learning rate to go on with. Raises TrainingError when a loss or a gradient is not
         finite, or a loss is beyond ``max_loss``.
         """
-        parts = self._peers.align(batches(rows, self._settings, self._generator))
+        drawn = batches(rows, self._settings, self._generator)
+        parts = self._peers.align(drawn)
+        drawn += [[] for _ in range(len(parts) - len(drawn))]
         losses: list[float] = []
         for first in range(0, len(parts), self._settings.accumulate):
-            losses += self._step(parts[first : first + self._settings.accumulate], loss_of, weight_of, rate)
+            last = first + self._settings.accumulate
+            shares = weight_shares(drawn[first:last], weight_of, self._peers)
+            losses.append(self._step(list(zip(parts[first:last], shares, strict=True)), loss_of, weight_of, rate))
         return sum(losses) / len(losses) if losses else 0.0
 
     def state_dict(self) -> dict[str, Any]:
@@ -68,12 +72,14 @@ class MinibatchOptimizer:
         self._generator.set_state(state["generator"])
         self._steps = state["steps"]
 
-    def _step(self, group: Sequence[list[int]], loss_of: LossOf, weight_of: WeightOf, rate: float) -> list[float]:
-        """One step along the mean gradient of some minibatches, of which these are this rank's rows; their losses."""
-        losses = []
+    def _step(
+        self, group: Sequence[tuple[list[int], float]], loss_of: LossOf, weight_of: WeightOf, rate: float
+    ) -> float:
+        """Makes one step from this rank's rows of some minibatches, each with its share in it; the loss of all."""
+        loss = 0.0
         gradients: list[torch.Tensor | None] = [None] * len(self._parameters)
-        for part in group:
-            losses.append(self._backward(part, loss_of, weight_of, 1 / len(group)))
+        for part, share in group:
+            loss += share * self._backward(part, loss_of, weight_of, share)
             gradients = [_plus(sum_of, one.grad) for sum_of, one in zip(gradients, self._parameters, strict=True)]
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
@@ -84,7 +90,7 @@ class MinibatchOptimizer:
             parameters["lr"] = rate
         self._optimizer.step()
         self._steps += 1
-        return losses
+        return loss
 
     def _backward(self, rows: list[int], loss_of: LossOf, weight_of: WeightOf, scale: float) -> float:
         """Leaves the gradient of a minibatch, all ranks' parts together, times ``scale``; its loss."""
@@ -101,6 +107,15 @@ def batches(rows: int, settings: OptimizerSettings, generator: torch.Generator) 
     wanted = min(settings.epochs * rows, settings.max_examples)
     passes = [torch.randperm(rows, generator=generator) for _ in range(math.ceil(wanted / rows))]
     return [batch.tolist() for batch in torch.split(torch.cat(passes)[:wanted], settings.batch_size)]
+
+
+def weight_shares(drawn: Sequence[list[int]], weight_of: WeightOf, peers: Peers) -> list[float]:
+    """The share of each minibatch in the weight of all, over all ranks: their gradients, mixed so, are that of one."""
+    if len(drawn) == 1:
+        return [1.0]
+    weights = peers.total(torch.tensor([float(weight_of(batch)) if batch else 0.0 for batch in drawn]))
+    shares: list[float] = (weights / weights.sum()).tolist()
+    return shares
 
 
 def _plus(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:

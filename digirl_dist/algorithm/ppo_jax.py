@@ -22,7 +22,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from digirl_dist.agent import Agent
 from digirl_dist.agent.generic_jax import Arrays, JaxGenericPolicy, linear
-from digirl_dist.algorithm.optimizer import batches, ramp, sane
+from digirl_dist.algorithm.optimizer import batches, ramp, sane, weight_shares
 from digirl_dist.algorithm.plugins.ppo import PpoSettings
 from digirl_dist.algorithm.ppo import LOSS, Rows
 from digirl_dist.parallel.peers import Peers
@@ -57,8 +57,10 @@ class JaxLearner:
         for first in range(0, len(drawn), self._settings.accumulate):
             group = drawn[first : first + self._settings.accumulate]
             found = [self._gradient(weights, self._batch(arrays, batch)) for batch in group]
-            losses += [sane(float(loss), self._settings.max_loss, LOSS) for loss, _ in found]
-            weights = self._step(weights, [gradient for _, gradient in found], rate)
+            shares = weight_shares(group, len, self._peers)
+            of_parts = [sane(float(loss), self._settings.max_loss, LOSS) for loss, _ in found]
+            losses.append(sum(share * loss for share, loss in zip(shares, of_parts, strict=True)))
+            weights = self._step(weights, [gradient for _, gradient in found], shares, rate)
         vector_to_parameters(_tensor(weights), self._parameters.values())
         return sum(losses) / len(losses) if losses else 0.0
 
@@ -126,18 +128,19 @@ class JaxLearner:
         losses = self._settings.value_weight * errors - gains
         return jnp.sum(rows["weights"] * losses) / jnp.sum(rows["weights"])
 
-    def _step(self, weights: jax.Array, gradients: list[jax.Array], rate: float) -> jax.Array:
+    def _step(self, weights: jax.Array, gradients: list[jax.Array], shares: list[float], rate: float) -> jax.Array:
         rate *= self._settings.learning_rate * ramp(self._steps, self._settings.ramp_steps)
-        weights, self._moments, length = self._move(weights, self._moments, gradients, rate)
+        weights, self._moments, length = self._move(weights, self._moments, gradients, shares, rate)
         sane(float(length), math.inf, f"the gradient of {LOSS}")
         self._steps += 1
         return weights
 
     def _moved(
-        self, weights: jax.Array, moments: optax.OptState, gradients: list[jax.Array], rate: float
+        self, weights: jax.Array, moments: optax.OptState, gradients: list[jax.Array], shares: list[float], rate: float
     ) -> tuple[jax.Array, optax.OptState, jax.Array]:
-        """Weights and moments after a step of Adam along the mean gradient, and the length of that."""
-        mean = sum(gradients, jnp.zeros_like(weights)) / len(gradients)
+        """Weights and moments after a step of Adam along the gradients' mean by ``shares``, and the length of that."""
+        parts = [share * gradient for share, gradient in zip(shares, gradients, strict=True)]
+        mean = sum(parts, jnp.zeros_like(weights))
         length = jnp.linalg.norm(mean)
         step, moments = self._adam.update(mean * jnp.minimum(1.0, self._settings.clip_norm / (length + 1e-6)), moments)
         return weights - rate * step, moments, length

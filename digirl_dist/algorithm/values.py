@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.settings import ValueSettings
+
+_BINS = 10
+
+
+class Measured(NamedTuple):
+    """How well a value function does on rows that train nothing."""
+
+    loss: float
+    """Mean of a critic's."""
+    accuracy: float
+    """How often the critics together are right."""
+    calibration_error: float
 
 
 class SuccessValue:
@@ -43,13 +56,15 @@ class SuccessValue:
         loss = self._optimizer.fit(len(labels), lambda batch: self._loss(features[batch], labels[batch]))
         return loss / len(self._critics)
 
-    def measure(self, features: torch.Tensor, succeeded: Sequence[bool]) -> tuple[float, float]:
-        """Mean loss of a critic, and how often the critics together are right, on rows that train nothing."""
+    def measure(self, features: torch.Tensor, succeeded: Sequence[bool]) -> Measured:
+        """What is found of these rows, of which there is one at least."""
         labels = torch.tensor(succeeded, dtype=torch.long)
         with torch.no_grad():
             loss = self._loss(features, labels) / len(self._critics)
-        right = (self(features) > 0.5).long() == labels
-        return float(loss), float(right.double().mean())
+        values = self(features)
+        right = (values > 0.5).long() == labels
+        error = calibration_error(values.double().numpy(), np.array(succeeded))
+        return Measured(float(loss), float(right.double().mean()), error)
 
     def state_dict(self) -> dict[str, Any]:
         return {"critics": self._critics.state_dict(), "optimizer": self._optimizer.state_dict()}
@@ -60,6 +75,16 @@ class SuccessValue:
 
     def _loss(self, features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return torch.stack([two_class_loss(critic(features), labels) for critic in self._critics]).sum()
+
+
+def calibration_error(probabilities: np.ndarray, succeeded: np.ndarray) -> float:
+    """Expected calibration error of N probabilities, over ten equal bins; 0 if each comes true as often as it says.
+
+    Σ over bins of n/N · |share of successes − mean probability| (arXiv 1706.04599, equation 3).
+    """
+    places = np.minimum((probabilities * _BINS).astype(int), _BINS - 1)
+    gaps = np.bincount(places, succeeded - probabilities, minlength=_BINS)
+    return float(np.abs(gaps).sum() / len(probabilities))
 
 
 def two_class_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from digirl_dist.agent import AgentFactory
 from digirl_dist.assembly import schedule
-from digirl_dist.assembly.parts import build_device, build_host_policy, build_judge, collector_plugin
+from digirl_dist.assembly.parts import build_device, build_host_policy, build_judge, collector_plugin, placed
 from digirl_dist.capacity import Machine, PoolSize, choose
 from digirl_dist.collect import Collector
 from digirl_dist.collect.iteration import Closing
@@ -79,8 +79,9 @@ def build_collector(context: RunContext, stack: ExitStack) -> Collector:
 
 
 def _inline_collector(context: RunContext) -> Collector:
+    settings, agent = context.settings, placed(context.settings, context.agent)
     return inline_collector(
-        context.settings, context.device, context.agent, context.store, context.events, context.status, context.closing
+        settings, context.device, agent, context.store, context.events, context.status, context.closing
     )
 
 

@@ -17,6 +17,7 @@ from digirl_dist.emulator.plugins import Device, EmulatorPlugin
 from digirl_dist.emulator.plugins.custom import CustomEmulatorSettings
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import EmulatorSettings, Inference, JaxSettings, Settings, Success
+from digirl_dist.storage.start import start_of
 from digirl_dist.user_code.entry_point import load_entry_point
 
 if TYPE_CHECKING:
@@ -86,6 +87,36 @@ def build_agent(settings: Settings, spec: EmulatorSpec) -> AgentFactory:
     return agent_plugin(settings).build(spec)
 
 
+def run_root(settings: Settings) -> Path:
+    """The run folder."""
+    return Path(settings.save_path).expanduser().resolve()
+
+
+def starting(settings: Settings, agent: AgentFactory) -> AgentFactory:
+    """What makes the agent that learns: with the policy of ``start_from`` if the run begins there."""
+    from digirl_dist.agent.placement import StartedFrom
+
+    start = start_of(settings.start_from, run_root(settings))
+    return agent if start is None else StartedFrom(agent, start.checkpoint)
+
+
+def record_start(settings: Settings, events: Events) -> None:
+    """Leaves a record in the run folder of where the run starts, if that is another run."""
+    start = start_of(settings.start_from, run_root(settings))
+    if start is not None:
+        record = start.record(run_root(settings))
+        events.emit("started_from", checkpoint=record["checkpoint"], run_id=record["run_id"])
+
+
+def placed(settings: Settings, agent: AgentFactory) -> AgentFactory:
+    """What makes the agent where it acts on the host: on ``trainer.device``. Raises DeviceError."""
+    from digirl_dist.agent.placement import Placed
+    from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
+
+    visible = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return Placed(agent, resolve_device(DeviceRequest(settings.trainer.device), None, visible))
+
+
 def build_algorithm(settings: Settings, device: Device) -> AlgorithmFactory:
     """What makes the algorithm, for the device's episodes and tasks. Raises SettingsError."""
     if not agent_plugin(settings).learns:
@@ -109,15 +140,10 @@ def build_host_policy(
     """What acts for all workers; None where each acts itself. ``log`` gets what its process prints."""
     if settings.inference is Inference.worker:
         return None
-    from digirl_dist.agent.placement import Placed
     from digirl_dist.inference.policy_server import Batching, PolicyServer
-    from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
 
-    device = resolve_device(
-        DeviceRequest(settings.trainer.device), None, visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    )
     batching = Batching(settings.inference_batch, settings.inference_wait_ms / 1000)
-    return PolicyServer(Placed(agent, device), batching, settings.limits.stuck_s, log, events, status)
+    return PolicyServer(placed(settings, agent), batching, settings.limits.stuck_s, log, events, status)
 
 
 def build_judge(settings: Settings, verdicts: Path, events: Events) -> Judge | None:

@@ -11,7 +11,7 @@ from digirl_dist import host
 from digirl_dist.agent import AgentFactory
 from digirl_dist.assembly import schedule, validate
 from digirl_dist.assembly.collector import RunContext, build_collector
-from digirl_dist.assembly.parts import build_agent, build_algorithm, build_device
+from digirl_dist.assembly.parts import build_agent, build_algorithm, build_device, record_start, run_root, starting
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.host import Evaluator
@@ -59,7 +59,7 @@ def run(settings: Settings, source: configuration.Source | None = None) -> None:
     closing, ahead = schedule.closing(settings), schedule.iterations_ahead(settings)
     device = build_device(settings, settings.emulator)
     agent = build_agent(settings, device.spec)
-    root = Path(settings.save_path).expanduser().resolve()
+    root = run_root(settings)
     trainer_spec = _trainer_spec(settings, device, agent, root)
     if rank is None or rank.is_first:
         _lead(RunSpec(settings, source, root, closing, ahead, device, agent), trainer_spec, rank)
@@ -69,13 +69,14 @@ def run(settings: Settings, source: configuration.Source | None = None) -> None:
 
 def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None) -> None:
     settings = spec.settings
-    plan = schedule.training_plan(settings, spec.device.tasks)
+    plan = schedule.plan(settings, spec.device.tasks)
     with ExitStack() as stack:
         folder = RunFolder(spec.root, configuration.to_yaml(settings))
         stack.callback(folder.close)
         progress = Progress(settings.rollout_size)
         events = Events(folder.events, (progress.listen,))
         stack.callback(events.close)
+        record_start(settings, events)
         status = Status(folder.root / "status.json")
         write_policy = WaitForSpace(events, status, settings.limits.full_disk_s)
         trainer = _trainer(settings, trainer_spec, folder, write_policy, rank, stack)
@@ -122,7 +123,7 @@ def _trainer_spec(settings: Settings, device: Device, agent: AgentFactory, root:
     """What every process that makes updates of the run folder ``root`` must know."""
     trainer = settings.trainer
     return TrainerSpec(
-        agent=agent,
+        agent=starting(settings, agent),
         algorithm=build_algorithm(settings, device),
         checkpoints=Checkpoints(
             root / "checkpoints", settings.save_freq, settings.keep_checkpoints, in_use=settings.collect_ahead

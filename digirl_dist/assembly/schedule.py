@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from digirl_dist.assembly.parts import algorithm_plugin, build_device
 from digirl_dist.collect.iteration import Closing
-from digirl_dist.settings import Close, Settings, TaskSplit, TrainMode
+from digirl_dist.settings import Close, Settings, TaskMode, TaskSplit, TrainMode
 from digirl_dist.settings.modes import only_measures
 from digirl_dist.tasks import Plan, Task
 
@@ -42,13 +42,19 @@ def iterations_ahead(settings: Settings) -> int:
     return 0 if only_measures(settings) else ahead
 
 
-def training_plan(settings: Settings, tasks: Sequence[Task]) -> Plan:
-    """The tickets of an iteration."""
+def plan(settings: Settings, tasks: Sequence[Task]) -> Plan:
+    """The tickets of an iteration, or of a round of measurements, which have seeds of their own."""
+    if settings.task_mode is TaskMode.evaluate:
+        return Plan(tasks, settings.rollout_size, settings.seed, settings.task_order.value, share="test")
     per_start = algorithm_plugin(settings).episodes_per_start
     return Plan(tasks, settings.rollout_size, settings.seed, settings.task_order.value, per_start)
 
 
 def evaluation_plan(settings: Settings) -> Plan:
-    """The tickets of one measurement: the test split, walked through."""
-    tasks = build_device(replace(settings, task_split=TaskSplit.test), settings.emulator).tasks
-    return Plan(tasks, settings.evaluation.episodes, settings.seed, "sequential")
+    """The tickets of each evaluation while training: the test split, walked through, on seeds of its own."""
+    return Plan(test_tasks(settings), settings.evaluation.episodes, settings.seed, "sequential", share="validate")
+
+
+def test_tasks(settings: Settings) -> Sequence[Task]:
+    """The tasks of the test split, whatever the settings train on."""
+    return build_device(replace(settings, task_split=TaskSplit.test), settings.emulator).tasks

@@ -9,13 +9,14 @@ from __future__ import annotations
 from enum import Enum
 
 from digirl_dist.algorithm.plugins import AlgorithmPlugin
-from digirl_dist.assembly.parts import agent_plugin, algorithm_plugin, collector_plugin, framework_of
+from digirl_dist.assembly.parts import agent_plugin, algorithm_plugin, collector_plugin, framework_of, run_root
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.settings import Close, JaxSettings, Parallel, Settings, Success, TorchrunSettings, TrainMode
 from digirl_dist.settings.extras import extra_needed
 from digirl_dist.settings.modes import needs_emulators, only_measures
 from digirl_dist.settings.plugins import ALGORITHM, settings_classes
+from digirl_dist.storage.start import start_of
 from digirl_dist.user_code.entry_point import load_entry_point
 
 
@@ -42,14 +43,18 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None, command:
             _refuse_modes(settings)
             _refuse_collection(settings)
             _refuse_judge(settings)
+            _refuse_start(settings)
         case Command.ranks:
             _refuse_on_ranks(settings)
             _refuse_learning(settings)
+            _refuse_start(settings)
         case Command.measure:
             if settings.success is not Success.environment:
                 raise SettingsError(
                     f"success={settings.success.value} is for runs; evaluation jobs count the emulator's own verdicts"
                 )
+            if settings.start_from is not None:
+                raise SettingsError("start_from is for runs; an evaluation job names a run folder as its save_path")
 
 
 def _refuse_launch(settings: Settings, rank: Rank | None) -> None:
@@ -67,8 +72,8 @@ def _refuse_learning(settings: Settings) -> None:
     name = settings.agent.name
     if not agent_plugin(settings).learns and not only_measures(settings):
         raise SettingsError(
-            f"agent={name} acts and cannot be trained: measure it, or collect with it, with task_mode=evaluate "
-            "(--config-name eval), and train another agent on what it brought, with offline.data; or use agent=vlm"
+            f"agent={name} acts and cannot be trained: measure it with task_mode=evaluate (--config-name eval), "
+            "or collect with task_mode=collect and train another agent on that, with offline.data; or use agent=vlm"
         )
     framework = framework_of(settings)
     if framework not in algorithm_plugin(settings).frameworks:
@@ -117,6 +122,18 @@ def _refuse_judge(settings: Settings) -> None:
             with extra_needed("success=judge", "openai", "judge"):
                 from digirl_dist.chat.client import key_of
             key_of(settings.judge, "judge")
+
+
+def _refuse_start(settings: Settings) -> None:
+    """A policy to start with that is not there, or that belongs to another agent."""
+    start = start_of(settings.start_from, run_root(settings))
+    if start is None:
+        return
+    name = settings.agent.name
+    if not agent_plugin(settings).learns:
+        raise SettingsError(f"agent={name} has no weights; leave start_from out")
+    if start.agent not in (None, name):
+        raise SettingsError(f"start_from={settings.start_from} is a policy of agent={start.agent}, not of agent={name}")
 
 
 def _refuse_on_ranks(settings: Settings) -> None:

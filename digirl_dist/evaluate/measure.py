@@ -42,7 +42,7 @@ def measure(job: EvalJob, device: str, work: Path, dataset: Path) -> dict[str, J
     agent = build_agent(settings, emulator.spec)
     checkpoint = _checkpoint(job, agent, work)
     size = job.num_episodes or (settings.bsize if isinstance(settings.bsize, int) else 1)
-    plan = Plan(emulator.tasks, size, job.seed, settings.task_order.value)
+    plan = Plan(emulator.tasks, size, job.seed, settings.task_order.value, share="test")
     events = Events(work / "events.jsonl")
     store = Store(work / "trajectories")
     status = Status(work / "status.json")

@@ -32,8 +32,9 @@ class LocalPolicies:
         self._answers: list[InferenceReply] = []
 
     def load(self, version: int, state: State) -> None:
-        """Makes ``version`` ready to act with the weights ``state``."""
+        """Makes ``version`` ready to act with the weights ``state``, in evaluation mode: without dropout."""
         agent = self._retired.pop() if self._retired else self._factory()
+        agent.train(False)
         agent.load_state_dict(state)
         self._serving[version] = agent
 

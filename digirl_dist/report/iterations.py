@@ -8,13 +8,14 @@ from xml.etree.ElementTree import Element
 from digirl_dist.report.charts import Series, binned, line_chart, stacked_bars, thinned
 from digirl_dist.report.markup import element, section, short_number, shorten, small
 from digirl_dist.report.record import number
+from digirl_dist.report.task_table import success_by_task
 from digirl_dist.types import Json
 
 _PLACES = 150
 """Largest number of places in a chart; with more iterations, each place is the mean of several."""
 _TABLE_ROWS = 200
 _OPEN_ROWS = 12
-_OWN_CHARTS = 6
+_OWN_CHARTS = 18
 _SHARE = (0.0, 1.0)
 
 _COLUMNS = (
@@ -24,6 +25,7 @@ _COLUMNS = (
     ("reward", "reward_mean"),
     ("best reward", "reward_max"),
     ("steps", "steps_mean"),
+    ("entropy", "entropy"),
     ("policy", "policy_version"),
     ("collect s", "collect_s"),
     ("push s", "push_s"),
@@ -62,8 +64,9 @@ def _learning(metrics: Lines) -> Element:
     charts = _charts(
         line_chart("Success rate", _labels(metrics), [success], _SHARE),
         line_chart("Reward of an episode", _labels(metrics), rewards),
+        line_chart("Entropy of the policy, in nats", _labels(metrics), [_line(metrics, "entropy", 1, "entropy")]),
     )
-    return section("Learning", charts, _binning(metrics))
+    return section("Learning", charts, _binning(metrics), success_by_task(metrics))
 
 
 def _time(metrics: Lines) -> Element:

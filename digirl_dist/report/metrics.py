@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections import Counter
@@ -52,6 +53,8 @@ def results(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
         "reward_mean": _mean(rewards),
         "reward_max": max(rewards, default=None),
         "steps_mean": _mean(_steps(trajectories)),
+        "entropy": _entropy(trajectories),
+        "success_by_task": _success_by_task(trajectories),
         **late(iteration, trajectories),
     }
 
@@ -125,6 +128,25 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
 
 def _steps(trajectories: Sequence[Trajectory]) -> list[float]:
     return [float(len(trajectory.steps)) for trajectory in trajectories]
+
+
+def _entropy(trajectories: Sequence[Trajectory]) -> float | None:
+    """Returns the mean of −log π(a|s) over the steps: an unbiased estimate of the entropy of the policies that acted.
+
+    Of actions with a density, the differential entropy. None without log-probabilities.
+    """
+    known = [step.log_prob for trajectory in trajectories for step in trajectory.steps if math.isfinite(step.log_prob)]
+    return -sum(known) / len(known) if known else None
+
+
+def _success_by_task(trajectories: Sequence[Trajectory]) -> dict[str, list[int]]:
+    """Returns successes and episodes of each task."""
+    counts: dict[str, list[int]] = {}
+    for trajectory in trajectories:
+        count = counts.setdefault(trajectory.ticket.task.id, [0, 0])
+        count[0] += trajectory.success
+        count[1] += 1
+    return counts
 
 
 def _append_whole(path: Path, line: str) -> None:

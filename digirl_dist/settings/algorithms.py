@@ -17,7 +17,7 @@ class OptimizerSettings:
     batch_size: int = 64
     """Rows per minibatch."""
     accumulate: int = 1
-    """Minibatches whose gradients are averaged for one step."""
+    """Minibatches that make one step together, as one minibatch of all their rows would."""
     epochs: int = 5
     """Passes over the rows in each iteration …"""
     max_examples: int = 2000

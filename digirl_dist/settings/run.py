@@ -39,10 +39,12 @@ class TrainMode(Enum):
 
 
 class TaskMode(Enum):
-    """Trains, or only evaluates the newest checkpoint for ``eval_iterations`` rounds."""
+    """Trains, or runs ``eval_iterations`` rounds with the newest checkpoint: to evaluate it on emulator seeds that no
+    training draws, or to collect episodes that others may learn from."""
 
     train = "train"
     evaluate = "evaluate"
+    collect = "collect"
 
 
 class TaskOrder(Enum):
@@ -108,6 +110,9 @@ class Settings:
     parallel: Parallel = Parallel.host
     save_path: str = "runs/host"
     """The run folder. Repeating the command continues the run in it."""
+    start_from: str | None = None
+    """Checkpoint whose policy, and nothing else of its run, a new run begins with: a folder like
+    ``RUN/checkpoints/000014`` or ``RUN/checkpoints/best``, or a run folder, whose newest one counts."""
     save_freq: int = 1
     """Iterations between kept checkpoints; the newest and the best in evaluations are always kept."""
     keep_checkpoints: int | None = None

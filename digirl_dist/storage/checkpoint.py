@@ -165,6 +165,9 @@ class Checkpoints:
         iterations = self._iterations()
         return self.open(iterations[-1]) if iterations else None
 
+    def has_any(self) -> bool:
+        return bool(self._iterations())
+
     def rate(self, checkpoint: Checkpoint, success_rate: float) -> None:
         """Records a checkpoint's success rate. It becomes the best unless an older one did at least as well."""
         path = self.root / "best.json"
@@ -181,15 +184,10 @@ class Checkpoints:
 
     def open(self, iteration: int) -> Checkpoint:
         """Returns the checkpoint of an iteration. Raises CheckpointError naming the file that cannot be used."""
-        folder = self._folder(iteration)
-        try:
-            manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=_Manifest)
-        except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{folder / 'manifest.json'} cannot be read: {error}") from error
-        if manifest.iteration != iteration:
-            raise CheckpointError(f"{folder} holds the checkpoint of iteration {manifest.iteration}")
-        tensors = {name: TensorInfo(*info) for name, info in manifest.tensors.items()}
-        return Checkpoint(folder, iteration, tensors, manifest.files)
+        checkpoint = read_checkpoint(self._folder(iteration))
+        if checkpoint.iteration != iteration:
+            raise CheckpointError(f"{checkpoint.folder} holds the checkpoint of iteration {checkpoint.iteration}")
+        return checkpoint
 
     def save(
         self, iteration: int, policy: State, trainer: Mapping[str, Any], metrics: Mapping[str, Json]
@@ -230,6 +228,17 @@ class Checkpoints:
         for iteration in older:
             if iteration not in kept and self._folder(iteration).name != best:
                 shutil.rmtree(self._folder(iteration))
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Returns the checkpoint in ``folder``, whatever its name. Raises CheckpointError naming the file."""
+    path = folder / "manifest.json"
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=_Manifest)
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    tensors = {name: TensorInfo(*info) for name, info in manifest.tensors.items()}
+    return Checkpoint(folder, manifest.iteration, tensors, manifest.files)
 
 
 def _write(

@@ -7,14 +7,21 @@ import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from digirl_dist.agent.placement import Placed
 from digirl_dist.algorithm.plugins import LearnsFrom
-from digirl_dist.assembly import validate
-from digirl_dist.assembly.parts import algorithm_plugin, build_agent, build_algorithm, build_device
+from digirl_dist.assembly import schedule, validate
+from digirl_dist.assembly.parts import (
+    algorithm_plugin,
+    build_agent,
+    build_algorithm,
+    build_device,
+    record_start,
+    run_root,
+    starting,
+)
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.peers import OwnRows
@@ -23,7 +30,7 @@ from digirl_dist.parallel.statistics import EpisodeWindow
 from digirl_dist.settings import Settings, configuration
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
-from digirl_dist.train.data_selector import CompleteGroups, DataSelector, EpisodeReplay, NewestFragments
+from digirl_dist.train.data_selector import DataSelector, EpisodeReplay, NewestFragments
 from digirl_dist.train.learner import RankLearner
 from digirl_dist.train.loop import NullReporter, RankLoop, Reporter
 from digirl_dist.train.rendezvous import Rendezvous, join_ranks
@@ -32,7 +39,7 @@ from digirl_dist.train.streams import Stream, Streams
 from digirl_dist.trajectory import Trajectory
 
 _EVALUATION_SLOT = 10**6
-"""Its episodes have seeds that no emulator in training has."""
+"""The slot of the emulator that evaluates, which no emulator in training has."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ def train(settings: Settings, distributed: bool) -> None:
         folder = _open_folder(settings, stack) if rank.is_first else None
         state, window = resumed_state(folder, settings, group), EpisodeWindow()
         state.restore(rank, learner, streams, window)
-        _record_ranks(folder, group, settings.seed, rendezvous.device)
+        _record_ranks(folder, group, settings, rendezvous.device)
         reporter: Reporter = NullReporter()
         if folder is not None:
             reporter = _rank_zero_reporter(context, folder, learner, state, stack)
@@ -79,40 +86,43 @@ def stream_of(context: RankContext, slot: int) -> Stream:
     return Stream(emulator.factory(), emulator.tasks, f"rank{rank}", slot, seed, group_size)
 
 
+def evaluation_stream(context: RankContext) -> Stream:
+    """Returns the stream of the evaluations: tasks of the test split, on seeds that training never draws."""
+    settings, name = context.settings, f"rank{context.rank.rank}"
+    tasks = schedule.test_tasks(settings)
+    return Stream(context.emulator.factory(), tasks, name, _EVALUATION_SLOT, settings.seed, share="validate")
+
+
 def _learner(context: RankContext, rendezvous: Rendezvous) -> RankLearner:
     """The first weights are the same on every rank, since they follow from the seed."""
     settings, group = context.settings, rendezvous.group
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        agent = Placed(build_agent(settings, context.emulator.spec), rendezvous.acts_on)()
+        agent = Placed(starting(settings, build_agent(settings, context.emulator.spec)), rendezvous.acts_on)()
         agent.train(False)
         algorithm = build_algorithm(settings, context.emulator)(agent, OwnRows(group))
     return RankLearner(group, agent, algorithm, settings.seed + group.rank.rank)
 
 
 def _data_selector(settings: Settings, replay: list[Trajectory]) -> DataSelector:
-    algorithm = algorithm_plugin(settings)
-    match algorithm.learns_from:
-        case LearnsFrom.steps:
-            return NewestFragments()
-        case LearnsFrom.groups:
-            return CompleteGroups(replay, algorithm.episodes_per_start)
-        case LearnsFrom.episodes:
-            return EpisodeReplay(replay, settings.trainer.replay_size)
+    if algorithm_plugin(settings).learns_from is LearnsFrom.steps:
+        return NewestFragments()
+    return EpisodeReplay(replay, settings.trainer.replay_size)
 
 
 def _open_folder(settings: Settings, stack: ExitStack) -> RunFolder:
-    folder = RunFolder(Path(settings.save_path).expanduser().resolve(), configuration.to_yaml(settings))
+    folder = RunFolder(run_root(settings), configuration.to_yaml(settings))
     stack.callback(folder.close)
     return folder
 
 
-def _record_ranks(folder: RunFolder | None, group: Group, seed: int, device: str) -> None:
+def _record_ranks(folder: RunFolder | None, group: Group, settings: Settings, device: str) -> None:
     """Emits one event with every rank's number, effective seed, device and process."""
-    own = {"rank": group.rank.rank, "seed": seed + group.rank.rank, "device": device, "pid": os.getpid()}
+    own = {"rank": group.rank.rank, "seed": settings.seed + group.rank.rank, "device": device, "pid": os.getpid()}
     ranks = [json.loads(part) for part in group.gather(json.dumps(own).encode())]
     if folder is not None:
         events = Events(folder.events)
+        record_start(settings, events)
         events.emit("ranks", world_size=group.rank.world_size, ranks=ranks)
         events.close()
 
@@ -130,7 +140,7 @@ def _rank_zero_reporter(
     curves = build_curves(settings, folder)
     for drawn in curves:
         stack.callback(drawn.close)
-    stream = partial(stream_of, context, _EVALUATION_SLOT)
+    stream = partial(evaluation_stream, context)
     return RankZeroReporter(
         learner=learner,
         evaluator=StreamEvaluator(stream, context.emulator.max_steps, own.eval_freq, own.eval_episodes),

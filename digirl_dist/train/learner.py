@@ -32,5 +32,6 @@ class RankLearner:
             return {}
         with seeded(self.seed, iteration):
             figures = self.algorithm.update(data.fresh, data.replay)
+        self.agent.train(False)  # it acts next, and an algorithm of the user's may have left it in training mode
         check_replicas(self.group, self.agent.state_dict())
         return figures

@@ -15,7 +15,7 @@ import numpy as np
 from digirl_dist.agent import Actor
 from digirl_dist.emulator import Emulator
 from digirl_dist.errors import AgentError
-from digirl_dist.tasks import Task, Ticket
+from digirl_dist.tasks import Share, Task, Ticket, emulator_seeds
 from digirl_dist.trajectory import Decision, NoDecision, Observation, Step, Trajectory
 from digirl_dist.types import Json
 
@@ -37,7 +37,14 @@ class Stream:
     """
 
     def __init__(
-        self, emulator: Emulator, tasks: Sequence[Task], name: str, slot: int, seed: int, group_size: int = 1
+        self,
+        emulator: Emulator,
+        tasks: Sequence[Task],
+        name: str,
+        slot: int,
+        seed: int,
+        group_size: int = 1,
+        share: Share = "train",
     ) -> None:
         self._emulator = emulator
         self._tasks = tasks
@@ -45,6 +52,7 @@ class Stream:
         self._slot = slot
         self._seed = seed
         self._group_size = group_size
+        self._share = share
         self._fragment_start = 0
         self.observation = self._begin(0)
 
@@ -113,7 +121,7 @@ class Stream:
         group, member = divmod(episode, self._group_size)
         start = np.random.default_rng([self._seed, self._slot, group])
         self._task = self._tasks[int(start.integers(len(self._tasks)))]
-        self._episode_seed = int(start.integers(2**31))
+        (self._episode_seed,) = emulator_seeds(start, 1, self._share)
         # Not 0, since NumPy's seeding takes no notice of zeros at the end.
         self.rng = np.random.default_rng([self._seed, self._slot, group, 1 + member])
         self._episode = episode

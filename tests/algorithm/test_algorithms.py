@@ -37,7 +37,7 @@ ALGORITHMS: dict[str, Build] = {
     "filtered_bc": lambda agent: FilteredBC(agent, FilteredBcSettings(), seed=3),
     "digirl": lambda agent: DigiRL(agent, DigirlSettings(), seed=3),
     "digirl as released": lambda agent: DigiRL(agent, DigirlSettings(advantage="code"), seed=3),
-    "grpo": lambda agent: Grpo(agent, GrpoSettings(), seed=3),
+    "grpo": lambda agent: Grpo(agent, GrpoSettings(group_size=10), seed=3),
 }
 
 

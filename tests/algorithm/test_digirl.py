@@ -19,9 +19,8 @@ from digirl_dist.algorithm.advantages import (
     returns_to_go,
 )
 from digirl_dist.algorithm.digirl import DigiRL, PaperRule, ReleasedRule, stack
-from digirl_dist.algorithm.imitation import advantage_loss
 from digirl_dist.algorithm.selection import held_out, top_quantile
-from digirl_dist.algorithm.values import SuccessValue, two_class_loss
+from digirl_dist.algorithm.values import SuccessValue, calibration_error, two_class_loss
 from digirl_dist.errors import TrainingError
 from digirl_dist.settings import DigirlSettings, ValueSettings
 from digirl_dist.tasks import Task, Ticket
@@ -143,12 +142,6 @@ def test_offline_the_released_rule_ranks_by_return_alone() -> None:
     np.testing.assert_allclose(PaperRule(0.5).scores(returns, values, offline=True), [0.1, 0.0])
 
 
-@given(arrays.arrays(np.float64, 8, elements=st.floats(-9, 0)), arrays.arrays(np.float64, 8, elements=UNIT))
-def test_the_released_actor_loss_counts_the_steps_of_weight_0(log_probs: np.ndarray, weights: np.ndarray) -> None:
-    expected = -sum(weight * each for weight, each in zip(weights, log_probs, strict=True)) / 8
-    assert float(advantage_loss(torch.tensor(log_probs), torch.tensor(weights))) == pytest.approx(expected, abs=1e-6)
-
-
 def test_frames_are_stacked_oldest_first_and_the_first_repeats() -> None:
     features = torch.tensor([[1.0], [2.0], [3.0]])
     assert stack(features, 2).tolist() == [[1, 1], [1, 2], [2, 3]]
@@ -193,7 +186,22 @@ def test_steps_that_changed_nothing_are_never_good_unless_one_asks_for_it_as_pub
         settings = DigirlSettings(lam=0.71, erase_loops=drops)
         algorithm = DigiRL(Coin(Counter.spec), settings, seed=0)
         (looked_at,) = algorithm._look_at([won])
-        assert [row.weight for row in algorithm._examples_of(looked_at)][:2] == [float(expected == 2), 1.0]
+        rows, left = algorithm._examples([looked_at])
+        assert [row.observation for row in rows][:expected] == seen[2 - expected : 2]
+        assert left == {"left_not_good": 0.0, "left_in_loops": 2.0 - expected}
+
+
+def test_episodes_are_chosen_by_what_was_expected_before_their_outcome_was_learned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The values begin at 0.5 everywhere, so in the first update the scores are those of the returns alone."""
+    algorithm, scores = made(advantage="code"), []
+    monkeypatch.setattr(
+        "digirl_dist.algorithm.digirl.top_quantile",
+        lambda found, share: scores.append(found) or top_quantile(found, share),
+    )
+    algorithm.update(batch(0), batch(0))
+    assert set(scores[0].tolist()) == {-0.5, 0.5}
 
 
 def test_while_it_warms_up_only_the_values_learn() -> None:
@@ -223,6 +231,18 @@ def test_the_value_loss_is_the_cross_entropy_of_two_classes(logits: np.ndarray, 
     log_probs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     expected = -np.mean([row[label] for row, label in zip(log_probs, labels, strict=True)])
     assert float(two_class_loss(torch.from_numpy(logits), torch.tensor(labels))) == pytest.approx(expected, abs=1e-6)
+
+
+@given(arrays.arrays(np.float64, 12, elements=UNIT), arrays.arrays(np.bool_, 12))
+def test_the_calibration_error_is_the_gap_between_saying_and_coming_true(said: np.ndarray, true: np.ndarray) -> None:
+    expected = 0.0
+    for number in range(10):
+        inside = [k for k in range(12) if number / 10 <= said[k] < (number + 1) / 10 or (number == 9 and said[k] == 1)]
+        if inside:
+            share, mean = sum(true[k] for k in inside) / len(inside), sum(said[k] for k in inside) / len(inside)
+            expected += len(inside) / 12 * abs(share - mean)
+    near_an_edge = np.abs(said * 10 - np.round(said * 10)).min() < 1e-9 and not np.isin(said, (0.0, 1.0)).all()
+    assert near_an_edge or calibration_error(said, true) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_value_function_learns_what_succeeds() -> None:

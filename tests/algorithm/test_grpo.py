@@ -15,7 +15,8 @@ from hypothesis.extra import numpy as arrays
 from user_classes import Coin, Counter
 
 from digirl_dist.algorithm.advantages import group_advantages
-from digirl_dist.algorithm.grpo import Batch, Grpo, clipped_loss, importance
+from digirl_dist.algorithm.grpo import Batch, Grpo, clipped_loss, expected_returns, importance, surpluses
+from digirl_dist.algorithm.imitation import Example
 from digirl_dist.algorithm.ppo import PPO
 from digirl_dist.settings import GrpoActorSettings, GrpoSettings, PpoSettings
 from digirl_dist.tasks import Plan, Task, Ticket
@@ -49,7 +50,7 @@ def test_the_clipped_loss_is_that_of_its_formula(
         ratio = math.exp(new_one - old_one)
         clipped = min(max(ratio, 1 - low), 1 + high)
         terms.append(weight * min(ratio * advantage, clipped * advantage))
-    batch = Batch(torch.tensor(old), torch.tensor(advantages), torch.tensor(weights))
+    batch = Batch(*map(torch.tensor, (old, advantages, weights)), torch.zeros(len(old), dtype=torch.bool))
     found = float(clipped_loss(torch.tensor(new), batch, low, high))
     assert found == pytest.approx(-sum(terms) / len(terms), rel=1e-6, abs=1e-6)
 
@@ -79,12 +80,17 @@ def group(results: list[int], version: int = 4, log_prob: float = math.log(0.5))
 def made(**settings: float) -> tuple[Coin, Grpo]:
     coin = Coin(Counter.spec)
     actor = GrpoActorSettings(learning_rate=0.01, epochs=1)
-    return coin, Grpo(coin, GrpoSettings(actor=actor, **settings), seed=0)  # type: ignore[arg-type]
+    return coin, Grpo(coin, GrpoSettings(**{"group_size": 4, "replay_weight": 0.0, "actor": actor, **settings}), seed=0)  # type: ignore[arg-type]
+
+
+def learn(grpo: Grpo | PPO, fresh: list[Trajectory]) -> dict[str, float]:
+    """An update in which nothing is remembered but what is fresh."""
+    return grpo.update(fresh, fresh)
 
 
 def test_it_learns_the_action_that_beats_its_group() -> None:
     coin, grpo = made()
-    figures = grpo.update(group([1, 0, 1, 0]), [])
+    figures = learn(grpo, group([1, 0, 1, 0]))
     assert figures["kept_trajectories"] == 4 and figures["policy_lag"] == 0
     assert coin.log_prob([], [1]).item() > math.log(0.5) > coin.log_prob([], [0]).item()
 
@@ -99,8 +105,10 @@ class Blurred(Coin):
 def test_ratios_are_those_of_evaluation_mode() -> None:
     """In the first step every ratio is 1, so advantages of a group add up to 0."""
     blurred = Blurred(Counter.spec)
-    grpo = Grpo(blurred.train(), GrpoSettings(actor=GrpoActorSettings(epochs=1)), seed=0)
-    assert grpo.update(group([1, 0, 1, 0]), [])["actor_loss"] == pytest.approx(0, abs=1e-6)
+    grpo = Grpo(
+        blurred.train(), GrpoSettings(group_size=4, replay_weight=0.0, actor=GrpoActorSettings(epochs=1)), seed=0
+    )
+    assert learn(grpo, group([1, 0, 1, 0]))["actor_loss"] == pytest.approx(0, abs=1e-6)
     ppo = PPO(blurred.train(), PpoSettings(epochs=1, value_weight=0.0), iterations=9, seed=0)
     log_prob = blurred.train(False).log_prob([], [1]).item()
     blurred.train()
@@ -110,20 +118,21 @@ def test_ratios_are_those_of_evaluation_mode() -> None:
 
 def test_groups_that_came_out_alike_teach_nothing() -> None:
     coin, grpo = made()
-    figures = grpo.update(group([1, 1, 1]), [])
-    assert figures["kept_trajectories"] == 0 and coin.logits.tolist() == [0.0, 0.0]
+    figures = learn(grpo, group([1, 1, 1, 1]))
+    assert figures["kept_trajectories"] == 0 and figures["groups_alike_share"] == 1.0 and figures["left_alike"] == 4
+    assert coin.logits.tolist() == [0.0, 0.0]
 
 
 def test_episodes_are_compared_with_those_of_their_own_task_alone() -> None:
     """Alone in its group, an episode has nothing to be better than."""
     coin, grpo = made()
     apart = [episode(Ticket(4, index, Task(str(index)), 9, 4), [index % 2]) for index in range(4)]
-    assert grpo.update(apart, [])["kept_trajectories"] == 0
+    assert learn(grpo, apart)["kept_trajectories"] == 0
     assert coin.logits.tolist() == [0.0, 0.0]
 
 
 def test_the_loss_of_all_rows_is_the_mean_over_episodes_of_the_mean_over_their_steps() -> None:
-    _, grpo = made()
+    _, grpo = made(group_size=3)
     fresh = [
         episode(Ticket(4, 0, Task("t"), 9, 4), [0, 0, 1]),
         episode(Ticket(4, 1, Task("t"), 9, 4), [0]),
@@ -133,30 +142,69 @@ def test_the_loss_of_all_rows_is_the_mean_over_episodes_of_the_mean_over_their_s
     advantages = (returns - returns.mean()) / returns.std()
     of_episodes = []
     for trajectory, advantage in zip(fresh, advantages, strict=True):
-        ratios = [0.5 / math.exp(step.log_prob) for step in trajectory.steps]
-        terms = [min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage) for ratio in ratios]
-        of_episodes.append(sum(terms) / len(terms))
-    figures = grpo.update(fresh, [])
+        corrections = [min(0.5 / math.exp(step.log_prob), 2.0) for step in trajectory.steps]
+        of_episodes.append(sum(correction * advantage for correction in corrections) / len(corrections))
+    figures = learn(grpo, fresh)
     assert figures["actor_loss"] == pytest.approx(-sum(of_episodes) / 3, abs=1e-6)
 
 
-def test_steps_of_an_older_policy_count_by_their_truncated_ratio() -> None:
-    """The present policy gives each action 0.5; the older one gave 0.8 to what it did."""
-    stale = group([1, 0], version=3, log_prob=math.log(0.8))
-    _, grpo = made()
-    figures = grpo.update(stale, [])
-    assert figures["policy_lag"] == 1.0
-    batch = made()[1]._batch([(each, 1.0) for each in stale], _rows(stale))
-    np.testing.assert_allclose(batch.weights, [0.5 / 0.8] * 2, atol=1e-6)
-    np.testing.assert_allclose(batch.old, [math.log(0.5)] * 2, atol=1e-6)
-    rare = group([1, 0], version=3, log_prob=math.log(0.01))
-    np.testing.assert_allclose(made()[1]._batch([(each, 1.0) for each in rare], _rows(rare)).weights, 2.0)
+@pytest.mark.parametrize(("version", "lag"), [(3, 1.0), (4, 0.0)])
+def test_steps_of_a_policy_that_differs_count_by_their_truncated_ratio(version: int, lag: float) -> None:
+    """It may be older, or the same in another precision. The one that learns gives each action 0.5."""
+    _, grpo = made(group_size=2)
+    for acted, weight in ((0.8, 0.5 / 0.8), (0.01, 2.0)):
+        members = group([1, 0], version=version, log_prob=math.log(acted))
+        batch = grpo._batch(
+            [members], [Example(step.observation, step.action) for each in members for step in each.steps]
+        )
+        np.testing.assert_allclose(batch.weights, [weight] * 2, atol=1e-6)
+        np.testing.assert_allclose(batch.old, [math.log(0.5)] * 2, atol=1e-6)
+    assert learn(grpo, group([1, 0], version=version))["policy_lag"] == lag
 
 
-def _rows(episodes: list[Trajectory]) -> list[object]:
-    from digirl_dist.algorithm.imitation import Example
+def test_a_group_that_an_iteration_closed_without_is_learned_from_once_it_is_whole() -> None:
+    """Its longest episode comes an iteration later; without it, short episodes would be favoured."""
+    first, others = group([1, 0, 0, 0])[:3], group([1, 0, 0, 0])[3:]
+    coin, grpo = made()
+    early = grpo.update(first, first)
+    assert early["kept_trajectories"] == 0 and early["left_waiting"] == 3 and coin.logits.tolist() == [0.0, 0.0]
+    alone = episode(Ticket(5, 0, Task("t"), 10, 5), [1])
+    figures = grpo.update([*others, alone], [*first, *others, alone])
+    assert figures["kept_trajectories"] == 4 and figures["left_waiting"] == 1 and figures["policy_lag"] == 0.5
+    assert grpo.update([alone], [*first, *others, alone])["kept_trajectories"] == 0, "none is used twice"
 
-    return [Example(step.observation, step.action) for each in episodes for step in each.steps]
+
+@given(vectors(LOG_PROB), vectors(UNIT), st.lists(st.booleans(), min_size=7, max_size=7))
+def test_steps_that_are_imitated_count_by_their_likelihood(
+    new: np.ndarray, weights: np.ndarray, which: list[bool]
+) -> None:
+    """Beside steps whose ratio is 1 and whose advantage is 1."""
+    terms = [weight * (each if imitated else 1.0) for each, weight, imitated in zip(new, weights, which, strict=True)]
+    now = torch.tensor(new)
+    batch = Batch(now, torch.ones(7, dtype=torch.double), torch.tensor(weights), torch.tensor(which))
+    assert float(clipped_loss(now, batch, 0.2, 0.2)) == pytest.approx(-sum(terms) / 7, abs=1e-6)
+
+
+def test_what_is_expected_of_a_task_is_the_mean_of_its_newest_episodes() -> None:
+    rng = np.random.default_rng(0)
+    names, actions = rng.choice(["a", "b"], 60).tolist(), rng.integers(2, size=60).tolist()
+    tickets = [Ticket(0, index, Task(name), index, 0) for index, name in enumerate(names)]
+    found = expected_returns([episode(ticket, [action]) for ticket, action in zip(tickets, actions, strict=True)])
+    for task in ("a", "b"):
+        own = [action for name, action in zip(names, actions, strict=True) if name == task]
+        assert found[task] == pytest.approx(sum(own[-16:]) / 16)
+    assert surpluses([1.0, 0.0, 1.0], ["a", "a", "new"], {"a": 0.25}) == [0.75, 0.0, 1.0]
+
+
+def test_successes_of_earlier_iterations_are_imitated_the_more_the_less_they_were_expected() -> None:
+    earlier = [episode(Ticket(1, index, Task("hard"), index, 1), [int(index == 0)]) for index in range(4)]
+    mastered = [episode(Ticket(1, index, Task("easy"), index, 1), [1]) for index in range(4)]
+    coin, grpo = made(replay_weight=3.0)
+    (row,), _ = grpo._imitated([*earlier, *mastered])
+    assert row.weight == 0.75 and grpo._imitation_weights([row, row]).tolist() == [3.0, 3.0]
+    figures = grpo.update([], [*earlier, *mastered])
+    assert figures["imitated_steps"] == 1 and figures["kept_steps"] == 0
+    assert coin.log_prob([], [1]).item() > math.log(0.5)
 
 
 def test_a_plan_in_groups_gives_each_group_one_start() -> None:

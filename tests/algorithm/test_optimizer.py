@@ -31,6 +31,27 @@ def test_accumulated_minibatches_are_one_large_batch() -> None:
     assert torch.allclose(large, small, atol=1e-6)
 
 
+def test_accumulated_minibatches_of_weighted_rows_are_one_large_batch() -> None:
+    """Of 12 rows in parts of 5, 5 and 2, each row counts for its weight in the whole step."""
+    weights = torch.linspace(0.1, 3, 12)
+    moved = []
+    for settings in (
+        OptimizerSettings(batch_size=12, epochs=1),
+        OptimizerSettings(batch_size=5, accumulate=3, epochs=1),
+    ):
+        weight = parameter()
+
+        def loss_of(batch: list[int], weight: nn.Parameter = weight) -> torch.Tensor:
+            return (weights[batch] * (ROWS[batch] @ weight) ** 2).sum() / weights[batch].sum()
+
+        optimizer = MinibatchOptimizer([weight], settings, 0, "the loss")
+        optimizer.fit(12, loss_of, lambda batch: float(weights[batch].sum()))
+        moved.append(optimizer.state_dict()["optimizer"]["state"][0]["exp_avg"])
+    expected = (weights[:, None] * 2 * ROWS * (ROWS @ parameter())[:, None]).sum(dim=0) / weights.sum()
+    expected = 0.1 * (expected / expected.norm().clamp(min=1.0)).detach()
+    assert torch.allclose(moved[0], expected, atol=1e-6) and torch.allclose(moved[1], expected, atol=1e-6)
+
+
 def test_a_step_is_that_of_adam_on_the_clipped_gradient() -> None:
     """Kingma & Ba (arXiv 1412.6980), algorithm 1, two steps in NumPy."""
     weight, rows = parameter(), ROWS.double().numpy()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from process_watch import eventually, processes_with
-from run_files import lines, metrics
+from run_files import events, lines, metrics
 from user_classes import Coin, Counter
 
 from digirl_dist.assembly.run import run
@@ -21,11 +21,20 @@ from digirl_dist.settings import (
     OfflineSettings,
     Parallel,
     Settings,
+    TaskMode,
     TrainMode,
 )
 from digirl_dist.storage import parquet
+from digirl_dist.storage.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.system
+
+_EPISODES = {
+    "training": "trajectories",
+    "evaluation": "evaluation/000003",
+    "final": "evaluation/000004",
+}
+"""Where a run of four iterations has its episodes; the newest checkpoint was measured in training and afterwards."""
 
 
 def settings(folder: Path, **others: Any) -> Settings:
@@ -110,6 +119,41 @@ def test_an_evaluation_that_a_crash_cut_short_is_made_up_for(tmp_path: Path) -> 
     assert [line["checkpoint"] for line in lines(tmp_path / "evaluation.jsonl")] == [2]
 
 
+def test_measurements_while_training_and_afterwards_have_instances_of_their_own(collected: Path) -> None:
+    """The emulator's instance follows from the seed; every measurement used to repeat the first iteration's."""
+    run(settings(collected, task_mode=TaskMode.evaluate))
+    folders = {name: collected / path for name, path in _EPISODES.items()}
+    found = {name: [each for file in folder.glob("*.parquet") for each in parquet.read(file)]
+             for name, folder in folders.items()}  # fmt: skip
+    seeds = {name: {each.ticket.seed for each in episodes} for name, episodes in found.items()}
+    assert all(seeds.values())
+    assert not seeds["training"] & seeds["evaluation"]
+    evaluation, final = found["evaluation"], [each for each in found["final"] if each.ticket.purpose == "train"]
+    assert len(final) == 8 and not {each.ticket.seed for each in final} & seeds["training"]
+    assert not {each.ticket.seed for each in final} & {each.ticket.seed for each in evaluation}
+
+
+def test_collecting_without_learning_takes_instances_of_training(collected: Path, tmp_path: Path) -> None:
+    run(settings(tmp_path, task_mode=TaskMode.collect))
+    (file,) = (tmp_path / "evaluation" / "000000").glob("*.parquet")
+    trained = parquet.read(collected / "trajectories" / "000000.parquet")
+    assert [each.ticket.seed for each in parquet.read(file)] == [each.ticket.seed for each in trained]
+
+
+def test_a_run_of_another_algorithm_starts_with_a_checkpoint_and_says_so(collected: Path, tmp_path: Path) -> None:
+    learned = Checkpoints(collected / "checkpoints").newest()
+    assert learned is not None
+    start = {"start_from": str(collected), "train_algorithm": "digirl"}
+    run(settings(tmp_path, train_iterations=1, keep_checkpoints=None, **start))
+    first = Checkpoints(tmp_path / "checkpoints").open(0)
+    assert first.tensors == learned.tensors
+    assert json.loads((tmp_path / "start.json").read_text())["checkpoint"] == str(learned.folder)
+    (event,) = events(tmp_path, "started_from")
+    assert event["run_id"] == json.loads((collected / "run.json").read_text())["run_id"]
+    run(settings(tmp_path, train_iterations=2, **start))
+    assert [line["iteration"] for line in metrics(tmp_path)] == [0, 1]
+
+
 @pytest.mark.long
 def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
     evaluation = EvaluationSettings(every=2, episodes=4)
@@ -139,6 +183,7 @@ def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
             "train_mode=online",
         ),
         ({"train_algorithm": "grpo", "rollout_size": 12}, "no multiple of algorithm.grpo.group_size=8"),
+        ({"start_from": "/nowhere/at/all"}, "start_from=/nowhere/at/all is no checkpoint"),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_anything_is_made(

@@ -26,7 +26,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 WAYS = {
     "shared": "alone",
     "own": "alone",
-    "own, counted": "alone, counted",
+    "own, accumulated": "alone",
     "shared, accumulated": "alone, accumulated",
     "shared, grpo": "alone, grpo",
     "own, grpo": "alone, grpo",

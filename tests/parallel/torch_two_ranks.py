@@ -21,7 +21,7 @@ from digirl_dist.agent import Agent
 from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.agent.sharding import Sharded, ShardedRows
 from digirl_dist.algorithm.grpo import Grpo
-from digirl_dist.algorithm.imitation import ADVANTAGE, IMITATION, Example, Imitation, Objective
+from digirl_dist.algorithm.imitation import Example, Imitation
 from digirl_dist.algorithm.ppo import PPO
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import PeerError, SettingsError
@@ -60,7 +60,6 @@ def learn(
     examples: list[Example],
     peers: Peers,
     size: int,
-    objective: Objective = IMITATION,
     accumulate: int = 1,
     made: Callable[[], Agent] = agent,
     updates: int = UPDATES,
@@ -68,7 +67,7 @@ def learn(
     """The weights after these updates and the losses on the way; the clipping limit is reached each time."""
     policy = made()
     settings = ActorSettings(1e-2, size, accumulate, epochs=1, max_examples=10**6, clip_norm=1e-2)
-    imitation = Imitation(policy, settings, seed=1, peers=peers, objective=objective)
+    imitation = Imitation(policy, settings, seed=1, peers=peers)
     losses = [imitation.fit(examples) for _ in range(updates)]
     return flat(policy), losses
 
@@ -96,7 +95,8 @@ def episodes(starts: range, length: int) -> list[Trajectory]:
 def compare(fresh: list[Trajectory], peers: Peers) -> tuple[list[float], list[float]]:
     """The weights after some updates by GRPO and the losses on the way; a pass is one minibatch."""
     policy = agent()
-    grpo = Grpo(policy, GrpoSettings(actor=GrpoActorSettings(1e-2, batch_size=1000)), 1, peers)
+    actor = GrpoActorSettings(1e-2, batch_size=1000)
+    grpo = Grpo(policy, GrpoSettings(group_size=4, clip_high=0.2, replay_weight=0.0, actor=actor), 1, peers)
     losses = [grpo.update(fresh, fresh)["actor_loss"] for _ in range(5)]
     return flat(policy), losses
 
@@ -179,10 +179,9 @@ def main(folder: Path) -> None:
             "alone": learn(examples, ALONE, ROWS),
             "shared": learn(examples, shared, ROWS),
             "own": learn(mine, own, len(mine)),
-            "alone, counted": learn(examples, ALONE, ROWS, ADVANTAGE),
-            "own, counted": learn(mine, own, len(mine), ADVANTAGE),
             "alone, accumulated": learn(examples, ALONE, 5, accumulate=4),
             "shared, accumulated": learn(examples, shared, 5, accumulate=4),
+            "own, accumulated": learn(mine, own, 3, accumulate=6),
             "alone, grpo": compare(every, ALONE),
             "shared, grpo": compare(every, shared),
             "own, grpo": compare(own_episodes, own),

@@ -14,7 +14,7 @@ from digirl_dist.collection import CollectionResult
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Task, Ticket
-from digirl_dist.train.data_selector import CompleteGroups
+from digirl_dist.train.data_selector import EpisodeReplay
 from digirl_dist.train.parquet_bytes import assign_indices, from_parquet_bytes, merge_ranks, of_rank, to_parquet_bytes
 from digirl_dist.train.random_states import random_states, with_random_states
 from digirl_dist.train.resume import newest_of_each_rank
@@ -43,21 +43,10 @@ def test_a_rank_finds_its_own_episodes_again_however_many_each_rank_had() -> Non
     assert from_parquet_bytes(to_parquet_bytes([])) == []
 
 
-def test_a_group_is_learned_from_once_it_is_complete() -> None:
-    selector = CompleteGroups([], size=2)
-    first = selector.select(Collected(episodes=[episode("a0", 0, seed=1), episode("b0", 0, seed=2)]))
-    assert not first.fresh
-    second = selector.select(Collected(episodes=[episode("b1", 1, seed=2)]))
-    assert names(second.fresh) == ["b0", "b1"]
-    assert [each.ticket.iteration for each in second.fresh] == [1, 1]
-    assert [each.ticket.policy_version for each in second.fresh] == [0, 1]
-    assert names(selector.select(Collected(episodes=[episode("a1", 2, seed=1)])).fresh) == ["a0", "a1"]
-
-
-def test_what_waits_for_its_group_is_found_in_what_was_remembered() -> None:
-    remembered = [episode("a0", 0, seed=1), episode("b0", 0, seed=2), episode("b1", 1, seed=2)]
-    selector = CompleteGroups(remembered, size=2)
-    assert names(selector.select(Collected(episodes=[episode("a1", 2, seed=1)])).fresh) == ["a0", "a1"]
+def test_the_first_episodes_of_a_group_wait_in_the_replay_for_the_others() -> None:
+    selector = EpisodeReplay([episode("a0", 0, seed=1), episode("b0", 0, seed=2)], capacity=3)
+    data = selector.select(Collected(episodes=[episode("a1", 1, seed=1), episode("c0", 1, seed=3)]))
+    assert names(data.fresh) == ["a1", "c0"] and names(data.replay) == ["b0", "a1", "c0"]
 
 
 def test_each_rank_finds_its_newest_episodes_across_iterations_without_any(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ ALGORITHMS: dict[str, AlgorithmFactory] = {
     "filtered_bc": lambda agent, peers: FilteredBC(agent, FilteredBcSettings(), 1, peers),
     "paper": lambda agent, peers: DigiRL(agent, DigirlSettings(), 1, peers),
     "code": lambda agent, peers: DigiRL(agent, RELEASED, 1, peers),
-    "grpo": lambda agent, peers: Grpo(agent, GrpoSettings(), 1, peers),
+    "grpo": lambda agent, peers: Grpo(agent, GrpoSettings(group_size=4), 1, peers),
 }
 
 
@@ -64,7 +64,7 @@ def policy_of_shifted_pictures() -> DevicePolicy:
 def taps(iteration: int) -> list[Trajectory]:
     """One tap each on a picture of noise."""
     rng = np.random.default_rng([6, iteration])
-    return [_tap(Ticket(iteration, index, Task("t"), index // 4, iteration), rng) for index in range(8)]
+    return [_tap(Ticket(iteration, index, Task("t"), 9 * iteration + index // 4, iteration), rng) for index in range(8)]
 
 
 def _tap(ticket: Ticket, rng: np.random.Generator) -> Trajectory:
@@ -77,7 +77,9 @@ def _tap(ticket: Ticket, rng: np.random.Generator) -> Trajectory:
 
 def episodes(iteration: int) -> list[Trajectory]:
     rng = np.random.default_rng([5, iteration])
-    return [_episode(Ticket(iteration, index, Task("t"), index // 4, iteration), rng) for index in range(24)]
+    return [
+        _episode(Ticket(iteration, index, Task("t"), 9 * iteration + index // 4, iteration), rng) for index in range(24)
+    ]
 
 
 def _episode(ticket: Ticket, rng: np.random.Generator) -> Trajectory:

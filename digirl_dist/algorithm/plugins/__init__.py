@@ -24,7 +24,7 @@ class LearnsFrom(Enum):
     episodes = "episodes"
     """Whole episodes, fresh ones and those of a replay, whoever acted in them."""
     groups = "groups"
-    """Fresh episodes, complete groups of those that start alike."""
+    """Fresh episodes, compared with those that start alike."""
     steps = "steps"
     """Every fresh step; on ranks with emulators also those of episodes that go on."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, LearnsFrom
-from digirl_dist.settings.algorithms import ActorSettings
+from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, LearnsFrom, hindsight_of
+from digirl_dist.settings.algorithms import ActorSettings, HindsightSettings
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import AlgorithmFactory
@@ -32,10 +32,19 @@ class GrpoSettings(AlgorithmPlugin):
     """Divide advantages by the deviation of their group (false: Dr. GRPO)."""
     clip_low: float = 0.2
     """The ratio of new to old probability earns nothing below 1 - this …"""
-    clip_high: float = 0.2
-    """… or above 1 + this."""
+    clip_high: float = 5.0
+    """… or above 1 + this: high, for an action of probability 0.3 % would need many updates otherwise."""
+    replay_weight: float = 1.0
+    """How much a step counts that is imitated because its episode, of any iteration in the replay, ended better than
+    its task lately does on average (self-imitation); 0: the fresh episodes alone."""
+    discount: float = 0.7
+    """Steps that are imitated weigh by their discounted return to go …"""
+    erase_loops: bool = True
+    """… and not at all if their screen comes back later, before anything was earned."""
+    hindsight: HindsightSettings = field(default_factory=HindsightSettings)
     max_importance: float = 2.0
-    """Largest weight of a step that an older policy took (``collect_ahead``)."""
+    """Largest weight of a step that another policy took than the one that learns: an older one (``collect_ahead``), or
+    one of another precision."""
     actor: GrpoActorSettings = field(default_factory=GrpoActorSettings)
 
     @property
@@ -45,4 +54,5 @@ class GrpoSettings(AlgorithmPlugin):
     def build(self, context: LearningContext) -> AlgorithmFactory:
         from digirl_dist.algorithm.grpo import Grpo
 
-        return lambda agent, peers: Grpo(agent, self, context.seed, peers)
+        hindsight = hindsight_of(self.hindsight, context)
+        return lambda agent, peers: Grpo(agent, self, context.seed, peers, hindsight)

@@ -1,0 +1,81 @@
+"""``start_from``: the checkpoint of another run whose policy a run begins with, and the record of it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml  # type: ignore[import-untyped]
+
+from digirl_dist.errors import CheckpointError, SettingsError
+from digirl_dist.storage import atomic_files
+from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints, read_checkpoint
+from digirl_dist.types import Json
+
+
+@dataclass(frozen=True)
+class Start:
+    """A checkpoint that was asked for by ``asked``, an absolute path."""
+
+    asked: str
+    checkpoint: Checkpoint
+
+    @property
+    def agent(self) -> str | None:
+        """The name of the agent in the configuration of the checkpoint's run, if that lies beside it."""
+        content = _content(self.checkpoint.folder.parent.parent / "config.yaml")
+        agent = content.get("agent")
+        return agent.get("name") if isinstance(agent, dict) else None
+
+    def record(self, run: Path) -> dict[str, Json]:
+        """Writes ``start.json`` into the run folder and returns its content."""
+        folder = self.checkpoint.folder
+        source = _content(folder.parent.parent / "run.json").get("run_id")
+        content = {
+            "start_from": self.asked,
+            "checkpoint": str(folder),
+            "iteration": self.checkpoint.iteration,
+            "run_id": source,
+            "tensors": {name: info.digest for name, info in self.checkpoint.tensors.items()},
+        }
+        atomic_files.write_json(run / "start.json", content)
+        return content
+
+
+def start_of(start_from: str | None, run: Path) -> Start | None:
+    """Returns where the run in the folder ``run`` starts; None if it starts afresh or continues.
+
+    ``start_from`` is the folder of a checkpoint, or of a run, whose newest checkpoint counts. Raises SettingsError if
+    it is neither, or if the run started otherwise.
+    """
+    if start_from is None:
+        return None
+    asked = os.path.abspath(Path(start_from).expanduser())
+    if Checkpoints(run / "checkpoints").has_any():
+        began = _content(run / "start.json").get("start_from")
+        if began != asked:
+            how = f"from {began}" if began else "with fresh weights"
+            raise SettingsError(
+                f"save_path={run} holds a run that started {how}: leave start_from out to continue it, or use another "
+                "save_path"
+            )
+        return None
+    for folder in (Path(asked), Path(asked) / "checkpoints" / "latest"):
+        if (folder / "manifest.json").is_file():
+            try:
+                return Start(asked, read_checkpoint(folder.resolve()))
+            except CheckpointError as error:
+                raise SettingsError(f"start_from={start_from}: {error}") from error
+    raise SettingsError(
+        f"start_from={start_from} is no checkpoint; name a folder like RUN/checkpoints/000014, or a run folder"
+    )
+
+
+def _content(path: Path) -> dict[str, Json]:
+    """The mapping in a YAML or JSON file; an empty one without such a file."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
