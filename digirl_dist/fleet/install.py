@@ -73,8 +73,8 @@ def ensure_installed(connection: Connection, package: Package, folder: str, pyth
         if answer.get("want") == "wheel":
             remote.write(wheel)
             answer = remote.answer(deadline)
-        if "error" in answer:
-            raise InstallError(connection.worker, answer["error"], answer["remedy"])
+        if "python" not in answer:
+            raise InstallError(connection.worker, str(answer.get("error")), str(answer.get("remedy", "")))
         return str(answer["python"])
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import cast
 
 import paramiko
 
-from digirl_dist.errors import LinkLostError, WorkerError
+from digirl_dist.errors import LinkLostError, TooSlowError, WorkerError
 from digirl_dist.ssh.wire import HELD_S, Transport
 
 PACKET_BYTES = 32_704
@@ -16,9 +17,41 @@ PACKET_BYTES = 32_704
 _READ_BYTES = 1 << 20
 _SLICE_S = 0.5
 _STDERR_KEPT = 1 << 20
+_STDERR_AT_ONCE = 1 << 22
+_LONGEST_LINE = 1 << 20
 _LINK_END_S = 0.5
 _BROKEN = (OSError, EOFError, paramiko.SSHException)
 """Exceptions of paramiko once a link or its channel is gone."""
+
+
+class Deadline:
+    """The end of a wait, in monotonic seconds. It moves on by the time for which this process was held up itself."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self.timeout_s = math.inf if timeout_s is None else timeout_s
+        self.at = time.monotonic() + self.timeout_s
+        self.was_tried = False
+        """Whether there was a look at what had come already; a wait of no time takes that."""
+
+    @property
+    def left_s(self) -> float:
+        return self.at - time.monotonic()
+
+
+class Allowance:
+    """The time that a transfer may still take: ``slack_s``, and what each byte earns at ``rate`` bytes per second.
+
+    It never exceeds ``slack_s``, so a transfer ends that stands still for so long, or that is slower on the whole.
+    """
+
+    def __init__(self, slack_s: float, rate: float) -> None:
+        self.slack_s = slack_s
+        self.rate = rate
+        self.left_s = slack_s
+
+    def took(self, size: int, deadline: Deadline) -> None:
+        """Notes that ``size`` bytes have moved since ``deadline``, the end of what was left, was set."""
+        self.left_s = min(self.slack_s, deadline.left_s + size / self.rate)
 
 
 class Channel:
@@ -28,7 +61,8 @@ class Channel:
     while either of them is active. Every wait ends when the link does.
     """
 
-    def __init__(self, raw: paramiko.Channel, worker: str, command: str, stall_s: float) -> None:
+    def __init__(self, raw: paramiko.Channel, worker: str, command: str, stall_s: float, slowest: float) -> None:
+        """``stall_s`` and ``slowest`` (bytes per second) are the allowance of a ``write`` that has none of its own."""
         # paramiko measures timeouts by the time of day: if that jumps back, they may take hours. So paramiko never
         # waits; this class does, on the monotonic clock.
         raw.settimeout(0.0)
@@ -38,19 +72,21 @@ class Channel:
         self.command = command
         self._raw = raw
         self._stall_s = stall_s
+        self._slowest = slowest
         self._unread = bytearray()
         self._stderr = bytearray()
         self._stderr_lock = threading.Lock()
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
+    def write(self, data: bytes | bytearray | memoryview, allowance: Allowance | None = None) -> None:
         """Sends all of ``data``.
 
-        Raises LinkLostError if the link is gone or accepts nothing within the stall limit, and WorkerError with the
-        end of the command's stderr if the command has ended.
+        Raises LinkLostError if the link is gone or takes the data more slowly than the allowance, and WorkerError with
+        the end of the command's stderr if the command has ended.
         """
+        allowance = allowance or Allowance(self._stall_s, self._slowest)
         view = memoryview(data).cast("B")
         while view:
-            view = view[self._send(view[:PACKET_BYTES]) :]
+            view = view[self._send(view[:PACKET_BYTES], allowance) :]
 
     def close_input(self) -> None:
         """Closes the command's stdin."""
@@ -65,29 +101,56 @@ class Channel:
         Raises LinkLostError if the link is gone, or no output arrives for ``timeout_s`` (None: waits as long as the
         link lives).
         """
-        if self._unread:
-            taken = bytes(self._unread[:size])
-            del self._unread[:size]
-            return taken
-        data = self._receive(_deadline(timeout_s), timeout_s)
+        if not self._unread:
+            data = self.receive_until(Deadline(timeout_s))
+            if data is None:
+                raise self._silent(timeout_s or 0.0)
+            self._unread += data
+        return self._take(size)
+
+    def read_exactly(self, size: int, timeout_s: float) -> bytes:
+        """Returns ``size`` bytes of output, fewer only at its end.
+
+        Raises LinkLostError if the link is gone, or not all of them have come within ``timeout_s``.
+        """
+        deadline = Deadline(timeout_s)
+        while len(self._unread) < size and (more := self.receive_until(deadline)) != b"":
+            if more is None:
+                raise self._silent(timeout_s)
+            self._unread += more
+        return self._take(size)
+
+    def pull(self, size: int, allowance: Allowance) -> bytes:
+        """Returns at least one and at most ``size`` bytes of output; ``b""`` at its end.
+
+        Raises LinkLostError if the link is gone or the output comes more slowly than the allowance.
+        """
+        deadline = Deadline(allowance.left_s)
+        data = self._take(size) or self.receive_until(deadline)
+        if data is None:
+            raise self._too_slow(allowance)
         self._unread += data[size:]
+        allowance.took(len(data[:size]), deadline)
         return data[:size]
 
-    def readline(self, timeout_s: float | None = None) -> bytes:
+    def readline(self, timeout_s: float | None = None, longest: int = _LONGEST_LINE) -> bytes:
         """Returns one line with its newline; at the end of the output an unfinished line, or ``b""``.
 
-        Raises as ``read`` does.
+        Of a line longer than ``longest`` bytes, it returns so many and one more. Raises LinkLostError if the link is
+        gone, or the whole line has not come within ``timeout_s``.
         """
-        deadline = _deadline(timeout_s)
-        searched = 0
-        while (end := self._unread.find(b"\n", searched)) < 0:
-            searched = len(self._unread)
-            more = self._receive(deadline, timeout_s)
-            if not more:
-                return self.read(max(searched, 1)) if searched else b""
-            self._unread += more
-        line = bytes(self._unread[: end + 1])
-        del self._unread[: end + 1]
+        line = self._line(Deadline(timeout_s), longest)
+        if line is None:
+            raise self._silent(timeout_s or 0.0)
+        return line
+
+    def pull_line(self, longest: int, allowance: Allowance, moved: int = 0) -> bytes:
+        """Returns a line as ``readline`` does, within the allowance; it confirms that ``moved`` bytes have arrived."""
+        deadline = Deadline(allowance.left_s)
+        line = self._line(deadline, longest)
+        if line is None:
+            raise self._too_slow(allowance)
+        allowance.took(moved + len(line), deadline)
         return line
 
     def stderr_tail(self, lines: int = 20) -> str:
@@ -127,47 +190,65 @@ class Channel:
         except _BROKEN:
             pass  # the link is gone, and the channel with it
 
-    def receive_until(self, deadline: float) -> bytes | None:
-        """Returns the next output, ``b""`` at its end, or None if none arrives before ``deadline`` (monotonic)."""
+    def receive_until(self, deadline: Deadline) -> bytes | None:
+        """Returns the next output, ``b""`` at its end, or None at the deadline, even if output keeps coming."""
         while True:
             asked_at = time.monotonic()
             self._readable.wait(_SLICE_S)
+            deadline.at += _held_s(asked_at)
+            if deadline.left_s <= 0 and deadline.was_tried:
+                return None
+            deadline.was_tried = True
             try:
                 data = self._raw.recv(_READ_BYTES)
             except TimeoutError:
                 data = None
             except _BROKEN as error:  # recv sends window adjustments to the other side
                 raise self._link_lost() from error
-            if (held_s := time.monotonic() - asked_at) > HELD_S:
-                deadline += held_s
             self._drain_stderr()
             if data == b"" and self._lost():
                 raise self._link_lost()
-            if data is not None or time.monotonic() >= deadline:
+            if data is not None:
                 return data
 
-    def _receive(self, deadline: float, timeout_s: float | None) -> bytes:
-        data = self.receive_until(deadline)
-        if data is None:
-            raise LinkLostError(self.worker, f"`{self.command}` was silent for {timeout_s:g} s")
-        return data
+    def _take(self, size: int) -> bytes:
+        """Takes at most ``size`` bytes of the output that has been read already."""
+        taken = bytes(self._unread[:size])
+        del self._unread[:size]
+        return taken
 
-    def _send(self, view: memoryview) -> int:
+    def _line(self, deadline: Deadline, longest: int) -> bytes | None:
+        """Returns the next line, or what there is of it at the end of the output; None at the deadline."""
+        searched = 0
+        while (end := self._unread.find(b"\n", searched)) < 0 and len(self._unread) <= longest:
+            searched = len(self._unread)
+            more = self.receive_until(deadline)
+            if more is None:
+                return None
+            if not more:
+                break
+            self._unread += more
+        return self._take(min(end, longest) + 1 if end >= 0 else longest + 1)
+
+    def _send(self, view: memoryview, allowance: Allowance) -> int:
         """Returns how many bytes were accepted, at least one."""
-        deadline = time.monotonic() + self._stall_s
+        deadline = Deadline(allowance.left_s)
         while True:
+            asked_at = time.monotonic()
             self._wait_for_window()
+            deadline.at += _held_s(asked_at)
             try:
                 sent = self._raw.send(view)  # type: ignore[arg-type]  # any buffer will do
             except TimeoutError:
                 self._drain_stderr()
-                if time.monotonic() >= deadline:
-                    raise self._stalled() from None
+                if deadline.left_s <= 0:
+                    raise self._too_slow(allowance) from None
                 continue
             except _BROKEN as error:
                 raise self.ended() from error
             if sent == 0:
                 raise self.ended()
+            allowance.took(sent, deadline)
             return sent
 
     def _wait_for_window(self) -> None:
@@ -178,9 +259,12 @@ class Channel:
 
     def _drain_stderr(self) -> None:
         with self._stderr_lock:
-            while self._raw.recv_stderr_ready():
-                self._stderr += self._raw.recv_stderr(_READ_BYTES)
-            del self._stderr[:-_STDERR_KEPT]
+            left = _STDERR_AT_ONCE  # whoever floods it must not keep us here
+            while left > 0 and self._raw.recv_stderr_ready():
+                said = self._raw.recv_stderr(_READ_BYTES)
+                left -= len(said)
+                self._stderr += said
+                del self._stderr[:-_STDERR_KEPT]
 
     def _lost(self) -> bool:
         """Returns True if the channel ended because the link did. Valid once the output has ended or sending failed.
@@ -202,11 +286,18 @@ class Channel:
             self.worker, f"the connection broke during `{self.command}` (last heard {silent_s:.0f} s ago)"
         )
 
-    def _stalled(self) -> LinkLostError:
-        return LinkLostError(
-            self.worker, f"`{self.command}` took no data for {self._stall_s:g} s though the link answers"
+    def _silent(self, timeout_s: float) -> LinkLostError:
+        return LinkLostError(self.worker, f"`{self.command}` was silent for {timeout_s:g} s")
+
+    def _too_slow(self, allowance: Allowance) -> TooSlowError:
+        return TooSlowError(
+            self.worker,
+            f"`{self.command}` moved no data for {allowance.slack_s:g} s (ssh.stall_s), or fewer than "
+            f"{allowance.rate / 1024:g} KiB/s for longer (ssh.slowest_kb_s), though the link answers",
         )
 
 
-def _deadline(timeout_s: float | None) -> float:
-    return float("inf") if timeout_s is None else time.monotonic() + timeout_s
+def _held_s(since: float) -> float:
+    """Returns for how long this thread was held up, since a wait that takes half a second at most."""
+    held_s = time.monotonic() - since
+    return held_s if held_s > HELD_S else 0.0

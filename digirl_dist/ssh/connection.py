@@ -20,7 +20,7 @@ from paramiko.ssh_exception import NoValidConnectionsError
 
 from digirl_dist.errors import LinkLostError, LoginError, UnreachableError, WorkerError
 from digirl_dist.settings import SshSettings
-from digirl_dist.ssh.channel import Channel
+from digirl_dist.ssh.channel import Channel, Deadline
 from digirl_dist.ssh.host_keys import KnownKeys, RefuseUnknown, changed_key, known_hosts_files, revoked_key, target_name
 from digirl_dist.ssh.login import KeyLogin, login_error
 from digirl_dist.ssh.wire import Transport, Watch, open_transport
@@ -28,6 +28,7 @@ from digirl_dist.ssh.wire import Transport, Watch, open_transport
 _LOG_CHANNEL = "digirl_dist.ssh.paramiko"
 _SILENT = logging.NullHandler()
 _ANSWER_S = 3.0
+_MOST_OUTPUT = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -106,22 +107,29 @@ class Connection:
         return False
 
     def run(
-        self, command: str | Sequence[str], input: bytes | Iterable[bytes] = b"", timeout_s: float = 60.0
+        self,
+        command: str | Sequence[str],
+        input: bytes | Iterable[bytes] = b"",
+        timeout_s: float = 60.0,
+        most_bytes: int = _MOST_OUTPUT,
     ) -> Completed:
         """Runs ``command`` to its end and returns its output, whatever its exit status.
 
-        Raises LinkLostError if the link breaks, WorkerError if the command does not end within ``timeout_s``.
+        Raises LinkLostError if the link breaks, WorkerError if the command does not end within ``timeout_s`` or prints
+        more than ``most_bytes``.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         channel = self.open(command)
         feeder = _Feeder(channel, [input] if isinstance(input, bytes) else input)
         try:
             output = bytearray()
             while chunk := channel.receive_until(deadline):
                 output += chunk
+                if len(output) > most_bytes:
+                    raise WorkerError(self.worker, f"`{channel.command}` printed more than {most_bytes >> 10} KiB")
             if chunk is None:
                 raise WorkerError(self.worker, f"`{channel.command}` did not end within {timeout_s:g} s")
-            status = channel.wait(max(0.0, deadline - time.monotonic()))
+            status = channel.wait(max(0.0, deadline.left_s))
             feeder.raise_own_error()
             return Completed(status, bytes(output), channel.stderr())
         finally:
@@ -143,7 +151,7 @@ class Connection:
             ) from error
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise LinkLostError(self.worker, f"the connection broke while starting `{line}` ({error})") from error
-        return Channel(raw, self.worker, line, self._settings.stall_s)
+        return Channel(raw, self.worker, line, self._settings.stall_s, 1024 * self._settings.slowest_kb_s)
 
     def close(self) -> None:
         """Cuts the connection at once, without waiting for the worker."""
