@@ -103,7 +103,7 @@ def _pull(address: Address, source: Path, episodes: Sequence[tuple[Ticket, Episo
         )
         started = time.monotonic()
         for ticket, manifest in episodes:
-            transfers.pull(manifest, ticket, store.incoming(Round(1), f"w0-{manifest.key.number}", manifest.size))
+            transfers.pull(manifest, ticket, store.incoming(Round(1), f"w0-{manifest.key.number}"))
         with waiting_for(f"{EPISODES} episodes to be pulled"):
             for _ in episodes:
                 pulled = events.get()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import psutil
 
+from chaos import hostility
 from chaos.faults import Fault, faults
 from chaos.ground import LIMITS, RunContext, ground
 from chaos.invariants import Invariant, judge
@@ -23,6 +24,8 @@ from digirl_dist.settings import Inference
 
 _FINISH_S = 150.0
 _MACHINES = 3
+_SHARE = 0.95
+"""Of the others' episodes per second without a liar."""
 
 
 def strike(kinds: Sequence[Fault], count: int, seed: int, inference: Inference) -> tuple[list[Trial], list[Invariant]]:
@@ -40,6 +43,27 @@ def strike(kinds: Sequence[Fault], count: int, seed: int, inference: Inference) 
         if any(one.broken for one in found):
             _keep(here)
         return chaos.trials, found
+
+
+def strike_by_lies(count: int, seed: int) -> tuple[hostility.Verdict, list[Invariant]]:
+    """Has one worker of three lie; returns what came of it, and of the invariants that hold whatever it says."""
+    found: list[Invariant] = []
+
+    def finish(here: RunContext, watch: Watch) -> None:
+        judged = judge(here.run, _finish(here), watch, [], _left(here), here.ended_by_itself)
+        found.extend(one for one in judged if not one.name.startswith(("slot_seconds", "every fault", "no wait")))
+        if any(one.broken for one in found):
+            _keep(here)
+
+    verdict = hostility.strike(hostility.plan(count, seed), finish)
+    problems = [f"{one.lie.name}: {one.problem}" for one in verdict.strikes if one.problem]
+    share = f"{verdict.share:.0%} of {verdict.alone:.1f} episodes/s"
+    slow = [] if verdict.share >= _SHARE else [share]
+    return verdict, [
+        *found,
+        Invariant("every liar named and out of service", f"{len(verdict.strikes)} lies", problems),
+        Invariant("the others go on as fast", share, slow),
+    ]
 
 
 def _finish(here: RunContext) -> int:
@@ -107,9 +131,15 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=25, help="how many (default: 25)")
     parser.add_argument("--seed", type=int, default=0, help="decides which fault comes when and where (default: 0)")
     parser.add_argument("--inference", type=Inference, default=Inference.worker, help="worker (default) or host")
+    parser.add_argument("--lies", type=int, default=0, help="so many lies of a hostile worker in place of faults")
     options = parser.parse_args()
     end_by_sigterm_as_by_ctrl_c()  # or servers and small disks stay behind
     started = time.monotonic()
+    if options.lies:
+        _, invariants = strike_by_lies(options.lies, options.seed)
+        _show([], invariants)
+        print(f"\n{options.lies} lies in {time.monotonic() - started:.0f} s")
+        return int(any(one.broken for one in invariants))
     kinds = faults(options.inference, root=os.geteuid() == 0)
     trials, invariants = strike(kinds, options.faults, options.seed, options.inference)
     _show(trials, invariants)

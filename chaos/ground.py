@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -54,9 +54,12 @@ _RUN = [
 class RunContext:
     """The machines and the host of one chaos run; ``run`` is its save_path, ``clock`` a file with the clocks' error."""
 
-    def __init__(self, folder: Path, machines: int, inference: Inference, stack: ExitStack) -> None:
+    def __init__(
+        self, folder: Path, machines: int, inference: Inference, stack: ExitStack, limits: Mapping[str, float] = LIMITS
+    ) -> None:
         self.folder = folder
         self.inference = inference
+        self._limits = limits
         self.clock = folder / "clock"
         self.clock.write_text("0")
         self.disk = _disk(folder / "host", "256m", stack)
@@ -90,7 +93,7 @@ class RunContext:
             *_RUN,
             f"inference={self.inference.value}",
             *([f"limits.stuck_s={POLICY_STUCK_S}"] if self.inference is Inference.host else []),
-            *(f"{name}={value}" for name, value in LIMITS.items()),
+            *(f"{name}={value}" for name, value in self._limits.items()),
             *(f"save_path={self.run}", f"rollout_size={ROLLOUT}", f"train_iterations={iterations}"),
             *(f"worker_ips={_hydra(workers)}", f"worker_run_path={self.folder}/env", f"worker_python={sys.executable}"),
         ]
@@ -159,9 +162,9 @@ def _hydra(workers: str) -> str:
 
 
 @contextmanager
-def ground(machines: int, inference: Inference) -> Iterator[RunContext]:
+def ground(machines: int, inference: Inference, limits: Mapping[str, float] = LIMITS) -> Iterator[RunContext]:
     with ExitStack() as stack:
         folder = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="digirl-dist-chaos-", ignore_cleanup_errors=True))
         )
-        yield RunContext(folder, machines, inference, stack)
+        yield RunContext(folder, machines, inference, stack, limits)

@@ -42,6 +42,8 @@ class Machine:
         self.jobs = folder / "jobs"
         self.disk: Disk | None = None
         self._folder = folder
+        self.hostile = folder / "hostile"
+        """Names the lie (see lies.py) of what is started on this machine from now on."""
         self._clock = clock
         self._port = free_port()
         self._sshd: subprocess.Popen[bytes] | None = None
@@ -122,7 +124,8 @@ class Machine:
             f"ListenAddress 127.0.0.1\nPort {self._port}\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\n"
             f"StrictModes no\nAuthorizedKeysFile {folder}/user_key.pub\nPasswordAuthentication no\n"
             "KbdInteractiveAuthentication no\nMaxStartups 100\nMaxSessions 100\nPermitRootLogin yes\n"
-            f"SetEnv HOME={folder} OMP_NUM_THREADS=1 CHAOS_CLOCK={self._clock} PYTHONPATH={CLOCK}\n"
+            f"SetEnv HOME={folder} OMP_NUM_THREADS=1 PYTHONPATH={CLOCK} "
+            f"CHAOS_CLOCK={self._clock} CHAOS_HOSTILE={self.hostile}\n"
         )
 
 

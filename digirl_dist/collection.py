@@ -54,6 +54,8 @@ class CollectionResult:
     """Episodes still running when the iteration closed; the next result has them."""
     cancelled: int = 0
     """Tickets not started when the iteration closed; they never run."""
+    set_aside: int = 0
+    """Tickets that failed too often on too many workers; they are not asked again."""
     judging: dict[str, float] = field(default_factory=dict)
     """Time and cost of judging, unless the emulator judges."""
 

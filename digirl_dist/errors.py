@@ -29,7 +29,9 @@
     │   ├── JobError             fatal: the worker cannot run the job at all
     │   ├── FileRefusedError     transient: a file cannot be read or written there; the connection remains
     │   ├── UnreachableError     transient: no connection within its limit
-    │   └── LinkLostError        transient: an open connection broke or fell silent
+    │   ├── LinkLostError        transient: an open connection broke or fell silent
+    │   │   └── TooSlowError     a transfer stands still, or takes too long on the whole, though the link answers
+    │   └── MisconductError      transient: the worker breaks the protocol, or all that it is given fails
     └── CollectionError          an iteration cannot be completed; names every worker's reason
 
 Errors of paramiko, fabric, asyncssh, adbutils and others become one of these inside the module that
@@ -179,6 +181,22 @@ class UnreachableError(WorkerError):
 
 class LinkLostError(WorkerError):
     """The connection or the worker program ended or fell silent."""
+
+
+class TooSlowError(LinkLostError):
+    """A transfer stands still, or is slower than it may be, though the link answers."""
+
+
+class MisconductError(WorkerError):
+    """The worker says what no honest program says, or fails at all that it is given.
+
+    ``proven``: it goes out of service at once; else after ``limits.worker_offences`` of them.
+    """
+
+    def __init__(self, worker: str, reason: str, remedy: str = "", proven: bool = False) -> None:
+        super().__init__(worker, reason, remedy)
+        self.args = (worker, reason, remedy, proven)
+        self.proven = proven
 
 
 class CollectionError(DigirlDistError):

@@ -14,8 +14,9 @@ from digirl_dist.assembly import schedule
 from digirl_dist.assembly.parts import build_device, build_host_policy, build_judge, collector_plugin, placed
 from digirl_dist.capacity import Machine, PoolSize, choose
 from digirl_dist.collect import Collector
-from digirl_dist.collect.iteration import Closing
+from digirl_dist.collect.iteration import Closing, Terms
 from digirl_dist.collect.judged import JudgedCollector
+from digirl_dist.collect.lease_ledger import LeaseLedger
 from digirl_dist.collect.offline import OfflineCollector, OfflineFirst
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.fleet.roster import worker_configs
@@ -100,7 +101,8 @@ def inline_collector(
     fixed = PoolSize(settings.bsize, "") if isinstance(settings.bsize, int) else None
     pool = fixed or choose(Machine.here(), device.needs)
     job = InlineJob(agent, device.factory, pool, slot_limits(settings.limits), device.max_steps, device.guard)
-    return InlineCollector(job, settings.limits.episode_attempts, closing, store, events, status)
+    terms = Terms(closing, settings.limits.set_aside_share)
+    return InlineCollector(job, settings.limits.episode_attempts, terms, store, events, status)
 
 
 def fleet_collector(fleet: Fleet[Any], context: RunContext) -> Collector:
@@ -119,6 +121,7 @@ def fleet_collector(fleet: Fleet[Any], context: RunContext) -> Collector:
         context.events,
         context.status,
         context.device.max_steps,
+        ledger=LeaseLedger(context.folder.leases),
     )
 
 

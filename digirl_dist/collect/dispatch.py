@@ -9,6 +9,7 @@ from typing import Any
 
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collect.pace import Pace
+from digirl_dist.collect.reliability import Reliability
 from digirl_dist.collect.worker_table import WorkerState
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.storage.events import Events
@@ -39,6 +40,7 @@ class Dispatch:
         fleet: Fleet[Any],
         states: Mapping[str, WorkerState],
         leases: Leases,
+        reliability: Reliability,
         rules: DispatchRules,
         events: Events,
         clock: Clock,
@@ -47,6 +49,8 @@ class Dispatch:
         self._fleet = fleet
         self._states = states
         self._leases = leases
+        self._reliability = reliability
+        self._refused_until: dict[str, float] = {}
         self._rules = rules
         self._events = events
         self._clock = clock
@@ -54,19 +58,36 @@ class Dispatch:
 
     def hand_out(self, version: int) -> None:
         """Leases to every able worker what it has slots for, to be run with that policy version."""
-        slots = {name: each.in_service for name, each in self._states.items() if each.able}
+        slots = self._slots()
         able = sorted(slots, key=lambda name: self.pace.of(name) or 0.0)
         plenty = self._leases.queued > sum(slots.values())
         start = not any(self._leases.running(name) for name in able)
         for name in able:
-            room = slots[name] + (self._rules.prefetch if plenty else 0) - self._leases.running(name)
+            prefetch = self._rules.prefetch if plenty and not self._reliability.is_suspect(name) else 0
+            room = slots[name] + prefetch - self._leases.running(name)
             if room > 0 and self._leases.queued and (start or self._may_take(name, slots)):
                 if tickets := self._leases.take(name, room, version, able):
+                    self._reliability.holds(name, self._leases.running(name))
                     self._fleet.workers[name].lease(tickets)
         if self._rules.speculate and not self._leases.queued and (now := self._clock()) >= self._double_at:
             rooms = {name: room for name in able if (room := slots[name] - self._leases.running(name)) > 0}
             self._double_all(rooms, version)
             self._double_at = self._clock() + _PAUSE * (self._clock() - now)
+
+    def _slots(self) -> dict[str, int]:
+        """Returns how many slots each worker has that may be given tickets now.
+
+        Of those that chose their own number, only as many count as their episodes have borne out.
+        """
+        able = {name: each for name, each in self._states.items() if each.able and self._reliability.may_take(name)}
+        slots = {name: each.in_service for name, each in able.items()}
+        for name in able:
+            if self._reliability.is_suspect(name):
+                slots[name] = 1
+            elif self._fleet.workers[name].spec.slots is None:
+                most = self._reliability.most(name, len(self._leases.tickets), len(able))
+                slots[name] = min(slots[name], most)
+        return {name: count for name, count in slots.items() if count > 0}
 
     def landed(self, winner: str, key: Key) -> None:
         """Stops the duplicates of an episode that has landed."""
@@ -75,8 +96,19 @@ class Dispatch:
                 self._fleet.workers[name].drop([key], "speculation")
 
     def _may_take(self, name: str, slots: Mapping[str, int]) -> bool:
-        """Returns whether the worker ends in time; a ticket that is refused here soon goes to a faster worker."""
-        return not self._rules.speculate or self.pace.is_in_time(name, self._leases.queued, slots)
+        """Returns whether the worker ends in time; a ticket that is refused here soon goes to a faster worker.
+
+        Where that was foreseen and did not happen, because a worker was not as fast as it said, the ticket goes here.
+        """
+        if not self._rules.speculate or self.pace.is_in_time(name, self._leases.queued, slots):
+            self._refused_until.pop(name, None)
+            return True
+        now = self._clock()
+        until = self._refused_until.setdefault(name, now + self.pace.drained_s(self._leases.queued, slots))
+        if now < until:
+            return False
+        del self._refused_until[name]
+        return True
 
     def _double_all(self, rooms: Mapping[str, int], version: int) -> None:
         """Leases duplicates to slots without a ticket, as far as any pay."""

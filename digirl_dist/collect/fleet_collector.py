@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from digirl_dist.collect.dispatch import Dispatch, DispatchRules
-from digirl_dist.collect.iteration import Closing, Iteration, later_of
+from digirl_dist.collect.iteration import Closing, Iteration, Terms, later_of
 from digirl_dist.collect.iteration_stats import IterationStats
-from digirl_dist.collect.leases import Leases
+from digirl_dist.collect.leases import Leases, Ledger
+from digirl_dist.collect.reliability import Reliability
 from digirl_dist.collect.worker_table import WorkerTable
 from digirl_dist.collection import CollectionResult
-from digirl_dist.errors import CollectionError
+from digirl_dist.errors import CollectionError, MisconductError
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.worker_events import (
     Added,
@@ -50,6 +51,8 @@ _ACCOUNTS_S = 1.0
 _OVERDUE_EVERY_S = 2.0
 _MOST_STEPS = 10_000
 """Bounds an episode whose emulator alone decides when it ends."""
+_SHOWN = 10
+"""Refused claims that an event names."""
 
 
 class FleetCollector:
@@ -66,15 +69,18 @@ class FleetCollector:
         status: Status,
         max_steps: int | None = None,
         clock: Clock = time.monotonic,
+        ledger: Ledger | None = None,
     ) -> None:
         self.clock = clock
         self.fleet = fleet
-        self.closing = closing
+        self.limits = limits
+        self.terms = Terms(closing, limits.set_aside_share)
         self.store = store
         self.status = status
-        self.leases = Leases(limits.episode_attempts, clock, lease_seconds(limits, max_steps))
+        self.leases = Leases(limits.episode_attempts, clock, lease_seconds(limits, max_steps), ledger)
+        self.reliability = Reliability(limits, clock)
         self.table = WorkerTable(fleet, self.leases, limits, events, status, clock)
-        self.dispatch = Dispatch(fleet, self.table.states, self.leases, rules, events, clock)
+        self.dispatch = Dispatch(fleet, self.table.states, self.leases, self.reliability, rules, events, clock)
         self.all_stats: dict[Round, IterationStats] = {}
         self.prefetches: queue.SimpleQueue[tuple[Checkpoint, Sequence[Ticket]]] = queue.SimpleQueue()
         self.pulls = itertools.count()
@@ -107,8 +113,10 @@ class _Collection:
         self._prefetches = collector.prefetches
         self._pulls = collector.pulls
         self._closed = collector.closed
+        self._limits = collector.limits
+        self._reliability = collector.reliability
         self._checkpoint = checkpoint
-        self._iteration = Iteration(tickets, self._leases, self._store, collector.closing, collector.clock)
+        self._iteration = Iteration(tickets, self._leases, self._store, collector.terms, collector.clock)
         self._all_stats = collector.all_stats
         self._stats = self._stats_of(self._iteration.round)
         self._stats.started_at = self._clock()
@@ -199,10 +207,14 @@ class _Collection:
                     self._retry(worker, None, key, "the worker program lost the ticket without a word")
             case ClaimsRefused(worker, keys):
                 reason = "the worker program claims tickets that it was not leased; it is told to drop them"
-                self._table.tell("claims_refused", worker, tickets=[list(key) for key in keys], reason=reason)
-            case Lost(worker, error):
+                some = [list(key) for key in keys[:_SHOWN]]
+                self._table.tell("claims_refused", worker, tickets=some, claims=len(keys), reason=reason)
+            case Lost(worker, error, out_s):
                 self._stats.worker_result(worker).losses.append(error.reason)
                 self._asked.discard(worker)
+                if out_s is not None or isinstance(error, MisconductError):  # it is to blame, and not the tickets
+                    self._leases.forgive(worker)
+                    self._reliability.suspect(worker)
                 self._table.take_in(event)
             case _:
                 self._table.take_in(event)
@@ -237,16 +249,23 @@ class _Collection:
     def _ended(self, worker: str, manifest: EpisodeManifest) -> None:
         """Pulls the episode if its ticket is still open; a stale or repeated one is deleted unread."""
         key = manifest.key
-        ticket = self._leases.tickets.get(key)
-        self._dispatch.pace.ended(worker, sum(manifest.spent.values()))  # without what it waited for the checkpoint
-        if ticket is None or not self._leases.expect(worker, key):
+        if key not in self._leases.tickets:
             self._table.tell("episode_dropped", worker, episode=manifest.episode_id, reason="not wanted any more")
             self._fleet.workers[worker].forget(manifest.episode_id)
             return
-        self._stats.ended(worker, manifest.seconds, manifest.age_s)
-        name = f"{worker}-{key.iteration}-{key.number}-{next(self._pulls)}"
-        path = self._store.incoming(self._iteration.counts_in(key), name, manifest.size)
-        self._fleet.workers[worker].pull(manifest, ticket, path)
+        leased = self._leases.as_leased(worker, manifest)
+        if leased is None:
+            self._refused(worker, manifest, "its ticket was not leased to this worker, or as another attempt")
+        elif manifest.size > self._limits.episode_mb * (1 << 20):
+            reason = f"its file of {manifest.size} bytes is larger than limits.episode_mb={self._limits.episode_mb:g}"
+            self._refused(worker, manifest, reason)
+        elif self._leases.expect(worker, key):
+            ticket, grant = leased
+            self._dispatch.pace.ended(worker, sum(manifest.spent.values()))  # without what it waited for the checkpoint
+            self._stats.ended(worker, grant.seconds(manifest.seconds, self._clock()), manifest.age_s)
+            name = f"{worker}-{key.iteration}-{key.number}-{next(self._pulls)}"
+            path = self._store.incoming(self._iteration.counts_in(key), name)
+            self._fleet.workers[worker].pull(manifest, ticket, path)
 
     def _land(self, pulled: Pulled) -> None:
         """Makes the episode durable, and only then lets the worker delete it."""
@@ -255,9 +274,11 @@ class _Collection:
         stats = self._stats_of(self._iteration.counts_in(key))
         self._stats.worker_result(worker).pull_bytes += manifest.size
         self._dispatch.landed(worker, key)
+        self._reliability.landed(worker)
+        leased = self._leases.as_leased(worker, manifest)
         if self._iteration.land(pulled.trajectory, pulled.path):
             stats.worker_result(worker).episodes += 1
-            stats.seconds[key] = manifest.seconds
+            stats.seconds[key] = leased[1].seconds(manifest.seconds, self._clock()) if leased else manifest.seconds
             self._table.tell(
                 "episode",
                 worker,
@@ -281,10 +302,15 @@ class _Collection:
         self._retry(worker, manifest.slot, manifest.key, reason)
 
     def _retry(self, worker: str, slot: int | None, key: Key, reason: str) -> None:
-        if key in self._leases.tickets:
-            self._stats.worker_result(worker).retried += 1
-            self._table.tell("episode_retried", worker, slot=slot, ticket=key.number, reason=reason)
-            self._leases.fail(worker, key, reason)
+        if key not in self._leases.tickets:
+            return
+        self._stats.worker_result(worker).retried += 1
+        self._table.tell("episode_retried", worker, slot=slot, ticket=key.number, reason=reason)
+        if self._leases.fail(worker, key, reason, self._table.able()):
+            self._table.tell_all("ticket_set_aside", **self._leases.why_set_aside(key))
+        elif self._leases.is_blamed_on_one(key) and self._reliability.failed(worker, key):
+            error = MisconductError(worker, f"all that it is given fails, at last: {reason}", proven=True)
+            self._fleet.workers[worker].refuse(error)
 
 
 def lease_seconds(limits: LimitSettings, max_steps: int | None) -> float:

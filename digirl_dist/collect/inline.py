@@ -14,7 +14,7 @@ import msgspec
 
 from digirl_dist.agent import AgentFactory
 from digirl_dist.capacity import PoolSize
-from digirl_dist.collect.iteration import Closing, Iteration, later_of
+from digirl_dist.collect.iteration import Iteration, Terms, later_of
 from digirl_dist.collect.iteration_stats import IterationStats
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collection import CollectionResult
@@ -55,7 +55,7 @@ class InlineCollector:
     """Runs every ticket in emulator processes of this machine."""
 
     def __init__(
-        self, job: InlineJob, attempts: int, closing: Closing, store: Store, events: Events, status: Status
+        self, job: InlineJob, attempts: int, terms: Terms, store: Store, events: Events, status: Status
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="digirl-dist-")
         folder = Path(self._folder.name)
@@ -68,7 +68,7 @@ class InlineCollector:
         self._leases = Leases(attempts, time.monotonic)
         self._all_stats: dict[Round, IterationStats] = {}
         self._version = -1
-        self._closing = closing
+        self._terms = terms
         self._store = store
         self._events = events
         self._status = status
@@ -81,9 +81,7 @@ class InlineCollector:
 
     def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
         with self._busy:
-            return self._collect(
-                checkpoint, Iteration(tickets, self._leases, self._store, self._closing, time.monotonic)
-            )
+            return self._collect(checkpoint, Iteration(tickets, self._leases, self._store, self._terms, time.monotonic))
 
     def prefetch(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
         self._prefetches.put((checkpoint, tickets))
@@ -167,7 +165,8 @@ class InlineCollector:
     def _retry(self, slot: int, key: Key, reason: str, stats: IterationStats) -> None:
         stats.worker_result(NAME).retried += 1
         self._events.emit("episode_retried", worker=NAME, slot=slot, ticket=key.number, reason=reason)
-        self._leases.fail(NAME, key, reason)
+        if self._leases.fail(NAME, key, reason):
+            self._events.emit("ticket_set_aside", **self._leases.why_set_aside(key))
 
     def _land(self, trajectory: Trajectory, iteration: Iteration, seconds: float) -> None:
         ticket = trajectory.ticket

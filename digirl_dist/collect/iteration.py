@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from digirl_dist.collect.iteration_stats import IterationStats
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collection import CollectionResult
+from digirl_dist.errors import CollectionError
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Key, Round, Ticket
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Clock
+
+_SHOWN = 5
+"""Tickets, and failures of each, that an error names."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,20 @@ class Closing:
         return enough or (landed > 0 and seconds >= self.after_s)
 
 
+@dataclass(frozen=True)
+class Terms:
+    """How an iteration may end: when it closes, and which share of its tickets may be set aside."""
+
+    closing: Closing = Closing()
+    set_aside_share: float = 0.1
+
+    def most_set_aside(self, wanted: int) -> int:
+        """Returns how many of the tickets may be set aside: one in any case, but never all."""
+        if self.set_aside_share <= 0:
+            return 0
+        return min(max(1, int(self.set_aside_share * wanted + 1e-9)), wanted - 1)
+
+
 class Iteration:
     """The tickets of one ``collect`` in ``leases`` and ``store``.
 
@@ -35,22 +53,25 @@ class Iteration:
     land where they count.
     """
 
-    def __init__(self, tickets: Sequence[Ticket], leases: Leases, store: Store, closing: Closing, clock: Clock) -> None:
+    def __init__(self, tickets: Sequence[Ticket], leases: Leases, store: Store, terms: Terms, clock: Clock) -> None:
         self.round = tickets[0].round
         self.number = self.round.number
         self._leases = leases
         self._store = store
-        self._closing = closing if self.round.purpose == "train" else Closing()  # a measurement has all of its episodes
+        self._terms = terms
+        self._closing = terms.closing if self.round.purpose == "train" else Closing()  # measurements are not cut short
         self._clock = clock
         self._started_at = clock()
         self._landed = store.landed(self.round)
         left_over, _ = self._left_out(self.number - 1)
         wanted = [*left_over, *tickets]
-        self._wanted = {ticket.key for ticket in wanted}
+        self._tasks = {ticket.key: ticket.task.id for ticket in wanted}
+        self._wanted = self._tasks.keys()
         self._missing = self._wanted - set(self._landed)
         self._was_closed = store.is_closed(self.round)
         if not self._was_closed:
             leases.add(ticket for ticket in wanted if ticket.key in self._missing)
+        leases.close(self.round, ())
 
     def begin_later(self, tickets: Sequence[Ticket]) -> None:
         """Queues tickets of later iterations whose episodes have not landed."""
@@ -61,15 +82,30 @@ class Iteration:
 
     @property
     def missing(self) -> int:
-        """Episodes that have not landed."""
-        return len(self._missing)
+        """Episodes that have not landed, and may."""
+        return len(self._missing - self._leases.set_aside.keys())
 
     @property
     def is_over(self) -> bool:
+        """Raises CollectionError when more tickets were set aside than may be."""
         if self._was_closed:
             return True
-        landed = len(self._wanted) - self.missing
-        return self._closing.is_due(landed, len(self._wanted), self._clock() - self._started_at)
+        aside = self._missing & self._leases.set_aside.keys()
+        if len(aside) > self._terms.most_set_aside(len(self._wanted)):
+            raise self._too_many(aside)
+        wanted = len(self._wanted) - len(aside)
+        return self._closing.is_due(wanted - self.missing, wanted, self._clock() - self._started_at)
+
+    def _too_many(self, aside: Collection[Key]) -> CollectionError:
+        said = [
+            f"ticket {key.number} (task {self._tasks[key]}): "
+            + "; ".join(f"on {failure.worker}: {failure.reason}" for failure in self._leases.set_aside[key][-_SHOWN:])
+            for key in sorted(aside)[:_SHOWN]
+        ]
+        return CollectionError(
+            f"iteration {self.number}: {len(aside)} of {len(self._wanted)} tickets failed "
+            f"{self._leases.attempts} times each, more than limits.set_aside_share allows\n  " + "\n  ".join(said)
+        )
 
     def counts_in(self, key: Key) -> Round:
         """Returns the round whose result has this ticket's episode."""
@@ -88,12 +124,14 @@ class Iteration:
         return True
 
     def close(self, stats: IterationStats) -> CollectionResult:
-        """Closes the iteration for good; missing tickets are carried over or cancelled."""
-        if not self._was_closed and self._missing:
+        """Closes the iteration for good; missing tickets are carried over or cancelled, but for those set aside."""
+        aside = self._missing & self._leases.set_aside.keys()
+        self._leases.close(self.round, aside)
+        if not self._was_closed and self._missing - aside:
             self._store.close(self.number, *self._leases.withdraw(self._missing))
         carried, cancelled = self._left_out(self.number)
         trajectories = [self._landed[key] for key in sorted(self._landed)]
-        return stats.result(trajectories, len(carried), len(cancelled))
+        return stats.result(trajectories, len(carried), len(cancelled), len(aside))
 
     def _left_out(self, number: int) -> tuple[list[Ticket], list[Ticket]]:
         """Returns what training iteration ``number`` closed without; measurements neither leave out nor take over."""

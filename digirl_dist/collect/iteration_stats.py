@@ -48,7 +48,9 @@ class IterationStats:
         end = now - min(max(0.0, age_s), now - self.started_at)  # a worker may say anything, even nan
         self._episodes.append((worker, end - seconds, end))
 
-    def result(self, trajectories: Sequence[Trajectory], carried: int, cancelled: int) -> CollectionResult:
+    def result(
+        self, trajectories: Sequence[Trajectory], carried: int, cancelled: int, set_aside: int
+    ) -> CollectionResult:
         ends = [end for _, _, end in self._episodes]
         return CollectionResult(
             iteration=self.round.number,
@@ -63,6 +65,7 @@ class IterationStats:
             seconds=self.seconds,
             carried=carried,
             cancelled=cancelled,
+            set_aside=set_aside,
         )
 
     def _busy(self) -> float | None:
@@ -74,7 +77,9 @@ class IterationStats:
         if not slots or len(self._episodes) <= slots:
             return None
         window = (self.started_at, max(start for _, start, _ in self._episodes))
-        return _overlap(self._episodes, window) / (slots * (window[1] - window[0]))
+        if window[1] <= window[0]:
+            return None
+        return min(1.0, _overlap(self._episodes, window) / (slots * (window[1] - window[0])))
 
 
 def _overlap(episodes: Sequence[tuple[str, float, float]], window: tuple[float, float]) -> float:

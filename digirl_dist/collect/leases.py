@@ -4,40 +4,84 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Collection, Iterable
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Protocol
 
-from digirl_dist.errors import CollectionError
-from digirl_dist.tasks import Key, Ticket
-from digirl_dist.types import Clock
+from digirl_dist.protocol.messages import EpisodeManifest
+from digirl_dist.tasks import Key, Round, Ticket
+from digirl_dist.types import Clock, Json
+
+_COMING_S = 5.0
+_REASON = 400
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A lease as it was given: one attempt at a ticket by one worker, with a policy version."""
+
+    worker: str
+    key: Key
+    attempt: int
+    version: int
+    at: float | None = None
+    """When, by the host's clock; None: by a host before this one."""
+
+    def seconds(self, told: float, now: float) -> float:
+        """Returns how long the episode took, as the worker tells, but no longer than since the lease."""
+        return told if self.at is None else min(told, now - self.at)
+
+
+class Ledger(Protocol):
+    """Remembers leases beyond the end of this process."""
+
+    def known(self) -> Sequence[Grant]: ...
+
+    def add(self, grants: Sequence[Grant]) -> None: ...
+
+    def replace(self, grants: Sequence[Grant]) -> None:
+        """Forgets all others."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An episode that was lost on a worker."""
+
+    worker: str
+    reason: str
 
 
 class Leases:
     """The tickets whose episodes have not landed, and the workers that hold them; at the tail, several hold one.
 
-    ``attempts`` bounds how often a ticket may fail, ``lease_s`` how long a worker may hold one. ``clock`` gives
-    monotonic seconds.
+    ``attempts`` bounds how often a ticket may fail before it is set aside, ``lease_s`` how long a worker may hold one.
+    ``clock`` gives monotonic seconds.
     """
 
-    def __init__(self, attempts: int, clock: Clock, lease_s: float = math.inf) -> None:
+    def __init__(self, attempts: int, clock: Clock, lease_s: float = math.inf, ledger: Ledger | None = None) -> None:
         self.tickets: dict[Key, Ticket] = {}
         """Tickets whose episode has not landed."""
+        self.set_aside: dict[Key, Sequence[Failure]] = {}
+        """Tickets that failed too often and are not asked again, with the failures of each."""
         self._queue: deque[Key] = deque()
         self._tried: set[Key] = set()
         self._running: dict[str, dict[Key, float]] = {}
-        self._coming: dict[str, set[Key]] = {}
-        self._failures: Counter[Key] = Counter()
+        self._coming: dict[str, dict[Key, float]] = {}
+        self._failures: dict[Key, list[Failure]] = {}
         self._leased: Counter[Key] = Counter()
-        self._failed_on: dict[Key, set[str]] = {}
-        self._attempts = attempts
+        self._grants: dict[Key, dict[tuple[str, int], Grant]] = {}
+        self._ledger = ledger
+        self.attempts = attempts
         self._clock = clock
         self._lease_s = lease_s
+        for grant in ledger.known() if ledger else ():
+            self._remember(grant)
 
     def add(self, tickets: Iterable[Ticket]) -> None:
         """Queues the tickets that are new here. A ticket that has landed must not be added again."""
         for ticket in tickets:
-            if ticket.key not in self.tickets:
+            if ticket.key not in self.tickets and ticket.key not in self.set_aside:
                 self.tickets[ticket.key] = ticket
                 self._queue.append(ticket.key)
 
@@ -71,8 +115,7 @@ class Leases:
         for key in keys:
             self._queue.remove(key)
             self.tickets[key] = replace(self.tickets[key], policy_version=version)
-            self._hold(worker, key)
-        return [self._next_attempt(key) for key in keys]
+        return self._grant(worker, keys)
 
     def overdue(self) -> list[tuple[str, Key]]:
         """Returns worker and key of each lease that has lasted too long."""
@@ -82,35 +125,44 @@ class Leases:
         ]
 
     def undoubled(self, version: int) -> list[tuple[Key, str, float]]:
-        """Returns key, worker and seconds since the lease of each ticket of that version which exactly one runs."""
+        """Returns key, worker and seconds since the lease of each ticket of that version which exactly one runs.
+
+        An episode that has been on its way for long is listed as well, with the seconds since it ended.
+        """
         now = self._clock()
-        coming = {key for keys in self._coming.values() for key in keys}
-        times = Counter(key for held in self._running.values() for key in held)
-        return [
-            (key, worker, now - since)
-            for worker, held in self._running.items()
-            for key, since in held.items()
-            if times[key] == 1 and key not in coming and self.tickets[key].policy_version == version
-        ]
+        times = Counter(key for held in (*self._running.values(), *self._coming.values()) for key in held)
+        running = [(key, worker, now - at) for worker, held in self._running.items() for key, at in held.items()]
+        coming = [(key, worker, now - at) for worker, held in self._coming.items() for key, at in held.items()]
+        found = [*running, *(each for each in coming if each[2] > _COMING_S)]
+        return [each for each in found if times[each[0]] == 1 and self.tickets[each[0]].policy_version == version]
 
     def double(self, worker: str, key: Key) -> Ticket:
         """Leases to ``worker`` what another one runs already; the first that lands counts."""
-        self._hold(worker, key)
-        return self._next_attempt(key)
+        return self._grant(worker, [key])[0]
+
+    def as_leased(self, worker: str, manifest: EpisodeManifest) -> tuple[Ticket, Grant] | None:
+        """Returns the ticket as it was leased for this episode; None if it was not, or its ticket is not open."""
+        grant = self._grants.get(manifest.key, {}).get((worker, manifest.attempt))
+        if grant is None or manifest.key not in self.tickets or grant.version != manifest.policy_version:
+            return None
+        return replace(self.tickets[grant.key], policy_version=grant.version, attempt=grant.attempt), grant
 
     def adopt(self, worker: str, key: Key) -> bool:
         """Leases a ticket that a returning worker still runs; False if it is no longer wanted of that worker."""
-        if key in self._queue:
+        if key in self._queue and any(holder == worker for holder, _ in self._grants.get(key, ())):
             self._queue.remove(key)
             self._hold(worker, key)
         return key in self._running.get(worker, ())
 
     def expect(self, worker: str, key: Key) -> bool:
-        """Notes that the episode ended on ``worker`` and is being pulled; False if its ticket is not open."""
-        if key not in self.tickets:
+        """Notes that the episode ended on ``worker`` and is being pulled; False if its ticket is not open.
+
+        The same if it is being pulled from there already.
+        """
+        if key not in self.tickets or key in self._coming.get(worker, ()):
             return False
         self._running.get(worker, {}).pop(key, None)
-        self._coming.setdefault(worker, set()).add(key)
+        self._coming.setdefault(worker, {})[key] = self._clock()
         self._tried.add(key)
         if key in self._queue:
             self._queue.remove(key)
@@ -121,30 +173,54 @@ class Leases:
         self._let_go(key)
         if key in self._queue:
             self._queue.remove(key)
-        self._tried.discard(key)
-        self._failures.pop(key, None)
-        self._failed_on.pop(key, None)
-        self._leased.pop(key, None)
+        self._forget(key)
         return self.tickets.pop(key, None) is not None
 
-    def fail(self, worker: str, key: Key, reason: str) -> None:
-        """Queues the ticket of an episode that was lost on ``worker`` again, before those that nobody has tried.
+    def fail(self, worker: str, key: Key, reason: str, others: Collection[str] = ()) -> bool:
+        """Queues the ticket of an episode that was lost on ``worker`` again; returns whether it was set aside instead.
 
-        Raises CollectionError when it failed too often.
+        The first time it comes before those that nobody has tried, later behind them. It is set aside when it failed
+        too often, on two workers at least, unless there are no ``others`` than one.
         """
         self._running.get(worker, {}).pop(key, None)
-        self._coming.get(worker, set()).discard(key)
+        self._coming.get(worker, {}).pop(key, None)
         if not self._is_orphan(key):
-            return
-        self._failures[key] += 1
-        self._failed_on.setdefault(key, set()).add(worker)
-        if self._failures[key] >= self._attempts:
-            ticket = self.tickets[key]
-            raise CollectionError(
-                f"ticket {ticket.index} of iteration {ticket.iteration} (task {ticket.task.id}) failed "
-                f"{self._attempts} times, last on worker {worker}: {reason}"
-            )
-        self._queue.appendleft(key)
+            return False
+        failures = self._failures.setdefault(key, [])
+        failures.append(Failure(worker, reason[-_REASON:]))
+        others_left = set(others) - {failure.worker for failure in failures}
+        if len(failures) >= self.attempts and not (others_left and self.is_blamed_on_one(key)):
+            self.set_aside[key] = failures
+            self._forget(key)
+            del self.tickets[key]
+            return True
+        (self._queue.appendleft if len(failures) == 1 else self._queue.append)(key)
+        return False
+
+    def why_set_aside(self, key: Key) -> dict[str, Json]:
+        """Returns what an event tells of a ticket that was set aside."""
+        failures = self.set_aside[key]
+        workers = sorted({failure.worker for failure in failures})
+        place = {"iteration": key.iteration, "ticket": key.number, "purpose": key.purpose}
+        return {**place, "workers": workers, "failures": len(failures), "reason": failures[-1].reason}
+
+    def is_blamed_on_one(self, key: Key) -> bool:
+        """Returns whether the ticket's episodes were lost on one worker only."""
+        return len({failure.worker for failure in self._failures.get(key, ())}) <= 1
+
+    def forgive(self, worker: str) -> None:
+        """Forgets the failures of a worker that is to blame for them itself."""
+        for key, failures in self._failures.items():
+            self._failures[key] = [failure for failure in failures if failure.worker != worker]
+
+    def close(self, wanted: Round, keys: Iterable[Key]) -> None:
+        """Forgets what was set aside of ``keys``, and leases of rounds before ``wanted`` that are not open."""
+        for key in keys:
+            self.set_aside.pop(key, None)
+        for key in [key for key in self._grants if key not in self.tickets and key.iteration < wanted.number]:
+            self._forget(key)
+        if self._ledger:
+            self._ledger.replace([grant for grants in self._grants.values() for grant in grants.values()])
 
     def release(self, worker: str) -> int:
         """Returns the tickets of a worker that is gone to the head of the queue; returns how many."""
@@ -164,22 +240,39 @@ class Leases:
         return begun, untried
 
     def _may_try(self, worker: str, key: Key, others: Collection[str]) -> bool:
-        failed_on = self._failed_on.get(key)
-        return failed_on is None or worker not in failed_on or failed_on.issuperset(others)
+        failed_on = {failure.worker for failure in self._failures.get(key, ())}
+        return worker not in failed_on or failed_on.issuperset(others)
 
-    def _next_attempt(self, key: Key) -> Ticket:
-        self._leased[key] += 1
-        return replace(self.tickets[key], attempt=self._leased[key] - 1)
+    def _grant(self, worker: str, keys: Sequence[Key]) -> list[Ticket]:
+        """Leases the tickets to the worker, each as its next attempt."""
+        tickets = [replace(self.tickets[key], attempt=self._leased[key]) for key in keys]
+        now = self._clock()
+        grants = [Grant(worker, one.key, one.attempt, one.policy_version, now) for one in tickets]
+        for grant in grants:
+            self._hold(worker, grant.key)
+            self._remember(grant)
+        if self._ledger and grants:
+            self._ledger.add(grants)
+        return tickets
+
+    def _remember(self, grant: Grant) -> None:
+        self._grants.setdefault(grant.key, {})[grant.worker, grant.attempt] = grant
+        self._leased[grant.key] = max(self._leased[grant.key], grant.attempt + 1)
+
+    def _forget(self, key: Key) -> None:
+        """Forgets what happened with a ticket that is not open any more."""
+        self._tried.discard(key)
+        self._failures.pop(key, None)
+        self._leased.pop(key, None)
+        self._grants.pop(key, None)
 
     def _hold(self, worker: str, key: Key) -> None:
         self._running.setdefault(worker, {})[key] = self._clock()
         self._tried.add(key)
 
     def _let_go(self, key: Key) -> None:
-        for running in self._running.values():
-            running.pop(key, None)
-        for coming in self._coming.values():
-            coming.discard(key)
+        for held in (*self._running.values(), *self._coming.values()):
+            held.pop(key, None)
 
     def _is_orphan(self, key: Key) -> bool:
         """Returns whether the ticket is wanted and held by nobody."""

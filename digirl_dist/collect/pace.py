@@ -33,11 +33,17 @@ class Pace:
         ``slots`` are those in service of each worker. The fastest of them is always in time, so somebody takes
         every ticket.
         """
-        paces = {name: pace for name in slots if (pace := self.of(name))}
-        if worker not in paces:
+        pace = self.of(worker)
+        if not pace or worker not in slots:
             return True
-        drained_s = queued / sum(slots[name] / pace for name, pace in paces.items())
-        return paces[worker] <= drained_s + min(paces.values())
+        return pace <= self.drained_s(queued, slots)
+
+    def drained_s(self, queued: int, slots: Mapping[str, int]) -> float:
+        """Returns after how many seconds the queue is expected to be empty and the fastest worker to have ended."""
+        paces = {name: pace for name in slots if (pace := self.of(name))}
+        if not paces:
+            return 0.0
+        return queued / sum(slots[name] / pace for name, pace in paces.items()) + min(paces.values())
 
     def gain(self, there: str, age_s: float, here: str) -> float:
         """Returns the seconds by which a duplicate begun now on ``here`` should beat its original on ``there``.

@@ -18,6 +18,11 @@ from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status, WorkerStatus
 from digirl_dist.types import Clock, Json
 
+_EVENTS, _EVENTS_PER_S = 60.0, 40.0
+"""Events that a worker may cause at once, and every second: together 100 in any second."""
+_LONGEST_REASON = 4000
+_SHORT_REASON = 400
+
 
 @dataclass
 class WorkerState:
@@ -29,6 +34,8 @@ class WorkerState:
     slot_reasons: dict[int, str] = field(default_factory=dict)
     leaving: bool = False
     """Whether it gets no further tickets."""
+    is_out: bool = False
+    """Whether it is out of service for what it did."""
 
     @property
     def able(self) -> bool:
@@ -38,7 +45,7 @@ class WorkerState:
     @property
     def is_out_for_good(self) -> bool:
         closed = self.slots > 0 and self.in_service == 0
-        return closed or (self.error is not None and self.error.fatal)
+        return closed or self.is_out or (self.error is not None and self.error.fatal)
 
 
 class WorkerTable:
@@ -62,6 +69,8 @@ class WorkerTable:
         self._events = events
         self._status = status
         self._able_at = self._clock()
+        self._told: dict[str, tuple[float, float, int]] = {}
+        """For each worker: how many more events it may cause now, when that was, and how many were left out."""
 
     def knows(self, worker: str) -> bool:
         """Returns False for a worker that was let go, whose last messages may still come."""
@@ -76,8 +85,8 @@ class WorkerTable:
                 self._slot_changed(worker, slot, state, reason, in_service)
             case Said(worker, Heartbeat() as beat):
                 self._alive(worker, beat)
-            case Lost(worker, error):
-                self._lost(worker, error)
+            case Lost(worker, error, out_s):
+                self._lost(worker, error, out_s)
             case Connecting(worker, doing, limit_s):
                 self._status.workers[worker] = WorkerStatus(doing, limit_s=limit_s)
             case Added(worker):
@@ -89,14 +98,40 @@ class WorkerTable:
             case RosterRefused(reason):
                 self._events.emit("roster_refused", reason=reason)
 
+    def able(self) -> list[str]:
+        """Returns the workers that may be given tickets."""
+        return [name for name, state in self.states.items() if state.able]
+
+    def tell_all(self, kind: str, **content: Json) -> None:
+        """Emits an event that concerns no single worker."""
+        self._events.emit(kind, **content)
+
     def tell(self, kind: str, worker: str, **content: Json) -> None:
-        """Emits an event of a worker and shows it in the status."""
+        """Emits an event of a worker and shows it in the status; leaves out what comes too often, and counts it."""
+        if isinstance(reason := content.get("reason"), str) and len(reason) > _LONGEST_REASON:
+            content["reason"] = "…" + reason[-_LONGEST_REASON:]
         said = ", ".join(f"{key} {value}" for key, value in content.items() if value not in ("", None))
         seen = self._status.worker(worker)
         seen.last_event = f"{kind}: {said}"
         if content.get("reason") and kind != "episode_dropped":  # an episode that is not wanted costs nothing
             seen.last_trouble, seen.troubled_at = seen.last_event, self._clock()
-        self._events.emit(kind, worker=worker, **content)
+        if self._may_tell(kind, worker):
+            self._events.emit(kind, worker=worker, **content)
+
+    def _may_tell(self, kind: str, worker: str) -> bool:
+        """Episodes that landed, each of which had a lease, are always told, and a worker's coming and going."""
+        if kind == "episode" or kind.startswith("worker_"):
+            return True
+        now = self._clock()
+        tokens, at, left_out = self._told.get(worker, (_EVENTS, now, 0))
+        tokens = min(_EVENTS, tokens + _EVENTS_PER_S * (now - at))
+        if tokens < 1.0 + bool(left_out):
+            self._told[worker] = (tokens, now, left_out + 1)
+            return False
+        self._told[worker] = (tokens - 1.0 - bool(left_out), now, 0)
+        if left_out:
+            self._events.emit("events_left_out", worker=worker, count=left_out)
+        return True
 
     def let_go(self) -> None:
         """Removes workers that were to leave and hold nothing any more."""
@@ -138,7 +173,7 @@ class WorkerTable:
     def _joined(self, worker: str, working: Working) -> None:
         slots, held = working.slots, working.held
         self.ledger.joined(worker, slots)
-        self.states[worker] = replace(self.states[worker], slots=slots, in_service=slots, error=None)
+        self.states[worker] = replace(self.states[worker], slots=slots, in_service=slots, error=None, is_out=False)
         if working.reason:
             self._status.worker(worker).bsize = f"bsize: auto chose {slots}: {working.reason}"
             self.tell("bsize", worker, slots=slots, reason=working.reason)
@@ -148,19 +183,22 @@ class WorkerTable:
             self._fleet.workers[worker].drop(unwanted, "faults")
         self.tell("worker_joined", worker, slots=slots, still_running=len(wanted))
 
-    def _lost(self, worker: str, error: WorkerError) -> None:
+    def _lost(self, worker: str, error: WorkerError, out_s: float | None) -> None:
         released = self._leases.release(worker)
         self.ledger.lost(worker)
-        self.states[worker] = WorkerState(error=error, leaving=self.states[worker].leaving)
+        is_out = out_s is not None
+        self.states[worker] = WorkerState(error=error, leaving=self.states[worker].leaving, is_out=is_out)
         seen = self._status.worker(worker)
-        seen.doing = "out for good" if error.fatal else "lost, to be tried again"
+        seen.doing = "out for good" if error.fatal else "out of service" if is_out else "lost, to be tried again"
         seen.since, seen.limit_s, seen.slots = self._clock(), None, []
         self.tell("worker_lost", worker, reason=error.reason, remedy=error.remedy, fatal=error.fatal, released=released)
+        if is_out:
+            self.tell("worker_out_of_service", worker, seconds=out_s, reason=error.reason)
 
     def _slot_changed(self, worker: str, slot: int, state: str, reason: str, in_service: int) -> None:
         known = self.states[worker]
-        known.in_service = in_service
-        known.slot_reasons[slot] = reason
+        known.in_service = min(in_service, known.slots)
+        known.slot_reasons[slot] = reason[-_SHORT_REASON:]
         self.tell("slot", worker, slot=slot, state=state, reason=reason)
 
     def _alive(self, worker: str, beat: Heartbeat) -> None:

@@ -11,7 +11,7 @@ from digirl_dist.doctor import judgement, link, probe
 from digirl_dist.doctor.check import Check
 from digirl_dist.doctor.requirements import MachineRequirements
 from digirl_dist.doctor.trial import Trial, try_there
-from digirl_dist.errors import InstallError, WorkerError
+from digirl_dist.errors import InstallError, JobError, WorkerError
 from digirl_dist.fleet.install import Package, what_is_missing
 from digirl_dist.fleet.remote_python import RemotePython
 from digirl_dist.fleet.roster import WorkerConfig
@@ -97,8 +97,13 @@ def _insides(target: Target, connection: Connection, settings: Settings, install
         asked = time.time()
         facts = remote.answer(time.monotonic() + _PROBE_LIMIT_S)
         answered = time.time()
-    yield from judgement.judge(worker_config.name, facts, requirements, slots, settings.worker_torch_threads)
-    yield judgement.clock(worker_config.name, _ahead_s(facts["time"], asked, answered))
+    name = worker_config.name
+    try:
+        checks = list(judgement.judge(name, facts, requirements, slots, settings.worker_torch_threads))
+        checks.append(judgement.clock(name, _ahead_s(facts["time"], asked, answered)))
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise JobError(name, f"what the machine says of itself makes no sense: {error!r}") from error
+    yield from checks
 
 
 def _ahead_s(there: float, asked: float, answered: float) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import msgspec
 
@@ -19,6 +18,24 @@ from digirl_dist.types import Json
 
 _START_S = 30.0
 _REMEDY = "repair what it names; the checks above may say more, and `digirl-dist setup` installs what emulators need"
+
+
+_MOST_PHASES = 8
+
+
+class _Phase(msgspec.Struct, frozen=True):
+    """What the trial on the worker says of a phase; ``error`` is the reason why it ended."""
+
+    phase: str = ""
+    seconds: float = 0.0
+    seen: str = ""
+    error: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.phase} {self.seconds:.2f} s" + (f" ({self.seen})" if self.seen else "")
+
+
+_PHASES = msgspec.json.Decoder(_Phase)
 
 
 @dataclass(frozen=True)
@@ -58,11 +75,11 @@ def try_there(connection: Connection, python: list[str], trial: Trial) -> str:
     deadline = time.monotonic() + trial.limit_s
     try:
         channel.write(json.dumps(request).encode() + b"\n" + trial.emulator)
-        phases = []
-        while message := _next(channel, deadline):
-            if "error" in message:
-                raise JobError(connection.worker, str(message["error"]), _REMEDY)
-            phases.append(_words(message))
+        phases: list[str] = []
+        while len(phases) <= _MOST_PHASES and (phase := _next(channel, deadline)):
+            if phase.error is not None:
+                raise JobError(connection.worker, phase.error, _REMEDY)
+            phases.append(str(phase))
         if not phases or channel.wait(_START_S) != 0:
             raise channel.ended()
         return ", ".join(phases)
@@ -70,17 +87,11 @@ def try_there(connection: Connection, python: list[str], trial: Trial) -> str:
         channel.close()
 
 
-def _next(channel: Channel, deadline: float) -> dict[str, Any] | None:
-    line = channel.readline(timeout_s=max(1.0, deadline - time.monotonic()))
+def _next(channel: Channel, deadline: float) -> _Phase | None:
+    line = channel.readline(timeout_s=max(0.0, deadline - time.monotonic()))
     if not line:
         return None
     try:
-        message: dict[str, Any] = json.loads(line)
-    except ValueError as error:
+        return _PHASES.decode(line)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise JobError(channel.worker, f"unexpected output instead of the trial's: {line[:200]!r}") from error
-    return message
-
-
-def _words(message: dict[str, Any]) -> str:
-    seen = f" ({message['seen']})" if message["seen"] else ""
-    return f"{message['phase']} {float(message['seconds']):.2f} s{seen}"

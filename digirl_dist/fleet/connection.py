@@ -31,10 +31,16 @@ class WorkerConnection(Protocol):
         """Sends one line to the program. May wait for a slow link; see ``Outbox``."""
 
     def readline(self, timeout_s: float) -> bytes:
-        """Returns what the program says next; empty at its end. Raises LinkLostError when nothing came in that time."""
+        """Returns what the program says next; empty at its end, a part of a line that is longer than ``MOST_BYTES``.
+
+        Raises LinkLostError when no whole line came in that time.
+        """
 
     def read(self, size: int, timeout_s: float) -> bytes:
-        """Returns so many bytes that the program attached to its line; fewer at its end. Raises as ``readline``."""
+        """Returns so many bytes that the program attached to its line; fewer at its end.
+
+        Raises LinkLostError when they have not all come in that time.
+        """
 
     def answers(self) -> bool:
         """Returns whether the way itself stands, whatever the program does."""

@@ -40,6 +40,10 @@ class Holdings:
             self._dropped[key] = self._order
         return Drop(self._order, list(keys), lost_to)
 
+    def holds(self, key: Key) -> bool:
+        """Returns whether the program should hold the ticket."""
+        return key in self._held
+
     def ended(self, key: Key) -> None:
         """Forgets a ticket whose end the program has told."""
         self._held.pop(key, None)

@@ -77,6 +77,8 @@ def ensure_installed(connection: Connection, package: Package, folder: str, pyth
             remote.write(wheel)
             answer = remote.answer(deadline)
         _refuse_failure(connection, answer)
+        if "python" not in answer:
+            raise InstallError(connection.worker, "its installer names no Python", "look at what its shell prints")
         return str(answer["python"])
 
 
@@ -136,7 +138,7 @@ def host_versions() -> tuple[str, ...]:
 
 def _refuse_failure(connection: Connection, answer: dict[str, Any]) -> None:
     if "error" in answer:
-        raise InstallError(connection.worker, answer["error"], answer["remedy"])
+        raise InstallError(connection.worker, str(answer["error"]), str(answer.get("remedy", "")))
 
 
 def _bootstrap(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from digirl_dist.errors import WorkerError
+from digirl_dist.errors import MisconductError, TooSlowError, WorkerError
 from digirl_dist.fleet.session import ProgramSilent
 from digirl_dist.settings import LimitSettings
 
@@ -17,6 +17,9 @@ class Reconnecting:
         self._draw = draw
         self._losses = 0
         self._connected_at = 0.0
+        self._offences: list[float] = []
+        self.is_out_of_service = False
+        """Whether the pause is for what the worker did, rather than for the link to it."""
         self.replace = False
         """Whether the next connection must end a program that does not answer."""
 
@@ -26,9 +29,23 @@ class Reconnecting:
     def lost(self, error: WorkerError, now: float) -> float | None:
         """Returns in how many seconds to try again; None: never."""
         self.replace = isinstance(error, ProgramSilent)
+        self.is_out_of_service = not error.fatal and self._has_offended(error, now)
         if error.fatal:
             return None
+        if self.is_out_of_service:
+            return self._limits.quarantine_s
         was_steady = now - self._connected_at > self._limits.steady_s
         self._losses = 0 if was_steady else self._losses + 1
         longest = min(self._limits.back_off_max_s, self._limits.back_off_s * 2.0**self._losses)
         return self._draw(longest / 2, longest)
+
+    def _has_offended(self, error: WorkerError, now: float) -> bool:
+        """Returns whether this is one offence too many; after its time out of service, a single one more is."""
+        if not isinstance(error, MisconductError | ProgramSilent | TooSlowError):
+            return False
+        memory_s = self._limits.quarantine_s + self._limits.steady_s
+        self._offences = [at for at in self._offences if now - at < memory_s] + [now]
+        proven = isinstance(error, MisconductError) and error.proven
+        if proven:
+            self._offences += [now] * self._limits.worker_offences
+        return len(self._offences) >= self._limits.worker_offences

@@ -8,9 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from digirl_dist.errors import InstallError, WorkerError
 from digirl_dist.ssh.connection import Connection
 
+_ANSWERS = msgspec.json.Decoder(dict[str, Any])
 _OLD_PYTHON = "needs Python 3.10 or newer"
 _LOADER = f"""\
 import sys
@@ -54,12 +57,11 @@ class RemotePython:
         if not line:
             raise self._why_no_answer()
         try:
-            answer: dict[str, Any] = json.loads(line)
-        except ValueError as error:
+            return _ANSWERS.decode(line)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             reason = f"something else than the installation answers: {line[:200]!r}"
             remedy = "let the shell's start-up files print nothing when it is not interactive"
             raise InstallError(self._channel.worker, reason, remedy) from error
-        return answer
 
     def _why_no_answer(self) -> WorkerError:
         channel, python = self._channel, self._python

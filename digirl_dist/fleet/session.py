@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from digirl_dist.errors import JobError, LinkLostError, ProtocolError, WorkerError
+from digirl_dist.errors import JobError, LinkLostError, MisconductError, ProtocolError, WorkerError
+from digirl_dist.fleet.conduct import Conduct
 from digirl_dist.fleet.effects import Decide, Effect, HangUp, Push, Send, Tell
 from digirl_dist.fleet.holdings import Holdings
 from digirl_dist.fleet.outgoing import Blob, PublishedPolicy
 from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.fleet.worker_events import ClaimsRefused, LeasesLost, PolicyLoaded, Said
-from digirl_dist.inference.requests import InferenceRequest
+from digirl_dist.inference.requests import InferenceReply, InferenceRequest
 from digirl_dist.protocol.messages import (
     SPOKEN,
     Acting,
@@ -63,9 +64,13 @@ class Session:
         self._announced: PublishedPolicy | None = None
         self._announced_at = 0.0
         self._pushed_bytes = 0
+        self._is_loaded = False
+        self._greeted_it = False
         self._working = False
+        self._claims_refused = False
         self._has_loaded = False
         self._holdings = Holdings()
+        self._conduct = Conduct(job, spec.slots)
 
     @property
     def patience_s(self) -> float:
@@ -80,21 +85,37 @@ class Session:
         self._policy = policy
         if not self._working:
             return []
-        self._announced, self._announced_at, self._pushed_bytes = policy, now, 0
-        return [Send(LoadPolicy(policy.iteration, policy.tensor_entries()))]
+        self._announced, self._announced_at, self._pushed_bytes, self._is_loaded = policy, now, 0, False
+        tensors = policy.tensor_entries()
+        self._conduct.announced(policy.iteration, {entry.digest for entry in tensors.values()})
+        return [Send(LoadPolicy(policy.iteration, tensors))]
 
     def lease(self, tickets: Sequence[Ticket]) -> Effects:
         """Asks the program to run these. Ignored until the job is accepted: those leases belonged to a predecessor."""
-        return [Send(self._holdings.lease(tickets))] if self._working else []
+        if not self._working:
+            return []
+        lease = self._holdings.lease(tickets)
+        self._conduct.leased(len(tickets), lease.order)
+        return [Send(lease)]
 
     def drop(self, keys: Sequence[Key], lost_to: str) -> Effects:
-        return [Send(self._holdings.drop(keys, lost_to))] if self._working else []
+        if not self._working:
+            return []
+        drop = self._holdings.drop(keys, lost_to)
+        self._conduct.leased(0, drop.order)
+        return [Send(drop)]
 
     def forget(self, episode_id: str) -> Effects:
         return [Send(Landed([episode_id]))]
 
     def collected(self) -> Effects:
+        self._conduct.collected()
         return [Send(Collected())]
+
+    def decided(self, reply: InferenceReply) -> Effects:
+        """The host's policy has answered a request."""
+        self._conduct.answered(reply.number)
+        return [Send(reply.to_message())]
 
     def ping(self) -> Effects:
         return [Send(Ping())]
@@ -118,10 +139,11 @@ class Session:
     def receive(self, message: WorkerMessage, attached: bytes, now: float) -> Effects:
         """Acts on one message of the program."""
         try:
+            self._conduct.check(message, len(attached), now)
             return self._receive(message, attached, now)
         except ProtocolError as error:
-            kind = type(message).__name__
-            return [HangUp(LinkLostError(self._spec.name, f"the program sent a malformed {kind}: {error}"))]
+            reason = f"the worker program breaks the protocol with a {type(message).__name__}: {error}"
+            return [HangUp(MisconductError(self._spec.name, reason))]
 
     def _receive(self, message: WorkerMessage, attached: bytes, now: float) -> Effects:
         match message:
@@ -139,8 +161,12 @@ class Session:
                 if manifest.run != self._job.run:
                     raise ProtocolError(f"it is of run {manifest.run}, not of {self._job.run}")
                 self._holdings.ended(manifest.key)
+            case EpisodeFailed(_, key, _) | Acting(_, key) if not self._holdings.holds(key):
+                return []  # it was dropped meanwhile, or is of a former host
             case EpisodeFailed(_, key, _):
                 self._holdings.ended(key)
+            case SlotChanged() | SlotSeconds() if not self._working:
+                return []
             case Heartbeat():
                 return self._compared(message)
             case Broken(during, reason):
@@ -150,14 +176,18 @@ class Session:
         return [Tell(Said(self._spec.name, message))]
 
     def _greeted(self, ready: Ready) -> Effects:
+        if self._greeted_it:
+            return []
+        self._greeted_it = True
         if ready.protocol not in SPOKEN or ready.package != self._spec.package:
             reason = "a program of another version serves this run; it is replaced"
             return [HangUp(ProgramSilent(self._spec.name, reason))]
         return [Send(self._job.message(self._spec))]
 
     def _started(self, working: Working, now: float) -> Effects:
-        if self._working:
+        if self._working or not self._greeted_it:  # the answer to a former host may still be on its way
             return []
+        self._conduct.works(working, now)
         self._working = True
         self._holdings.adopt(working.held)
         effects: Effects = [Tell(Said(self._spec.name, working))]
@@ -167,8 +197,9 @@ class Session:
 
     def _loaded(self, version: int, now: float) -> Effects:
         self._has_loaded = True
-        if self._announced is None or self._announced.iteration != version:
+        if self._announced is None or self._announced.iteration != version or self._is_loaded:
             return []
+        self._is_loaded = True
         return [Tell(PolicyLoaded(self._spec.name, version, now - self._announced_at, self._pushed_bytes))]
 
     def _needed(self, what: str, digests: set[str]) -> Effects:
@@ -191,7 +222,11 @@ class Session:
             lost, claimed = self._holdings.compare(beat.held, beat.order)
             if lost:
                 effects.append(Tell(LeasesLost(name, lost)))
+            if claimed and self._claims_refused:
+                reason = f"it claims tickets that it was told to drop, such as {tuple(claimed[0])}"
+                return [*effects, HangUp(MisconductError(name, reason, proven=True))]
             if claimed:
+                self._claims_refused = True
                 effects += [Tell(ClaimsRefused(name, claimed)), *self.drop(claimed, "faults")]
         return effects
 

@@ -11,7 +11,7 @@ from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.push import Push
 from digirl_dist.fleet.spec import Job, WorkerSpec
 from digirl_dist.protocol.job_folder import episode_name
-from digirl_dist.protocol.messages import EpisodeManifest
+from digirl_dist.protocol.messages import MOST_BYTES, EpisodeManifest
 from digirl_dist.settings import LimitSettings, SshSettings
 from digirl_dist.ssh.channel import Channel
 from digirl_dist.ssh.connect import connect
@@ -55,13 +55,10 @@ class SshWorkerConnection:
         self._control.write(line)
 
     def readline(self, timeout_s: float) -> bytes:
-        return self._control.readline(timeout_s=timeout_s)
+        return self._control.readline(timeout_s, MOST_BYTES)
 
     def read(self, size: int, timeout_s: float) -> bytes:
-        data = bytearray()
-        while len(data) < size and (more := self._control.read(size - len(data), timeout_s)):
-            data += more
-        return bytes(data)
+        return self._control.read_exactly(size, timeout_s)
 
     def answers(self) -> bool:
         return self._connection.alive

@@ -16,6 +16,7 @@ from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.worker_events import Pulled, PullRefused, WorkerEvent
 from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.storage import atomic_files, parquet
+from digirl_dist.storage.disk_full import require_space
 from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Trajectory
 
@@ -88,10 +89,14 @@ class Transfers:
     def _pull(self, manifest: EpisodeManifest, ticket: Ticket, path: Path) -> None:
         started = time.monotonic()
         try:
+            _require_space(manifest.size, path)
             self._files.fetch(manifest, path)
         except (TrajectoryError, FileRefusedError) as error:
             refused = PullRefused(self._worker, manifest, str(error))
             self._arrived.put(lambda: self._post(refused))
+        except BaseException:  # nobody would continue what an interrupted transfer leaves
+            path.with_name(path.name + ".part").unlink(missing_ok=True)
+            raise
         else:
             self._arrived.put(lambda: self._check(manifest, ticket, path, started))
 
@@ -120,3 +125,11 @@ class Transfers:
             raise TrajectoryError(f"it is the episode {found}, and {announced} was announced")
         self._guard.check(episode, ticket, self._worker)
         return episode
+
+
+def _require_space(size: int, path: Path) -> None:
+    """Raises RunFolderError if the disk has no space for the file, which concerns this worker's transfers alone."""
+    try:
+        require_space(size, path.parent)
+    except OSError as error:
+        raise RunFolderError(f"cannot write {path} on this machine: {error.strerror}") from error

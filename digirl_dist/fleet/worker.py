@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from digirl_dist.errors import JobError, LinkLostError, ProtocolError, WorkerError
+from digirl_dist.errors import JobError, LinkLostError, MisconductError, ProtocolError, WorkerError
 from digirl_dist.fleet.connection import Connector, WorkerConnection
 from digirl_dist.fleet.effects import Decide, HangUp, Push, Send, Tell
 from digirl_dist.fleet.outbox import Outbox
@@ -115,7 +115,7 @@ class _Attached:
     def _malformed(self, line: bytes, error: ProtocolError) -> WorkerError:
         name = self._worker.spec.name
         if line.startswith(b"{") or len(line) > MOST_BYTES:
-            return LinkLostError(name, f"the program sent a malformed message: {error}")
+            return MisconductError(name, f"the worker program sends what is no message: {error}")
         return JobError(
             name,
             f"something else than the worker program answers: {line[:200]!r}",
@@ -138,7 +138,7 @@ class _Attached:
     def _decide(self, request: InferenceRequest) -> None:
         """Ignored without an inference service: the request is of a former job, which ends as ours arrives."""
         if self._worker.inference is not None:
-            self._worker.inference.ask(request, lambda reply: self._outbox.send(encode(reply.to_message())))
+            self._worker.inference.ask(request, lambda reply: self.ask(lambda session: session.decided(reply)))
 
 
 class RemoteWorker:
@@ -211,6 +211,11 @@ class RemoteWorker:
         """Waits for the end of the program, at most ``limit_s``. Returns at once if no program was ever reached."""
         self._thread.join(limit_s if self._has_been_there else min(limit_s, _NEVER_THERE_S))
 
+    def refuse(self, error: WorkerError) -> None:
+        """Ends the connection for this reason; see ``Reconnecting`` for when there is another one."""
+        if (attached := self._attached) is not None:
+            attached.fail(error)
+
     def hang_up(self) -> None:
         """Closes the connection to a program that did not end. The first time it is killed over a new one."""
         if (attached := self._attached) is not None:
@@ -232,7 +237,7 @@ class RemoteWorker:
             pause_s = coming_back.lost(error, time.monotonic())
             if self._stopping.is_set():
                 break
-            self.post(Lost(self.spec.name, error))
+            self.post(Lost(self.spec.name, error, pause_s if coming_back.is_out_of_service else None))
             if pause_s is None:
                 return
             self._stopping.wait(pause_s)

@@ -82,6 +82,8 @@ class Lost:
 
     worker: str
     error: WorkerError
+    out_s: float | None = None
+    """How long it is out of service, for what it did; None: it is tried again after a back-off."""
 
 
 @dataclass(frozen=True)

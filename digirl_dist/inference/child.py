@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -71,15 +73,26 @@ class PolicyProcess:
             pass  # the process has ended; the first request reports it
 
     def _ask(self, request: str, content: Any, doing: str) -> Any:
-        """Sends a request and returns its reply. Raises PolicyLostError if the process ends or exceeds the limit."""
+        """Sends a request and returns its reply. Raises PolicyLostError if the process ends or exceeds the limit.
+
+        A process that is stuck is killed at the limit, because neither sending nor receiving ends by itself.
+        """
         assert self._connection is not None
+        assert self._process is not None
+        deadline = time.monotonic() + self._limit_s
+        limit = threading.Timer(self._limit_s, self._process.kill)
+        limit.daemon = True
+        limit.start()
         try:
             self._connection.send((request, content))
-            if self._connection.poll(self._limit_s):
-                return self._connection.recv()
-            reason = f"did not {doing} within {self._limit_s:.0f} s"
+            return self._connection.recv()
         except (EOFError, OSError):
-            reason = f"ended while it had to {doing}{last_lines(self._log)}"
+            if time.monotonic() >= deadline:
+                reason = f"did not {doing} within {self._limit_s:.0f} s"
+            else:
+                reason = f"ended while it had to {doing}{last_lines(self._log)}"
+        finally:
+            limit.cancel()
         self._connection.close()
         self._connection = None
         self.close()

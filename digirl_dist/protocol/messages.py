@@ -33,16 +33,16 @@ MOST_REASON = 1 << 15
 MOST_SLOTS = 10_000
 """No machine carries more; a worker that claims it must not be leased a whole iteration."""
 
-RunId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
-Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,128}$")]
-EpisodeId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,160}$")]
+RunId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,128}\Z")]
+EpisodeId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,160}\Z")]
 Name = Annotated[str, Meta(max_length=256)]
 Reason = Annotated[str, Meta(max_length=MOST_REASON)]
 Text = Annotated[str, Meta(max_length=1 << 17)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 SlotNumber = Annotated[int, Meta(ge=0, lt=MOST_SLOTS)]
 SlotCount = Annotated[int, Meta(ge=0, le=MOST_SLOTS)]
-Attached = Annotated[int, Meta(ge=0, le=64 << 20)]
+Attached = Annotated[int, Meta(ge=0, le=32 << 20)]
 """Bytes behind the line: no screenshot has more."""
 
 

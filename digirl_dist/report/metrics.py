@@ -95,6 +95,7 @@ def collection(result: CollectionResult) -> Figures:
         },
         "carried_over": result.carried,
         "cancelled": result.cancelled,
+        "set_aside": result.set_aside,
         "carried_in_s_mean": _mean([s for key, s in result.seconds.items() if key[0] < result.iteration]),
         "in_time_s_mean": _mean([s for key, s in result.seconds.items() if key[0] == result.iteration]),
         "episodes_by_worker": {worker_result.worker: worker_result.episodes for worker_result in result.worker_results},

@@ -31,6 +31,8 @@ class SshSettings:
     """Longest silence of a link before the host drops it."""
     stall_s: float = 60.0
     """Longest time without progress of a transfer although the link itself answers (a hanging disk, for example)."""
+    slowest_kb_s: float = 16.0
+    """Lowest mean rate of a transfer, in KiB per second: one that is slower for longer than ``stall_s`` has failed."""
 
 
 @dataclass
@@ -46,12 +48,19 @@ class LimitSettings:
     slot_failures: int = 3
     """Consecutive failures that take an emulator out of service."""
     quarantine_s: float = 300.0
-    """Time for which an emulator is out of service. Afterwards one more failure takes it out again."""
+    """Time for which an emulator, or a worker, is out of service. Afterwards one more failure takes it out again."""
     lease_s: float | None = None
     """Longest time that a worker may hold a ticket without news of its episode, before the ticket goes to another one.
     null: the time of a start, two loads of a policy and two episodes of ``max_steps`` steps by the limits above."""
     episode_attempts: int = 5
-    """A ticket whose episode fails this often ends the run."""
+    """A ticket whose episode fails this often, on two workers or more if there are as many, is set aside."""
+    set_aside_share: float = 0.1
+    """Largest share of an iteration's tickets that may be set aside, but always one unless it is 0. Beyond it the run
+    ends, with the tickets, workers and reasons."""
+    episode_mb: float = 256.0
+    """Largest file of an episode, in MiB. A larger one is refused before it is fetched."""
+    worker_offences: int = 3
+    """Breaches of the protocol, within minutes, that take a worker out of service for ``quarantine_s``."""
     silence_s: float = 14.0
     """Longest silence of a worker that has a policy before it counts as lost. It sends a heartbeat every 2 s."""
     start_s: float = 60.0

@@ -16,6 +16,8 @@ from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Connection
 
 _STATES = ("ok", "would", "doing", "done", "failed")
+_MOST_STEPS = 20
+_LAST_LINES = 200
 _PACKAGE = "digirl_dist and what it depends on"
 
 
@@ -74,7 +76,8 @@ def _run(preparation: Preparation, script: str, connection: Connection, tell: Te
 
 
 def _progress(channel: Channel, limit_s: float) -> Iterator[SetupProgress]:
-    while line := _line(channel, limit_s):
+    deadline = time.monotonic() + _MOST_STEPS * limit_s
+    while line := _line(channel, min(limit_s, max(0.0, deadline - time.monotonic()))):
         state, _, rest = line.partition("\t")
         step, _, message = rest.partition("\t")
         if state in _STATES and step:
@@ -82,8 +85,8 @@ def _progress(channel: Channel, limit_s: float) -> Iterator[SetupProgress]:
 
 
 def _failure(channel: Channel, progress: SetupProgress) -> InstallError:
-    said = []
-    while line := _line(channel, 10.0):
+    said: list[str] = []
+    while len(said) < _LAST_LINES and (line := _line(channel, 10.0)):
         said.append(line)
     command = f"`{progress.message}`: " if progress.message else ""
     return InstallError(channel.worker, f"{progress.step}: {command}" + "\n".join(said))

@@ -2,17 +2,56 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from abc import ABC, abstractmethod
 
-from digirl_dist.errors import LinkLostError, WorkerError
+from digirl_dist.errors import LinkLostError, TooSlowError, WorkerError
+from digirl_dist.ssh.wire import HELD_S
 
 READ_BYTES = 1 << 20
-STDERR_KEPT = 1 << 20
-SLICE_S = 0.5
-"""Longest wait before a channel looks again whether its link lives."""
 LINK_END_S = 0.5
 """A link's end is known so much later than that of its channels, at most."""
+_SLICE_S = 0.5
+_STDERR_KEPT = 1 << 20
+_STDERR_AT_ONCE = 1 << 22
+_LONGEST_LINE = 1 << 20
+
+
+class Deadline:
+    """The end of a wait, in monotonic seconds. It moves on by the time for which this process was held up itself."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self.timeout_s = math.inf if timeout_s is None else timeout_s
+        self.at = time.monotonic() + self.timeout_s
+        self.was_tried = False
+        """Whether there was a look at what had come already; a wait of no time takes that."""
+
+    @property
+    def left_s(self) -> float:
+        return self.at - time.monotonic()
+
+    def waited(self, since: float) -> None:
+        """Notes that a wait of half a second at most, begun at ``since``, is over."""
+        held_s = time.monotonic() - since
+        self.at += held_s if held_s > HELD_S else 0.0
+
+
+class Allowance:
+    """The time that a transfer may still take: ``slack_s``, and what each byte earns at ``rate`` bytes per second.
+
+    It never exceeds ``slack_s``, so a transfer ends that stands still for so long, or that is slower on the whole.
+    """
+
+    def __init__(self, slack_s: float, rate: float) -> None:
+        self.slack_s = slack_s
+        self.rate = rate
+        self.left_s = slack_s
+
+    def took(self, size: int, deadline: Deadline) -> None:
+        """Notes that ``size`` bytes have moved since ``deadline``, the end of what was left, was set."""
+        self.left_s = min(self.slack_s, deadline.left_s + size / self.rate)
 
 
 class Channel(ABC):
@@ -25,47 +64,44 @@ class Channel(ABC):
     packet_bytes: int
     """Smaller writes are worth collecting up to this size."""
 
-    def __init__(self, worker: str, command: str) -> None:
+    def __init__(self, worker: str, command: str, stall_s: float, slowest: float) -> None:
+        """``stall_s`` and ``slowest`` (bytes per second) are the allowance of a ``write`` that has none of its own."""
         self.worker = worker
         self.command = command
+        self._stall_s = stall_s
+        self._slowest = slowest
         self._unread = bytearray()
+        self._stderr = bytearray()
+        self._stderr_lock = threading.Lock()
 
-    @abstractmethod
-    def write(self, data: bytes | bytearray | memoryview) -> None:
+    def write(self, data: bytes | bytearray | memoryview, allowance: Allowance | None = None) -> None:
         """Sends all of ``data``.
 
-        Raises LinkLostError if the link is gone or accepts nothing within the stall limit, and WorkerError with the
-        end of the command's stderr if the command has ended.
+        Raises LinkLostError if the link is gone or takes the data more slowly than the allowance, and WorkerError with
+        the end of the command's stderr if the command has ended.
         """
+        allowance = allowance or Allowance(self._stall_s, self._slowest)
+        view = memoryview(data).cast("B")
+        while view:
+            view = view[self._send(view, allowance) :]
 
     @abstractmethod
     def close_input(self) -> None:
         """Closes the command's stdin."""
 
-    @abstractmethod
-    def receive_until(self, deadline: float) -> bytes | None:
-        """Returns the next output, ``b""`` at its end, or None if none arrives before ``deadline`` (monotonic)."""
-
-    @abstractmethod
-    def stderr(self) -> bytes:
-        """Returns the command's stderr so far, at most its last MiB."""
-
-    @property
-    @abstractmethod
-    def exit_status(self) -> int | None:
-        """None while the command runs; -1 when a signal ended it."""
-
-    @abstractmethod
-    def wait(self, timeout_s: float) -> int:
-        """Returns the exit status of a command whose output has ended. Raises WorkerError or LinkLostError."""
-
-    @abstractmethod
-    def ended(self) -> WorkerError:
-        """Returns the error for a command that ended too early: a lost link, or its exit status and stderr."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Closes the command's streams without killing the command."""
+    def receive_until(self, deadline: Deadline) -> bytes | None:
+        """Returns the next output, ``b""`` at its end, or None at the deadline, even if output keeps coming."""
+        while deadline.left_s > 0 or not deadline.was_tried:
+            deadline.was_tried = True
+            asked_at = time.monotonic()
+            data = self._take_in(max(0.0, min(_SLICE_S, deadline.left_s)))
+            deadline.waited(asked_at)
+            self._drain_stderr()
+            if data == b"" and (lost := self._lost()):
+                raise lost
+            if data is not None:
+                return data
+        return None
 
     def read(self, size: int = READ_BYTES, timeout_s: float | None = None) -> bytes:
         """Returns at least one and at most ``size`` bytes of output; ``b""`` at its end.
@@ -73,51 +109,163 @@ class Channel(ABC):
         Raises LinkLostError if the link is gone, or no output arrives for ``timeout_s`` (None: waits as long as the
         link lives).
         """
-        if self._unread:
-            taken = bytes(self._unread[:size])
-            del self._unread[:size]
-            return taken
-        data = self._receive(_deadline(timeout_s), timeout_s)
+        if not self._unread:
+            data = self.receive_until(Deadline(timeout_s))
+            if data is None:
+                raise self._silent(timeout_s or 0.0)
+            self._unread += data
+        return self._take(size)
+
+    def read_exactly(self, size: int, timeout_s: float) -> bytes:
+        """Returns ``size`` bytes of output, fewer only at its end.
+
+        Raises LinkLostError if the link is gone, or not all of them have come within ``timeout_s``.
+        """
+        deadline = Deadline(timeout_s)
+        while len(self._unread) < size and (more := self.receive_until(deadline)) != b"":
+            if more is None:
+                raise self._silent(timeout_s)
+            self._unread += more
+        return self._take(size)
+
+    def pull(self, size: int, allowance: Allowance) -> bytes:
+        """Returns at least one and at most ``size`` bytes of output; ``b""`` at its end.
+
+        Raises LinkLostError if the link is gone or the output comes more slowly than the allowance.
+        """
+        deadline = Deadline(allowance.left_s)
+        data = self._take(size) or self.receive_until(deadline)
+        if data is None:
+            raise self._too_slow(allowance)
         self._unread += data[size:]
+        allowance.took(len(data[:size]), deadline)
         return data[:size]
 
-    def readline(self, timeout_s: float | None = None) -> bytes:
+    def readline(self, timeout_s: float | None = None, longest: int = _LONGEST_LINE) -> bytes:
         """Returns one line with its newline; at the end of the output an unfinished line, or ``b""``.
 
-        Raises as ``read`` does.
+        Of a line longer than ``longest`` bytes, it returns so many and one more. Raises LinkLostError if the link is
+        gone, or the whole line has not come within ``timeout_s``.
         """
-        deadline = _deadline(timeout_s)
-        searched = 0
-        while (end := self._unread.find(b"\n", searched)) < 0:
-            searched = len(self._unread)
-            more = self._receive(deadline, timeout_s)
-            if not more:
-                return self.read(max(searched, 1)) if searched else b""
-            self._unread += more
-        line = bytes(self._unread[: end + 1])
-        del self._unread[: end + 1]
+        line = self._line(Deadline(timeout_s), longest)
+        if line is None:
+            raise self._silent(timeout_s or 0.0)
+        return line
+
+    def pull_line(self, longest: int, allowance: Allowance, moved: int = 0) -> bytes:
+        """Returns a line as ``readline`` does, within the allowance; it confirms that ``moved`` bytes have arrived."""
+        deadline = Deadline(allowance.left_s)
+        line = self._line(deadline, longest)
+        if line is None:
+            raise self._too_slow(allowance)
+        allowance.took(moved + len(line), deadline)
         return line
 
     def stderr_tail(self, lines: int = 20) -> str:
         """Returns the last lines that the command wrote to stderr."""
         return "\n".join(self.stderr().decode(errors="replace").splitlines()[-lines:])
 
-    def _receive(self, deadline: float, timeout_s: float | None) -> bytes:
-        data = self.receive_until(deadline)
-        if data is None:
-            raise LinkLostError(self.worker, f"`{self.command}` was silent for {timeout_s:g} s")
-        return data
+    def stderr(self) -> bytes:
+        """Returns the command's stderr so far, at most its last MiB."""
+        self._drain_stderr()
+        return bytes(self._stderr)
 
-    def _ended_with(self, status: int | None) -> WorkerError:
+    @property
+    @abstractmethod
+    def exit_status(self) -> int | None:
+        """None while the command runs; -1 when a signal ended it."""
+
+    def wait(self, timeout_s: float) -> int:
+        """Returns the exit status of a command whose output has ended. Raises WorkerError or LinkLostError."""
+        if not self._wait_for_end(timeout_s):
+            raise WorkerError(self.worker, f"`{self.command}` closed its output but did not end within {timeout_s:g} s")
+        if lost := self._lost():
+            raise lost
+        status = self.exit_status
+        return -1 if status is None else status
+
+    def ended(self) -> WorkerError:
+        """Returns the error for a command that ended too early: a lost link, or its exit status and stderr."""
+        self._wait_for_end(self._stall_s)
+        if lost := self._lost():
+            return lost
         said = self.stderr_tail() or "no output on stderr"
-        return WorkerError(self.worker, f"`{self.command}` ended with status {status}: {said}")
+        return WorkerError(self.worker, f"`{self.command}` ended with status {self.exit_status}: {said}")
 
-    def _did_not_end(self, timeout_s: float) -> WorkerError:
-        return WorkerError(self.worker, f"`{self.command}` closed its output but did not end within {timeout_s:g} s")
+    @abstractmethod
+    def close(self) -> None:
+        """Closes the command's streams without killing the command."""
 
-    def _stalled(self, stall_s: float) -> LinkLostError:
-        return LinkLostError(self.worker, f"`{self.command}` took no data for {stall_s:g} s though the link answers")
+    @abstractmethod
+    def _offer(self, view: memoryview, wait_s: float) -> int:
+        """Returns how many bytes were accepted, 0 if none were in that time. Raises ``ended`` if none ever will be."""
 
+    @abstractmethod
+    def _take_in(self, wait_s: float) -> bytes | None:
+        """Returns the next output, ``b""`` at its end, or None if none comes in that time. Raises LinkLostError."""
 
-def _deadline(timeout_s: float | None) -> float:
-    return float("inf") if timeout_s is None else time.monotonic() + timeout_s
+    @abstractmethod
+    def _take_in_stderr(self) -> bytes:
+        """Returns what has come on stderr; empty if nothing has."""
+
+    @abstractmethod
+    def _wait_for_end(self, timeout_s: float) -> bool:
+        """Waits for the command's end, or the link's; returns False if neither came in that time."""
+
+    @abstractmethod
+    def _lost(self) -> LinkLostError | None:
+        """Returns the error if the link ended the channel. Valid once output has ended or sending has failed."""
+
+    def _send(self, view: memoryview, allowance: Allowance) -> int:
+        """Returns how many bytes were accepted, at least one."""
+        deadline = Deadline(allowance.left_s)
+        while True:
+            asked_at = time.monotonic()
+            sent = self._offer(view, _SLICE_S)
+            deadline.waited(asked_at)
+            if sent:
+                allowance.took(sent, deadline)
+                return sent
+            self._drain_stderr()
+            if deadline.left_s <= 0:
+                raise self._too_slow(allowance)
+
+    def _take(self, size: int) -> bytes:
+        """Takes at most ``size`` bytes of the output that has been read already."""
+        taken = bytes(self._unread[:size])
+        del self._unread[:size]
+        return taken
+
+    def _line(self, deadline: Deadline, longest: int) -> bytes | None:
+        """Returns the next line, or what there is of it at the end of the output; None at the deadline."""
+        searched = 0
+        while (end := self._unread.find(b"\n", searched)) < 0 and len(self._unread) <= longest:
+            searched = len(self._unread)
+            more = self.receive_until(deadline)
+            if more is None:
+                return None
+            if not more:
+                break
+            self._unread += more
+        return self._take(min(end, longest) + 1 if end >= 0 else longest + 1)
+
+    def _drain_stderr(self) -> None:
+        with self._stderr_lock:
+            left = _STDERR_AT_ONCE  # whoever floods it must not keep us here
+            while left > 0 and (said := self._take_in_stderr()):
+                left -= len(said)
+                self._stderr += said
+                del self._stderr[:-_STDERR_KEPT]
+
+    def _link_lost(self, why: str) -> LinkLostError:
+        return LinkLostError(self.worker, f"the connection broke during `{self.command}` ({why})")
+
+    def _silent(self, timeout_s: float) -> LinkLostError:
+        return LinkLostError(self.worker, f"`{self.command}` was silent for {timeout_s:g} s")
+
+    def _too_slow(self, allowance: Allowance) -> TooSlowError:
+        return TooSlowError(
+            self.worker,
+            f"`{self.command}` moved no data for {allowance.slack_s:g} s (ssh.stall_s), or fewer than "
+            f"{allowance.rate / 1024:g} KiB/s for longer (ssh.slowest_kb_s), though the link answers",
+        )

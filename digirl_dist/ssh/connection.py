@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from digirl_dist.errors import WorkerError
-from digirl_dist.ssh.channel import Channel
+from digirl_dist.ssh.channel import Channel, Deadline
+
+_MOST_OUTPUT = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -80,22 +81,29 @@ class Connection(ABC):
         """Cuts the connection at once, without waiting for the worker."""
 
     def run(
-        self, command: str | Sequence[str], input: bytes | Iterable[bytes] = b"", timeout_s: float = 60.0
+        self,
+        command: str | Sequence[str],
+        input: bytes | Iterable[bytes] = b"",
+        timeout_s: float = 60.0,
+        most_bytes: int = _MOST_OUTPUT,
     ) -> Completed:
         """Runs ``command`` to its end and returns its output, whatever its exit status.
 
-        Raises LinkLostError if the link breaks, WorkerError if the command does not end within ``timeout_s``.
+        Raises LinkLostError if the link breaks, WorkerError if the command does not end within ``timeout_s`` or prints
+        more than ``most_bytes``.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s)
         channel = self.open(command)
         feeder = _Feeder(channel, [input] if isinstance(input, bytes) else input)
         try:
             output = bytearray()
             while chunk := channel.receive_until(deadline):
                 output += chunk
+                if len(output) > most_bytes:
+                    raise WorkerError(self.worker, f"`{channel.command}` printed more than {most_bytes >> 10} KiB")
             if chunk is None:
                 raise WorkerError(self.worker, f"`{channel.command}` did not end within {timeout_s:g} s")
-            status = channel.wait(max(0.0, deadline - time.monotonic()))
+            status = channel.wait(max(0.0, deadline.left_s))
             feeder.raise_own_error()
             return Completed(status, bytes(output), channel.stderr())
         finally:

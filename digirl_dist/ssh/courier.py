@@ -9,18 +9,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
 import xxhash
 
-from digirl_dist.errors import FileRefusedError, RunFolderError, TrajectoryError, WorkerError
+from digirl_dist.errors import FileRefusedError, MisconductError, RunFolderError, TrajectoryError, WorkerError
 from digirl_dist.settings import SshSettings
-from digirl_dist.ssh.channel import Channel
+from digirl_dist.ssh.channel import Allowance, Channel
 from digirl_dist.ssh.connection import Connection
 from digirl_dist.storage.digest import file_digest
+from digirl_dist.types import Natural
 
 Bytes = bytes | bytearray | memoryview
 _CHUNK = 1 << 20
 _UNANSWERED = 256
 """Puts sent before their answers are read: few enough that all answers fit the buffers on the way back."""
+_LONGEST_ANSWER = 8 << 20
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """What the worker's end of the courier says; ``error`` is the reason of a refusal."""
+
+    error: str | None = None
+    size: Natural = 0
+    sizes: dict[str, Natural] = {}
+
+
+_ANSWERS = msgspec.json.Decoder(_Answer)
+_LONGEST_REASON = 4000
 
 
 @dataclass(frozen=True)
@@ -56,9 +71,14 @@ class CourierClient:
 
     def __init__(self, connection: Connection, command: Sequence[str], settings: SshSettings) -> None:
         self._worker = connection.worker
-        self._stall_s = settings.stall_s
+        self._settings = settings
+        self._allowance = self._new_allowance()
         self._channel = connection.open(command)
         self._output = _Packets(self._channel)
+
+    def _new_allowance(self) -> Allowance:
+        """Returns the time for one operation, however many files and answers belong to it."""
+        return Allowance(self._settings.stall_s, 1024 * self._settings.slowest_kb_s)
 
     def put_many(self, items: Iterable[Put]) -> int:
         """Writes each file on the worker; returns the number of bytes sent.
@@ -76,7 +96,8 @@ class CourierClient:
     def sizes(self, remote: Sequence[str]) -> dict[str, int]:
         """Returns the sizes in bytes of the files that exist there."""
         answer = self._ask({"sizes": list(remote)}, f"look for {len(remote)} files")
-        return {str(name): int(size) for name, size in answer["sizes"].items()}
+        asked = set(remote)
+        return {name: size for name, size in answer.sizes.items() if name in asked}
 
     def get(self, remote: str, local: str | Path, digest: str, size: int) -> None:
         """Fetches a file of known digest and size. It appears complete under its name or not at all; it is not flushed.
@@ -113,8 +134,9 @@ class CourierClient:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _ask(self, request: dict[str, Any], attempt: str) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any], attempt: str) -> _Answer:
         """Sends one request and returns its answer. ``attempt`` describes it in the error if the worker refuses."""
+        self._output.allowance = self._allowance = self._new_allowance()
         self._send_line(request)
         self._output.flush()
         answer = self._answer()
@@ -122,14 +144,15 @@ class CourierClient:
         return answer
 
     def _put(self, items: Iterable[tuple[dict[str, Any], Iterable[Bytes]]]) -> int:
-        waiting: list[str] = []
+        waiting: list[tuple[str, int]] = []
         sent = 0
-        refusal: tuple[dict[str, Any], str] | None = None
+        refusal: tuple[_Answer, str] | None = None
+        self._output.allowance = self._allowance = self._new_allowance()
         with self._in_step():
             for request, chunks in items:
                 self._send_line(request)
                 self._send_exactly(request["size"], chunks, request["put"])
-                waiting.append(request["put"])
+                waiting.append((request["put"], request["size"]))
                 sent += request["size"]
                 if len(waiting) >= _UNANSWERED and (refusal := self._answers(waiting)):
                     break
@@ -138,12 +161,12 @@ class CourierClient:
             self._raise_refusal(*refusal)
         return sent
 
-    def _answers(self, waiting: list[str]) -> tuple[dict[str, Any], str] | None:
+    def _answers(self, waiting: list[tuple[str, int]]) -> tuple[_Answer, str] | None:
         """Reads the answers to all puts sent so far; returns the first refusal, if there is one."""
         self._output.flush()
-        answers = [(self._answer(), f"write {path}") for path in waiting]
+        answers = [(self._answer(size), f"write {path}") for path, size in waiting]
         waiting.clear()
-        return next((each for each in answers if "error" in each[0]), None)
+        return next((each for each in answers if each[0].error is not None), None)
 
     def _send_exactly(self, size: int, chunks: Iterable[Bytes], path: str) -> None:
         """Sends exactly the announced number of bytes, so that the stream stays in step."""
@@ -156,15 +179,22 @@ class CourierClient:
             raise WorkerError(self._worker, f"the local file for {path} changed its size while it was sent")
 
     def _fetch(self, remote: str, part: Path, digest: str, size: int) -> bool:
-        """Appends the missing bytes to ``part``; returns True if it then has the digest and size."""
+        """Appends the missing bytes to ``part``; returns True if it then has the digest and size.
+
+        Never writes more than was announced.
+        """
         state = xxhash.xxh3_128()
         offset = _continue(part, size, state)
         answer = self._ask({"get": remote, "offset": offset}, f"read {remote}")
         with self._in_step(), _local_errors(part), open(part, "ab", buffering=0) as file:
-            for chunk in self._incoming(max(0, answer["size"] - offset)):
+            if answer.size > size + _CHUNK:
+                reason = f"{remote} was announced with {size} bytes, and is sent with {answer.size}"
+                raise MisconductError(self._worker, reason)
+            for chunk in self._incoming(max(0, answer.size - offset)):
                 state.update(chunk)
-                _write(file, chunk)
-        return bool(answer["size"] == size and state.hexdigest() == digest)
+                if answer.size <= size:  # else they are only read to stay in step
+                    _write(file, chunk)
+        return answer.size == size and bool(state.hexdigest() == digest)
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
@@ -177,7 +207,7 @@ class CourierClient:
 
     def _incoming(self, left: int) -> Iterator[bytes]:
         while left:
-            chunk = self._channel.read(min(left, _CHUNK), self._stall_s)
+            chunk = self._channel.pull(min(left, _CHUNK), self._allowance)
             if not chunk:
                 raise self._channel.ended()
             left -= len(chunk)
@@ -186,22 +216,29 @@ class CourierClient:
     def _send_line(self, request: dict[str, Any]) -> None:
         self._output.write(json.dumps(request).encode() + b"\n")
 
-    def _answer(self) -> dict[str, Any]:
-        line = self._channel.readline(self._stall_s)
-        if not line.endswith(b"\n"):
+    def _answer(self, moved: int = 0) -> _Answer:
+        """Reads one answer, which says that ``moved`` bytes are in place."""
+        line = self._channel.pull_line(_LONGEST_ANSWER, self._allowance, moved)
+        if not line.endswith(b"\n") and len(line) <= _LONGEST_ANSWER:
             raise self._channel.ended()
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        try:
+            return _ANSWERS.decode(line)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            self._channel.close()
+            raise MisconductError(self._worker, f"its courier answers with {line[:200]!r}: {error}") from error
 
-    def _raise_refusal(self, answer: dict[str, Any], attempt: str) -> None:
-        if "error" in answer:
-            raise FileRefusedError(self._worker, f"cannot {attempt}: {answer['error']}", _remedy(answer["error"]))
+    def _raise_refusal(self, answer: _Answer, attempt: str) -> None:
+        if answer.error is not None:
+            raise FileRefusedError(
+                self._worker, f"cannot {attempt}: {answer.error[:_LONGEST_REASON]}", _remedy(answer.error)
+            )
 
 
 class _Packets:
     """Collects small writes into full packets."""
 
     def __init__(self, channel: Channel) -> None:
+        self.allowance: Allowance | None = None
         self._channel = channel
         self._pending = bytearray()
 
@@ -214,11 +251,11 @@ class _Packets:
             if len(self._pending) == self._channel.packet_bytes:
                 self.flush()
         whole = len(view) - len(view) % self._channel.packet_bytes
-        self._channel.write(view[:whole])
+        self._channel.write(view[:whole], self.allowance)
         self._pending += view[whole:]
 
     def flush(self) -> None:
-        self._channel.write(self._pending)
+        self._channel.write(self._pending, self.allowance)
         self._pending = bytearray()
 
 

@@ -72,7 +72,8 @@ class OpenSshConnection(Connection):
         except OSError as error:
             why = self._master.ended(_ANSWER_S) or str(error)
             raise LinkLostError(self.worker, f"the connection broke while starting `{line}` ({why})") from error
-        return OpenSshChannel(session, self.worker, line, self._settings.stall_s, self._master.ended)
+        pace = self._settings.stall_s, 1024 * self._settings.slowest_kb_s
+        return OpenSshChannel(session, self.worker, line, *pace, self._master.ended)
 
     def close(self) -> None:
         self._master.close()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import cast
 
 import paramiko
 
-from digirl_dist.errors import LinkLostError, WorkerError
-from digirl_dist.ssh.channel import LINK_END_S, READ_BYTES, SLICE_S, STDERR_KEPT, Channel
-from digirl_dist.ssh.wire import HELD_S, Transport
+from digirl_dist.errors import LinkLostError
+from digirl_dist.ssh.channel import LINK_END_S, READ_BYTES, Channel
+from digirl_dist.ssh.wire import Transport
 
 _BROKEN = (OSError, EOFError, paramiko.SSHException)
 """Exceptions of paramiko once a link or its channel is gone."""
@@ -22,22 +21,14 @@ class ParamikoChannel(Channel):
     packet_bytes = 32_704
     """Largest write that fits one packet of OpenSSH; measured to be faster than larger writes."""
 
-    def __init__(self, raw: paramiko.Channel, worker: str, command: str, stall_s: float) -> None:
-        super().__init__(worker, command)
+    def __init__(self, raw: paramiko.Channel, worker: str, command: str, stall_s: float, slowest: float) -> None:
+        super().__init__(worker, command, stall_s, slowest)
         # paramiko measures timeouts by the time of day: if that jumps back, they may take hours. So paramiko never
         # waits; this class does, on the monotonic clock.
         raw.settimeout(0.0)
         self._readable = threading.Event()
         raw.in_buffer.set_event(self._readable)
         self._raw = raw
-        self._stall_s = stall_s
-        self._stderr = bytearray()
-        self._stderr_lock = threading.Lock()
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        view = memoryview(data).cast("B")
-        while view:
-            view = view[self._send(view[: self.packet_bytes]) :]
 
     def close_input(self) -> None:
         try:
@@ -45,24 +36,9 @@ class ParamikoChannel(Channel):
         except _BROKEN:
             pass  # the command has ended; the next read reports it better
 
-    def stderr(self) -> bytes:
-        self._drain_stderr()
-        return bytes(self._stderr)
-
     @property
     def exit_status(self) -> int | None:
         return self._raw.exit_status if self._raw.exit_status_ready() else None
-
-    def wait(self, timeout_s: float) -> int:
-        if not self._raw.status_event.wait(timeout_s):
-            raise self._did_not_end(timeout_s)
-        if self._lost():
-            raise self._link_lost()
-        return self._raw.exit_status
-
-    def ended(self) -> WorkerError:
-        self._raw.status_event.wait(self._stall_s)
-        return self._link_lost() if self._lost() else self._ended_with(self.exit_status)
 
     def close(self) -> None:
         try:
@@ -70,70 +46,49 @@ class ParamikoChannel(Channel):
         except _BROKEN:
             pass  # the link is gone, and the channel with it
 
-    def receive_until(self, deadline: float) -> bytes | None:
-        while True:
-            asked_at = time.monotonic()
-            self._readable.wait(SLICE_S)
-            try:
-                data = self._raw.recv(READ_BYTES)
-            except TimeoutError:
-                data = None
-            except _BROKEN as error:  # recv sends window adjustments to the other side
-                raise self._link_lost() from error
-            if (held_s := time.monotonic() - asked_at) > HELD_S:
-                deadline += held_s
-            self._drain_stderr()
-            if data == b"" and self._lost():
-                raise self._link_lost()
-            if data is not None or time.monotonic() >= deadline:
-                return data
-
-    def _send(self, view: memoryview) -> int:
-        """Returns how many bytes were accepted, at least one."""
-        deadline = time.monotonic() + self._stall_s
-        while True:
-            self._wait_for_window()
-            try:
-                sent = self._raw.send(view)  # type: ignore[arg-type]  # any buffer will do
-            except TimeoutError:
-                self._drain_stderr()
-                if time.monotonic() >= deadline:
-                    raise self._stalled(self._stall_s) from None
-                continue
-            except _BROKEN as error:
-                raise self.ended() from error
-            if sent == 0:
-                raise self.ended()
-            return sent
-
-    def _wait_for_window(self) -> None:
-        """Waits until the send window opens, the channel is closed, or half a second is over."""
+    def _offer(self, view: memoryview, wait_s: float) -> int:
         with self._raw.out_buffer_cv:
             if self._raw.out_window_size == 0 and not self._raw.closed:
-                self._raw.out_buffer_cv.wait(SLICE_S)
+                self._raw.out_buffer_cv.wait(wait_s)
+        try:
+            sent = self._raw.send(view[: self.packet_bytes])  # type: ignore[arg-type]  # any buffer will do
+        except TimeoutError:
+            return 0
+        except _BROKEN as error:
+            raise self.ended() from error
+        if sent == 0:
+            raise self.ended()
+        return sent
 
-    def _drain_stderr(self) -> None:
-        with self._stderr_lock:
-            while self._raw.recv_stderr_ready():
-                self._stderr += self._raw.recv_stderr(READ_BYTES)
-            del self._stderr[:-STDERR_KEPT]
+    def _take_in(self, wait_s: float) -> bytes | None:
+        self._readable.wait(wait_s)
+        try:
+            return self._raw.recv(READ_BYTES)
+        except TimeoutError:
+            return None
+        except _BROKEN as error:  # recv sends window adjustments to the other side
+            raise self._link_ended() from error
 
-    def _lost(self) -> bool:
-        """Returns True if the channel ended because the link did. Valid once the output has ended or sending failed.
+    def _take_in_stderr(self) -> bytes:
+        return self._raw.recv_stderr(READ_BYTES) if self._raw.recv_stderr_ready() else b""
 
-        paramiko closes the channels of a broken link a moment before it marks the transport inactive. Hence the wait in
-        the one ambiguous case: a command without an exit status, which otherwise means that a signal ended it.
+    def _wait_for_end(self, timeout_s: float) -> bool:
+        return self._raw.status_event.wait(timeout_s)
+
+    def _lost(self) -> LinkLostError | None:
+        """paramiko closes the channels of a broken link a moment before it marks the transport inactive.
+
+        Hence the wait in the one ambiguous case: a command without an exit status, which otherwise means that a signal
+        ended it.
         """
         closed = self._raw.closed
         if self._raw.exit_status != -1:
-            return False
+            return None
         transport = self._raw.get_transport()
         if closed and transport.is_active():
             transport.join(LINK_END_S)
-        return not transport.is_active()
+        return None if transport.is_active() else self._link_ended()
 
-    def _link_lost(self) -> LinkLostError:
+    def _link_ended(self) -> LinkLostError:
         silent_s = cast(Transport, self._raw.get_transport()).silent_s()
-        return LinkLostError(
-            self.worker, f"the connection broke during `{self.command}` (last heard {silent_s:.0f} s ago)"
-        )
+        return self._link_lost(f"last heard {silent_s:.0f} s ago")

@@ -63,7 +63,8 @@ class ParamikoConnection(Connection):
             raise too_many_channels(self.worker, line, error.text) from error
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise LinkLostError(self.worker, f"the connection broke while starting `{line}` ({error})") from error
-        return ParamikoChannel(raw, self.worker, line, self._settings.stall_s)
+        slowest = 1024 * self._settings.slowest_kb_s
+        return ParamikoChannel(raw, self.worker, line, self._settings.stall_s, slowest)
 
     def close(self) -> None:
         self._watch.stop()

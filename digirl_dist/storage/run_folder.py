@@ -50,6 +50,11 @@ class RunFolder:
         return self.root / "events.jsonl"
 
     @property
+    def leases(self) -> Path:
+        """Leases of tickets whose episodes have not landed."""
+        return self.root / "leases.jsonl"
+
+    @property
     def verdicts(self) -> Path:
         """Verdicts of the model that judges, if there is one."""
         return self.root / "judge.jsonl"

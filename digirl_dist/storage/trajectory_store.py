@@ -20,7 +20,7 @@ from pathlib import Path
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import RunFolderError
 from digirl_dist.storage import atomic_files, parquet
-from digirl_dist.storage.disk_full import FailFast, WritePolicy, require_space
+from digirl_dist.storage.disk_full import FailFast, WritePolicy
 from digirl_dist.storage.refused_episodes import RefusedEpisode, RefusedEpisodes
 from digirl_dist.tasks import Key, Round, Ticket
 from digirl_dist.trajectory import Trajectory
@@ -46,11 +46,10 @@ class Store:
         """Calls ``landed`` with each episode that lands after this call."""
         self._listeners.append(landed)
 
-    def incoming(self, counts_in: Round, name: str, size: int) -> Path:
-        """Returns the path for an unchecked transfer of ``size`` bytes, once the disk has space for it."""
+    def incoming(self, counts_in: Round, name: str) -> Path:
+        """Returns the path for an unchecked transfer."""
         folder = self._landing / "incoming"  # shared by all iterations: a transfer may count in a later one
         self._write_policy.wait_for(str(folder), lambda: folder.mkdir(parents=True, exist_ok=True))
-        self._write_policy.wait_for(str(folder / name), lambda: require_space(size, folder))
         return folder / f"{counts_in.purpose}-{counts_in.number:06d}-{name}"
 
     def land(self, counts_in: Round, trajectory: Trajectory, checked: Path | None = None) -> bool:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from digirl_dist.collect.leases import Leases as Bare
-from digirl_dist.errors import CollectionError
 from digirl_dist.tasks import Key, Task, Ticket
 
 
@@ -84,8 +82,11 @@ def test_a_failed_ticket_runs_again_until_it_failed_too_often() -> None:
     leases.take("a", 1, version=3)
     leases.fail("a", Key(3, 0), "hung")
     assert indices(leases.take("b", 1, version=3)) == [0]
-    with pytest.raises(CollectionError, match="ticket 0 .* failed 2 times, last on worker b: crashed"):
-        leases.fail("b", Key(3, 0), "crashed")
+    assert leases.fail("b", Key(3, 0), "crashed") and not leases.tickets
+    told = leases.why_set_aside(Key(3, 0))
+    assert told["workers"] == ["a", "b"] and told["reason"] == "crashed"
+    leases.add(tickets(1))
+    assert not leases.tickets, "it was asked again"
 
 
 def test_a_failed_ticket_runs_again_before_the_untried_ones() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from digirl_dist.errors import JobError, LinkLostError
+from digirl_dist.errors import JobError, LinkLostError, MisconductError
 from digirl_dist.fleet.effects import Decide, HangUp, Push, Send, Tell
 from digirl_dist.fleet.outgoing import Named
 from digirl_dist.fleet.reconnecting import Reconnecting
@@ -26,13 +26,13 @@ WORKING = messages.Working(4, "", [])
 TICKETS = [Ticket(0, index, Task("t"), index, 3) for index in range(3)]
 
 
-def session(policy: Named | None = None) -> Session:
+def session(policy: Named | None = None, agent: bytes | None = b"agent") -> Session:
     spec: Any = SimpleNamespace(name="w1", slots=4, package="package")
-    return Session(spec, Job("r1", b"agent", b"emulator", 10, SlotLimits(), 1, 60.0), LIMITS, policy)
+    return Session(spec, Job("r1", agent, b"emulator", 10, SlotLimits(), 1, 60.0), LIMITS, policy)
 
 
-def working(policy: Named | None = None) -> Session:
-    here = session(policy)
+def working(policy: Named | None = None, agent: bytes | None = b"agent") -> Session:
+    here = session(policy, agent)
     here.receive(READY, b"", 0.0)
     here.receive(WORKING, b"", 0.0)
     return here
@@ -117,9 +117,9 @@ def test_an_episode_of_another_run_ends_the_connection() -> None:
 
 def test_a_request_goes_to_the_hosts_policy_and_a_malformed_one_ends_the_connection() -> None:
     asked = messages.Ask(1, 3, (0, 0, 0), "seen", 2, None, 2)
-    (decide,) = working().receive(asked, b"ab", 0.0)
+    (decide,) = working(Named(3), agent=None).receive(asked, b"ab", 0.0)
     assert isinstance(decide, Decide) and decide.request.observation.image == b"ab"
-    assert isinstance(hung_up(working().receive(asked, b"abc", 0.0)), LinkLostError)
+    assert isinstance(hung_up(working(Named(3), agent=None).receive(asked, b"abc", 0.0)), MisconductError)
 
 
 def test_heartbeats_show_a_program_that_is_stuck_and_a_link_that_is_half_open() -> None:
@@ -163,7 +163,7 @@ def test_a_claim_without_a_lease_is_refused_and_dropped() -> None:
 
 
 def test_a_program_may_be_silent_for_longer_until_it_has_a_policy() -> None:
-    here = working()
+    here = working(Named(0))
     assert here.patience_s == LIMITS.start_s
     here.receive(messages.Loaded(0), b"", 0.0)
     assert here.patience_s == LIMITS.silence_s

@@ -74,6 +74,10 @@ class SimulatedWorker:
     def collected(self) -> None:
         self._ask(Session.collected)
 
+    def refuse(self, error: WorkerError) -> None:
+        if self._session is not None:
+            self._lost(error)
+
     def pull(self, manifest: EpisodeManifest, ticket: Ticket, path: Path) -> None:
         session = self._session
         self._world.later(0.05, lambda: self._pulled(session, manifest, ticket, path))
@@ -153,7 +157,7 @@ class SimulatedWorker:
     def _lost(self, error: WorkerError) -> None:
         self._session = None
         pause_s = self._coming_back.lost(error, self._world.now)
-        self._post(Lost(self.spec.name, error))
+        self._post(Lost(self.spec.name, error, pause_s if self._coming_back.is_out_of_service else None))
         if pause_s is not None:
             self._world.later(pause_s, self._connect)
 
@@ -193,7 +197,7 @@ class MemoryStore:
         self.refused = 0
         self.pulled_to: list[str] = []
 
-    def incoming(self, counts_in: Round, name: str, size: int) -> Path:
+    def incoming(self, counts_in: Round, name: str) -> Path:
         self.pulled_to.append(name)
         return Path(name)
 

@@ -31,7 +31,7 @@ def test_an_episode_lands_once(tmp_path: Path) -> None:
 
 def test_a_pulled_file_is_moved_to_where_it_lands(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    incoming = store.incoming(Round(0), "w-3", 1000)
+    incoming = store.incoming(Round(0), "w-3")
     parquet.write(incoming, [episode(0, 3)])
     assert store.land(Round(0), episode(0, 3), incoming) and not incoming.exists()
     assert list(store.landed(Round(0))) == [Key(0, 3)]
@@ -39,7 +39,7 @@ def test_a_pulled_file_is_moved_to_where_it_lands(tmp_path: Path) -> None:
 
 def test_a_file_that_is_still_incoming_has_not_landed(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    parquet.write(store.incoming(Round(0), "w-3", 1000), [episode(0, 3)])
+    parquet.write(store.incoming(Round(0), "w-3"), [episode(0, 3)])
     assert store.landed(Round(0)) == {}
 
 

@@ -1,0 +1,181 @@
+"""One worker of three lies, in one way after the other; the run and the other workers must not suffer for it."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from chaos.ground import LIMITS, RunContext, ground
+from chaos.lies import LIES, Lie
+from chaos.machine import Machine
+from chaos.watch import Event, Watch
+from digirl_dist.settings import Inference
+
+HOSTILE_LIMITS = {
+    **LIMITS,
+    "ssh.stall_s": 4.0,
+    "limits.start_s": 10.0,
+    "limits.lease_s": 12.0,
+    "limits.quarantine_s": 10.0,
+    "limits.worker_offences": 2,
+}
+"""Limits short enough that what takes as long as a limit allows is over within ``_OUT_S`` as well."""
+_NAMED_S, _OUT_S = 10.0, 30.0
+_BOUNDED_S = 8.0
+"""How long a lie is told that the host believes within bounds."""
+_JOIN_S = 12.0
+"""Time in which a worker connects and its program starts, on two busy cores."""
+_ALONE_S = 40.0
+_START_S = 150.0
+_LIAR = -1
+"""Which of the machines lies."""
+
+
+@dataclass
+class Strike:
+    """The outcome of one lie. Times are seconds from when the liar could connect; None: not within the limit."""
+
+    lie: Lie
+    named_s: float | None = None
+    out_s: float | None = None
+    episodes: int = 0
+    """Episodes that landed meanwhile, and for how long that was."""
+    seconds: float = 0.0
+
+    @property
+    def problem(self) -> str:
+        if self.lie.is_bounded:
+            return ""
+        missing = [word for word, at in (("named", self.named_s), ("out of service", self.out_s)) if at is None]
+        return f"not {' or '.join(missing)} in time" if missing else ""
+
+
+@dataclass
+class Verdict:
+    """``alone`` and ``beside`` are the episodes per second without the liar, and while it lied."""
+
+    strikes: Sequence[Strike]
+    alone: float
+    beside: float
+
+    @property
+    def share(self) -> float:
+        return self.beside / self.alone if self.alone else 0.0
+
+
+def plan(count: int, seed: int) -> list[Lie]:
+    """Returns ``count`` lies in rounds that the seed shuffles."""
+    rng = random.Random(seed)
+    found: list[Lie] = []
+    while len(found) < count:
+        found += rng.sample(list(LIES.values()), len(LIES))
+    return found[:count]
+
+
+def strike(lies: Sequence[Lie], finish: Callable[[RunContext, Watch], object]) -> Verdict:
+    """Has the liar tell each lie; ``finish`` gets the run at its end."""
+    with ground(3, Inference.worker, HOSTILE_LIMITS) as here:
+        watch = Watch(here.run)
+        try:
+            verdict = _Hostility(here, watch).run(lies)
+            finish(here, watch)
+        finally:
+            watch.close()
+    return verdict
+
+
+class _Hostility:
+    """A run with one liar."""
+
+    def __init__(self, here: RunContext, watch: Watch) -> None:
+        self._here = here
+        self._watch = watch
+        self._liar: Machine = here.machines[_LIAR]
+
+    def run(self, lies: Sequence[Lie]) -> Verdict:
+        self._liar.relay.refuse(True)
+        self._here.start_host()
+        if self._watch.wait(0.0, lambda event: event.kind == "episode", _START_S) is None:
+            raise TimeoutError(f"the run did not start:\n{self._here.why()}")
+        began = time.monotonic()
+        time.sleep(_ALONE_S)
+        alone = self._landed(began) / (time.monotonic() - began)
+        self._liar.relay.refuse(False)
+        strikes = []
+        for number, lie in enumerate(lies):
+            strikes.append(self._strike(lie))
+            print(f"{number + 1:4d} {lie.name}: {_words(strikes[-1])}", flush=True)
+            self._here.keep_host()
+        self._liar.hostile.write_text("")
+        seconds = sum(one.seconds for one in strikes)
+        return Verdict(strikes, alone, sum(one.episodes for one in strikes) / seconds if seconds else 0.0)
+
+    def _strike(self, lie: Lie) -> Strike:
+        self._liar.hostile.write_text(lie.name)
+        self._liar.relay.cut()
+        result, began = Strike(lie), time.monotonic()
+        limit_s = _BOUNDED_S if lie.is_bounded else _JOIN_S + _OUT_S
+        while (since := time.monotonic() - began) < limit_s and None in (result.named_s, result.out_s):
+            time.sleep(0.3)
+            said_at = self._lied_at(began)
+            if result.named_s is None and self._is_named(since) and since - said_at < _NAMED_S:
+                result.named_s = since
+            if result.out_s is None and (out := self._out(began)) is not None:
+                result.out_s = out.at - began
+        out = self._out(began)
+        if out is not None and out.kind == "worker_out_of_service":
+            time.sleep(max(0.0, out.at + HOSTILE_LIMITS["limits.quarantine_s"] - time.monotonic()))
+        result.seconds = time.monotonic() - began
+        result.episodes = self._landed(began)
+        if out is not None and out.kind == "worker_lost":
+            self._restart(out.at)
+        return result
+
+    def _lied_at(self, began: float) -> float:
+        """Returns when the liar was there, in seconds since ``began``: only then could it lie."""
+        joined = self._watch.first(began, lambda event: event.kind == "worker_joined" and event.of(self._liar.name))
+        return _JOIN_S if joined is None else joined.at - began
+
+    def _is_named(self, since: float) -> bool:
+        """Returns whether ``digirl-dist why`` tells what is wrong with the worker, and began to since the strike."""
+        lines = self._here.why().splitlines()
+        start = next((n for n, line in enumerate(lines) if line.startswith(f"worker {self._liar.name}:")), None)
+        if start is None:
+            return False
+        mine = [lines[start]]
+        for line in lines[start + 1 :]:
+            if not line.startswith("  "):
+                break
+            mine.append(line)
+        told = [
+            float(at[1])
+            for line in mine
+            if (at := re.search(r"last trouble: ([0-9.]+) s before(?!.*connection broke)", line))
+        ]
+        return "<-- the host waits" in mine[0] or any(at < since for at in told)
+
+    def _out(self, began: float) -> Event | None:
+        def is_out(event: Event) -> bool:
+            fatal = event.kind == "worker_lost" and event.content.get("fatal")
+            return event.of(self._liar.name) and bool(fatal or event.kind == "worker_out_of_service")
+
+        return self._watch.first(began, is_out)
+
+    def _restart(self, since: float) -> None:
+        """Restarts a host that gave the worker up for good."""
+        self._here.end_host()
+        self._here.start_host()
+        self._watch.wait(since + 3.0, lambda event: event.kind == "episode", 60.0)
+
+    def _landed(self, since: float) -> int:
+        return sum(event.kind == "episode" and event.at >= since for event in self._watch.events[:])
+
+
+def _words(strike: Strike) -> str:
+    named, out = ("never" if at is None else f"{at:.1f} s" for at in (strike.named_s, strike.out_s))
+    rate = strike.episodes / strike.seconds if strike.seconds else 0.0
+    verdict = strike.problem or ("believed within bounds" if strike.lie.is_bounded else "ok")
+    return f"named {named}, out of service {out}, {rate:.1f} episodes/s: {verdict}"

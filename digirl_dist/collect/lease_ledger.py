@@ -1,0 +1,53 @@
+"""Which leases were given, in a file, so that a host that is restarted knows those of its predecessor.
+
+An episode lands only for a lease that was given. What a full disk or a power cut leaves out is run again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from digirl_dist.collect.leases import Grant
+from digirl_dist.tasks import Key
+
+_LINE = tuple[str, Key, int, int]
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(_LINE)
+
+
+class LeaseLedger:
+    """Implements ``Ledger`` by a file with one line per lease."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def known(self) -> Sequence[Grant]:
+        try:
+            lines = self._path.read_bytes().splitlines()
+        except FileNotFoundError:
+            return []
+        found = []
+        for line in lines:
+            with suppress(msgspec.MsgspecError):  # cut by a crash
+                found.append(Grant(*_DECODER.decode(line)))
+        return found
+
+    def add(self, grants: Sequence[Grant]) -> None:
+        with suppress(OSError), self._path.open("ab", buffering=0) as file:
+            file.write(_lines(grants))
+
+    def replace(self, grants: Sequence[Grant]) -> None:
+        part = self._path.with_name(self._path.name + ".part")
+        with suppress(OSError):
+            part.write_bytes(_lines(grants))
+            os.replace(part, self._path)
+
+
+def _lines(grants: Sequence[Grant]) -> bytes:
+    lines = ((grant.worker, grant.key, grant.attempt, grant.version) for grant in grants)
+    return b"".join(_ENCODER.encode(line) + b"\n" for line in lines)

@@ -1,0 +1,71 @@
+"""How far each worker may be relied on: what it brought home, and what it lost in a row."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from digirl_dist.settings import LimitSettings
+from digirl_dist.tasks import Key
+from digirl_dist.types import Clock
+
+_BROUGHT = 2
+"""Tickets that a worker may hold for each episode that it has brought home, beyond its share."""
+
+
+class Reliability:
+    """Bounds what a worker can hold up: one that chose its own number of slots, and one whose episodes all fail."""
+
+    def __init__(self, limits: LimitSettings, clock: Clock) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._landed: Counter[str] = Counter()
+        self._failed: dict[str, set[Key]] = {}
+        self._most_held: Counter[str] = Counter()
+        self._next_at: dict[str, float] = {}
+        self._suspects: set[str] = set()
+
+    def landed(self, worker: str) -> None:
+        """An episode of the worker is safe on the host."""
+        self._landed[worker] += 1
+        self._suspects.discard(worker)
+        self._begin_anew(worker)
+
+    def holds(self, worker: str, count: int) -> None:
+        """The worker holds so many tickets at once."""
+        self._most_held[worker] = max(self._most_held[worker], count)
+
+    def failed(self, worker: str, key: Key) -> bool:
+        """Notes a ticket that failed on the worker and on no other; returns whether those in a row are too many.
+
+        They are once every slot has lost more than ``slot_failures``, when an honest program has closed all of them.
+        Each wave of them makes the worker wait longer for its next ticket.
+        """
+        row = self._failed.setdefault(worker, set())
+        row.add(key)
+        width = max(1, self._most_held[worker])
+        waves = len(row) // width
+        if waves:
+            pause_s = min(self._limits.back_off_max_s, self._limits.back_off_s * 2.0 ** (waves - 1))
+            self._next_at[worker] = self._clock() + pause_s
+        return len(row) > (self._limits.slot_failures + 1) * width
+
+    def suspect(self, worker: str) -> None:
+        """Notes an offence: the worker gets one ticket at a time until an episode of its has landed."""
+        self._suspects.add(worker)
+        self._begin_anew(worker)
+
+    def is_suspect(self, worker: str) -> bool:
+        return worker in self._suspects
+
+    def _begin_anew(self, worker: str) -> None:
+        self._failed.pop(worker, None)
+        self._next_at.pop(worker, None)
+
+    def may_take(self, worker: str) -> bool:
+        """Returns whether its pause is over."""
+        return self._clock() >= self._next_at.get(worker, -math.inf)
+
+    def most(self, worker: str, open_tickets: int, workers: int) -> int:
+        """Returns how many tickets a worker that chose its own number of slots may hold, as one of ``workers``."""
+        return math.ceil(open_tickets / max(1, workers)) + _BROUGHT * self._landed[worker]

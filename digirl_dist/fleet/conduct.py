@@ -1,0 +1,165 @@
+"""What a worker program may say on one connection: how often, how much, and nothing that no honest program says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from digirl_dist.errors import ProtocolError
+from digirl_dist.fleet.spec import Job
+from digirl_dist.protocol.messages import (
+    Acting,
+    Ask,
+    EpisodeFailed,
+    Heartbeat,
+    Loaded,
+    Need,
+    SlotChanged,
+    SlotSeconds,
+    WorkerMessage,
+    Working,
+)
+from digirl_dist.rollout.slot import State
+from digirl_dist.rollout.slot_time import ACTIVITIES
+
+_MESSAGES = 500.0
+"""Messages that may come at once, and ``_PER_SLOT`` more for each slot: at its start every slot says something."""
+_PER_SLOT = 10.0
+_PER_SECOND = 20.0
+_PER_TICKET = 4.0
+"""Messages that a leased ticket entitles to."""
+_MOST_SLOTS_COUNTED = 2000
+_NEEDS = 5
+"""How often a program may ask for what one announcement lacks: it asks again for what came altered."""
+_ASKED_PER_SLOT = 4
+"""Requests that may be open for each slot, as a slot goes on where an episode is dropped while it waits."""
+_MOST_ASKED_BYTES = 48 << 20
+_BYTES_PER_SLOT = 4 << 20
+"""Bytes of open requests for each slot that the configuration names."""
+_SLACK_S = 10.0
+_STATES = frozenset({"ready", *(state.value for state in State)})
+
+
+class Conduct:
+    """Checks each message against what the host did. ``now`` are monotonic seconds of the host.
+
+    Until the program works for this connection, it may still say what a former host asked for; that is bounded, and
+    otherwise believed.
+    """
+
+    def __init__(self, job: Job, slots: int | None) -> None:
+        self._packed = set(job.blobs())
+        self._host_decides = job.agent is None
+        self._expected_slots = slots
+        self._slots: int | None = None
+        self._worked_at = 0.0
+        self._tokens = _MESSAGES
+        self._counted_at: float | None = None
+        self._needs = {"job": _NEEDS, "policy": _NEEDS}
+        self._announced: list[set[str]] = []
+        self._newest = -1
+        self._order = 0
+        self._collected = 0
+        self._told_s: float | None = None
+        self._asked: dict[int, int] = {}
+
+    def announced(self, version: int, digests: set[str]) -> None:
+        self._newest = max(self._newest, version)
+        self._announced = [*self._announced[-1:], digests]  # an answer to the one before may be on its way
+        self._needs["policy"] = _NEEDS
+        self._earn(_PER_TICKET)
+
+    def leased(self, count: int, order: int) -> None:
+        """Notes ``count`` leased tickets (none for a drop) and the number of the order."""
+        self._order = order
+        self._earn(_PER_TICKET * max(1, count))
+
+    def collected(self) -> None:
+        self._collected += 1
+        self._earn(1)
+
+    def answered(self, number: int) -> None:
+        self._asked.pop(number, None)
+
+    def check(self, message: WorkerMessage, attached: int, now: float) -> None:
+        """Raises ProtocolError for what no honest program says."""
+        self._count(message, now)
+        match message:
+            case Need():
+                self._check_need(message)
+            case Ask():
+                self._check_ask(message, attached)
+            case _ if self._slots is not None:
+                self._check_at_work(message, self._slots, now)
+
+    def _count(self, message: WorkerMessage, now: float) -> None:
+        """Answered requests cost nothing: the host itself sets their pace."""
+        self._earn(_PER_SECOND * (now - self._counted_at) if self._counted_at is not None else 0.0)
+        self._counted_at = now
+        if not isinstance(message, Ask):
+            self._tokens -= 1.0
+        if self._tokens < 0:
+            raise ProtocolError("it floods the host with messages that nobody asked for")
+
+    def _earn(self, tokens: float) -> None:
+        most = _MESSAGES + _PER_SLOT * min(self._slots or 0, _MOST_SLOTS_COUNTED)
+        self._tokens = min(most, self._tokens + tokens)
+
+    def works(self, working: Working, now: float) -> None:
+        """The program works for this connection. Raises ProtocolError if not with the slots that it was to have."""
+        wanted = self._expected_slots
+        if wanted is not None and working.slots != wanted:
+            raise ProtocolError(f"it has {working.slots} slots, and was to have {wanted}")
+        self._slots, self._worked_at = working.slots, now
+        self._earn(_PER_SLOT * working.slots)
+
+    def _check_need(self, need: Need) -> None:
+        self._needs[need.what] -= 1
+        if self._needs[need.what] < 0:
+            raise ProtocolError(f"it asks for its {need.what} again and again")
+        known = self._packed if need.what == "job" else set().union(*self._announced)
+        if unknown := set(need.digests) - known:
+            raise ProtocolError(f"it needs {sorted(unknown)[0]}, which nobody announced")
+
+    def _check_ask(self, ask: Ask, attached: int) -> None:
+        if self._slots is None:
+            return
+        if not self._host_decides:
+            raise ProtocolError("it asks for an action, and has the policy itself")
+        if ask.version > self._newest:
+            raise ProtocolError(f"it asks policy version {ask.version}; the newest is {self._newest}")
+        self._asked[ask.number] = attached
+        most_bytes = max(_MOST_ASKED_BYTES, _BYTES_PER_SLOT * (self._expected_slots or 0))
+        if len(self._asked) > _ASKED_PER_SLOT * self._slots or sum(self._asked.values()) > most_bytes:
+            raise ProtocolError(f"it waits for {len(self._asked)} actions at once, with {self._slots} slots")
+
+    def _check_at_work(self, message: WorkerMessage, slots: int, now: float) -> None:
+        match message:
+            case Heartbeat():
+                _require(len(message.slots) <= slots, f"it tells of {len(message.slots)} slots of {slots}")
+                _require(message.in_service <= slots, f"{message.in_service} of {slots} slots are in service")
+                _require(message.order <= self._order, f"it knows of order {message.order} of {self._order}")
+            case SlotChanged(slot, state, _, in_service):
+                _require(max(slot + 1, in_service) <= slots, f"slot {slot}, {in_service} in service, of {slots}")
+                _require(state in _STATES, f"there is no state {state!r:.40}")
+            case Acting(slot) | EpisodeFailed(slot):
+                _require(slot < slots, f"slot {slot} of {slots}")
+            case Loaded(version):
+                _require(version <= self._newest, f"it loaded version {version}; the newest is {self._newest}")
+            case SlotSeconds(seconds):
+                self._check_seconds(seconds, slots, now)
+
+    def _check_seconds(self, seconds: Mapping[str, float], slots: int, now: float) -> None:
+        """The first tally may reach back to before the connection."""
+        self._collected -= 1
+        _require(self._collected >= 0, "nobody asked for its seconds")
+        _require(seconds.keys() <= set(ACTIVITIES), "it spends its seconds on what there is not")
+        if self._told_s is not None:
+            self._told_s += sum(seconds.values())
+            whole = slots * (now - self._worked_at + _SLACK_S)
+            _require(self._told_s <= whole, f"it spent {self._told_s:.0f} slot-seconds of {whole:.0f}")
+        self._told_s = self._told_s or 0.0
+
+
+def _require(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise ProtocolError(otherwise)

@@ -1,0 +1,279 @@
+"""A ticket that fails on several workers is set aside; a worker that fails at everything is to blame itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from digirl_dist.collect.dispatch import Dispatch, DispatchRules
+from digirl_dist.collect.iteration import Closing, Iteration, Terms
+from digirl_dist.collect.iteration_stats import IterationStats
+from digirl_dist.collect.lease_ledger import LeaseLedger
+from digirl_dist.collect.leases import Leases
+from digirl_dist.collect.reliability import Reliability
+from digirl_dist.collect.worker_table import WorkerState, WorkerTable
+from digirl_dist.errors import CollectionError
+from digirl_dist.protocol.messages import EpisodeManifest
+from digirl_dist.settings import LimitSettings
+from digirl_dist.storage.status import Status
+from digirl_dist.storage.trajectory_store import Store
+from digirl_dist.tasks import Key, Purpose, Task, Ticket
+from digirl_dist.trajectory import Observation, Step, Trajectory
+
+WORKERS = ["a", "b"]
+LIMITS = LimitSettings(slot_failures=3, back_off_s=1.0, back_off_max_s=8.0)
+SEEN = Observation("", None, np.zeros(1, np.float32))
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def tickets(count: int, purpose: Purpose = "train") -> list[Ticket]:
+    return [Ticket(0, index, Task(f"task-{index}"), index, 0, purpose=purpose) for index in range(count)]
+
+
+def episode(ticket: Ticket) -> Trajectory:
+    step = Step(SEEN, 0, -1.0, 1.0, terminated=True, truncated=False)
+    return Trajectory(ticket, f"e{ticket.index}", "a", 0, [step], SEEN, success=True)
+
+
+def manifest(ticket: Ticket, **changes: Any) -> EpisodeManifest:
+    fields: dict[str, Any] = {"attempt": ticket.attempt, "policy_version": ticket.policy_version, **changes}
+    return EpisodeManifest("r1", ticket.key, episode_id="e", size=1, digest="ab", slot=0, seconds=1.0, age_s=0.0,
+                           spent={}, **fields)  # fmt: skip
+
+
+class Round:
+    """An iteration of real leases on a real store, whose tickets with an index in ``poisoned`` fail everywhere."""
+
+    def __init__(
+        self, root: Path, count: int, poisoned: set[int], share: float = 0.1, purpose: Purpose = "train"
+    ) -> None:
+        self.leases = Leases(5, Clock())
+        self.wanted = tickets(count, purpose)
+        self.iteration = Iteration(self.wanted, self.leases, Store(root), Terms(Closing(), share), Clock())
+        self.poisoned = poisoned
+        self.aside: list[Key] = []
+
+    def run(self, workers: list[str]) -> Any:
+        while not self.iteration.is_over:
+            for worker in workers:
+                for ticket in self.leases.take(worker, 1, 0, workers):
+                    if ticket.index not in self.poisoned:
+                        self.leases.expect(worker, ticket.key)
+                        self.iteration.land(episode(ticket))
+                    elif self.leases.fail(worker, ticket.key, f"crashed on {worker}", workers):
+                        self.aside.append(ticket.key)
+        return self.iteration.close(IterationStats(self.iteration.round, Clock()))
+
+
+@pytest.mark.parametrize("purpose", ["train", "evaluate"])
+def test_a_poisoned_ticket_is_set_aside_and_the_others_come_home(tmp_path: Path, purpose: Purpose) -> None:
+    here = Round(tmp_path, 20, {3, 7}, purpose=purpose)
+    result = here.run(WORKERS)
+    assert here.aside == [Key(0, 3, purpose), Key(0, 7, purpose)] and result.set_aside == 2
+    assert len(result.trajectories) == 18 and result.carried == result.cancelled == 0
+    assert not here.leases.set_aside, "the next iteration begins without them"
+
+
+def test_too_many_of_them_end_the_run_and_name_tickets_workers_and_reasons(tmp_path: Path) -> None:
+    with pytest.raises(CollectionError) as ended:
+        Round(tmp_path, 20, {1, 2, 3}).run(WORKERS)
+    said = str(ended.value)
+    assert "3 of 20 tickets failed 5 times each, more than limits.set_aside_share" in said
+    assert "ticket 2 (task task-2)" in said and "on a: crashed on a" in said and "on b: crashed on b" in said
+
+
+@pytest.mark.parametrize(("count", "share"), [(1, 0.1), (20, 0.0)])
+def test_one_may_be_set_aside_unless_it_is_the_only_one_or_none_is_allowed(
+    tmp_path: Path, count: int, share: float
+) -> None:
+    with pytest.raises(CollectionError):
+        Round(tmp_path, count, {0}, share).run(WORKERS)
+
+
+def test_one_of_a_few_may_be_set_aside(tmp_path: Path) -> None:
+    assert len(Round(tmp_path, 2, {0}).run(WORKERS).trajectories) == 1
+
+
+def test_a_sole_worker_on_which_everything_fails_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(CollectionError, match="on a: crashed on a"):
+        Round(tmp_path, 20, set(range(20))).run(["a"])
+
+
+def test_a_ticket_is_not_set_aside_for_what_one_worker_did_to_it() -> None:
+    leases = Leases(3, Clock())
+    leases.add(tickets(1))
+    for _ in range(9):
+        leases.take("liar", 1, 0, ["liar"])
+        assert not leases.fail("liar", Key(0, 0), "lies", WORKERS)
+    leases.forgive("liar")
+    leases.take("a", 1, 0, WORKERS)
+    assert not leases.fail("a", Key(0, 0), "crashed", WORKERS), "nine failures were forgiven"
+
+
+def test_only_a_lease_that_was_given_is_an_episodes() -> None:
+    leases = Leases(3, Clock())
+    leases.add(tickets(2))
+    [ticket] = leases.take("a", 1, version=4)
+    leased = leases.as_leased("a", manifest(ticket))
+    assert leased is not None and leased[0] == ticket
+    assert leases.as_leased("b", manifest(ticket)) is None, "leased to another"
+    for lie in ({"attempt": 1}, {"policy_version": 5}, {"policy_version": 3}):
+        assert leases.as_leased("a", manifest(ticket, **lie)) is None
+    assert leases.as_leased("a", manifest(tickets(2)[1])) is None, "never leased"
+    assert not leases.adopt("a", Key(0, 1)), "a worker that comes back cannot take up what it never had"
+    leases.land(ticket.key)
+    assert leases.as_leased("a", manifest(ticket)) is None, "it has landed"
+
+
+def test_a_restarted_host_knows_the_leases_of_its_predecessor(tmp_path: Path) -> None:
+    path = tmp_path / "leases.jsonl"
+    before = Leases(3, Clock(), ledger=LeaseLedger(path))
+    before.add(tickets(3))
+    [first, second] = before.take("a", 2, version=0)
+    path.write_bytes(path.read_bytes() + b'["a",[0,2')  # killed while it wrote
+    after = Leases(3, Clock(), ledger=LeaseLedger(path))
+    after.add(tickets(3))
+    assert after.as_leased("a", manifest(first)) and not after.as_leased("a", manifest(tickets(3)[2]))
+    assert after.adopt("a", second.key) and not after.adopt("b", first.key)
+    [again] = after.take("b", 1, version=0)
+    assert (again.key, again.attempt) == (first.key, 1), "two attempts never share a name"
+    after.land(first.key)
+    after.close(Key(1, 0).round, ())
+    assert {grant.key for grant in LeaseLedger(path).known()} == {second.key}
+
+
+def test_an_episode_lasted_no_longer_than_its_lease() -> None:
+    clock = Clock()
+    leases = Leases(3, clock)
+    leases.add(tickets(1))
+    [ticket] = leases.take("a", 1, version=0)
+    clock.now = 5.0
+    leased = leases.as_leased("a", manifest(ticket))
+    assert leased is not None and [leased[1].seconds(told, clock.now) for told in (3.0, 1e9)] == [3.0, 5.0]
+
+
+def reliability() -> tuple[Reliability, Clock]:
+    clock = Clock()
+    return Reliability(LIMITS, clock), clock
+
+
+def test_a_worker_that_loses_all_it_is_given_waits_longer_each_time_and_is_then_given_up() -> None:
+    here, clock = reliability()
+    here.holds("a", 2)
+    pauses = []
+    for number in range(8):
+        assert not here.failed("a", Key(0, number)), number
+        if not here.may_take("a"):
+            before = clock.now
+            while not here.may_take("a"):
+                clock.now += 0.5
+            pauses.append(clock.now - before)
+    assert here.failed("a", Key(0, 8)) and pauses == sorted(pauses) and pauses[-1] == 8.0
+
+
+def test_a_ticket_that_fails_again_or_an_episode_that_lands_says_nothing_against_the_worker() -> None:
+    here, _ = reliability()
+    assert not any(here.failed("a", Key(0, 0)) for _ in range(50))
+    for number in range(50):
+        assert not here.failed("a", Key(0, number))
+        if number % 3 == 2:
+            here.landed("a")
+
+
+def test_a_worker_that_offended_gets_one_ticket_at_a_time_until_an_episode_lands() -> None:
+    here, given, (_, trust, _) = dispatch({"a": 4, "b": 4}, set(), 40)
+    trust.suspect("a")
+    here.hand_out(0)
+    assert {name: len(got) for name, got in given.items()} == {"a": 1, "b": 4}
+    trust.landed("a")
+    here.hand_out(0)
+    assert len(given["a"]) == 4
+
+
+def dispatch(slots: dict[str, int], chosen: set[str], count: int) -> tuple[Dispatch, dict[str, list[Ticket]], Any]:
+    """Returns a dispatch over workers of so many slots, what is leased to whom, and the parts below."""
+    clock = Clock()
+    given: dict[str, list[Ticket]] = {name: [] for name in slots}
+    workers = {
+        name: SimpleNamespace(spec=SimpleNamespace(slots=None if name in chosen else number), lease=given[name].extend)
+        for name, number in slots.items()
+    }
+    fleet: Any = SimpleNamespace(workers=workers)
+    states = {name: WorkerState(slots=number, in_service=number) for name, number in slots.items()}
+    leases, trust = Leases(5, clock), Reliability(LIMITS, clock)
+    leases.add(tickets(count))
+    events: Any = SimpleNamespace(emit=lambda *_, **__: None)
+    rules = DispatchRules(prefetch=0, speculate=True)
+    return Dispatch(fleet, states, leases, trust, rules, events, clock), given, (leases, trust, clock)
+
+
+def test_a_worker_that_claims_ten_thousand_slots_leaves_the_others_their_tickets() -> None:
+    here, given, (leases, trust, _) = dispatch({"liar": 10_000, "a": 2, "b": 2}, {"liar"}, 24)
+    for _ in range(50):
+        here.hand_out(0)
+    assert {name: len(got) for name, got in given.items()} == {"liar": 8, "a": 2, "b": 2}
+    for ticket in given["liar"]:
+        leases.expect("liar", ticket.key)
+        leases.land(ticket.key)
+        trust.landed("liar")
+    here.hand_out(0)
+    assert len(given["liar"]) == 20, "a machine that has so many slots shows it soon"
+
+
+def test_slots_that_the_configuration_names_are_used_at_once() -> None:
+    here, given, _ = dispatch({"large": 20, "a": 2}, set(), 22)
+    here.hand_out(0)
+    assert {name: len(got) for name, got in given.items()} == {"large": 20, "a": 2}
+
+
+def test_a_worker_that_says_its_episodes_take_no_time_does_not_keep_tickets_from_others() -> None:
+    here, given, (_, _, clock) = dispatch({"liar": 1, "a": 2}, set(), 24)
+    here.pace.ended("liar", 1e-9)
+    here.pace.ended("a", 1.0)
+    here.hand_out(0)
+    given["a"].clear()
+    for _ in range(3):
+        clock.now += 0.5
+        here.hand_out(0)
+    running = len(here._leases._running["a"])
+    assert running == 2, "it was refused tickets for what the liar would soon have done"
+
+
+def test_events_of_a_worker_are_bounded_and_what_is_left_out_is_counted() -> None:
+    clock, told = Clock(), []
+    events: Any = SimpleNamespace(emit=lambda kind, **content: told.append((clock.now, kind, content)))
+    fleet: Any = SimpleNamespace(workers={"a": None, "b": None})
+    table = WorkerTable(fleet, Leases(5, clock), LIMITS, events, Status(Path("status.json")), clock)
+    for number in range(10_000):
+        clock.now = number / 1000
+        table.tell("episode_dropped", "a", episode="x", reason="r" * 30_000)
+    table.tell("episode_dropped", "b", episode="x", reason="of another")
+    clock.now += 5.0
+    table.tell("slot", "a", reason="")
+    for second in range(10):
+        of_second = [at for at, _, content in told if content["worker"] == "a" and second <= at < second + 1]
+        assert len(of_second) <= 100
+    assert any(content["worker"] == "b" for _, _, content in told)
+    left_out = sum(content["count"] for _, kind, content in told if kind == "events_left_out")
+    assert left_out + sum(kind == "episode_dropped" for _, kind, _ in told) == 10_001
+    assert all(len(content.get("reason", "")) < 5000 for _, _, content in told)
+
+
+def test_a_fleet_that_is_out_of_service_altogether_ends_the_run_at_once() -> None:
+    clock = Clock()
+    events: Any = SimpleNamespace(emit=lambda *_, **__: None)
+    fleet: Any = SimpleNamespace(workers={"a": None})
+    table = WorkerTable(fleet, Leases(5, clock), LIMITS, events, Status(Path("status.json")), clock)
+    table.states["a"] = WorkerState(error=None, is_out=True)
+    with pytest.raises(CollectionError, match="no worker could run anything"):
+        table.check_that_somebody_can(0, 1)

@@ -1,0 +1,169 @@
+"""What no honest program says ends its connection, and what comes again and again takes the worker out of service."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from fleet.test_session import LIMITS, READY, TICKETS, beat, hung_up, sent, session, told, working
+
+from digirl_dist.errors import LinkLostError, MisconductError, TooSlowError, WorkerError
+from digirl_dist.fleet.outgoing import Named
+from digirl_dist.fleet.reconnecting import Reconnecting
+from digirl_dist.fleet.session import ProgramSilent, Session
+from digirl_dist.inference.requests import InferenceFailure
+from digirl_dist.protocol import messages
+from digirl_dist.tasks import Key
+
+SLOTS = 4
+MANIFEST = messages.EpisodeManifest("r1", Key(0, 0), 0, 0, "e", 1, "ab", 0, 1.0, 0.0, {})
+SPENT = messages.SlotSeconds({"step": 1.0})
+
+
+def ask(number: int, version: int = 3) -> messages.Ask:
+    return messages.Ask(number, version, (0, 0, 0), "seen", None, None)
+
+
+def slot(number: int = 0, state: str = "ready", in_service: int = 1) -> messages.SlotChanged:
+    return messages.SlotChanged(number, state, "", in_service)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        beat([], 0, slots=[messages.SlotWait("step", 0.0, None, None)] * (SLOTS + 1)),
+        beat([], 0, in_service=SLOTS + 1),
+        beat([], 1),
+        slot(SLOTS),
+        slot(in_service=SLOTS + 1),
+        slot(state="\x1b[2J"),
+        messages.Loaded(4),
+        messages.Need("policy", ["0a"]),
+        messages.Need("job", ["0a"]),
+        messages.SlotSeconds({"step": 1.0}),
+        messages.EpisodeReady(msgspec.structs.replace(MANIFEST, run="r2")),
+        ask(1),
+    ],
+)
+def test_a_claim_that_no_honest_program_makes_ends_the_connection(lie: messages.WorkerMessage) -> None:
+    error = hung_up(working(Named(3)).receive(lie, b"", 1.0))
+    assert isinstance(error, MisconductError) and type(lie).__name__ in error.reason and not error.fatal
+
+
+@pytest.mark.parametrize("slots", [1, SLOTS + 1, 10_000])
+def test_a_worker_has_the_slots_that_the_configuration_gives_it(slots: int) -> None:
+    here = session()
+    here.receive(READY, b"", 0.0)
+    assert "was to have 4" in str(hung_up(here.receive(messages.Working(slots, "", []), b"", 0.0)))
+
+
+def flood(here: Session, message: messages.WorkerMessage, count: int, every_s: float = 0.0) -> WorkerError | None:
+    """Returns the reason for which the session hung up, if it did."""
+    for number in range(count):
+        effects = here.receive(message, b"", number * every_s)
+        if any(hasattr(effect, "error") for effect in effects):
+            error: WorkerError = hung_up(effects)
+            return error
+    return None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [beat([], 0), slot(), messages.UnknownFile("x", ""), messages.EpisodeReady(MANIFEST), messages.Loaded(3),
+     messages.Acting(0, Key(0, 0)), messages.EpisodeFailed(0, Key(0, 0), ""), messages.Working(SLOTS, "", [])],
+)  # fmt: skip
+def test_a_flood_of_any_message_ends_the_connection(message: messages.WorkerMessage) -> None:
+    error = flood(working(Named(3)), message, 2000)
+    assert isinstance(error, MisconductError) and "floods" in error.reason
+
+
+def test_an_honest_program_never_floods() -> None:
+    """A thousand episodes a second for as long as they are leased, heartbeats, and slots that fail now and then."""
+    here = working(Named(3))
+    for second in range(60):
+        for number in range(1000):
+            here.lease([TICKETS[0]])
+            for message in (messages.Acting(0, TICKETS[0].key), messages.EpisodeReady(MANIFEST)):
+                assert not any(hasattr(one, "error") for one in here.receive(message, b"", second + number / 1000))
+    later = working(Named(3))
+    assert flood(later, beat([], 0), 600, every_s=2.0) is None
+
+
+def test_a_program_may_ask_again_for_what_it_needs_but_not_without_end() -> None:
+    here = working(Named(3))
+    error = flood(here, messages.Need("policy", []), 10)
+    assert isinstance(error, MisconductError) and "again and again" in error.reason
+
+
+def test_no_more_actions_are_asked_for_at_once_than_slots_may_wait_for() -> None:
+    here = working(Named(3), agent=None)
+    errors = [flood(here, ask(number), 1) for number in range(100)]
+    assert errors[:SLOTS] == [None] * SLOTS and any(isinstance(error, MisconductError) for error in errors)
+
+
+def test_answered_requests_cost_nothing() -> None:
+    here = working(Named(3), agent=None)
+    for number in range(5000):
+        assert not any(hasattr(one, "error") for one in here.receive(ask(number), b"", 0.0))
+        assert sent(here.decided(InferenceFailure(number, "no")))
+
+
+def test_seconds_of_slots_cannot_exceed_what_there_was() -> None:
+    here = working(Named(3))
+    for _ in range(3):
+        here.collected()
+    assert told(here.receive(SPENT, b"", 1.0)), "the first tally may reach back"
+    assert told(here.receive(SPENT, b"", 2.0))
+    years = messages.SlotSeconds({"step": 1e9})
+    assert "slot-seconds" in str(hung_up(here.receive(years, b"", 3.0)))
+
+
+def test_what_a_former_host_asked_for_is_no_lie() -> None:
+    here = session(Named(3))
+    leaked = [messages.Loaded(9), slot(77), SPENT, messages.Working(9, "", []), beat([], 99), ask(1, 99)]
+    for message in leaked:
+        assert not any(hasattr(one, "error") for one in here.receive(message, b"", 0.0)), message
+    assert sent(here.receive(READY, b"", 0.0)) and not sent(here.receive(READY, b"", 0.0))
+
+
+def test_a_program_that_claims_again_what_it_was_told_to_drop_is_out_of_service() -> None:
+    here = working()
+    claim = Key(7, 7)
+    for _ in range(2):
+        here.receive(beat([claim], 0), b"", 0.0)
+    errors = [hung_up(effects) for _ in range(3) if len(effects := here.receive(beat([claim], 1), b"", 0.0)) > 1]
+    assert errors and errors[0].proven
+
+
+def offences(*errors: WorkerError, every_s: float) -> list[tuple[bool, float | None]]:
+    back = Reconnecting(LIMITS, lambda low, high: high)
+    found: list[tuple[bool, float | None]] = []
+    for number, error in enumerate(errors):
+        back.connecting(number * every_s)
+        pause_s = back.lost(error, number * every_s)
+        found.append((back.is_out_of_service, pause_s))
+    return found
+
+
+@pytest.mark.parametrize("kind", [MisconductError, ProgramSilent, TooSlowError])
+def test_the_third_offence_takes_a_worker_out_of_service_and_each_one_soon_after(kind: Any) -> None:
+    first, second, third, fourth = offences(*[kind("w1", "lies")] * 4, every_s=5.0)
+    assert not first[0] and not second[0]
+    assert third == fourth == (True, LIMITS.quarantine_s)
+
+
+def test_proof_takes_it_out_at_once_and_a_cut_link_never_does() -> None:
+    assert offences(MisconductError("w1", "lies", proven=True), every_s=1.0) == [(True, LIMITS.quarantine_s)]
+    assert not any(out for out, _ in offences(*[LinkLostError("w1", "cut")] * 20, every_s=1.0))
+    assert not any(out for out, _ in offences(*[MisconductError("w1", "lies")] * 9, every_s=200.0))
+
+
+def test_every_message_of_a_worker_is_looked_at() -> None:
+    """A message that is added must be thought of: it is answered here, or bounded by the flood limit alone."""
+    thought_of = {
+        messages.Ready, messages.Need, messages.Working, messages.Loaded, messages.Ask, messages.Acting,
+        messages.EpisodeReady, messages.UnknownFile, messages.EpisodeFailed, messages.SlotChanged,
+        messages.SlotSeconds, messages.Heartbeat, messages.Broken,
+    }  # fmt: skip
+    assert set(get_args(messages.WorkerMessage)) == thought_of

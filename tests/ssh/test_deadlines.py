@@ -1,0 +1,127 @@
+"""Every wait for a worker ends at its limit, whether it sends a byte now and then or without end."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from digirl_dist.errors import InstallError, LinkLostError, MisconductError, TooSlowError, WorkerError
+from digirl_dist.fleet.remote_python import RemotePython
+from digirl_dist.settings import SshSettings
+from digirl_dist.ssh.connection import Connection
+from digirl_dist.ssh.courier import CourierClient, Put
+from digirl_dist.storage.digest import digest
+
+pytestmark = pytest.mark.component
+
+DRIPS = "while :; do printf x; sleep 0.2; done"
+FLOODS = "yes x | tr -d '\\n'"
+FLOODS_STDERR = f"{{ {FLOODS}; }} >&2"
+SINK = "while :; do head -c 1 >/dev/null; sleep 0.2; done"
+WELL_OVER = 40.0
+"""Seconds that only a wait without end would take."""
+
+
+@pytest.fixture
+def short(limits: SshSettings) -> SshSettings:
+    return dataclasses.replace(limits, stall_s=1.0, slowest_kb_s=64.0)
+
+
+def within(action: Callable[[], object], error: type[Exception], match: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(error, match=match):
+        action()
+    assert time.monotonic() - started < WELL_OVER
+
+
+@pytest.mark.parametrize("peer", [DRIPS, FLOODS_STDERR])
+def test_a_line_that_never_ends_is_waited_for_no_longer_than_its_limit(link: Connection, peer: str) -> None:
+    channel = link.open(peer)
+    within(lambda: channel.readline(timeout_s=1.0), LinkLostError, "was silent for 1 s")
+    channel.close()
+
+
+def test_of_a_line_without_end_no_more_is_read_than_a_line_may_have(link: Connection) -> None:
+    channel = link.open(FLOODS)
+    assert len(channel.readline(timeout_s=WELL_OVER, longest=1 << 20)) == (1 << 20) + 1
+    assert len(channel.stderr()) == 0
+    channel.close()
+
+
+def test_bytes_that_belong_to_a_line_must_all_come_in_time(link: Connection) -> None:
+    channel = link.open(DRIPS)
+    within(lambda: channel.read_exactly(1000, timeout_s=1.0), LinkLostError, "was silent for 1 s")
+    channel.close()
+
+
+def test_a_command_that_drips_ends_at_its_limit(link: Connection) -> None:
+    within(lambda: link.run(DRIPS, timeout_s=1.0), WorkerError, "did not end within 1 s")
+
+
+def test_a_command_that_prints_without_end_is_cut_off(link: Connection) -> None:
+    within(lambda: link.run(FLOODS, timeout_s=WELL_OVER, most_bytes=1 << 20), WorkerError, "printed more than 1024 KiB")
+
+
+def test_a_flood_on_stderr_is_kept_in_part_and_holds_nobody_up(link: Connection) -> None:
+    channel = link.open(FLOODS_STDERR)
+    within(lambda: channel.readline(timeout_s=2.0), LinkLostError, "was silent")
+    assert 0 < len(channel.stderr()) <= 1 << 20
+    channel.close()
+
+
+def test_a_peer_that_takes_a_byte_now_and_then_is_given_up(link: Connection, short: SshSettings) -> None:
+    courier = CourierClient(link, ["sh", "-c", SINK], short)
+    data = bytes(8 << 20)
+    within(lambda: courier.put_many([Put("file", data, digest(data))]), TooSlowError, "slowest_kb_s")
+
+
+@pytest.mark.parametrize("file", ['{"size": 4000}', '{"size": 4000000}'])
+def test_a_file_that_comes_by_drops_is_given_up(
+    link: Connection, short: SshSettings, tmp_path: Path, file: str
+) -> None:
+    courier = CourierClient(link, ["sh", "-c", f"read asked; echo '{file}'; {DRIPS}"], short)
+    within(lambda: courier.get("e", tmp_path / "e", "0" * 32, 4_000_000), TooSlowError, "moved no data for 1 s")
+
+
+def test_an_answer_that_comes_by_drops_is_given_up(link: Connection, short: SshSettings) -> None:
+    courier = CourierClient(link, ["sh", "-c", DRIPS], short)
+    within(lambda: courier.sizes(["e"]), TooSlowError, "moved no data for 1 s")
+
+
+def test_more_than_was_announced_is_not_written(link: Connection, short: SshSettings, tmp_path: Path) -> None:
+    courier = CourierClient(link, ["sh", "-c", f"read asked; echo '{{\"size\": 10000000000}}'; {FLOODS}"], short)
+    within(lambda: courier.get("e", tmp_path / "e", "0" * 32, 6000), MisconductError, "announced with 6000 bytes")
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 12_000
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        FLOODS,
+        "echo []",
+        "echo '{\"size\": -1}'",
+        "echo '{\"size\": 1'$(printf '0%.0s' $(seq 400))'}'",
+        'echo \'{"size": "x"}\'',
+    ],
+)
+def test_an_answer_of_another_shape_is_the_workers_fault(
+    link: Connection, short: SshSettings, tmp_path: Path, answer: str
+) -> None:
+    courier = CourierClient(link, ["sh", "-c", f"read asked; {answer}; sleep 20"], short)
+    within(lambda: courier.get("e", tmp_path / "e", "0" * 32, 6), MisconductError, "its courier answers with")
+
+
+@pytest.mark.parametrize(
+    ("prints", "error"), [(DRIPS, LinkLostError), (FLOODS, InstallError), ("echo []", InstallError)]
+)
+def test_an_installation_that_never_answers_ends_at_its_limit(
+    link: Connection, tmp_path: Path, prints: str, error: type[Exception]
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"import subprocess\nsubprocess.run({prints!r}, shell=True)\n")
+    with RemotePython(link, "python3", program, {}) as remote:
+        within(lambda: remote.answer(time.monotonic() + 1.0), error, "silent|something else than the installation")
