@@ -31,6 +31,9 @@ EmulatorFactory = Callable[[], Emulator]
 class DeviceActions:
     """Touch-screen actions, see ``emulator/touch_actions.py``."""
 
+    useful: tuple[str, ...] = ("tap", "type", "enter", "back", "home", "done", "swipe")
+    """The types from which an agent that chooses at random at first should choose on this device."""
+
 
 @dataclass(frozen=True)
 class DiscreteActions:

@@ -26,7 +26,7 @@ from digirl_dist.types import Json
 WIDTH, HEIGHT = 160, 210
 """The part of the page that is the task, in pixels."""
 
-SPEC = EmulatorSpec(actions=DeviceActions(), image_size=(HEIGHT, WIDTH))
+SPEC = EmulatorSpec(DeviceActions(("tap", "type", "enter", "swipe")), image_size=(HEIGHT, WIDTH))
 MAX_STEPS = 6
 """Longest episode, unless the user says otherwise."""
 

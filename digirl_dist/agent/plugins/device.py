@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from digirl_dist.agent.plugins import AgentPlugin
 
 if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
-    from digirl_dist.emulator import EmulatorSpec
+    from digirl_dist.emulator import EmulatorFactory, EmulatorSpec
 
 
 @dataclass
@@ -25,6 +25,15 @@ class DeviceAgentSettings(AgentPlugin):
     """Places the policy looks at together when it decides between tapping, typing, swiping and so on."""
     word_buckets: int = 2048
     """Words are hashed into this many embeddings."""
+    actions: list[str] = field(default_factory=list)
+    """Types of action that it chooses from; empty: those that the emulator names as useful, and typing at a point."""
+    memory: int = 8
+    """How many of its latest actions it knows of; 0: none. Typing at a point needs one."""
+    saliency: float = 1.0
+    """How much an untrained policy prefers touching where something is drawn: at first, the probability of a cell grows
+    with this power of its contrast."""
+    reluctance: float = 2.0
+    """How little an untrained policy repeats what it did on the very same screen: at first, by this many nats."""
     shift: int = 0
     """While it is fitted, pictures and the taps on them move by up to this many pixels, so that a label is known
     wherever it lies."""
@@ -35,3 +44,8 @@ class DeviceAgentSettings(AgentPlugin):
         from digirl_dist.agent.device import DevicePolicy
 
         return partial(DevicePolicy, self, spec)
+
+    def wrapped(self, emulator: EmulatorFactory) -> EmulatorFactory:
+        from digirl_dist.emulator.remembered import RememberedFactory
+
+        return RememberedFactory(emulator, self.memory) if self.memory else emulator
