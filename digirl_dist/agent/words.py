@@ -27,7 +27,6 @@ def bags(texts: Sequence[str], buckets: int) -> tuple[torch.Tensor, torch.Tensor
     return torch.tensor(flat, dtype=torch.long), torch.tensor(starts, dtype=torch.long)
 
 
-def quoted(text: str) -> str | None:
-    """The first part of ``text`` in double quotes, without them; None if there is none."""
-    found = _QUOTED.search(text)
-    return None if found is None else found[1] or found[2]
+def quoted(text: str) -> list[str]:
+    """The parts of ``text`` in double quotes, without them."""
+    return [one or other for one, other in _QUOTED.findall(text)]

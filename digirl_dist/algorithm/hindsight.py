@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from digirl_dist.agent.words import quoted
 from digirl_dist.algorithm.selection import on_the_way
 from digirl_dist.errors import TrainingError
 from digirl_dist.storage.digest import digest
@@ -94,7 +95,7 @@ def _way(episode: Trajectory, length: int, task: Task) -> Trajectory | None:
                      final_observation=seen[length])  # fmt: skip
     keeps = on_the_way(prefix)
     steps = [step for step, keep in zip(prefix.steps, keeps, strict=True) if keep]
-    if not said or not task.instruction or not keeps[-1] or not all(_can_be_said(step, task) for step in steps):
+    if not said or not task.instruction or not keeps[-1] or not all(_can_be_said(step, said, task) for step in steps):
         return None
     steps = [replace(step, observation=_told(step.observation, said, task)) for step in steps]
     steps[-1] = replace(steps[-1], reward=1.0, terminated=True, truncated=False)
@@ -102,9 +103,16 @@ def _way(episode: Trajectory, length: int, task: Task) -> Trajectory | None:
     return replace(prefix, ticket=ticket, steps=steps, final_observation=final, success=True)
 
 
-def _can_be_said(step: Step, task: Task) -> bool:
+def _can_be_said(step: Step, said: str, task: Task) -> bool:
+    """Whether text that was typed under the instruction ``said`` could have been under that of ``task``.
+
+    Agents that copy quoted parts may know the first few only, so one must not stand later than before.
+    """
     text = step.action.get("text") if isinstance(step.action, dict) else None
-    return text is None or text in task.instruction
+    if text is None:
+        return True
+    before, after = quoted(said), quoted(task.instruction)
+    return text in (after[: before.index(text) + 1] if text in before else task.instruction)
 
 
 def _told(seen: Observation, said: str, task: Task) -> Observation:

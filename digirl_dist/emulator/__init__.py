@@ -34,6 +34,9 @@ EmulatorFactory = Callable[[], Emulator]
 class DeviceActions:
     """Touch-screen actions, see ``emulator/touch_actions.py``."""
 
+    useful: tuple[str, ...] = ("tap", "type", "enter", "back", "home", "done", "swipe")
+    """The types from which an agent that chooses at random at first should choose on this device."""
+
     def check(self, action: Json) -> None:
         """Raises ActionError for an action outside of the space."""
         DeviceAction.from_json(action)

@@ -60,8 +60,9 @@ _PLAIN_TYPES = {name: kind for kind, name in _PLAIN.items()}
 
 
 def to_aitw(action: DeviceAction) -> AitwAction:
-    """The inverse of ``from_aitw``, but for swipes that end where they began: the format calls those taps."""
-    if action.type == "type":
+    """The inverse of ``from_aitw``, but for swipes that end where they began, which the format calls taps, and for the
+    point at which something is typed, which it does not have."""
+    if action.type in ("type", "type_at"):
         return AitwAction(ActionType.TYPE, text=action.text)
     if action.type == "tap":
         return AitwAction(ActionType.DUAL_POINT, (action.y, action.x), (action.y, action.x))

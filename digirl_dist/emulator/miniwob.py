@@ -26,7 +26,7 @@ from digirl_dist.types import Json
 WIDTH, HEIGHT = 160, 210
 """The part of the page that is the task, in pixels."""
 
-SPEC = EmulatorSpec(actions=DeviceActions(), image_size=(HEIGHT, WIDTH))
+SPEC = EmulatorSpec(DeviceActions(("tap", "type", "enter", "swipe")), image_size=(HEIGHT, WIDTH))
 MAX_STEPS = 6
 """Longest episode, unless the user says otherwise."""
 
@@ -37,10 +37,11 @@ _TIMED = frozenset({"button-delay", "chase-circle", "hover-shape", "moving-items
 """Pages judged by the clock. The package registers no environments for them, and an episode here has no clock."""
 
 _BEGIN = """
-const [seed, mode] = arguments;
+const [seed, mode, ring] = arguments;
 const style = document.createElement('style');
 style.textContent = '#sync-task-cover {display: none !important}' +
-    '* {transition: none !important; animation: none !important; caret-color: transparent !important}';
+    '* {transition: none !important; animation: none !important; caret-color: transparent !important}' +
+    (ring ? `:focus {outline: ${ring}px solid #06f !important}` : '');
 document.head.append(style);
 if (window.jQuery) jQuery.fx.off = true;
 core.setDataMode(mode);
@@ -51,7 +52,7 @@ window.episodeBegan = true;
 """
 """Starts the episode. A step shows its whole effect at once (no animations), and the page's time limit of some
 seconds is off: how fast the policy answers must not decide about success. The cover that a page lays over itself at
-the end would hide the last observation."""
+the end would hide the last observation. What has the focus has a ring: a click on a button would leave no trace."""
 
 _STATE = """
 const images = Promise.all([...document.images].map(image => image.decode().catch(() => null)));
@@ -93,6 +94,7 @@ class MiniwobEmulator:
 
     def __init__(self, settings: MiniwobSettings) -> None:
         self._pages = _html_folder()
+        self._focus_ring = settings.focus_ring
         self._chromium = Chromium(*_WINDOW)
         self._last = Observation()
 
@@ -101,7 +103,7 @@ class MiniwobEmulator:
         with chromium_errors(f"load {task.id}"):
             # Anew each time: several pages keep something of the episode before, a scroll position for example.
             page.open((self._pages / f"{task.id}.html").as_uri())
-            page.run(_BEGIN, seed, task.params.get("data_mode", "train"))
+            page.run(_BEGIN, seed, task.params.get("data_mode", "train"), self._focus_ring)
             state = page.run(_STATE)
             if state is None:
                 raise EmulatorError(f"page {task.id} did not start an episode")

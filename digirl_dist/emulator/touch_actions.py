@@ -3,6 +3,7 @@
 {"type": "tap", "x": 0.5, "y": 0.25}                                   coordinates are shares of width and height
 {"type": "swipe", "x": 0.5, "y": 0.8, "to_x": 0.5, "to_y": 0.2}
 {"type": "type", "text": "hello"}
+{"type": "type_at", "x": 0.5, "y": 0.25, "text": "hello"}              a tap and typing; agents' wrappers take it apart
 {"type": "back"}  {"type": "home"}  {"type": "enter"}
 {"type": "wait"}                                                       look again without touching anything
 {"type": "done"}  {"type": "impossible"}                               end the episode, in one opinion or the other
@@ -37,6 +38,7 @@ class DeviceAction:
         "tap": ("x", "y"),
         "swipe": ("x", "y", "to_x", "to_y"),
         "type": ("text",),
+        "type_at": ("x", "y", "text"),
         "back": (),
         "home": (),
         "enter": (),

@@ -46,6 +46,8 @@ def caption(action: Json) -> str:
             return f"swipe {x:.2f}, {y:.2f} → {to_x:.2f}, {to_y:.2f}"
         case DeviceAction(type="type", text=text):
             return f"type “{shorten(text, 40)}”"
+        case DeviceAction(type="type_at", x=x, y=y, text=text):
+            return f"type “{shorten(text, 40)}” at {x:.2f}, {y:.2f}"
         case DeviceAction(type=key):
             return key
         case _:

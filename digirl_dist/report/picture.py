@@ -82,6 +82,9 @@ def _marks(picture: Picture, action: DeviceAction) -> Iterator[Element]:
             yield from _arrow(start, (action.to_x * picture.width, action.to_y * picture.height), unit)
         case "type":
             yield from _banner(picture, f"⌨ {action.text}", unit)
+        case "type_at":
+            yield from _ring(start, unit)
+            yield from _banner(picture, f"⌨ {action.text}", unit)
         case keys:
             yield from _banner(picture, keys, unit)
 

@@ -6,25 +6,34 @@ import io
 import math
 import subprocess
 import sys
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from digirl_dist.agent.device import DevicePolicy
-from digirl_dist.agent.touch import KINDS, PRIOR, TAP, TYPE, Choice, TouchGrid
+from digirl_dist.agent.device import DevicePolicy, _read
+from digirl_dist.agent.touch import KINDS, Choice, TouchGrid, kinds_of
+from digirl_dist.agent.traces import traces
 from digirl_dist.agent.words import bags, hashed_words, quoted
 from digirl_dist.emulator import DeviceActions, DiscreteActions, EmulatorSpec
+from digirl_dist.emulator.remembered import Memory, told
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError, SettingsError, TrajectoryError
 from digirl_dist.settings import DeviceAgentSettings
 from digirl_dist.trajectory import Decision, Observation
 
+TAPPED = Memory(DeviceAction("tap", 0.55, 0.5), here=True)
+BACK = Memory(DeviceAction("back"), here=False)
+TYPED = Memory(DeviceAction("type_at", 0.2, 0.9, text="other"), here=True)
+MEMORIES = [[], [TAPPED], [BACK, TAPPED], [TYPED, BACK]]
 
-def policy(size: tuple[int, int] = (210, 160)) -> DevicePolicy:
+
+def policy(size: tuple[int, int] = (210, 160), **settings: Any) -> DevicePolicy:
     torch.manual_seed(0)
-    return DevicePolicy(DeviceAgentSettings(), EmulatorSpec(DeviceActions(), 0, size))
+    return DevicePolicy(DeviceAgentSettings(**settings), EmulatorSpec(DeviceActions(), 0, size))
 
 
 def screenshots(count: int, size: tuple[int, int] = (210, 160)) -> list[Observation]:
@@ -34,8 +43,25 @@ def screenshots(count: int, size: tuple[int, int] = (210, 160)) -> list[Observat
     for index in range(count):
         buffer = io.BytesIO()
         Image.fromarray(rng.integers(0, 255, (*size, 3), dtype=np.uint8)).save(buffer, "png")
-        observations.append(Observation(texts[index % len(texts)], buffer.getvalue()))
+        text = told(texts[index % len(texts)], MEMORIES[(index // 2) % len(MEMORIES)])
+        observations.append(Observation(text, buffer.getvalue()))
     return observations
+
+
+def png(picture: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def cells_of(grid: TouchGrid, kind: int) -> range:
+    return range(grid.cells if grid.kinds[kind].placed else 1)
+
+
+def cell_probabilities(agent: DevicePolicy, observation: Observation) -> np.ndarray:
+    """Of each cell, given a tap."""
+    scores = agent._scores(agent._pictures.decoded([observation.image]), [_read(observation)])
+    return scores.cells[0, 0].exp().detach().numpy()
 
 
 def act(agent: DevicePolicy, observations: list[Observation], seed: int = 0) -> list[Decision]:
@@ -53,9 +79,7 @@ def test_log_prob_of_an_action_is_what_was_said_when_acting(size: tuple[int, int
 
 
 def test_only_in_training_mode_are_the_pictures_shifted() -> None:
-    settings = DeviceAgentSettings(shift=8)
-    torch.manual_seed(0)
-    agent, observations = DevicePolicy(settings, EmulatorSpec(DeviceActions(), 0, (210, 160))), screenshots(8)
+    agent, observations = policy(shift=8), screenshots(8)
     actions = [decision.action for decision in act(agent, observations)]
     exact = agent.train(False).log_prob(observations, actions)
     assert torch.equal(exact, agent.log_prob(observations, actions))
@@ -68,7 +92,7 @@ def test_actions_are_device_actions_that_type_what_is_quoted() -> None:
     for seed in range(60):
         for row, decision in enumerate(act(agent, observations, seed)):
             action = DeviceAction.from_json(decision.action)
-            if action.type == "type":
+            if action.type in ("type", "type_at"):
                 typed.add((row, action.text))
     assert typed == {(1, "pizza"), (3, "a b")}
 
@@ -76,10 +100,10 @@ def test_actions_are_device_actions_that_type_what_is_quoted() -> None:
 def test_probabilities_of_all_choices_sum_to_one() -> None:
     agent = policy()
     for observation in screenshots(3):
-        text = quoted(observation.text)
-        choices = [Choice(kind) for kind in range(1, KINDS) if kind != TYPE or text is not None]
-        choices += [Choice(TAP, cell) for cell in range(agent._grid.cells)]
-        actions = [agent._grid.action(choice, text) for choice in choices]
+        texts = _read(observation).texts
+        kinds = [kind for kind in range(len(KINDS)) if KINDS[kind].part in (None, *range(len(texts)))]
+        choices = [Choice(kind, cell) for kind in kinds for cell in cells_of(agent._grid, kind)]
+        actions = [agent._grid.action(choice, texts) for choice in choices]
         total = agent.log_prob([observation] * len(actions), actions).exp().sum()
         assert float(total.detach()) == pytest.approx(1.0, abs=1e-4)
 
@@ -105,9 +129,56 @@ def test_acting_uses_no_randomness_but_the_generators() -> None:
 
 def test_an_untrained_policy_mostly_taps() -> None:
     agent, [observation] = policy(), screenshots(1)
-    kinds = agent._scores(agent._pictures.decoded([observation.image]), [observation]).kinds.exp()[0]
-    allowed = 1 - PRIOR[TYPE]
-    np.testing.assert_allclose(kinds.detach()[TAP], PRIOR[TAP] / allowed, atol=0.05)
+    kinds = agent._scores(agent._pictures.decoded([observation.image]), [_read(observation)]).kinds.exp()[0]
+    allowed = sum(kind.prior for kind in KINDS if kind.part is None)
+    np.testing.assert_allclose(kinds.detach()[0], KINDS[0].prior / allowed, atol=0.05)
+
+
+def test_an_untrained_policy_touches_where_something_is_drawn() -> None:
+    picture = np.full((210, 160, 3), 200, np.uint8)
+    picture[100:120, 60:100] = np.random.default_rng(0).integers(0, 255, (20, 40, 3))
+    shown = Observation("Push", png(picture))
+    drawn, blind = (cell_probabilities(policy(saliency=power), shown).reshape(13, 10) for power in (1.0, 0.0))
+    assert drawn[6:8, 3:7].sum() > 2 * blind[6:8, 3:7].sum()
+
+
+def test_what_was_done_on_the_very_screen_is_less_probable() -> None:
+    [seen] = screenshots(1)
+    here, before = (replace(seen, text=told("Push", [replace(TAPPED, here=here)])) for here in (True, False))
+    agent = policy()
+    again = int(TAPPED.action.y * 13) * 10 + int(TAPPED.action.x * 10)
+    assert cell_probabilities(agent, here)[again] < 0.3 * cell_probabilities(agent, before)[again]
+    texts = [told("Push", [replace(BACK, here=here)]) for here in (True, False)]
+    repeated, once = agent.log_prob([replace(seen, text=text) for text in texts], [{"type": "back"}] * 2).tolist()
+    assert repeated < once - 1
+
+
+def test_observations_that_differ_in_memories_alone_are_told_apart() -> None:
+    [seen], others = screenshots(1), [[], [TAPPED], [BACK], [TYPED, BACK]]
+    features = policy().features([replace(seen, text=told("Push", memories)) for memories in others])
+    assert len({tuple(row) for row in features.tolist()}) == len(others)
+
+
+def test_a_device_agent_can_be_told_which_actions_to_choose_from() -> None:
+    agent = policy(actions=["tap", "back"])
+    actions = {decision.action["type"] for seed in range(20) for decision in act(agent, screenshots(4), seed)}
+    assert actions == {"tap", "back"}
+    with pytest.raises(SettingsError, match="knows no action 'jump'"):
+        policy(actions=["tap", "jump"])
+    with pytest.raises(SettingsError, match="without the action tap"):
+        policy(actions=["back"])
+
+
+@pytest.mark.parametrize(("memory", "point"), [(8, {"type_at"}), (0, set())])
+def test_what_is_useful_on_a_device_is_chosen_from(memory: int, point: set[str]) -> None:
+    spec = EmulatorSpec(DeviceActions(("tap", "type", "enter")), 0, (210, 160))
+    agent = DevicePolicy(DeviceAgentSettings(memory=memory), spec)
+    assert {kind.action.type for kind in agent._grid.kinds} == {"tap", "type", "enter"} | point
+
+
+def test_traces_move_with_shifted_pictures() -> None:
+    still, moved = traces([[TAPPED]] * 2, TouchGrid(13, 10), [(0.0, 0.0), (1 / 13, -2 / 10)]).planes[:, 1]
+    assert torch.allclose(still[3:10, 3:8], moved[4:11, 1:6])
 
 
 def test_screenshots_of_another_size_are_scaled() -> None:
@@ -118,8 +189,9 @@ def test_screenshots_of_another_size_are_scaled() -> None:
 
 def test_gradients_reach_every_parameter() -> None:
     agent, observations = policy(), screenshots(4)
-    tap, swipe = agent._grid.action(Choice(TAP, 5), None), agent._grid.action(Choice(6), None)
-    (-agent.log_prob(observations, [tap, swipe, tap, swipe]).sum()).backward()
+    tap, swipe = agent._grid.action(Choice(0, 5), []), agent._grid.action(Choice(9), [])
+    typed = {"type": "type_at", "x": 0.5, "y": 0.5, "text": "a b"}
+    (-agent.log_prob(observations, [tap, swipe, tap, typed]).sum()).backward()
     assert [name for name, weight in agent.named_parameters() if weight.grad is None] == []
 
 
@@ -152,17 +224,22 @@ def test_an_emulator_that_does_not_fit_is_refused(spec: EmulatorSpec) -> None:
 
 def test_every_choice_survives_the_way_through_json() -> None:
     grid = TouchGrid(13, 10)
-    choices = [Choice(TAP, cell) for cell in range(grid.cells)] + [Choice(kind) for kind in range(1, KINDS)]
-    assert [grid.choice(grid.action(choice, "hi"), "hi") for choice in choices] == choices
+    choices = [Choice(kind, cell) for kind in range(len(KINDS)) for cell in cells_of(grid, kind)]
+    assert [grid.choice(grid.action(choice, ["hi", "ho"]), ["hi", "ho"]) for choice in choices] == choices
+
+
+def test_of_two_equal_quoted_parts_the_first_is_meant() -> None:
+    grid = TouchGrid(13, 10)
+    assert grid.kinds[grid.choice({"type": "type", "text": "x"}, ["x", "x"]).kind].part == 0
 
 
 def test_a_tap_at_the_edge_belongs_to_the_last_cell() -> None:
     grid = TouchGrid(13, 10)
-    assert grid.choice({"type": "tap", "x": 1, "y": 1}, None) == Choice(TAP, grid.cells - 1)
+    assert grid.choice({"type": "tap", "x": 1, "y": 1}, []) == Choice(0, grid.cells - 1)
 
 
-def test_the_prior_is_a_distribution() -> None:
-    assert len(PRIOR) == KINDS and sum(PRIOR) == pytest.approx(1.0)
+def test_taps_come_first_whatever_the_order_of_the_types() -> None:
+    assert [kind.action.type for kind in kinds_of(["back", "tap"])] == ["tap", "back"]
 
 
 @pytest.mark.component
@@ -181,7 +258,7 @@ def test_bags_tell_where_each_text_begins() -> None:
     assert flat.tolist() == hashed_words("one two three", 64)
 
 
-def test_the_first_quoted_part_is_typed() -> None:
-    assert quoted('Write "a b" not "c"') == "a b"
-    assert quoted("Write “tea”") == "tea"
-    assert quoted("Don't type") is None
+def test_quoted_parts_are_what_can_be_typed() -> None:
+    assert quoted('Write "a b" not "c"') == ["a b", "c"]
+    assert quoted("Write “tea”") == ["tea"]
+    assert quoted("Don't type") == []

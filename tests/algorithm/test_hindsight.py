@@ -72,6 +72,22 @@ def test_a_way_on_which_other_text_was_typed_is_not_the_way_to_the_goal(typed: s
     assert len(Hindsight(TASKS, 3).relabelled(met)) == ways
 
 
+@pytest.mark.parametrize(
+    ("own", "other", "ways"),
+    [
+        ('Write "tea"', 'Find "tea"', 1),
+        ('Write "tea"', "Find tea", 0),
+        ('Write "tea"', 'Find "milk" and "tea"', 0),
+        ('Write "milk" and "tea"', 'Find "tea"', 1),
+        ("Write tea", "Find some tea", 1),
+    ],
+)
+def test_a_quoted_text_must_be_quoted_no_later_under_the_other_instruction(own: str, other: str, ways: int) -> None:
+    met = episode("abc", {1: {"goal": 3}}, {0: {"type": "type_at", "x": 0.5, "y": 0.5, "text": "tea"}})
+    met = replace(met, ticket=replace(met.ticket, task=Task("own", own, {"goal": 0})))
+    assert len(Hindsight([Task("third", other, {"goal": 3})], 3).relabelled(met)) == ways
+
+
 def test_text_typed_in_vain_does_not_matter() -> None:
     [way] = Hindsight(TASKS, 3).relabelled(episode("aabc", {2: {"goal": 3}}, {0: {"type": "type", "text": "pizza"}}))
     assert screens(way) == "ab"

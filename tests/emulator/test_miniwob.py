@@ -124,6 +124,19 @@ def test_an_expert_succeeds(page: str, emulator: MiniwobEmulator) -> None:
         assert (transition.reward, transition.terminated, transition.success) == (1.0, True, True)
 
 
+@pytest.mark.parametrize(("ring", "differs"), [(4, True), (0, False)])
+def test_a_ring_shows_which_button_was_pushed(ring: int, differs: bool) -> None:
+    """The first push on this page changes nothing else that can be seen."""
+    emulator = MiniwobEmulator(MiniwobSettings(focus_ring=ring))
+    try:
+        first = emulator.reset(Task("click-button-sequence"), seed=3)
+        pushed = tap(emulator, "#subbtn")
+        assert (pushed.observation.image != first.image) is differs and not pushed.ended
+        assert tap(emulator, "#subbtn2").success
+    finally:
+        emulator.close()
+
+
 def test_the_wrong_button_ends_the_episode_without_reward(emulator: MiniwobEmulator) -> None:
     emulator.reset(Task("click-test-2"), seed=3)
     transition = tap(emulator, "#subbtn2")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from digirl_dist.agent.plugins import AgentPlugin
 
 if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
-    from digirl_dist.emulator import EmulatorSpec
+    from digirl_dist.emulator import EmulatorFactory, EmulatorSpec
     from digirl_dist.trajectory import Observation
     from digirl_dist.types import Json
 
@@ -27,6 +27,15 @@ class DeviceAgentSettings(AgentPlugin):
     """Places the policy looks at together when it decides between tapping, typing, swiping and so on."""
     word_buckets: int = 2048
     """Words are hashed into this many embeddings."""
+    actions: list[str] = field(default_factory=list)
+    """Types of action that it chooses from; empty: those that the emulator names as useful, and typing at a point."""
+    memory: int = 8
+    """How many of its latest actions it knows of; 0: none. Typing at a point needs one."""
+    saliency: float = 1.0
+    """How much an untrained policy prefers touching where something is drawn: at first, the probability of a cell grows
+    with this power of its contrast."""
+    reluctance: float = 2.0
+    """How little an untrained policy repeats what it did on the very same screen: at first, by this many nats."""
     shift: int = 0
     """While it is fitted, pictures and the taps on them move by up to this many pixels, so that a label is known
     wherever it lies."""
@@ -41,5 +50,12 @@ class DeviceAgentSettings(AgentPlugin):
     def check_action(self, spec: EmulatorSpec, observation: Observation, action: Json) -> None:
         from digirl_dist.agent.touch import TouchGrid
         from digirl_dist.agent.words import quoted
+        from digirl_dist.emulator.remembered import recalled
 
-        TouchGrid(1, 1).choice(action, quoted(observation.text))
+        instruction, _ = recalled(observation.text)
+        TouchGrid(1, 1).choice(action, quoted(instruction))
+
+    def wrapped(self, emulator: EmulatorFactory) -> EmulatorFactory:
+        from digirl_dist.emulator.remembered import RememberedFactory
+
+        return RememberedFactory(emulator, self.memory) if self.memory else emulator

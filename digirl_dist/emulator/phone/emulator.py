@@ -16,7 +16,9 @@ from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json
 
-PHONE_SPEC = EmulatorSpec(actions=DeviceActions(), image_size=(layout.HEIGHT, layout.WIDTH))
+PHONE_SPEC = EmulatorSpec(
+    DeviceActions(("tap", "type", "enter", "back", "swipe")), image_size=(layout.HEIGHT, layout.WIDTH)
+)
 
 
 class DemoPhone:

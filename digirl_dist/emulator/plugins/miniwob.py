@@ -20,6 +20,9 @@ class MiniwobSettings(EmulatorPlugin):
     name: str = "miniwob"
     task: Any = "click-test-2"
     """A page by name, several as a list or with commas between them, or ``all``."""
+    focus_ring: int = 4
+    """Width in pixels of a ring around what has the focus, so that an agent sees where it clicked last; 0: as the page
+    and the browser draw it."""
 
     def build(self) -> Device:
         from digirl_dist.emulator.miniwob import MAX_STEPS, SPEC, MiniwobEmulator

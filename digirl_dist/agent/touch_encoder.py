@@ -1,0 +1,84 @@
+"""The network that reads screenshots, instructions and traces of earlier actions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from digirl_dist.agent.plugins.device import DeviceAgentSettings
+from digirl_dist.agent.touch import TouchGrid
+from digirl_dist.agent.traces import PLANES
+from digirl_dist.agent.words import bags
+
+STRIDE = 8
+"""Pixels of the scaled screenshot per cell of the touch grid, in both directions."""
+
+_FLAT = 0.02
+"""The contrast of a cell in which nothing is drawn, as a share of that between black and white."""
+
+
+class Seen(NamedTuple):
+    """What the network makes of B observations."""
+
+    cells: torch.Tensor
+    """Logits of the cells for each of P kinds of action that have a place, [B, P, cells]."""
+    features: torch.Tensor
+    """[B, F]."""
+
+
+class Encoder(nn.Module):
+    """Reads B screenshots [B, 3, H, W] (uint8), instructions and traces [B, PLANES, rows, columns]."""
+
+    def __init__(self, settings: DeviceAgentSettings, grid: TouchGrid, placed: int) -> None:
+        super().__init__()
+        width, heads = settings.width, settings.heads
+        self._buckets = settings.word_buckets
+        self._words = nn.EmbeddingBag(settings.word_buckets, width, mode="sum")
+        nn.init.normal_(self._words.weight, std=0.3)
+        self._vision = nn.Sequential(
+            nn.Conv2d(3, width // 4, 5, stride=2, padding=2),
+            nn.ReLU(),
+            nn.Conv2d(width // 4, width // 2, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(width // 2, 3 * width // 4, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),  # a label looks alike wherever in its cell it lies
+            nn.Conv2d(3 * width // 4, width, 3, padding=1),
+        )
+        self._place = nn.Parameter(0.1 * torch.randn(width, grid.rows, grid.columns))
+        self._trace = nn.Conv2d(PLANES, width, 3, padding=1)
+        self._norm = nn.LayerNorm(width)
+        self._touch_query = nn.Linear(width, placed * width)
+        self._touch_key = nn.Linear(width, width)
+        self._look_query = nn.Linear(width, heads * width)
+        self._heads = heads
+        self._placed = placed
+        self.feature_size = width + heads * width + width + 2
+
+    def forward(self, images: torch.Tensor, texts: Sequence[str], planes: torch.Tensor) -> Seen:
+        words, starts = bags(texts, self._buckets)
+        text = self._words(words.to(images.device), starts.to(images.device))
+        seen = self._vision(images.float() / 127.5 - 1) + self._place + self._trace(planes)
+        cells = torch.relu(self._norm(seen.flatten(2).transpose(1, 2)))
+        scale = cells.shape[2] ** -0.5
+        queries = self._touch_query(text).unflatten(1, (self._placed, -1))
+        logits = queries @ self._touch_key(cells).transpose(1, 2) * scale
+        looks = self._look_query(text).unflatten(1, (self._heads, -1)) @ cells.transpose(1, 2) * scale
+        looked_at = (looks.softmax(dim=2) @ cells).flatten(1)
+        best = torch.stack([logits[:, 0].amax(dim=1), logits[:, 0].logsumexp(dim=1)], dim=1)
+        return Seen(logits, torch.cat([text, looked_at, cells.mean(dim=1), best.detach()], dim=1))
+
+
+def contrast(images: torch.Tensor) -> torch.Tensor:
+    """The log of the deviation of brightness in each cell of pictures [B, 3, H, W] (uint8): [B, rows, columns].
+
+    At most 0, which is the cell with the most to see.
+    """
+    bright = images.float().mean(dim=1, keepdim=True) / 255
+    mean, square = functional.avg_pool2d(bright, STRIDE), functional.avg_pool2d(bright**2, STRIDE)
+    found = ((square - mean**2).clamp(min=0).sqrt() + _FLAT).log()[:, 0]
+    return found - found.amax(dim=(1, 2), keepdim=True)

@@ -1,0 +1,94 @@
+"""Devices whose texts tell the latest actions."""
+
+from __future__ import annotations
+
+import pytest
+
+from digirl_dist.emulator.phone import DemoPhone, layout, phone_tasks
+from digirl_dist.emulator.phone.apps import APPS
+from digirl_dist.emulator.remembered import Memory, RememberedEmulator, RememberedFactory, recalled, told
+from digirl_dist.emulator.touch_actions import DeviceAction
+from digirl_dist.errors import ActionError
+from digirl_dist.settings import DeviceAgentSettings, PhoneSettings
+from digirl_dist.tasks import Task
+
+TASK = next(task for task in phone_tasks("multistep", "train") if task.id == "submit-browser-pizza")
+NOWHERE, BACK = DeviceAction("tap", 0.5, 0.1), DeviceAction("back")
+
+
+def phone() -> DemoPhone:
+    return DemoPhone(PhoneSettings())
+
+
+def browser() -> DeviceAction:
+    left, top, right, bottom = layout.icon_rect([app.name for app in APPS].index("Browser"))
+    return DeviceAction("tap", (left + right) / 2 / layout.WIDTH, (top + bottom) / 2 / layout.HEIGHT)
+
+
+def begun(most: int = 8) -> RememberedEmulator:
+    emulator = RememberedFactory(phone, most)()
+    assert emulator.reset(TASK, 3).text == TASK.instruction
+    return emulator
+
+
+def memories(emulator: RememberedEmulator, *actions: DeviceAction) -> list[Memory]:
+    for action in actions:
+        text = emulator.step(action.to_json()).observation.text
+    instruction, found = recalled(text)
+    assert instruction == TASK.instruction
+    return found
+
+
+def test_an_observation_tells_the_actions_before_it_and_which_were_on_this_screen() -> None:
+    assert memories(begun(), NOWHERE) == [Memory(NOWHERE, True)]
+    assert memories(begun(), NOWHERE, browser()) == [Memory(NOWHERE, False), Memory(browser(), False)]
+    there_and_back = memories(begun(), NOWHERE, browser(), BACK, BACK)  # the first hides the keyboard
+    assert [memory.here for memory in there_and_back] == [True, True, False, False]
+
+
+def test_only_the_latest_are_told_and_none_of_another_episode() -> None:
+    emulator = begun(most=2)
+    assert [memory.action for memory in memories(emulator, NOWHERE, browser(), BACK)] == [browser(), BACK]
+    assert emulator.reset(TASK, 3).text == TASK.instruction
+
+
+def test_typing_at_a_point_touches_it_and_types() -> None:
+    emulator = begun()
+    emulator.step(browser().to_json())
+    emulator.step({"type": "back"})  # hides the keyboard: nothing can be typed
+    middle = (layout.row_rect(0, 0).top + layout.row_rect(0, 0).bottom) / 2 / layout.HEIGHT
+    emulator.step({"type": "type_at", "x": 0.5, "y": middle, "text": "pizza"})
+    assert emulator.step({"type": "enter"}).success
+
+
+def test_typing_at_a_point_ends_with_the_episode() -> None:
+    emulator = RememberedEmulator(phone(), 8)
+    emulator.reset(Task("open", "Open the Browser app", {"app": "Browser"}), 3)
+    answer = emulator.step({"type": "type_at", "x": browser().x, "y": browser().y, "text": "pizza"})
+    assert answer.success and answer.reward == 1.0 and list(answer.achieved) == [{"app": "Browser"}]
+
+
+def test_what_both_parts_of_typing_at_a_point_met_is_told() -> None:
+    emulator = begun()
+    answer = emulator.step({"type": "type_at", "x": browser().x, "y": browser().y, "text": "pizza"})
+    assert list(answer.achieved) == [{"app": "Browser"}] and not answer.ended
+    assert emulator.step({"type": "enter"}).success
+
+
+def test_what_is_no_action_is_refused() -> None:
+    with pytest.raises(ActionError, match="not a device action"):
+        begun().step({"type": "jump"})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Do\nBefore: noon", 'Do\nBefore: [{"type": "jump", "here": true}]', "\nBefore: 7"]
+)
+def test_instructions_that_look_like_memories_stay_instructions(text: str) -> None:
+    assert recalled(text) == (text, [])
+    known = [Memory(BACK, False), Memory(NOWHERE, True)]
+    assert recalled(told(text, known)) == (text, known)
+
+
+def test_the_device_agent_chooses_how_much_is_told() -> None:
+    assert DeviceAgentSettings(memory=0).wrapped(phone) is phone
+    assert DeviceAgentSettings(memory=3).wrapped(phone) == RememberedFactory(phone, 3)
