@@ -108,8 +108,14 @@ class Iteration:
         )
 
     def counts_in(self, key: Key) -> Round:
-        """Returns the round whose result has this ticket's episode."""
-        return self.round if key in self._wanted else key.round
+        """Returns the round whose result has this ticket's episode.
+
+        A ticket that is carried over may end while a policy version is measured, between its iteration and the next.
+        """
+        home = self.round if key in self._wanted else key.round
+        while home != self.round and home.purpose == "train" and self._store.is_closed(home):
+            home = Round(home.number + 1)
+        return home
 
     def land(self, trajectory: Trajectory, checked: Path | None = None) -> bool:
         """Makes the episode durable (see ``Store.land``). False if its ticket had landed before or is unknown."""

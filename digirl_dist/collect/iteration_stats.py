@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from digirl_dist.collection import CollectionResult, WorkerResult
@@ -71,17 +72,16 @@ class IterationStats:
     def _busy(self) -> float | None:
         """Returns the share of slot-seconds in episodes, from the start of the collection to that of the last episode.
 
-        None if there were not more episodes than slots: then no ticket ever waited for a slot.
+        None if there were not more episodes than slots: then no ticket ever waited for a slot. Whatever a worker says
+        of its episodes, or brings of those that ended while nobody collected, its slots are at most busy all the time.
         """
-        slots = sum(worker_result.slots for worker_result in self._worker_results.values())
-        if not slots or len(self._episodes) <= slots:
+        slots = {result.worker: result.slots for result in self._worker_results.values()}
+        start = max((start for _, start, _ in self._episodes), default=self.started_at)
+        window_s = start - self.started_at
+        whole_s = sum(slots.values()) * window_s
+        if len(self._episodes) <= sum(slots.values()) or whole_s <= 0:
             return None
-        window = (self.started_at, max(start for _, start, _ in self._episodes))
-        if window[1] <= window[0]:
-            return None
-        return min(1.0, _overlap(self._episodes, window) / (slots * (window[1] - window[0])))
-
-
-def _overlap(episodes: Sequence[tuple[str, float, float]], window: tuple[float, float]) -> float:
-    """Returns the seconds of the episodes that lie in the window."""
-    return sum(max(0.0, min(end, window[1]) - max(start, window[0])) for _, start, end in episodes)
+        busy_s: defaultdict[str, float] = defaultdict(float)
+        for worker, begun, ended in self._episodes:
+            busy_s[worker] += max(0.0, min(ended, start) - max(begun, self.started_at))
+        return sum(min(busy_s[worker], count * window_s) for worker, count in slots.items()) / whole_s

@@ -6,6 +6,7 @@ clock in here: ``RemoteWorker`` is the rim that has them, and a test or a simula
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from digirl_dist.errors import JobError, LinkLostError, MisconductError, ProtocolError, WorkerError
@@ -66,6 +67,7 @@ class Session:
         self._pushed_bytes = 0
         self._is_loaded = False
         self._greeted_it = False
+        self._heard_first_at: float | None = None
         self._working = False
         self._claims_refused = False
         self._has_loaded = False
@@ -138,6 +140,8 @@ class Session:
 
     def receive(self, message: WorkerMessage, attached: bytes, now: float) -> Effects:
         """Acts on one message of the program."""
+        if self._heard_first_at is None:
+            self._heard_first_at = now
         try:
             self._conduct.check(message, len(attached), now)
             return self._receive(message, attached, now)
@@ -168,7 +172,7 @@ class Session:
             case SlotChanged() | SlotSeconds() if not self._working:
                 return []
             case Heartbeat():
-                return self._compared(message)
+                return self._compared(message, now)
             case Broken(during, reason):
                 return [HangUp(self._broken(during, reason))]
             case Acting() | SlotChanged() | SlotSeconds() | UnknownFile():
@@ -208,13 +212,14 @@ class Session:
             return [Push("job", [Blob.of(data) for name, data in self._job.blobs().items() if name in digests])]
         return [] if self._announced is None else [Push("policy", self._announced.blobs(digests))]
 
-    def _compared(self, beat: Heartbeat) -> Effects:
+    def _compared(self, beat: Heartbeat, now: float) -> Effects:
         """Holds what the program says of itself against what the host believes."""
         name, limits = self._spec.name, self._limits
         if beat.for_s > limits.stuck_s:  # heartbeats come from a thread of the program; its loop must get on as well
             reason = f"the worker program is stuck: {beat.doing} since {beat.for_s:.0f} s"
             return [HangUp(ProgramSilent(name, reason))]
-        if self._working and beat.unheard_s > limits.silence_s:  # it is pinged more often than that
+        here_s = math.inf if self._working else now - (self._heard_first_at or now)  # no host may have come for long
+        if min(beat.unheard_s, here_s) > limits.silence_s:  # it is pinged more often than that
             reason = f"the worker program has not heard of this host for {beat.unheard_s:.0f} s: the link is half-open"
             return [HangUp(LinkLostError(name, reason))]
         effects: Effects = [Tell(Said(name, beat))]

@@ -61,3 +61,17 @@ def test_nothing_is_booked_for_a_worker_that_was_never_there_or_was_let_go() -> 
     ledger.joined("w1", 1)
     ledger.left("w1")
     assert ledger.book("w1") == {}
+
+
+def test_seconds_of_an_episode_that_was_under_way_when_the_worker_came_back_are_not_booked_twice() -> None:
+    """They were missing from the first account after the loss, hence away; the program tells of them afterwards."""
+    clock = Clock()
+    ledger = SlotTimeLedger(clock)
+    ledger.joined("w1", 1)
+    ledger.lost("w1")
+    clock.at += 10
+    ledger.joined("w1", 1)
+    booked = sum(ledger.book("w1", {"barrier": 2.0}).values())
+    clock.at += 5
+    booked += sum(ledger.book("w1", {"step": 12.0, "barrier": 1.0}).values())
+    assert booked == 15.0

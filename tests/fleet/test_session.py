@@ -129,6 +129,13 @@ def test_heartbeats_show_a_program_that_is_stuck_and_a_link_that_is_half_open() 
     assert "half-open" in str(half_open) and not isinstance(half_open, ProgramSilent)
 
 
+def test_a_link_that_is_half_open_before_the_job_runs_is_noticed_and_a_program_without_a_host_is_not_blamed() -> None:
+    here = session()
+    assert told(here.receive(beat([], 0, unheard_s=500.0), b"", 100.0)), "no host had come for long"
+    assert told(here.receive(beat([], 0, unheard_s=7.9), b"", 107.9))
+    assert "half-open" in str(hung_up(here.receive(beat([], 0, unheard_s=10.0), b"", 110.0)))
+
+
 def test_a_lost_lease_counts_once_two_heartbeats_that_know_of_it_say_so() -> None:
     here = working()
     here.lease(TICKETS)
