@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from getpass import getuser
 from pathlib import Path
@@ -167,7 +167,8 @@ class Ours:
 
     def close_early(self, share: float) -> None:
         """From now on an iteration closes with this share of its episodes; the others count in the next one."""
-        self.fleet_collector.closing = Closing(share)
+        terms = self.fleet_collector.terms
+        self.fleet_collector.terms = replace(terms, closing=Closing(share))
 
     def warm_up(self, rounds: int = 100) -> None:
         """Until every slot of every worker has acted, so that nothing is started while we measure."""
@@ -188,7 +189,7 @@ class Ours:
         with waiting_for(f"iteration {number} of {self.name}:", lambda: f"{self._came(number)}/{count} episodes"):
             result = self.collector.collect(checkpoint, wanted)
         self.store.append(result)
-        assert len(result.trajectories) == count or self.fleet_collector.closing.share < 1
+        assert len(result.trajectories) == count or self.fleet_collector.terms.closing.share < 1
         return result, time.monotonic() - started
 
     def push(self, checkpoint: Checkpoint) -> tuple[float, int]:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from typing import BinaryIO
+from typing import IO
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -50,7 +50,7 @@ def lie_as_program(lie: Lie, program: subprocess.Popen[bytes], output: Output) -
         output.send(iter([said]) if lie.say is None else lie.say(message, state))
 
 
-def _listen(lie: Lie, state: State, program: BinaryIO, output: Output) -> None:
+def _listen(lie: Lie, state: State, program: IO, output: Output) -> None:
     for heard in sys.stdin.buffer:
         message = json.loads(heard)
         if message["type"] == "lease":
@@ -89,14 +89,14 @@ def lie_as_courier(lie: Lie, courier: subprocess.Popen[bytes], output: Output) -
             output.send([line(answer), *body])
 
 
-def _feed(courier: BinaryIO) -> None:
+def _feed(courier: IO) -> None:
     while data := os.read(0, _CHUNK):
         courier.write(data)
         courier.flush()
     os._exit(0)
 
 
-def _body(source: BinaryIO, left: int) -> Iterator[bytes]:
+def _body(source: IO[bytes], left: int) -> Iterator[bytes]:
     while left and (part := source.read(min(left, _CHUNK))):
         left -= len(part)
         yield part

@@ -161,7 +161,9 @@ def _twice(message: Message, _: State) -> Lines:
 def _for_others(state: State) -> Lines:
     """Announces episodes, and failures, of tickets that others may hold."""
     ready = state.last.get("episode_ready")
-    for number in range(24) if ready else ():
+    if ready is None:
+        return
+    for number in range(24):
         manifest = {**ready["manifest"], "episode_id": f"mine-{number}"}
         manifest["key"] = [manifest["key"][0], number, manifest["key"][2]]
         yield line({**ready, "manifest": manifest})

@@ -19,7 +19,7 @@ def offline_iterations(settings: Settings) -> int:
             return 0
         case TrainMode.offline:
             return settings.train_iterations
-        case TrainMode.offline_to_online:
+        case TrainMode.offline_to_online | TrainMode.off2on:
             return settings.offline.iterations
 
 

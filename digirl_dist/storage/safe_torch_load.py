@@ -115,7 +115,8 @@ def _unwrapped(value: Any, known: dict[int, Any]) -> Any:
             found.update({_unwrapped(key, known): _unwrapped(entry, known) for key, entry in value.items()})
             return found
         case list() | tuple():
-            known[id(value)] = entries = []
+            entries: list[Any] = []
+            known[id(value)] = entries
             entries.extend(_unwrapped(entry, known) for entry in value)
             return entries
         case _:

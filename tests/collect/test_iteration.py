@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from digirl_dist.collect.iteration import Closing, Iteration
+from digirl_dist.collect.iteration import Closing, Iteration, Terms
 from digirl_dist.collect.iteration_stats import IterationStats
 from digirl_dist.collect.leases import Leases
 from digirl_dist.storage.trajectory_store import Store
@@ -36,18 +36,18 @@ def test_an_episode_that_is_carried_over_and_ends_while_the_policy_is_measured_c
     clock, store = Clock(), Store(tmp_path / "trajectories")
     leases = Leases(3, clock)
     first = [Ticket(0, index, Task("t"), index, 0) for index in range(2)]
-    iteration = Iteration(first, leases, store, Closing(0.5), clock)
+    iteration = Iteration(first, leases, store, Terms(Closing(0.5)), clock)
     leases.take("w1", 2, 0)
     assert iteration.land(episode(first[0]))
     stats = IterationStats(Round(0), clock)
     assert iteration.close(stats).carried == 1
 
-    measured = Iteration([Ticket(1, 0, Task("t"), 0, 1, purpose="evaluate")], leases, store, Closing(0.5), clock)
+    measured = Iteration([Ticket(1, 0, Task("t"), 0, 1, purpose="evaluate")], leases, store, Terms(Closing(0.5)), clock)
     assert measured.counts_in(first[1].key) == Round(1)
     assert measured.land(episode(first[1]))
     assert list(store.landed(Round(1))) == [first[1].key]
 
-    following = Iteration([Ticket(1, 0, Task("t"), 5, 1)], leases, store, Closing(), clock)
+    following = Iteration([Ticket(1, 0, Task("t"), 5, 1)], leases, store, Terms(), clock)
     assert following.missing == 1 and first[1].key not in leases.tickets
 
 

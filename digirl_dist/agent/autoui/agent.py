@@ -121,11 +121,11 @@ class AutoUiAgent(nn.Module):
     def _tokens(self, action: Json) -> list[int]:
         """Raises ActionError for what is neither a text nor a device action."""
         if isinstance(action, dict) and TOKENS in action:
-            tokens = list(action[TOKENS])
+            given = list(action[TOKENS])
             known = self._model.config.vocab_size
-            if not tokens or not all(type(token) is int and 0 <= token < known for token in tokens):
+            if not given or not all(type(token) is int and 0 <= token < known for token in given):
                 raise ActionError("an action's tokens are not those of this model")
-            return tokens
+            return given
         text = action if isinstance(action, str) else f"{DECISION} {to_autoui(DeviceAction.from_json(action))}"
         tokens: list[int] = self._tokenizer(text, truncation=True, max_length=self._sampling.length)["input_ids"]
         return tokens
