@@ -50,7 +50,7 @@ def lie_as_program(lie: Lie, program: subprocess.Popen[bytes], output: Output) -
         output.send(iter([said]) if lie.say is None else lie.say(message, state))
 
 
-def _listen(lie: Lie, state: State, program: IO, output: Output) -> None:
+def _listen(lie: Lie, state: State, program: IO[bytes], output: Output) -> None:
     for heard in sys.stdin.buffer:
         message = json.loads(heard)
         if message["type"] == "lease":
@@ -89,7 +89,7 @@ def lie_as_courier(lie: Lie, courier: subprocess.Popen[bytes], output: Output) -
             output.send([line(answer), *body])
 
 
-def _feed(courier: IO) -> None:
+def _feed(courier: IO[bytes]) -> None:
     while data := os.read(0, _CHUNK):
         courier.write(data)
         courier.flush()
