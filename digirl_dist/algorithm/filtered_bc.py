@@ -38,18 +38,25 @@ class FilteredBC:
         kept = [episodes[index] for index in chosen]
         shares = task_weights([trajectory.ticket.task.id for trajectory in kept])
         pairs = zip(kept, shares, strict=True)
-        worth = self._settings.discount, self._settings.erase_loops
-        rows = [row for trajectory, share in pairs for row in worth_repeating(trajectory, share, *worth)]
+        discount, erase_loops = self._settings.discount, self._settings.erase_loops
+        rows = [row for trajectory, share in pairs for row in worth_repeating(trajectory, share, discount, erase_loops)]
         loss = self._imitation.fit(rows)
-        in_kept = sum(len(trajectory.steps) for trajectory in kept)
-        not_chosen = sum(len(trajectory.steps) for trajectory in episodes) - in_kept
-        counts = {"kept_trajectories": len(chosen), "kept_steps": len(rows)}
-        left = {"left_not_chosen": not_chosen, "left_not_good": in_kept - len(rows)}
-        figures = {name: float(count) for name, count in {**counts, **left}.items()}
-        return {"actor_loss": loss, **figures, **relabelled}
+        good = sum(len(worth_repeating(trajectory, 1.0, discount, erase_loops=False)) for trajectory in kept)
+        counts = {
+            "kept_trajectories": len(chosen),
+            "kept_steps": len(rows),
+            "left_not_chosen": _steps(episodes) - _steps(kept),
+            "left_not_good": _steps(kept) - good,
+            "left_in_loops": good - len(rows),
+        }
+        return {"actor_loss": loss, **{name: float(count) for name, count in counts.items()}, **relabelled}
 
     def state_dict(self) -> dict[str, Any]:
         return {"imitation": self._imitation.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._imitation.load_state_dict(state["imitation"])
+
+
+def _steps(episodes: Sequence[Trajectory]) -> int:
+    return sum(len(episode.steps) for episode in episodes)

@@ -164,7 +164,8 @@ def test_filtered_bc_imitates_a_step_that_changed_nothing_only_if_one_asks_for_i
     steps = [Step(seen, at, -1.0, float(at), at == 1, False) for at in range(2)]
     won = Trajectory(Ticket(0, 0, Task("t"), 0, 0), "e", "w", 0, steps, seen, True)
     algorithm = FilteredBC(policy(), FilteredBcSettings(erase_loops=drops), seed=3)
-    assert algorithm.update([won], [won])["kept_steps"] == kept
+    figures = algorithm.update([won], [won])
+    assert (figures["kept_steps"], figures["left_in_loops"], figures["left_not_good"]) == (kept, 2 - kept, 0)
 
 
 def test_a_prompt_that_tells_of_the_action_before_is_no_change_of_the_screen() -> None:

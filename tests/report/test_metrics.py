@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 
-from digirl_dist.report.metrics import measured_version
+from digirl_dist.report.metrics import measured_version, results
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trajectory import Observation, Step, Trajectory
+
+
+def episode(task: str, success: bool, log_probs: list[float]) -> Trajectory:
+    steps = [Step(Observation(), 0, log_prob, 0.0, False, False) for log_prob in log_probs]
+    return Trajectory(Ticket(0, 0, Task(task), 0, 0), "e", "w", 0, steps, Observation(), success)
+
+
+def test_the_entropy_is_estimated_from_the_steps_and_success_counted_by_task() -> None:
+    """Of a policy with probabilities 0.1, 0.2 and 0.7, in expectation over its own actions."""
+    probabilities = np.array([0.1, 0.2, 0.7])
+    drawn = np.log(np.repeat(probabilities, [100, 200, 700])).tolist()
+    found = results(0, [episode("a", True, drawn), episode("a", False, [math.nan]), episode("b", False, [])])
+    assert found["entropy"] == pytest.approx(-(probabilities * np.log(probabilities)).sum())
+    assert found["success_by_task"] == {"a": [1, 2], "b": [0, 1]}
+    assert results(0, [episode("a", True, [math.nan])])["entropy"] is None
 
 
 @pytest.mark.parametrize(

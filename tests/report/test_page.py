@@ -303,3 +303,12 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
         pixels = np.asarray(seen.convert("RGB")).reshape(-1, 3).astype(int)
     ink = np.abs(pixels - [0xE5, 0x27, 0x7B]).max(axis=1) < 12
     assert ink.sum() > 100, "the ring of the tap is not to be seen"
+
+
+def test_success_per_task_is_shown_worst_first_and_what_is_no_count_is_passed_over(tmp_path: Path) -> None:
+    hostile: Json = {"open": [1, 2], HOSTILE: [0, 1], "text": "much", "short": [1], "wrong": [True, 2.5]}
+    lines = [line(0, success_by_task={"open": [0, 4]}, entropy=1.25), line(1, success_by_task=hostile, entropy=1.0)]
+    write_lines(tmp_path / "metrics.jsonl", [*lines, line(2, success_by_task=[3])])
+    page = Page(write_page(tmp_path))
+    assert "1 of 2 tasks succeeded at least once" in page.text and "Entropy of the policy" in page.text
+    assert page.text.index("alert(1)") < page.text.index("open 0/4 1/2") and "<script>" not in page.source

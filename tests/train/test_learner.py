@@ -1,0 +1,64 @@
+"""What a rank acts with after an update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed import HashStore
+from user_classes import Coin, Counter
+
+from digirl_dist.parallel.group import Group, GroupLimits
+from digirl_dist.parallel.rank import Rank
+from digirl_dist.tasks import SEEDS
+from digirl_dist.train.data_selector import UpdateData
+from digirl_dist.train.learner import RankLearner
+from digirl_dist.train.streams import Stream
+from digirl_dist.trajectory import Trajectory
+
+
+class OneRank:
+    """The exchange of the only rank there is."""
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        """Nothing is to be added."""
+
+    def largest(self, tensor: torch.Tensor) -> None:
+        """It has the largest itself."""
+
+    def gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        return [tensor]
+
+
+class Careless:
+    """An algorithm of a user's that leaves the agent as it learned."""
+
+    def __init__(self, agent: Coin) -> None:
+        self._agent = agent
+
+    def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
+        self._agent.train()
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """It has none."""
+
+
+def stream(share: Any = "train") -> Stream:
+    return Stream(Counter(), Counter.tasks("", "train"), "rank0", 0, seed=5, share=share)
+
+
+def test_a_rank_acts_in_evaluation_mode_whatever_its_algorithm_left() -> None:
+    coin = Coin(Counter.spec)
+    learner = RankLearner(Group(Rank(), HashStore(), OneRank(), GroupLimits()), coin, Careless(coin), 0)
+    learner.update(0, UpdateData([], [stream().episode(0)]))
+    assert not coin.training
+
+
+def test_the_stream_that_evaluates_has_seeds_of_its_own() -> None:
+    assert stream().episode(0).ticket.seed in SEEDS["train"]
+    assert stream("validate").episode(0).ticket.seed in SEEDS["validate"]
