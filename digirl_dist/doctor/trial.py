@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, EmulatorSpec
+from digirl_dist.emulator import Actions, BoxActions, DeviceActions, DiscreteActions, EmulatorSpec, ProductActions
 from digirl_dist.errors import JobError
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.ssh.channel import Channel
@@ -19,6 +19,7 @@ from digirl_dist.types import Json
 
 _START_S = 30.0
 _REMEDY = "repair what it names; the checks above may say more, and `digirl-dist setup` installs what emulators need"
+_LACKS = "emulator.packages=[NAME] installs a package on the workers; then `digirl-dist setup`"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Trial:
     task: Task
     action: Json
     limits: SlotLimits
+    asked_for: bool = True
+    """False: it is made because it takes seconds, where the package is installed."""
 
     @property
     def limit_s(self) -> float:
@@ -37,11 +40,17 @@ class Trial:
 
 def some_action(spec: EmulatorSpec) -> Json:
     """Returns an action that every emulator of that kind understands."""
-    match spec.actions:
+    return _some(spec.actions)
+
+
+def _some(actions: Actions) -> Json:
+    match actions:
         case DiscreteActions():
             return 0
         case BoxActions(low, high):
             return [min(max(0.0, least), most) for least, most in zip(low, high, strict=True)]
+        case ProductActions(parts):
+            return [_some(part) for part in parts]
         case DeviceActions():
             return {"type": "tap", "x": 0.5, "y": 0.0}  # the upper edge, where nothing opens
 
@@ -61,7 +70,8 @@ def try_there(connection: Connection, python: list[str], trial: Trial) -> str:
         phases = []
         while message := _next(channel, deadline):
             if "error" in message:
-                raise JobError(connection.worker, str(message["error"]), _REMEDY)
+                lacks = "No module named" in str(message["error"])
+                raise JobError(connection.worker, str(message["error"]), _LACKS if lacks else _REMEDY)
             phases.append(_words(message))
         if not phases or channel.wait(_START_S) != 0:
             raise channel.ended()

@@ -99,7 +99,7 @@ def _words(key: str, **words: Became) -> Rule:
 
 
 def _is_digirl(values: Values) -> bool:
-    return values.get("train_algorithm", "digirl") == "digirl"
+    return bool(values.get("train_algorithm", "digirl") == "digirl")
 
 
 def _actor(values: Values) -> str:
@@ -139,7 +139,7 @@ def _epochs(value: Any, values: Values) -> Became:
     settings, note = _steps(_critics(values)[0], value, values)
     if "trajectory_critic_epochs" not in values:
         more = _trajectory_critic_epochs(_TRAJECTORY_EPOCHS, values)
-        settings, note = settings | more.settings, f"{note}; instruction-level: {more.note}, DigiRL's default"
+        settings, note = {**settings, **more.settings}, f"{note}; instruction-level: {more.note}, DigiRL's default"
     return Became(settings, note)
 
 
