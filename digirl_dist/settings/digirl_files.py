@@ -115,7 +115,8 @@ def _keys_and_bases(folder: Path, name: str, seen: set[str]) -> tuple[set[str], 
         content = yaml.safe_load((folder / f"{name}.yaml").read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return set(), set()
-    keys, bases = set(content) if isinstance(content, dict) else set(), set()
+    keys: set[str] = set(content) if isinstance(content, dict) else set()
+    bases: set[str] = set()
     for base in content.get("defaults") or [] if isinstance(content, dict) else []:
         if isinstance(base, str) and base not in seen:
             below, further = _keys_and_bases(folder, base, seen | {base})
