@@ -198,7 +198,8 @@ def _to_bytes(array: np.ndarray, space: spaces.Space[Any]) -> np.ndarray:
         return array.astype(np.uint8, copy=False)
     assert isinstance(space, spaces.Box)
     low, high = float(space.low.min()), float(space.high.max())
-    return np.rint((np.clip(array, low, high) - low) * (255.0 / (high - low))).astype(np.uint8)
+    scaled: np.ndarray = np.rint((np.clip(array, low, high) - low) * (255.0 / (high - low))).astype(np.uint8)
+    return scaled
 
 
 def _side_by_side(frames: Sequence[np.ndarray]) -> np.ndarray:

@@ -170,7 +170,7 @@ class VecEnv:
         for env in env_ids:
             if isinstance(env, bool) or not isinstance(env, Integral):
                 raise TypeError(f"env_ids has {env!r}, which is not a whole number")
-            if not 0 <= env < self._count:
+            if not 0 <= int(env) < self._count:
                 raise ValueError(f"there is no environment {env}; they are 0 to {self._count - 1}")
         if len(set(env_ids)) < len(env_ids):
             raise ValueError(f"env_ids {list(env_ids)} names an environment twice")

@@ -7,6 +7,7 @@ import pickle
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -42,13 +43,13 @@ class Environments:
         self.envs = [make() for _ in range(count)]
 
     def reset(self, asked: Sequence[tuple[int, EpisodeCfg]]) -> list[Result]:
-        return [_caught(lambda env=self.envs[number], one=episode: _reset(env, one)) for number, episode in asked]
+        return [_caught(partial(_reset, self.envs[number], episode)) for number, episode in asked]
 
     def step(self, asked: Sequence[tuple[int, Any]]) -> list[Result]:
-        return [_caught(lambda env=self.envs[number], one=action: _step(env, one)) for number, action in asked]
+        return [_caught(partial(_step, self.envs[number], action)) for number, action in asked]
 
     def warm_up(self, asked: Sequence[tuple[int, int]]) -> list[Result]:
-        return [_caught(lambda env=self.envs[number], steps=steps: _warm_up(env, steps)) for number, steps in asked]
+        return [_caught(partial(_warm_up, self.envs[number], steps)) for number, steps in asked]
 
     def close(self) -> None:
         for env in self.envs:

@@ -19,7 +19,7 @@ from digirl_dist.fleet.install import Package, build_wheel, ensure_installed, in
 from digirl_dist.fleet.roster import WorkerConfig
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.settings import GymnasiumSettings, Settings, SshSettings, configuration
-from digirl_dist.ssh.connection import connect
+from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.localhost_server import LocalhostServer
 from digirl_dist.user_code.packing import pack
 
