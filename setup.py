@@ -84,6 +84,7 @@ setup(
             "datasets",
             "hypothesis",
             "matplotlib>=3.8",
+            "minigrid>=3.0",
             "mypy",
             "pandas",
             "pytest",

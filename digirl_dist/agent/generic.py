@@ -1,9 +1,9 @@
-"""A small policy for Gymnasium spaces: vectors and pictures in, Discrete or Box actions out."""
+"""A small policy for Gymnasium spaces: vectors and pictures in; Discrete or Box actions out, or several of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from torch import nn
 from digirl_dist.agent.pixels import Pictures, fitted_size
 from digirl_dist.agent.plugins.generic import GenericAgentSettings
 from digirl_dist.agent.sampling import draw
-from digirl_dist.emulator import BoxActions, DiscreteActions, EmulatorSpec
+from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, EmulatorSpec, ProductActions
 from digirl_dist.errors import SettingsError
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
@@ -23,7 +23,7 @@ _STRIDE = 4
 
 
 class GenericPolicy(nn.Module):
-    """Fulfils ``Agent`` for every environment whose actions are Discrete or Box; texts are not read."""
+    """Fulfils ``Agent`` for every environment whose actions are Discrete, Box or a product; texts are not read."""
 
     def __init__(self, settings: GenericAgentSettings, spec: EmulatorSpec) -> None:
         """Raises SettingsError for touch-screen actions."""
@@ -31,20 +31,17 @@ class GenericPolicy(nn.Module):
         self.spec = spec
         self._encoder = _Encoder(settings, spec)
         self.feature_size = self._encoder.feature_size
-        match spec.actions:
-            case DiscreteActions(n):
-                self._head: _Head = _Categorical(self.feature_size, n)
-            case BoxActions(low, high):
-                self._head = _Gaussian(self.feature_size, low, high, settings.initial_std)
-            case _:
-                raise SettingsError("agent=generic has no touch-screen actions; use agent=device")
+        if isinstance(spec.actions, DeviceActions):
+            raise SettingsError("agent=generic has no touch-screen actions; use agent=device")
+        self._head = _head(self.feature_size, spec.actions, settings.initial_std)
 
     def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
         parameters = self._head(self._encoder(self._inputs(observations, training=False))).double().cpu().numpy()
         return [self._head.sample(row, rng) for row, rng in zip(parameters, rngs, strict=True)]
 
     def log_prob(self, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
-        """Of a Discrete action its log-probability; of a Box action the log-density before the emulator clips it."""
+        """Of a Discrete action its log-probability; of a Box action the log-density before the emulator clips it; of
+        several the sum."""
         return self._head.log_prob(self._head(self._encoder(self.inputs(observations))), actions)
 
     def features(self, observations: Sequence[Observation]) -> torch.Tensor:
@@ -78,6 +75,18 @@ class _Head(Protocol):
     def sample(self, parameters: np.ndarray, rng: np.random.Generator) -> Decision: ...
 
     def log_prob(self, parameters: torch.Tensor, actions: Sequence[Json]) -> torch.Tensor: ...
+
+
+def _head(
+    features: int, actions: DiscreteActions | BoxActions | ProductActions, initial_std: float
+) -> _Categorical | _Gaussian | _Product:
+    match actions:
+        case DiscreteActions(n):
+            return _Categorical(features, n)
+        case BoxActions(low, high):
+            return _Gaussian(features, low, high, initial_std)
+        case ProductActions(parts):
+            return _Product(features, parts, initial_std)
 
 
 class _Categorical(nn.Module):
@@ -131,6 +140,36 @@ class _Gaussian(nn.Module):
         chosen = torch.tensor(actions, dtype=mean.dtype, device=mean.device)
         noise = (chosen - mean) / log_std.exp()
         return -(0.5 * noise.square() + log_std + 0.5 * math.log(2 * math.pi)).sum(dim=1)
+
+
+class _Product(nn.Module):
+    """Independent parts; parameters are those of each part, one after the other."""
+
+    def __init__(self, features: int, parts: Sequence[DiscreteActions | BoxActions], initial_std: float) -> None:
+        super().__init__()
+        self._parts = nn.ModuleList([_head(features, part, initial_std) for part in parts])
+        sizes = [part.n if isinstance(part, DiscreteActions) else 2 * len(part.low) for part in parts]
+        self._ends = np.cumsum(sizes).tolist()
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part(features) for part in self._parts], dim=1)
+
+    def sample(self, parameters: np.ndarray, rng: np.random.Generator) -> Decision:
+        split = np.split(parameters, self._ends[:-1])
+        decisions = [part.sample(own, rng) for part, own in zip(self._heads, split, strict=True)]
+        return Decision([each.action for each in decisions], sum(each.log_prob for each in decisions))
+
+    def log_prob(self, parameters: torch.Tensor, actions: Sequence[Json]) -> torch.Tensor:
+        split = torch.tensor_split(parameters, self._ends[:-1], dim=1)
+        each = [
+            part.log_prob(own, [action[number] for action in actions])
+            for number, (part, own) in enumerate(zip(self._heads, split, strict=True))
+        ]
+        return torch.stack(each).sum(dim=0)
+
+    @property
+    def _heads(self) -> Iterator[_Head]:
+        yield from self._parts  # type: ignore[misc]
 
 
 class _Encoder(nn.Module):

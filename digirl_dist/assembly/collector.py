@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from digirl_dist.agent import AgentFactory
 from digirl_dist.assembly import schedule
-from digirl_dist.assembly.parts import build_device, build_host_policy, build_judge, collector_plugin, placed
+from digirl_dist.assembly.parts import (
+    build_device,
+    build_host_policy,
+    build_judge,
+    collector_plugin,
+    emulator_of,
+    placed,
+)
 from digirl_dist.capacity import Machine, PoolSize, choose
 from digirl_dist.collect import Collector
 from digirl_dist.collect.iteration import Closing, Terms
@@ -194,6 +201,8 @@ def _worker_spec(worker_config: WorkerConfig, context: RunContext, package: Pack
     from digirl_dist.fleet.spec import WorkerSpec
 
     folder = f"{worker_config.temp_path}/{context.folder.run_id}-{worker_config.name}"
+    if package is not None:
+        package = package.with_emulator(emulator_of(worker_config, context.settings))
     install = this_python if package is None else installer(worker_config, package, context.events)
     version = "" if package is None else file_digest(package.wheel)
     limit_s = 0.0 if package is None else package.limit_s
@@ -205,8 +214,7 @@ def _own_device(worker_config: WorkerConfig, context: RunContext) -> Device:
     settings = context.settings
     if not worker_config.emulator:
         return context.device
-    own = configuration.merged(settings.emulator, worker_config.emulator, f"worker {worker_config.name}")
-    return build_device(settings, own)
+    return build_device(settings, emulator_of(worker_config, settings))
 
 
 def _job(device: Device, context: RunContext) -> Job:

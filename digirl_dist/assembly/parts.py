@@ -16,7 +16,7 @@ from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
 from digirl_dist.emulator.plugins.custom import CustomEmulatorSettings
 from digirl_dist.errors import SettingsError
-from digirl_dist.settings import EmulatorSettings, Inference, JaxSettings, Settings, Success
+from digirl_dist.settings import EmulatorSettings, Inference, JaxSettings, Settings, Success, configuration
 from digirl_dist.storage.start import start_of
 from digirl_dist.user_code.entry_point import load_entry_point
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
     from digirl_dist.algorithm import AlgorithmFactory
     from digirl_dist.emulator import EmulatorSpec
+    from digirl_dist.fleet.roster import WorkerConfig
     from digirl_dist.inference.policy_server import PolicyServer
     from digirl_dist.judge import Judge
     from digirl_dist.storage.events import Events
@@ -55,6 +56,15 @@ def build_device(settings: Settings, emulator: EmulatorSettings) -> Device:
         extras=(*device.extras, *(agent.extras if acts_there else ())),
         guard=EpisodeGuard(emulator.name, device.spec, max_steps, check_action, agent.knows_log_prob),
     )
+
+
+def emulator_of(worker_config: WorkerConfig, settings: Settings) -> EmulatorSettings:
+    """Returns a worker's own emulator settings, if it has any, else those of the run. Raises SettingsError."""
+    if not worker_config.emulator:
+        return settings.emulator
+    own = configuration.merged(settings.emulator, worker_config.emulator, f"worker {worker_config.name}")
+    assert isinstance(own, EmulatorSettings)
+    return own
 
 
 def agent_plugin(settings: Settings) -> AgentPlugin:

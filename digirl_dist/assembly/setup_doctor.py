@@ -8,19 +8,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 
-from digirl_dist.assembly.parts import build_device
+from digirl_dist.assembly.parts import build_device, emulator_of
 from digirl_dist.assembly.validate import refuse_contradictions
 from digirl_dist.doctor.check import HOST, Check
 from digirl_dist.doctor.examine import Target, examine
 from digirl_dist.doctor.host import examine_emulators, examine_host
 from digirl_dist.doctor.requirements import requirements_of
 from digirl_dist.doctor.trial import Trial, some_action
-from digirl_dist.emulator.plugins import Device
+from digirl_dist.emulator.plugins import Device, EmulatorPlugin
 from digirl_dist.errors import SettingsError, WorkerError
 from digirl_dist.fleet.install import Package, installed_python, this_package
 from digirl_dist.fleet.roster import WorkerConfig, localhost_worker_configs, this_python, worker_configs
 from digirl_dist.rollout.slot import slot_limits
-from digirl_dist.settings import EmulatorSettings, Parallel, Settings, configuration
+from digirl_dist.settings import Parallel, Settings
 from digirl_dist.setup.prepare import Preparation, Tell, prepare
 from digirl_dist.setup.scripts import steps
 from digirl_dist.user_code.packing import pack
@@ -59,8 +59,9 @@ def doctor(settings: Settings, try_emulators: bool) -> Iterator[Check]:
 
 
 def _preparation(worker_config: WorkerConfig, settings: Settings, package: Package, dry_run: bool) -> Preparation:
-    script = steps(_emulator(worker_config, settings), worker_config, settings.install, dry_run)
-    return Preparation(worker_config, script, package, dry_run)
+    emulator = emulator_of(worker_config, settings)
+    script = steps(emulator, worker_config, settings.install, dry_run)
+    return Preparation(worker_config, script, package.with_emulator(emulator), dry_run)
 
 
 def _targets(settings: Settings, device: Device, try_emulators: bool, stack: ExitStack) -> list[Target]:
@@ -76,24 +77,18 @@ def _targets(settings: Settings, device: Device, try_emulators: bool, stack: Exi
 
 
 def _target(worker_config: WorkerConfig, settings: Settings, package: Package | None, try_emulators: bool) -> Target:
-    emulator = _emulator(worker_config, settings)
+    emulator = emulator_of(worker_config, settings)
     python = this_python(None) if package is None else [installed_python(worker_config.run_path)]
     device = build_device(settings, emulator)
-    trial = _trial(settings, device) if try_emulators else None
-    return Target(worker_config, requirements_of(emulator, device.needs), package, python, trial)
+    starts_at_once = isinstance(emulator, EmulatorPlugin) and emulator.starts_at_once
+    trial = _trial(settings, device, try_emulators) if try_emulators or starts_at_once else None
+    own_package = None if package is None else package.with_emulator(emulator)
+    return Target(worker_config, requirements_of(emulator, device.needs), own_package, python, trial)
 
 
-def _trial(settings: Settings, device: Device) -> Trial:
-    return Trial(pack(device.factory), device.tasks[0], some_action(device.spec), slot_limits(settings.limits))
-
-
-def _emulator(worker_config: WorkerConfig, settings: Settings) -> EmulatorSettings:
-    """The worker's own settings, if it has any."""
-    if not worker_config.emulator:
-        return settings.emulator
-    merged = configuration.merged(settings.emulator, worker_config.emulator, f"worker {worker_config.name}")
-    assert isinstance(merged, EmulatorSettings)
-    return merged
+def _trial(settings: Settings, device: Device, asked_for: bool) -> Trial:
+    limits = slot_limits(settings.limits)
+    return Trial(pack(device.factory), device.tasks[0], some_action(device.spec), limits, asked_for)
 
 
 def _package(settings: Settings, device: Device, stack: ExitStack) -> Package:

@@ -15,7 +15,7 @@ from gymnasium.vector.utils import batch_space
 
 from digirl_dist.assembly.parts import build_device
 from digirl_dist.assembly.validate import Command, refuse_contradictions
-from digirl_dist.emulator import BoxActions, DiscreteActions, EmulatorSpec
+from digirl_dist.emulator import BoxActions, DiscreteActions, EmulatorSpec, ProductActions
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.rank import Rank
@@ -123,5 +123,10 @@ def _action_space(spec: EmulatorSpec) -> gymnasium.Space[Any]:
             return gymnasium.spaces.Discrete(n)
         case BoxActions(low, high):
             return gymnasium.spaces.Box(np.array(low, np.float32), np.array(high, np.float32))
+        case ProductActions(parts):
+            discrete = [part.n for part in parts if isinstance(part, DiscreteActions)]
+            if len(discrete) == len(parts):
+                return gymnasium.spaces.MultiDiscrete(discrete)
+            raise SettingsError("skrl and rsl_rl know no actions that mix numbers and choices; use digirl_dist.train")
         case _:
             raise SettingsError("skrl and rsl_rl know no touch-screen actions; use digirl_dist.train")

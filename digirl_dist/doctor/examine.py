@@ -67,7 +67,7 @@ def _look_inside(target: Target, connection: Connection, settings: Settings) -> 
         return
     yield package
     yield from link.speed(connection)
-    if target.trial is not None:
+    if target.trial is not None and (package.ok or target.trial.asked_for):
         yield _tried(target, target.trial, connection, package.ok)
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 import msgspec
 
-from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, EmulatorSpec
+from digirl_dist.emulator import Actions, BoxActions, DeviceActions, DiscreteActions, EmulatorSpec, ProductActions
 from digirl_dist.errors import JobError
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.ssh.channel import Channel
@@ -18,6 +18,7 @@ from digirl_dist.types import Json
 
 _START_S = 30.0
 _REMEDY = "repair what it names; the checks above may say more, and `digirl-dist setup` installs what emulators need"
+_LACKS = "emulator.packages=[NAME] installs a package on the workers; then `digirl-dist setup`"
 
 
 _MOST_PHASES = 8
@@ -46,6 +47,8 @@ class Trial:
     task: Task
     action: Json
     limits: SlotLimits
+    asked_for: bool = True
+    """False: it is made because it takes seconds, where the package is installed."""
 
     @property
     def limit_s(self) -> float:
@@ -54,11 +57,17 @@ class Trial:
 
 def some_action(spec: EmulatorSpec) -> Json:
     """Returns an action that every emulator of that kind understands."""
-    match spec.actions:
+    return _some(spec.actions)
+
+
+def _some(actions: Actions) -> Json:
+    match actions:
         case DiscreteActions():
             return 0
         case BoxActions(low, high):
             return [min(max(0.0, least), most) for least, most in zip(low, high, strict=True)]
+        case ProductActions(parts):
+            return [_some(part) for part in parts]
         case DeviceActions():
             return {"type": "tap", "x": 0.5, "y": 0.0}  # the upper edge, where nothing opens
 
@@ -78,7 +87,8 @@ def try_there(connection: Connection, python: list[str], trial: Trial) -> str:
         phases: list[str] = []
         while len(phases) <= _MOST_PHASES and (phase := _next(channel, deadline)):
             if phase.error is not None:
-                raise JobError(connection.worker, phase.error, _REMEDY)
+                remedy = _LACKS if "No module named" in phase.error else _REMEDY
+                raise JobError(connection.worker, phase.error, remedy)
             phases.append(str(phase))
         if not phases or channel.wait(_START_S) != 0:
             raise channel.ended()

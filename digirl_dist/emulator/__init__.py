@@ -73,6 +73,23 @@ def _is_finite_number(value: Json) -> bool:
 
 
 @dataclass(frozen=True)
+class ProductActions:
+    """An action is a list with an action of each part, in order."""
+
+    parts: tuple[DiscreteActions | BoxActions, ...]
+
+    def check(self, action: Json) -> None:
+        """Raises ActionError for an action outside of the space."""
+        if not isinstance(action, list) or len(action) != len(self.parts):
+            raise ActionError(f"{action!r:.200} is not an action: expected a list of {len(self.parts)} actions")
+        for part, each in zip(self.parts, action, strict=True):
+            part.check(each)
+
+
+Actions = DeviceActions | DiscreteActions | BoxActions | ProductActions
+
+
+@dataclass(frozen=True)
 class EmulatorSpec:
     """What an agent must know to fit an emulator.
 
@@ -80,6 +97,6 @@ class EmulatorSpec:
     decoded image or None.
     """
 
-    actions: DeviceActions | DiscreteActions | BoxActions
+    actions: Actions
     vector_size: int = 0
     image_size: tuple[int, int] | None = None

@@ -8,7 +8,7 @@ import re
 import time
 import zipfile
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import digirl_dist
 from digirl_dist.errors import InstallError, SettingsError
 from digirl_dist.fleet.remote_python import RemotePython
-from digirl_dist.settings import InstallSettings
+from digirl_dist.settings import EmulatorSettings, InstallSettings
 from digirl_dist.ssh.connection import Connection
 from digirl_dist.storage.digest import digest, file_digest
 from digirl_dist.worker_program import bootstrap
@@ -49,6 +49,14 @@ class Package:
     def digest(self) -> str:
         """The digest of the wheel."""
         return file_digest(self.wheel)
+
+    def with_emulator(self, emulator: EmulatorSettings) -> Package:
+        """Returns this package with what the emulator's settings install besides. Raises SettingsError."""
+        bare = [name for name in emulator.packages if re.fullmatch(r"[\w.-]+", name)]
+        versions = tuple(f"{name}=={found.split('+')[0]}" for name in bare if (found := _version(name)))
+        script = "" if emulator.setup is None else _script(emulator.setup)
+        requirements = (*self.requirements, *emulator.packages)
+        return replace(self, requirements=requirements, constraints=(*self.constraints, *versions), setup=script)
 
 
 def this_package(settings: InstallSettings, extras: Collection[str], folder: Path) -> Package:
@@ -200,6 +208,13 @@ def _record(files: dict[str, bytes], own_name: str) -> bytes:
         checksum = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
         lines.append(f"{name},sha256={checksum},{len(data)}\n")
     return "".join([*lines, f"{own_name},,\n"]).encode()
+
+
+def _script(path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"emulator.setup={path} cannot be read: {error}") from error
 
 
 def _version(name: str) -> str | None:

@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import HashStore
 from digirl_dist.errors import DeviceError, PeerError, RankError
 from digirl_dist.parallel.group import Group, GroupLimits, KeyValueStore, all_set
 from digirl_dist.parallel.rank import Rank, jax_coordinator
+from digirl_dist.parallel.roll_call import roll_call
 
 
 @contextmanager
@@ -68,6 +69,7 @@ def _meet(rank: Rank, limits: GroupLimits) -> KeyValueStore:
         raise RankError(
             "JAX_COORDINATOR_ADDR is not set; trainer=jax needs the ranks of python -m digirl_dist.parallel.jax"
         )
+    roll_call(rank, coordinator, limits.start_s)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would keep SIGTERM from ending the process
     try:

@@ -92,8 +92,9 @@ def _start(environment: dict[str, Any]) -> Cluster:
 
 def _started_here() -> str | None:
     """Returns the address of the cluster that this user (or root) last started on this machine and that listens."""
-    from ray._private import utils
+    from ray._private import utils as ray_utils
 
+    utils: Any = ray_utils
     try:
         owner = os.stat(utils.get_ray_address_file(None)).st_uid
         address: str = utils.read_ray_address(None)

@@ -6,6 +6,7 @@ import os
 import secrets
 import tempfile
 from pathlib import Path
+from typing import Any
 
 _MODE, _TOKEN, _PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 
@@ -45,8 +46,10 @@ class PrivateToken:
 def _read_again() -> None:
     """Makes Ray, which keeps what it read when it was imported, read the variables again."""
     try:
-        from ray._raylet import AuthenticationTokenLoader, Config
-    except ImportError:  # a version of Ray without tokens
+        import ray._raylet as raylet
+    except ImportError:
         return
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    kept: Any = raylet
+    if hasattr(kept, "AuthenticationTokenLoader"):  # versions of Ray without tokens have none
+        kept.Config.initialize("")
+        kept.AuthenticationTokenLoader.instance().reset_cache()

@@ -84,6 +84,9 @@ def _serve(requests: Pipe, factory_path: str) -> None:
     except SettingsError as error:
         requests.send(("fatal", str(error), 0.0))
         return
+    except ModuleNotFoundError as error:
+        requests.send(("fatal", f"{error}; emulator.packages=[NAME] installs a package on the workers", 0.0))
+        return
     except Exception:
         requests.send(("error", traceback.format_exc(limit=-6), 0.0))
         return

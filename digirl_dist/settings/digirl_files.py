@@ -14,9 +14,9 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-import digirl_dist
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.digirl_keys import KEYS, Became, became, written
+from digirl_dist.settings.places import own_folder
 from digirl_dist.settings.run import Settings
 
 BASE = "default"
@@ -100,13 +100,7 @@ def translated(folder: Path, name: str, overrides: Sequence[str]) -> tuple[Path,
     migrated.refuse()
     ours = Settings.__dataclass_fields__
     rest = [each for each in overrides if each.split("=", 1)[0] in ours or each.split("=", 1)[0] not in KEYS]
-    return _own_folder(), BASE, [*migrated.overrides(rest), *rest]
-
-
-def _own_folder() -> Path:
-    package = Path(digirl_dist.__file__).resolve().parent
-    places = [place / "config" / "multimachine" for place in (package, package.parent)]
-    return next(place for place in places if place.is_dir())
+    return own_folder(), BASE, [*migrated.overrides(rest), *rest]
 
 
 def _keys_and_bases(folder: Path, name: str, seen: set[str]) -> tuple[set[str], set[str]]:
@@ -115,7 +109,7 @@ def _keys_and_bases(folder: Path, name: str, seen: set[str]) -> tuple[set[str], 
         content = yaml.safe_load((folder / f"{name}.yaml").read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return set(), set()
-    keys = set(content) if isinstance(content, dict) else set()
+    keys: set[str] = set(content) if isinstance(content, dict) else set()
     bases: set[str] = set()
     for base in content.get("defaults") or [] if isinstance(content, dict) else []:
         if isinstance(base, str) and base not in seen:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +22,10 @@ class EmulatorSettings:
     """What every emulator has."""
 
     name: str = MISSING
+    packages: list[str] = field(default_factory=list)
+    """Packages that ``pip`` installs on the workers, such as minigrid; without a version of their own, the host's."""
+    setup: str | None = None
+    """A Bash script on the host, which runs on each worker once, after the packages, in their environment."""
 
 
 @dataclass

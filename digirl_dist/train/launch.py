@@ -13,6 +13,7 @@ import torch
 from digirl_dist.agent.placement import Placed
 from digirl_dist.algorithm.plugins import LearnsFrom
 from digirl_dist.assembly import schedule, validate
+from digirl_dist.assembly.facts import facts_of
 from digirl_dist.assembly.parts import (
     algorithm_plugin,
     build_agent,
@@ -23,6 +24,7 @@ from digirl_dist.assembly.parts import (
     starting,
 )
 from digirl_dist.emulator.plugins import Device
+from digirl_dist.parallel.agreement import agree
 from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.peers import OwnRows
 from digirl_dist.parallel.rank import Rank
@@ -64,6 +66,7 @@ def train(settings: Settings, distributed: bool) -> None:
         rendezvous = stack.enter_context(join_ranks(settings, distributed))
         group, rank = rendezvous.group, rendezvous.group.rank
         context = RankContext(settings, build_device(settings, settings.emulator), rank)
+        agree(group, facts_of(settings, context.emulator))
         learner = _learner(context, rendezvous)
         streams = Streams([stream_of(context, slot) for slot in range(context.bsize)], context.emulator.max_steps)
         stack.callback(streams.close)

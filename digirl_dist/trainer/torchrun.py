@@ -161,5 +161,5 @@ class TorchrunTrainer:
     def _last_words(self) -> str:
         """Returns the failed rank's output, or the end of all ranks' output if none reported a failure."""
         printed = self._log.read_bytes()[self._log_began :].decode(errors="replace").splitlines()
-        failure = next((k for k, line in enumerate(printed) if FAILED.fullmatch(line)), len(printed) - _LOG_LINES)
+        failure = next((k for k, line in enumerate(printed) if FAILED.match(line)), len(printed) - _LOG_LINES)
         return "\n".join(printed[max(0, failure) :][:_LOG_LINES])

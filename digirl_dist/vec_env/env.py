@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
-from digirl_dist.errors import ClusterError
+import numpy as np
+
+from digirl_dist.errors import ClusterError, EmulatorError
 from digirl_dist.vec_env.batch import Batch
-from digirl_dist.vec_env.config import VecEnvConfig
-from digirl_dist.vec_env.env_process import Environments, StepResult
+from digirl_dist.vec_env.config import EpisodeCfg, VecEnvConfig
+from digirl_dist.vec_env.env_process import Environments, Raised, StepResult
 from digirl_dist.vec_env.episodes import Episodes
-from digirl_dist.vec_env.pool import LocalPool, Pool, RayPool
+from digirl_dist.vec_env.pool import Answers, LocalPool, Pool, RayPool
 
 Stepped = tuple[Batch, list[float], list[bool], list[bool], list[dict[str, Any]]]
 
 
 class ProcessLostError(ClusterError):
     """A process ended or does not answer. Its environments lose their episodes; the other processes continue."""
+
+
+class EpisodeFailedError(EmulatorError):
+    """An environment raised. It loses its episode, and may be reset; all others have taken their steps."""
 
 
 class VecEnv:
@@ -34,6 +42,7 @@ class VecEnv:
         where = config.distribution
         self._count = config.env_num * (1 if where is None else where.proc_num)
         self._episodes = Episodes(config.task_configs, config.metrics_path)
+        self._lost: set[int] = set()
         self._pool: Pool = LocalPool(config) if where is None else RayPool(config, where)
         self._close = weakref.finalize(self, _close, self._pool, self._episodes, self._count)
 
@@ -53,37 +62,72 @@ class VecEnv:
         """Whether no episode is left or running."""
         return self._episodes.all_done
 
+    @property
+    def active_task_configs(self) -> dict[int, EpisodeCfg]:
+        """The episodes that run now, by the number of their environment."""
+        running = {env: self._episodes.running(env) for env in range(self._count)}
+        return {env: one.episode for env, one in running.items() if one is not None and not one.is_over}
+
+    def get_observations(self) -> Batch:
+        """Returns the newest observation of every environment, None where there is none."""
+        return Batch(self._now(env, acted=False).observation for env in range(self._count))
+
+    def warm_up(self, steps: int = 10) -> None:
+        """Steps every environment that has no episode by sampled actions, so that what loads late is loaded.
+
+        Nothing of it is counted. Raises ProcessLostError and EpisodeFailedError.
+        """
+        there = [env for env in range(self._count) if self._process(env) not in self._lost]
+        idle = [env for env in there if self._episodes.running(env) is None]
+        self._check(self._pool.ask("warm_up", dict.fromkeys(idle, steps)), {})
+
     def reset(self, env_ids: Sequence[int] | None = None) -> tuple[Batch, list[dict[str, Any]]]:
         """Begins the next episodes in these environments (None: in all), in the given order.
 
-        Returns observations, None where no episode was left, and infos. Raises TypeError and ValueError before it
-        resets anything, and ProcessLostError.
+        Returns observations, None where no episode was left, and infos, which tell the episode by its number in
+        ``episode_index`` and by its ``task_config``. Raises TypeError and ValueError before it resets anything, and
+        ProcessLostError and EpisodeFailedError after the other environments have begun; ``get_observations`` then has
+        theirs.
         """
         envs = list(range(self._count)) if env_ids is None else self._checked(env_ids)
-        taken = self._episodes.take(envs)
-        answers, lost = self._pool.ask("reset", {env: episode for env, (_, episode) in taken.items()})
-        for env, answer in answers.items():
-            self._episodes.begin(env, *taken.pop(env), answer)
-        self._episodes.give_back(taken.values())
-        self._check(lost)
-        seen = [answers.get(env) for env in envs]
-        return Batch(one and one.observation for one in seen), [one.info if one else {} for one in seen]
+        gone = {self._process(env) for env in envs} & self._lost
+        taken = self._episodes.take([env for env in envs if self._process(env) not in gone])
+        try:
+            answers = self._pool.ask("reset", {env: episode for env, (_, episode) in taken.items()})
+        except BaseException:
+            self._episodes.give_back(taken.values())
+            raise
+        numbers = {env: number for env, (number, _) in taken.items()}
+        for env, (number, episode) in taken.items():
+            match answers.results.get(env):
+                case StepResult() as first:
+                    info = {**first.info, "episode_index": number, "task_config": episode}
+                    self._episodes.begin(env, number, episode, replace(first, info=info))
+                case Raised():
+                    self._episodes.fail(env, number, episode, "raised")
+                case None:
+                    self._episodes.fail(env, number, episode, "lost")
+        self._check(answers, numbers, gone)
+        seen = [self._now(env, acted=False) for env in envs]
+        return Batch(one.observation for one in seen), [one.info for one in seen]
 
     def step(self, action: Sequence[Any]) -> Stepped:
         """Takes one action per environment; environments without a running episode ignore theirs.
 
-        Returns observations, rewards, terminated, truncated and infos. Raises TypeError, ValueError and
-        ProcessLostError.
+        Returns observations, rewards, terminated, truncated and infos. Raises TypeError and ValueError before any step,
+        and ProcessLostError and EpisodeFailedError after the steps of the other environments.
         """
         if not isinstance(action, list | tuple):
             raise TypeError(f"actions are a list with one entry per environment, not {type(action).__name__}")
         if len(action) != self._count:
             raise ValueError(f"{len(action)} actions for {self._count} environments")
         acting = {env: action[env] for env in range(self._count) if self._is_under_way(env)}
-        answers, lost = self._pool.ask("step", acting)
-        for env, answer in answers.items():
-            self._episodes.step(env, answer)
-        self._check(lost)
+        answers = self._pool.ask("step", acting)
+        numbers = {env: running.number for env in acting if (running := self._episodes.running(env)) is not None}
+        for env, answer in answers.results.items():
+            if isinstance(answer, StepResult):
+                self._episodes.step(env, answer)
+        self._check(answers, numbers)
         return _columns([self._now(env, env in acting) for env in range(self._count)])
 
     def close(self) -> None:
@@ -121,32 +165,45 @@ class VecEnv:
         return self._pool
 
     def _checked(self, env_ids: Sequence[int]) -> list[int]:
-        if not isinstance(env_ids, list | tuple):
+        if not isinstance(env_ids, list | tuple | np.ndarray):
             raise TypeError(f"env_ids is a list of environment numbers, not {type(env_ids).__name__}")
         for env in env_ids:
-            if isinstance(env, bool) or not isinstance(env, int):
+            if isinstance(env, bool) or not isinstance(env, Integral):
                 raise TypeError(f"env_ids has {env!r}, which is not a whole number")
-            if not 0 <= env < self._count:
+            if not 0 <= int(env) < self._count:
                 raise ValueError(f"there is no environment {env}; they are 0 to {self._count - 1}")
         if len(set(env_ids)) < len(env_ids):
             raise ValueError(f"env_ids {list(env_ids)} names an environment twice")
-        return list(env_ids)
+        return [int(env) for env in env_ids]
 
     def _is_under_way(self, env: int) -> bool:
         running = self._episodes.running(env)
         return running is not None and not running.is_over
 
-    def _check(self, lost: Mapping[int, str]) -> None:
-        """Raises ProcessLostError if a process was lost; the other processes' answers are recorded before."""
-        reasons = []
-        for process, reason in lost.items():
-            first = process * self._config.env_num
-            envs = range(first, first + self._config.env_num)
-            reasons.append(f"process {process} with environments {', '.join(map(str, envs))} was lost: {reason}")
+    def _process(self, env: int) -> int:
+        return env // self._config.env_num
+
+    def _check(self, answers: Answers, episodes: Mapping[int, int], gone: Iterable[int] = ()) -> None:
+        """Raises an error that names every process that was lost and every environment that raised, with its episode.
+
+        Whatever the others answered is recorded before. ``gone`` are processes that were lost before.
+        """
+        lost, raised = [], []
+        self._lost |= answers.lost.keys()
+        for process, reason in (answers.lost | dict.fromkeys(gone, "it was lost before")).items():
+            envs = [env for env in range(self._count) if self._process(env) == process]
+            lost.append(f"process {process} with environments {', '.join(map(str, envs))} was lost: {reason}")
             for env in envs:
                 self._episodes.leave(env, "lost")
-        if reasons:
-            raise ProcessLostError("; ".join(reasons))
+        for env, answer in answers.results.items():
+            if isinstance(answer, Raised):
+                what = f"episode {episodes[env]}" if env in episodes else "its warm-up"
+                raised.append(f"environment {env} of process {self._process(env)} raised in {what}: {answer.reason}")
+                self._episodes.leave(env, "raised")
+        if lost:
+            raise ProcessLostError("; ".join([*lost, *raised]))
+        if raised:
+            raise EpisodeFailedError("; ".join(raised))
 
     def _now(self, env: int, acted: bool) -> StepResult:
         running = self._episodes.running(env)

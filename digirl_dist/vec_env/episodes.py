@@ -61,6 +61,10 @@ class Episodes:
     def begin(self, env: int, number: int, episode: EpisodeCfg, first: StepResult) -> None:
         self._running[env] = Running(number, episode, first)
 
+    def fail(self, env: int, number: int, episode: EpisodeCfg, because: str) -> None:
+        """Counts an episode that ended in its reset."""
+        self._tell(env, Running(number, episode, StepResult(None, {})), because)
+
     def step(self, env: int, answer: StepResult) -> None:
         running = self._running[env]
         running.last = answer

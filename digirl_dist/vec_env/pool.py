@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from digirl_dist.errors import ClusterError
 from digirl_dist.vec_env.config import RayDistributionCfg, VecEnvConfig
-from digirl_dist.vec_env.env_process import Environments, RemoteEnvironments, StepResult
+from digirl_dist.vec_env.env_process import Environments, RemoteEnvironments, Result
 
-Request = Literal["reset", "step"]
+Request = Literal["reset", "step", "warm_up"]
 Asked = Mapping[int, Any]
-"""An EpisodeCfg or an action, by the number of the environment over all processes."""
+"""An EpisodeCfg, an action or a number of steps, by the number of the environment over all processes."""
 
 _CLOSE_S = 10.0
+
+
+@dataclass
+class Answers:
+    """The answers to one request, by environment number, and why processes were lost, by theirs."""
+
+    results: dict[int, Result] = field(default_factory=dict)
+    lost: dict[int, str] = field(default_factory=dict)
 
 
 class Pool(Protocol):
     """The processes of a ``VecEnv``."""
 
-    def ask(self, request: Request, asked: Asked) -> tuple[dict[int, StepResult], dict[int, str]]:
-        """Returns answers by environment number, and the reasons of lost processes by process number."""
+    def ask(self, request: Request, asked: Asked) -> Answers:
+        """Must not ask environments of processes that were lost."""
 
     def close(self) -> None:
         """Closes every environment. Idempotent."""
@@ -32,9 +41,8 @@ class LocalPool:
     def __init__(self, config: VecEnvConfig) -> None:
         self.environments = Environments(config.env, config.env_num)
 
-    def ask(self, request: Request, asked: Asked) -> tuple[dict[int, StepResult], dict[int, str]]:
-        method = self.environments.reset if request == "reset" else self.environments.step
-        return dict(zip(asked, method(list(asked.items())), strict=True)), {}
+    def ask(self, request: Request, asked: Asked) -> Answers:
+        return Answers(dict(zip(asked, getattr(self.environments, request)(list(asked.items())), strict=True)))
 
     def close(self) -> None:
         self.environments.close()
@@ -61,7 +69,9 @@ class RayPool:
             self.close()
             raise
 
-    def ask(self, request: Request, asked: Asked) -> tuple[dict[int, StepResult], dict[int, str]]:
+    def ask(self, request: Request, asked: Asked) -> Answers:
+        import ray
+
         shares: dict[int, dict[int, Any]] = {}
         for number, what in asked.items():
             shares.setdefault(number // self._env_num, {})[number] = what
@@ -70,17 +80,17 @@ class RayPool:
                 [(number % self._env_num, what) for number, what in share.items()]
             )
             for process, share in shares.items()
-            if process in self._actors
         }
-        answers: dict[int, StepResult] = {}
-        lost = {process: "it was lost before" for process in shares if process not in calls}
+        answers = Answers()
+        if calls:
+            ray.wait(list(calls.values()), num_returns=len(calls), timeout=self._settings.step_limit_s)
         for process, call in calls.items():
             try:
-                answers.update(zip(shares[process], self._get(call), strict=True))
+                answers.results.update(zip(shares[process], self._get(call), strict=True))
             except ClusterError as error:
                 self._drop(process)
-                lost[process] = str(error)
-        return answers, lost
+                answers.lost[process] = str(error)
+        return answers
 
     def close(self) -> None:
         """Closes every environment within a limit, then kills all processes."""
@@ -127,18 +137,21 @@ class RayPool:
             )
 
     def _get(self, call: Any) -> Any:
-        """Raises ClusterError if the process is gone or too slow. Passes on the environment's own exceptions."""
+        """Returns what a process answered in time. Raises ClusterError if it is gone, too slow, or cannot be read."""
         import ray
-        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+        from ray.exceptions import GetTimeoutError, RayActorError
 
         try:
-            return ray.get(call, timeout=self._settings.step_limit_s)
+            return ray.get(call, timeout=0)
         except GetTimeoutError as error:
             raise ClusterError(f"it did not answer within {self._settings.step_limit_s:.0f} s") from error
-        except RayTaskError:
-            raise
-        except RayError as error:
-            raise ClusterError(f"it is gone: {str(error).splitlines()[0]}") from error
+        except RayActorError as error:
+            said = str(error).strip().splitlines()
+            made = "creation task" in said[0]
+            raise ClusterError(f"it cannot be made: {said[-1]}" if made else f"it is gone: {said[0]}") from error
+        except Exception as error:  # what an environment answers may be anything, also what cannot travel
+            last = str(error).strip().splitlines()[-1:]
+            raise ClusterError(f"its answer cannot be read: {' '.join(last)}") from error
 
     def _drop(self, process: int) -> None:
         import ray

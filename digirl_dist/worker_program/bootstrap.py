@@ -285,7 +285,7 @@ def _try_lock(handle: int) -> bool:
 def _is_here(name: str) -> bool:
     try:
         importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
+    except (importlib.metadata.PackageNotFoundError, ValueError):  # ValueError: a path or an address has no name
         return False
     return True
 

@@ -13,13 +13,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from PIL import Image
 
-from digirl_dist.emulator import BoxActions, DiscreteActions
+from digirl_dist.agent.generic import GenericPolicy
+from digirl_dist.emulator import BoxActions, DiscreteActions, EmulatorSpec, ProductActions
 from digirl_dist.emulator.gymnasium import GymnasiumEmulator, gymnasium_factory, gymnasium_spec, gymnasium_tasks
-from digirl_dist.errors import ActionError, SettingsError
-from digirl_dist.settings import GymnasiumSettings
+from digirl_dist.errors import ActionError, EmulatorError, SettingsError
+from digirl_dist.settings import GenericAgentSettings, GymnasiumSettings
 from digirl_dist.tasks import Task
 from digirl_dist.user_code.packing import pack
 
@@ -127,6 +129,34 @@ def test_without_ale_py_the_extra_to_install_is_named(monkeypatch: pytest.Monkey
 def test_an_unknown_id_is_refused_with_the_nearest_names() -> None:
     with pytest.raises(SettingsError, match="'CartPool-v1'.*CartPole-v1"):
         gymnasium_factory(GymnasiumSettings(id="CartPool-v1"))
+
+
+def test_minigrid_is_played_with_its_mission_as_the_text() -> None:
+    emulator = gymnasium_factory(GymnasiumSettings(id="minigrid:MiniGrid-Empty-5x5-v0"))()
+    seen = emulator.reset(TASK, seed=0)
+    assert seen.text == "get to the green goal square" and pixels(seen.image).shape == (7, 7, 3)
+    assert seen.vector is not None and seen.vector.tolist() == [1, 0, 0, 0], "it looks to the right"
+    assert emulator.step(2).reward == 0.0
+    assert "MiniGrid-Empty-5x5-v0" in gymnasium.registry
+
+
+def test_an_id_of_a_package_is_refused_with_how_to_name_and_install_it() -> None:
+    told = r"minigrid:MiniGrid-X-v0.*pip install minigrid.*emulator.packages=\[minigrid\]"
+    with pytest.raises(SettingsError, match=told):
+        gymnasium_factory(GymnasiumSettings(id="MiniGrid-X-v0"))
+    with pytest.raises(SettingsError, match=r"'not_there'.*pip install not-there.*emulator.packages=\[not-there\]"):
+        gymnasium_factory(GymnasiumSettings(id="not_there:X-v0"))
+
+
+@pytest.mark.parametrize("name", ["Ant-v5", "BipedalWalker-v3"])
+def test_a_missing_physics_engine_is_one_line_with_the_remedy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("mujoco", "Box2D"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for module in [each for each in sys.modules if each.startswith(("gymnasium.envs.mujoco", "gymnasium.envs.box2d"))]:
+        monkeypatch.delitem(sys.modules, module)
+    with pytest.raises(SettingsError, match=f"{name} cannot be imported: .*pip install|{name}.*swig") as refusal:
+        gymnasium_spec(gymnasium_factory(GymnasiumSettings(id=name)))
+    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("settings", [GymnasiumSettings(), GymnasiumSettings(id="CartPole-v1", entry_point="a:B")])
@@ -240,9 +270,48 @@ def test_a_wrong_discrete_action_is_refused(wrong: Any) -> None:
         emulator.step(wrong)
 
 
-def test_an_unsupported_action_space_is_named_with_what_is_supported() -> None:
-    with pytest.raises(SettingsError, match=r"MultiDiscrete.*Discrete and Box"):
-        GymnasiumEmulator(lambda: recorder(actions=spaces.MultiDiscrete([2, 3])))
+def test_several_actions_at_once_are_taken_apart_and_put_together() -> None:
+    space = spaces.Dict(
+        move=spaces.MultiDiscrete([2, 3], start=[0, 5]),
+        buttons=spaces.MultiBinary(2),
+        arm=spaces.Tuple([spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Discrete(4, start=-1)]),
+        level=spaces.Box(1, 3, (1,), np.int64),
+    )
+    env = recorder(actions=space)
+    emulator = GymnasiumEmulator(lambda: env)
+    choices = [DiscreteActions(n) for n in (2, 3, 2, 2, 4, 3)]
+    parts = (*choices[:4], BoxActions((-1.0, -1.0), (1.0, 1.0)), *choices[4:])
+    assert emulator.spec.actions == ProductActions(parts), "in the order of the space"
+    emulator.reset(TASK, seed=0)
+    emulator.step([1, 2, 1, 0, [0.5, 2.0], 3, 2])
+    assert space.contains(env.action)
+    assert env.action["arm"][0].tolist() == [0.5, 1.0] and env.action["arm"][1] == 2
+    assert [env.action[key].tolist() for key in ("buttons", "level", "move")] == [[1, 0], [3], [1, 7]]
+    for wrong in ([1, 2, 1, 0, [0.5, 2.0], 3], [1, 3, 1, 0, [0.5, 2.0], 3, 2], 0, [1, 2, 1, 0, 0.5, 3, 2]):
+        with pytest.raises(ActionError):
+            emulator.step(wrong)
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.MultiDiscrete([3, 2]), spaces.MultiBinary([2, 2]), spaces.Tuple([spaces.Discrete(2)] * 2)]
+)
+def test_an_agent_acts_and_knows_its_probability_in_any_space(space: spaces.Space[Any]) -> None:
+    env = recorder(actions=space)
+    emulator = GymnasiumEmulator(lambda: env)
+    agent = GenericPolicy(GenericAgentSettings(), emulator.spec)
+    seen = emulator.reset(TASK, seed=0)
+    with torch.no_grad():
+        [decision] = agent.act([seen], [np.random.default_rng(0)])
+        told = agent.log_prob([seen, seen], [decision.action] * 2)
+    emulator.step(decision.action)
+    assert space.contains(env.action)
+    np.testing.assert_allclose(told, [decision.log_prob] * 2, rtol=1e-4)
+
+
+def test_an_action_space_that_cannot_be_is_named_with_environment_and_key() -> None:
+    space = spaces.Dict(walk=spaces.Discrete(2), graph=spaces.Tuple([spaces.Sequence(spaces.Discrete(2))]))
+    with pytest.raises(SettingsError, match=r"Recorder: its action space\['graph'\]\[0\] Sequence.*not supported"):
+        GymnasiumEmulator(lambda: recorder(actions=space))
 
 
 # --- observations ----------------------------------------------------------------------------------------------------
@@ -254,6 +323,93 @@ def test_images_keep_every_pixel(shape: tuple[int, ...]) -> None:
     emulator = GymnasiumEmulator(lambda: recorder(spaces.Box(0, 255, shape, np.uint8), seen=image))
     assert (emulator.spec.image_size, emulator.spec.vector_size) == ((5, 7), 0)
     np.testing.assert_array_equal(pixels(emulator.reset(TASK, seed=0).image), image.squeeze())
+
+
+@pytest.mark.parametrize(
+    ("space", "frames"),
+    [
+        (spaces.Box(0, 255, (3, 20, 24), np.uint8), [(slice(None),)]),
+        (spaces.Box(0, 255, (1, 20, 24), np.uint8), [(0,)]),
+        (spaces.Box(0, 255, (4, 20, 24), np.uint8), [(number,) for number in range(4)]),
+        (spaces.Box(0, 255, (20, 24, 4), np.uint8), [(slice(None), slice(None), number) for number in range(4)]),
+        (spaces.Box(0, 255, (2, 20, 24, 3), np.uint8), [(0,), (1,)]),
+        (spaces.Box(0.0, 1.0, (20, 24, 3), np.float32), [(slice(None),)]),
+        (spaces.Box(-1.0, 1.0, (4, 20, 24), np.float32), [(number,) for number in range(4)]),
+    ],
+)
+def test_images_of_other_forms_are_shown_whole(space: spaces.Box, frames: list[Any]) -> None:
+    """Channel-first, stacked, of floats: all pixels, several frames side by side."""
+    space.seed(0)
+    seen = space.sample()
+    emulator = GymnasiumEmulator(lambda: recorder(space, seen=seen))
+    shown = pixels(emulator.reset(TASK, seed=0).image)
+    assert emulator.spec.vector_size == 0 and emulator.spec.image_size == shown.shape[:2] == (20, 24 * len(frames))
+    scaled = seen.astype(np.float64)
+    if space.dtype != np.uint8:
+        scaled = (scaled - space.low.min()) / (space.high.max() - space.low.min()) * 255
+    for number, index in enumerate(frames):
+        one = scaled[index]
+        one = one.transpose(1, 2, 0) if one.ndim == 3 and one.shape[0] == 3 else one
+        np.testing.assert_allclose(shown[:, 24 * number : 24 * (number + 1)], one, atol=0.51)
+
+
+def test_several_images_are_shown_side_by_side() -> None:
+    space = spaces.Dict(
+        front=spaces.Box(0, 255, (4, 6, 3), np.uint8), sensors=spaces.Dict(depth=spaces.Box(0, 255, (5, 3), np.uint8))
+    )
+    seen = {"front": np.full((4, 6, 3), 9, np.uint8), "sensors": {"depth": np.full((5, 3), 7, np.uint8)}}
+    emulator = GymnasiumEmulator(lambda: recorder(space, seen=seen))
+    shown = pixels(emulator.reset(TASK, seed=0).image)
+    assert emulator.spec == EmulatorSpec(DiscreteActions(2), 0, (5, 9)) and shown.shape == (5, 9, 3)
+    assert (shown[:4, :6] == 9).all() and (shown[4, :6] == 0).all() and (shown[:, 6:] == 7).all()
+
+
+WRONG = [
+    (np.array([0.0, np.nan], np.float32), "speed of its observation holds NaN or infinite values"),
+    (np.zeros(3, np.float32), r"speed of its observation has the shape \(3,\) in place of \(2,\)"),
+    (np.array(["a", "b"]), "speed of its observation holds <U1 in place of numbers"),
+    (None, "speed of its observation holds object in place of numbers"),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), WRONG)
+def test_a_wrong_value_is_named_with_environment_and_key(value: Any, message: str) -> None:
+    space = spaces.Dict(speed=spaces.Box(-9, 9, (2,), np.float32), picture=spaces.Box(0, 255, (4, 4, 3), np.uint8))
+    env = recorder(space, seen={"speed": value, "picture": np.zeros((4, 4, 3), np.uint8)})
+    with pytest.raises(EmulatorError, match=f"Recorder: {message}"):
+        GymnasiumEmulator(lambda: env).reset(TASK, seed=0)
+
+
+def test_a_missing_entry_a_misshapen_picture_and_a_reward_of_nan_are_named() -> None:
+    space = spaces.Dict(speed=spaces.Discrete(3), picture=spaces.Box(0, 255, (4, 4, 3), np.uint8))
+    env = recorder(space, seen={"picture": np.zeros((4, 4, 3), np.uint8)})
+    emulator = GymnasiumEmulator(lambda: env)
+    with pytest.raises(EmulatorError, match="Recorder: speed of its observation is missing"):
+        emulator.reset(TASK, seed=0)
+    env.seen = {"speed": 7, "picture": np.zeros((4, 4, 3), np.uint8)}
+    with pytest.raises(EmulatorError, match="Recorder: speed of its observation is not in Discrete"):
+        emulator.reset(TASK, seed=0)
+    env.seen = {"speed": 1, "picture": np.zeros((4, 5, 3), np.uint8)}
+    with pytest.raises(EmulatorError, match="Recorder: picture of its observation has the shape"):
+        emulator.reset(TASK, seed=0)
+    env.seen["picture"], env.reward = np.zeros((4, 4, 3), np.uint8), float("nan")
+    emulator.reset(TASK, seed=0)
+    with pytest.raises(EmulatorError, match="Recorder: its reward is nan"):
+        emulator.step(0)
+
+
+class Mission(spaces.Space[str]):
+    """A space of a package's own, as MiniGrid's: of strings, and not flattenable."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype=str)
+
+
+@pytest.mark.parametrize("name", ["mission", "told"])
+def test_texts_of_a_packages_own_spaces_are_read(name: str) -> None:
+    env = recorder(spaces.Dict({name: Mission(), "direction": spaces.Discrete(4)}), seen={name: "go", "direction": 2})
+    seen = GymnasiumEmulator(lambda: env).reset(TASK, seed=0)
+    assert seen.text == "go" and seen.vector is not None and seen.vector.tolist() == [0, 0, 1, 0]
 
 
 def test_everything_that_is_no_image_is_flattened() -> None:
@@ -284,7 +440,7 @@ def test_without_text_of_its_own_an_environment_shows_the_instruction() -> None:
 
 
 def test_an_observation_without_fixed_size_is_refused() -> None:
-    with pytest.raises(SettingsError, match="no fixed size"):
+    with pytest.raises(SettingsError, match=r"Recorder: observation of .* no fixed size"):
         GymnasiumEmulator(lambda: recorder(spaces.Sequence(spaces.Discrete(2)), seen=(1,)))
 
 

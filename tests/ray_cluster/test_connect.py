@@ -62,15 +62,18 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     folder = tmp_path_factory.mktemp("r")
     size = ["--object-store-memory=80000000", "--include-dashboard=false", "--disable-usage-stats"]
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": RIGHT}
-    command = [ray, *words, *size, f"--temp-dir={folder}"]
-    started = subprocess.Popen(command, env=environment() | token, stdout=subprocess.PIPE, text=True)
-    try:
+    for attempt in range(5):  # Ray gives its own processes 30 s, which a loaded machine may take longer for
+        command = [ray, *words, *size, f"--temp-dir={folder / str(attempt)}"]
+        started = subprocess.Popen(command, env=environment() | token, stdout=subprocess.PIPE, text=True)
         assert started.stdout is not None
-        assert any("Ray runtime started" in line for line in started.stdout), "ray start failed"
-        yield Head(f"127.0.0.1:{port}")
-    finally:
-        started.terminate()
-        started.wait(60)
+        try:
+            if any("Ray runtime started" in line for line in started.stdout):
+                yield Head(f"127.0.0.1:{port}")
+                return
+        finally:
+            started.terminate()
+            started.wait(60)
+    pytest.fail("ray start failed")
 
 
 @pytest.mark.timeout(400)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from digirl_dist.assembly.collectors import CollectorPlugin
+from digirl_dist.errors import SettingsError
 from digirl_dist.settings.ray import RayActorSettings
 
 if TYPE_CHECKING:
     from digirl_dist.assembly.collector import RunContext
     from digirl_dist.collect import Collector
+    from digirl_dist.settings import Settings
 
 
 @dataclass
@@ -24,6 +26,13 @@ class RayCollectorSettings(RayActorSettings, CollectorPlugin):
     """HOST, HOST:PORT, ray://HOST:PORT, or ``local`` to start one here; null: as RAY_ADDRESS says, or the cluster
     that runs on this machine."""
     workers: int = 2
+
+    def check(self, settings: Settings) -> None:
+        if settings.emulator.packages or settings.emulator.setup:
+            raise SettingsError(
+                "emulator.packages and emulator.setup are for workers over SSH; install them on the nodes of the Ray "
+                "cluster, and leave them out"
+            )
 
     def build(self, context: RunContext, stack: ExitStack) -> Collector:
         from digirl_dist.assembly.collector import fleet_collector, ray_fleet

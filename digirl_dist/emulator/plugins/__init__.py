@@ -38,6 +38,8 @@ class EmulatorPlugin(EmulatorSettings, ABC):
 
     browser: ClassVar[bool] = False
     """Whether it needs Chromium on the machine."""
+    starts_at_once: ClassVar[bool] = False
+    """Whether it starts within seconds, so that ``doctor`` always tries it."""
 
     @abstractmethod
     def build(self) -> Device:

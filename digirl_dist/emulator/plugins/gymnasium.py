@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
 from digirl_dist.tasks import Task
@@ -14,6 +14,7 @@ from digirl_dist.tasks import Task
 class GymnasiumSettings(EmulatorPlugin):
     """Any Gymnasium environment: by ``id``, or a class of yours as ``entry_point: my_file:MyEnv``."""
 
+    starts_at_once: ClassVar[bool] = True
     name: str = "gymnasium"
     id: str | None = None
     """As registered (``CartPole-v1``, ``ALE/Pong-v5``), or ``my_file:Name-v0`` where importing my_file registers it."""

@@ -1,0 +1,103 @@
+"""Packages and a script of the user's for the emulator, installed on a worker and tried in its own environment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from digirl_dist.assembly.validate import refuse_contradictions
+from digirl_dist.doctor.examine import Target, examine
+from digirl_dist.doctor.requirements import MachineRequirements
+from digirl_dist.doctor.trial import Trial, some_action
+from digirl_dist.errors import SettingsError
+from digirl_dist.fleet.install import Package, build_wheel, ensure_installed, installed_python, requirements
+from digirl_dist.fleet.roster import WorkerConfig
+from digirl_dist.protocol.messages import SlotLimits
+from digirl_dist.settings import GymnasiumSettings, Settings, SshSettings, configuration
+from digirl_dist.ssh.connect import connect
+from digirl_dist.ssh.localhost_server import LocalhostServer
+from digirl_dist.user_code.packing import pack
+
+pytestmark = pytest.mark.component
+
+MODULE = """
+import gymnasium
+class Tiny(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+    def step(self, action):
+        return 1, 1.0, True, False, {}
+gymnasium.register("Tiny-v0", Tiny)
+"""
+
+
+def wheel(folder: Path) -> Path:
+    """A package of somebody's with an environment in it."""
+    path = folder / "tiny_env-1.0-py3-none-any.whl"
+    about = {"METADATA": "Metadata-Version: 2.1\nName: tiny-env\nVersion: 1.0\n"}
+    about["WHEEL"] = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    about["RECORD"] = ""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("tiny_env.py", MODULE)
+        for name, text in about.items():
+            archive.writestr(f"tiny_env-1.0.dist-info/{name}", text)
+    return path
+
+
+@pytest.mark.timeout(300)
+def test_a_package_of_the_environments_is_installed_and_tried_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "host" / "site-packages"  # as if it were installed on the host
+    here.mkdir(parents=True)
+    (here / "tiny_env.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(here)
+    (tmp_path / "setup.sh").write_text(f"python -c 'import tiny_env' && echo ready > {tmp_path}/log\n")
+    without = GymnasiumSettings(id="tiny_env:Tiny-v0")
+    emulator = replace(without, packages=[str(wheel(tmp_path))], setup=str(tmp_path / "setup.sh"))
+    device = emulator.build()
+    trial = Trial(
+        pack(device.factory), emulator.tasks("", "")[0], some_action(device.spec), SlotLimits(boot_s=90), False
+    )
+    no_index = ("--no-index",)
+    plain = Package(build_wheel(tmp_path), requirements(), pip_args=no_index, reuse_packages=True, limit_s=120.0)
+    with LocalhostServer("w1", tmp_path / "server") as address, connect(address, SshSettings()) as connection:
+        config = WorkerConfig(address, 1, str(tmp_path / "jobs"), str(tmp_path / "env"), sys.executable)
+        python = [installed_python(config.run_path)]
+
+        def look(package: Package) -> dict[str, tuple[bool, str, str]]:
+            target = Target(config, MachineRequirements("tiny", 10, 0.01), package, python, trial)
+            return {check.check: (check.ok, check.detail, check.remedy) for check in examine(target, Settings())}
+
+        assert "try" not in look(plain), "nothing is installed yet, which keeps no run from starting"
+        ensure_installed(connection, plain, config.run_path, sys.executable)
+        ok, detail, remedy = look(plain)["try"]
+        assert not ok and "No module named 'tiny_env'" in detail and "emulator.packages=[NAME]" in remedy
+        whole = plain.with_emulator(emulator)
+        ensure_installed(connection, whole, config.run_path, sys.executable)
+        assert look(whole)["try"][0] and (tmp_path / "log").read_text() == "ready\n"
+    found = subprocess.check_output([*python, "-I", "-c", "import tiny_env; print(tiny_env.__file__)"], text=True)
+    assert found.startswith(str(tmp_path / "env"))
+
+
+@pytest.mark.unit
+def test_packages_get_the_hosts_version_unless_they_name_one(tmp_path: Path) -> None:
+    plain = Package(tmp_path / "any.whl", ("numpy",), ("torch==2.0",))
+    whole = plain.with_emulator(GymnasiumSettings(packages=["numpy", "pillow>=1", "no-such-package-here"]))
+    assert whole.requirements == ("numpy", "numpy", "pillow>=1", "no-such-package-here")
+    assert [line.split("==")[0] for line in whole.constraints] == ["torch", "numpy"]
+    with pytest.raises(SettingsError, match=r"emulator.setup=.*nowhere.sh cannot be read"):
+        plain.with_emulator(GymnasiumSettings(setup=str(tmp_path / "nowhere.sh")))
+
+
+@pytest.mark.unit
+def test_packages_are_refused_where_nothing_would_install_them(tmp_path: Path) -> None:
+    words = ["collector=ray", "emulator=gymnasium", "emulator.id=CartPole-v1", "emulator.packages=[minigrid]"]
+    with pytest.raises(SettingsError, match="are for workers over SSH"):
+        refuse_contradictions(configuration.load("config/multimachine", "host", words))

@@ -1,0 +1,191 @@
+"""Environments that raise, hang and die: everything is named and counted, wherever the environments run."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import signal
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ray_test_cluster import shared_cluster
+
+from digirl_dist.errors import EmulatorError
+from digirl_dist.vec_env import (
+    EpisodeCfg,
+    EpisodeFailedError,
+    ProcessLostError,
+    RayDistributionCfg,
+    VecEnv,
+    VecEnvConfig,
+)
+from digirl_dist.vec_env.env_process import Environments, Result
+from digirl_dist.vec_env.pool import Answers
+
+
+class Fragile(gymnasium.Env[np.ndarray, int]):
+    """Ends after ``length`` steps, unless its ``fate`` (raise, exit, hang, die) comes at step ``at`` (0: reset)."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self._options, self._steps, self._seed = options or {"length": 10**6}, 0, seed or 0
+        self._meet_fate()
+        return self._seen(), {"pid": os.getpid()}
+
+    def step(self, action: int) -> Any:
+        self._steps += 1
+        self._meet_fate()
+        return self._seen(), 1.0, self._steps >= self._options["length"], False, {}
+
+    def _seen(self) -> np.ndarray:
+        return np.array([self._seed, self._steps], np.float64)
+
+    def _meet_fate(self) -> None:
+        if self._options.get("at") != self._steps:
+            return
+        match self._options["fate"]:
+            case "raise":
+                raise ValueError(f"fate of {self._seed}")
+            case "exit":
+                raise SystemExit(3)
+            case "hang":
+                time.sleep(600)
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+class ProcessesHere:
+    """The processes of a distributed environment, but in this one: what they are asked and answer travels as bytes."""
+
+    def __init__(self, config: VecEnvConfig, processes: int) -> None:
+        self._each = config.env_num
+        self._processes = [Environments(config.env, config.env_num) for _ in range(processes)]
+
+    def ask(self, request: str, asked: Mapping[int, Any]) -> Answers:
+        answers = Answers()
+        for number, process in enumerate(self._processes):
+            share = {env: what for env, what in asked.items() if env // self._each == number}
+            told = pickle.loads(pickle.dumps([(env % self._each, what) for env, what in share.items()]))
+            results: list[Result] = pickle.loads(pickle.dumps(getattr(process, request)(told)))
+            answers.results.update(zip(share, results, strict=True))
+        return answers
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.close()
+
+
+def episodes(fates: list[tuple[int, str, int]]) -> list[EpisodeCfg]:
+    return [
+        EpisodeCfg(seed, {"length": length, "fate": fate, "at": at}) for seed, (length, fate, at) in enumerate(fates)
+    ]
+
+
+def driven(env: VecEnv, path: Path, limit: int = 300) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Runs all episodes as a patient user does; what was seen and told, and the metrics."""
+    seen: list[Any] = []
+
+    def noted(act: Any) -> None:
+        try:
+            act()
+            seen.append([None if one is None else one.tolist() for one in env.get_observations()])
+        except (EpisodeFailedError, ProcessLostError) as error:
+            seen.append(re.sub(r"process \d+", "process", str(error)))
+
+    noted(env.reset)
+    while not env.all_done:
+        assert len(seen) < limit
+        noted(lambda: env.step([1] * len(env.get_observations())))
+        free = [number for number in range(len(env.get_observations())) if number not in env.active_task_configs]
+        if free and env.episodes_left:
+            noted(lambda free=free: env.reset(np.array(free)))
+    env.close()
+    return seen, [json.loads(line) for line in path.read_text().splitlines()]
+
+
+FATES = st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["raise", "exit"]), st.integers(-1, 3)), max_size=9)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(fates=FATES, processes=st.integers(1, 3), each=st.integers(1, 2))
+def test_environments_in_several_processes_do_what_they_do_in_one(
+    fates: list[tuple[int, str, int]], processes: int, each: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    found = []
+    for shape in ((1, processes * each), (processes, each)):
+        path = tmp_path_factory.mktemp("metrics") / "metrics.jsonl"
+        path.touch()
+        config = VecEnvConfig(Fragile, processes * each, episodes(fates), str(path))
+        env = VecEnv(config)
+        env._pool = ProcessesHere(VecEnvConfig(Fragile, shape[1], []), shape[0])
+        found.append(driven(env, path))
+    assert found[0] == found[1]
+    lines = found[0][1]
+    assert sorted(line["episode"] for line in lines) == list(range(len(fates))), "every episode is counted once"
+    for line in lines:
+        length, _, at = fates[line["episode"]]
+        failed = 0 <= at <= length
+        assert line["steps"] == line["reward"] == (max(at - 1, 0) if failed else length)
+        assert line["ended"] == ("raised" if failed else "terminated")
+
+
+def test_what_raised_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    config = VecEnvConfig(Fragile, 3, episodes([(5, "raise", 1), (5, "", -1), (5, "raise", 0)]))
+    with VecEnv(config) as env:
+        told = r"environment 2 of process 0 raised in episode 2: ValueError: fate of 2 \(at .*test_failures.py:\d+ in"
+        with pytest.raises(EpisodeFailedError, match=told):
+            env.reset()
+        assert [one is None for one in env.get_observations()] == [False, False, True]
+        assert list(env.active_task_configs) == [0, 1]
+        with pytest.raises(EmulatorError, match="environment 0 of process 0 raised in episode 0"):
+            env.step([1, 1, 1])
+        obs, *_ = env.step([1, 1, 1])
+        assert obs[1][1] == 2, "it took both steps"
+
+
+def test_a_reset_tells_which_episode_runs_where() -> None:
+    tasks = episodes([(5, "", -1)] * 3)
+    with VecEnv(VecEnvConfig(Fragile, 2, tasks)) as env:
+        env.warm_up(3)
+        _, infos = env.reset([np.int64(1), np.int64(0)])
+        assert [(info["episode_index"], info["task_config"]) for info in infos] == [(0, tasks[0]), (1, tasks[1])]
+        assert env.active_task_configs == {1: tasks[0], 0: tasks[1]} and env.episodes_left == 1
+
+
+@pytest.mark.system
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+def test_raises_hangs_and_kills_on_a_cluster_are_named_and_counted(tmp_path: Path) -> None:
+    shared_cluster()
+    path = tmp_path / "metrics.jsonl"
+    fates = [(2, "raise", 1), (4, "", -1), (9, "die", 2), (3, "", -1), (2, "", -1), (9, "hang", 0), (1, "", -1)]
+    config = VecEnvConfig(partial(Fragile), 1, episodes(fates), str(path))
+    where = RayDistributionCfg(4, gpu_num_per_proc=0, cpu_num_per_proc=0.5, step_limit_s=20)
+    seen, lines = driven(VecEnv(config.distribute(where)), path)
+    ended = {line["episode"]: (line["ended"], line["steps"]) for line in lines}
+    assert len(lines) == 7 and ended == {
+        0: ("raised", 0),
+        1: ("terminated", 4),
+        2: ("lost", 1),
+        3: ("terminated", 3),
+        4: ("terminated", 2),
+        5: ("lost", 0),
+        6: ("terminated", 1),
+    }
+    told = [each for each in seen if isinstance(each, str)]
+    assert any("environment 0 of process raised in episode 0: ValueError" in each for each in told)
+    assert any("with environments 2 was lost: it is gone" in each for each in told)
+    assert any("was lost: it did not answer within 20 s" in each for each in told)
