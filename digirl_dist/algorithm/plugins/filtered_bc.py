@@ -26,7 +26,8 @@ class FilteredBcSettings(AlgorithmPlugin):
     """Steps are not imitated whose screen comes back later, before anything was earned. Set it to false where a needed
     action leaves no trace on the screen."""
     hindsight: HindsightSettings = field(default_factory=HindsightSettings)
-    actor: ActorSettings = field(default_factory=ActorSettings)
+    actor: ActorSettings = field(default_factory=lambda: ActorSettings(epochs=20, max_examples=3000))
+    """Few steps are good at first, so there are many passes over them."""
 
     def build(self, context: LearningContext) -> AlgorithmFactory:
         from digirl_dist.algorithm.filtered_bc import FilteredBC
