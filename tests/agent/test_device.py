@@ -169,6 +169,15 @@ def test_a_device_agent_can_be_told_which_actions_to_choose_from() -> None:
         policy(actions=["back"])
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [({"memory": -1}, "at least 0"), ({"memory": 0, "actions": ["tap", "type_at"]}, "agent.memory")],
+)
+def test_settings_without_the_memory_that_they_need_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        DeviceAgentSettings(**settings)
+
+
 @pytest.mark.parametrize(("memory", "point"), [(8, {"type_at"}), (0, set())])
 def test_what_is_useful_on_a_device_is_chosen_from(memory: int, point: set[str]) -> None:
     spec = EmulatorSpec(DeviceActions(("tap", "type", "enter")), 0, (210, 160))

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from digirl_dist.agent.plugins import AgentPlugin
+from digirl_dist.errors import SettingsError
 
 if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
@@ -41,6 +42,13 @@ class DeviceAgentSettings(AgentPlugin):
     wherever it lies."""
 
     name: str = "device"
+
+    def __post_init__(self) -> None:
+        """Raises SettingsError."""
+        if self.memory < 0:
+            raise SettingsError(f"agent.memory must be at least 0, not {self.memory}")
+        if "type_at" in self.actions and not self.memory:
+            raise SettingsError("agent.actions has type_at, which needs agent.memory of at least 1; or choose type")
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:
         from digirl_dist.agent.device import DevicePolicy
