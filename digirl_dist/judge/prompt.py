@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 
 from digirl_dist.chat import Messages, image_part, text_part
+from digirl_dist.emulator.remembered import recalled
 from digirl_dist.emulator.touch_actions import without_remarks
 from digirl_dist.trajectory import Observation, Trajectory
 from digirl_dist.types import Json
@@ -35,7 +36,7 @@ def messages(trajectory: Trajectory, prompt: str, screenshots: int) -> Messages:
     format of the answer is appended.
     """
     last = trajectory.final_observation
-    instruction = trajectory.ticket.task.instruction or last.text or trajectory.ticket.task.id
+    instruction = trajectory.ticket.task.instruction or recalled(last.text)[0] or trajectory.ticket.task.id
     actions = "\n".join(
         f"{n}. {json.dumps(without_remarks(step.action))}" for n, step in enumerate(trajectory.steps, 1)
     )

@@ -30,9 +30,12 @@ from chat_server import (
 )
 
 from digirl_dist.chat.client import key_of
+from digirl_dist.emulator.remembered import Memory, told
+from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import JudgeError, SettingsError
 from digirl_dist.judge import Verdict
 from digirl_dist.judge.model import ModelJudge
+from digirl_dist.judge.prompt import messages
 from digirl_dist.judge.verdicts import Verdicts
 from digirl_dist.settings import JudgeSettings
 from digirl_dist.storage.events import Events
@@ -89,6 +92,13 @@ def test_the_model_sees_task_actions_and_the_last_screenshots(tmp_path: Path, se
     assert images == [b"\x89PNG image 1", b"\x89PNG image 2"]
     assert (request["model"], request["temperature"], request["key"]) == ("m", 0.0, f"Bearer {KEY}")
     assert request["path"] == "/v1/chat/completions"
+
+
+def test_what_an_agent_is_told_of_its_actions_is_no_part_of_the_task() -> None:
+    seen = Observation(told("Push ONE", [Memory(DeviceAction("back"), here=True)]))
+    step = Step(seen, {"type": "back"}, -1.0, 0.0, False, True)
+    [message] = messages(Trajectory(Ticket(0, 4, Task("page"), 1, 0), "e", "w", 0, [step], seen, False), "", 0)
+    assert "Task: Push ONE\n" in message["content"][0]["text"] and "Before" not in message["content"][0]["text"]
 
 
 def test_a_prompt_of_ones_own_is_asked_with_the_rule_for_the_answer(tmp_path: Path, served: Endpoint) -> None:
