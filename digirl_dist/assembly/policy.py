@@ -49,9 +49,9 @@ def _plain(value: Any) -> Json:
     """Strict JSON knows no infinite numbers."""
     if isinstance(value, tuple):
         return [_plain(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return _described(value) if isinstance(value, tuple(_ACTIONS.values())) else value
+    if isinstance(value, DiscreteActions | BoxActions):
+        return _described(value)
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _read(described: Mapping[str, Json]) -> Actions:
@@ -60,7 +60,8 @@ def _read(described: Mapping[str, Json]) -> Actions:
         case "box":
             return BoxActions(*(tuple(map(float, values[name])) for name in ("low", "high")))
         case "product":
-            return ProductActions(tuple(_read(part) for part in values["parts"]))  # type: ignore[arg-type]
+            parts = [_read(part) for part in values["parts"]]
+            return ProductActions(tuple(part for part in parts if isinstance(part, DiscreteActions | BoxActions)))
         case "discrete":
             return DiscreteActions(values["n"])
     return DeviceActions(**{name: tuple(value) for name, value in values.items()})

@@ -7,7 +7,7 @@ Only the small columns of the trajectory files are read, and each file once. A r
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +45,8 @@ class EpisodeIndex:
         self._place: list[tuple[Path, int]] = []
         """The file of each row, and the episode's first row in it."""
         self._seen: set[Path] = set()
-        self._arrivals: dict[int, tuple[float, int, str]] = {}
+        self._arrivals: dict[str, tuple[float, int, str]] = {}
+        """What the events say of episodes, by key; of some before their file has been read."""
         self.notes: list[str] = []
         """Files that could not be read, with the reason."""
 
@@ -54,11 +55,10 @@ class EpisodeIndex:
 
     def refresh(self, most_files: int | None = None) -> int:
         """Adds new episodes, of at most so many more files; returns how many files remain to be read."""
-        told = self._events.news()
         new = [path for path in _files(self._folder) if path not in self._seen]
         for path in new[:most_files]:
             self._add(path)
-        self._tell(told)
+        self._tell(self._events.news(self._events.size()))
         return len(new) - len(new[:most_files])
 
     def table(self, first: int = 0) -> pa.Table:
@@ -67,7 +67,7 @@ class EpisodeIndex:
         if not self._chunks:
             return _empty()
         rows = pa.concat_tables(self._chunks).slice(first).combine_chunks()
-        arrivals = [self._arrivals.get(row, (None, None, "")) for row in range(first, len(self))]
+        arrivals = [self._arrivals.get(key, (None, None, "")) for key in rows["key"].to_pylist()]
         for place, (name, kind) in enumerate(
             (("time", pa.float64()), ("attempt", pa.int32()), ("trouble", pa.string()))
         ):
@@ -109,7 +109,7 @@ class EpisodeIndex:
         if fresh:
             self._chunks.append(pa.table(columns).take(pa.array(fresh)))
 
-    def _tell(self, events: Sequence[Mapping[str, Json]]) -> None:
+    def _tell(self, events: Iterable[Mapping[str, Json]]) -> None:
         for event in events:
             ticket = event.get("ticket")
             if event.get("event") == "episode_retried" and type(ticket) is int:
@@ -118,8 +118,8 @@ class EpisodeIndex:
                 key = f"{_PREFIX.get(str(event.get('purpose')), 't')}{event.get('iteration')}.{ticket}"
                 trouble = "; ".join(dict.fromkeys(self._pending.pop(ticket, [])))
                 attempt, time = event.get("attempt", 0), event.get("time")
-                if key in self._row_of and isinstance(time, float) and type(attempt) is int:
-                    self._arrivals[self._row_of[key]] = (time, attempt, trouble)
+                if isinstance(time, float) and type(attempt) is int:
+                    self._arrivals[key] = (time, attempt, trouble)
 
 
 def summarise(episodes: Sequence[Trajectory]) -> pa.Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ from digirl_dist.types import Json
 
 def read(path: Path, newest_bytes: int | None = None) -> list[dict[str, Json]]:
     """Returns the objects of the file, or of its newest bytes; skips lines that are not complete JSON objects."""
-    return JsonLines(path).news(newest_bytes)
+    lines = JsonLines(path)
+    if newest_bytes is not None:
+        lines.skip_to(lines.size() - newest_bytes)
+    return list(lines.news(lines.size()))
 
 
 class JsonLines:
@@ -21,18 +25,23 @@ class JsonLines:
         self._path = path
         self._read = 0
 
-    def news(self, newest_bytes: int | None = None) -> list[dict[str, Json]]:
-        """Returns the objects that were added since the last call. A file that shrank is read from its start."""
-        if not self._path.exists():
-            return []
+    def size(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    def skip_to(self, place: int) -> None:
+        self._read = max(self._read, place)
+
+    def news(self, until: int) -> Iterator[dict[str, Json]]:
+        """Yields the objects up to byte ``until`` that were not yielded before, line by line."""
+        if until <= self._read:
+            return
         with self._path.open("rb") as file:
-            size = file.seek(0, 2)
-            start = self._read if self._read <= size else 0
-            file.seek(start if newest_bytes is None else max(start, size - newest_bytes))
-            lines = file.read().splitlines(keepends=True)
-            self._read = size - (len(lines[-1]) if lines and not lines[-1].endswith(b"\n") else 0)
-        parsed = [_parsed(line) for line in lines]
-        return [line for line in parsed if isinstance(line, dict)]
+            file.seek(self._read)
+            while self._read < until and (line := file.readline()).endswith(b"\n"):
+                self._read += len(line)
+                parsed = _parsed(line)
+                if isinstance(parsed, dict):
+                    yield parsed
 
 
 def _parsed(line: bytes) -> Any:

@@ -9,15 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from small_run import TASKS, append, episode, landed, make_run
 
 import digirl_dist
 from digirl_dist import Decision, Fleet, Observation, Policy, Run
-from digirl_dist.api.training import overrides
+from digirl_dist.api.training import compose, overrides
+from digirl_dist.assembly.policy import agent_settings_of, describe_policy
 from digirl_dist.child_process import environment
+from digirl_dist.emulator import Actions, BoxActions, DeviceActions, DiscreteActions, EmulatorSpec, ProductActions
 from digirl_dist.errors import AgentError, CheckpointError, RunFolderError, SettingsError, TrajectoryError
 from digirl_dist.settings import configuration
 from digirl_dist.storage import parquet
+from digirl_dist.storage.checkpoint import Checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +97,22 @@ def test_a_checkpoint_that_does_not_name_its_agent_says_so(tmp_path: Path) -> No
     manifest.write_text(json.dumps({name: content[name] for name in ("iteration", "tensors")}))
     with pytest.raises(CheckpointError, match="does not say which agent"):
         Run(folder).policy()
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        DeviceActions(("tap", "type")),
+        DiscreteActions(4),
+        BoxActions((-1.0, float("-inf")), (1.0, float("inf"))),
+        ProductActions((DiscreteActions(2), BoxActions((0.0,), (1.0,)))),
+    ],
+)
+def test_a_checkpoint_tells_the_shapes_that_its_agent_fits(tmp_path: Path, actions: Actions) -> None:
+    settings, spec = compose("host", {"agent": "generic", "dry_run": True}), EmulatorSpec(actions, 3, (20, 10))
+    checkpoints = Checkpoints(tmp_path, policy=describe_policy(settings, spec))
+    checkpoints.save(0, {"weight": torch.zeros(1)}, {}, {})
+    assert agent_settings_of(Checkpoints(tmp_path).open(0)) == (settings.agent, spec)
 
 
 def test_an_explanation_has_probabilities_and_what_the_update_made_of_each_step(folder: Path) -> None:
