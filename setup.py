@@ -18,6 +18,8 @@ RAY = ["ray>=2.40"]
 BRIDGES = ["rsl-rl-lib>=5.5,<6", "skrl>=2.1,<3"]
 # For `script/bench ray`. Not ray[rllib], which pins a gymnasium that miniwob refuses; RLlib runs with others.
 PEERS = ["ray>=2.40", "dm-tree", "lz4", "ormsgpack>=1.7", "pandas", "scipy", "tensorboardX>=1.9", "torchrl>=0.6"]
+VIEW = ["starlette>=0.45", "uvicorn>=0.34"]
+DATA = ["pandas>=2.0"]
 JAX = ["jax>=0.10; python_version>='3.11'", "optax>=0.2.4; python_version>='3.11'"]  # JAX needs that Python itself
 
 setup(
@@ -33,7 +35,7 @@ setup(
     package_data={
         "digirl_dist.config": ["**/*.yaml"],
         "digirl_dist.worker": ["**/*.sh", "*.md"],
-        "digirl_dist": ["py.typed", "**/*.html"],
+        "digirl_dist": ["py.typed", "**/*.html", "viewer/static/*"],
     },
     include_package_data=False,
     install_requires=[
@@ -60,12 +62,14 @@ setup(
         "atari": ATARI,
         "autoui": AUTOUI,
         "bridges": BRIDGES,
+        "data": DATA,
         "endpoint": ENDPOINT,
         "jax": JAX,
         "judge": JUDGE,
         "miniwob": MINIWOB,
         "peers": PEERS,
         "ray": RAY,
+        "view": VIEW,
         "vlm": VLM,
         "wandb": WANDB,
         "android": ANDROID,
@@ -74,19 +78,22 @@ setup(
             *ATARI,
             *AUTOUI,
             *BRIDGES,
+            *DATA,
             *JAX,
             *JUDGE,
             *MINIWOB,
             *RAY,
+            *VIEW,
             *VLM,
             *WANDB,
             "build",
             "datasets",
             "hypothesis",
+            "ipykernel",
             "matplotlib>=3.8",
             "minigrid>=3.0",
             "mypy",
-            "pandas",
+            "nbclient",
             "pytest",
             "pytest-timeout",
             "pytest-xdist>=3.7",

@@ -1,3 +1,52 @@
-"""Train device-control agents with reinforcement learning on any machines you can ssh to."""
+"""Train device-control agents with reinforcement learning on a GPU host and CPU workers reached over SSH.
+
+    from digirl_dist import Fleet, Run
+
+    policy = Run("runs/demo").policy()
+    with Fleet(["10.0.0.2", "10.0.0.3"], bsize=8, emulator="phone") as fleet:
+        print(fleet.collect(policy, episodes=64).to_pandas().groupby("task").success.mean())
+
+The names below are the public interface; each is imported when it is first used.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+__all__ = ["Agent", "Algorithm", "Decision", "Emulator", "Fleet", "Observation", "Policy", "Run", "Task", "train"]
+
+_HOMES = {
+    "Agent": "agent",
+    "Algorithm": "algorithm",
+    "Decision": "trajectory",
+    "Emulator": "emulator",
+    "Fleet": "api.fleet",
+    "Observation": "trajectory",
+    "Policy": "api.policy",
+    "Run": "api.run",
+    "Task": "tasks",
+    "train": "api.training",
+}
+
+if TYPE_CHECKING:
+    from digirl_dist.agent import Agent
+    from digirl_dist.algorithm import Algorithm
+    from digirl_dist.api.fleet import Fleet
+    from digirl_dist.api.policy import Policy
+    from digirl_dist.api.run import Run
+    from digirl_dist.api.training import train
+    from digirl_dist.emulator import Emulator
+    from digirl_dist.tasks import Task
+    from digirl_dist.trajectory import Decision, Observation
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -35,7 +35,8 @@ LAYERS = [
     ["collect", "doctor", "ray_cluster", "setup"],
     ["host", "vec_env"],
     ["assembly"],
-    ["evaluate", "train"],
+    ["api"],
+    ["evaluate", "train", "viewer"],
     ["bridges", "cli"],
     ["__main__"],
 ]
@@ -89,7 +90,9 @@ def imports(path: Path) -> Iterator[str]:
 @pytest.mark.unit
 @pytest.mark.parametrize(("name", "path"), list(modules()), ids=[name for name, _ in modules()])
 def test_imports_point_one_way(name: str, path: Path) -> None:
-    """So there is no circle between rooms either."""
+    """So there is no circle between rooms either. The package itself imports what it exports when it is asked for."""
+    if name == "__init__":
+        return
     own = name.split(".")[0]
     targets = {target.split(".")[0] for target in imports(path)} - {own, "__init__"}
     assert not [target for target in targets if layer(target) >= layer(own)]

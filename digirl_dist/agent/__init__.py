@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -55,6 +56,23 @@ class Agent(Protocol):
     def state_dict(self) -> dict[str, torch.Tensor]: ...
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> Any: ...
+
+
+@dataclass(frozen=True)
+class ActionProbabilities:
+    """The distribution over actions for one observation."""
+
+    kinds: Mapping[str, float]
+    """The probability of each kind of action, or of each action where there are few; they add up to 1."""
+    cells: Sequence[Sequence[float]] = ()
+    """Given that the screen is tapped, the probability of each cell of the touch grid: rows from the top, each from the
+    left. Empty for an agent without one."""
+
+
+class ExplainingAgent(Protocol):
+    """What an Agent may offer beside its methods, for ``digirl-dist view`` and ``Policy.probabilities``."""
+
+    def probabilities(self, observations: Sequence[Observation]) -> Sequence[ActionProbabilities]: ...
 
 
 AgentFactory = Callable[[], Agent]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from digirl_dist.agent import ActionProbabilities
 from digirl_dist.agent.pixels import Pictures, fitted_size
 from digirl_dist.agent.plugins.device import DeviceAgentSettings
 from digirl_dist.agent.sampling import draw
@@ -100,6 +101,17 @@ class DevicePolicy(nn.Module):
             images = self._pictures.remembered([observation.image for observation in observations])
             seen, done = self._look(images, [_read(observation) for observation in observations], None)
             return _all_features(seen, done)
+
+    def probabilities(self, observations: Sequence[Observation]) -> list[ActionProbabilities]:
+        """The cells are those of a tap."""
+        images = self._pictures.decoded([observation.image for observation in observations])
+        scores = self._scores(images, [_read(observation) for observation in observations])
+        kinds, cells = scores.kinds.exp().tolist(), scores.cells[:, 0].exp().tolist()
+        names = [kind.name for kind in self._grid.kinds]
+        return [
+            ActionProbabilities(dict(zip(names, of_kinds, strict=True)), self._grid.by_rows(of_cells))
+            for of_kinds, of_cells in zip(kinds, cells, strict=True)
+        ]
 
     @property
     def _device(self) -> torch.device:

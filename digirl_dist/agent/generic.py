@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from digirl_dist.agent import ActionProbabilities
 from digirl_dist.agent.pixels import Pictures, fitted_size
 from digirl_dist.agent.plugins.generic import GenericAgentSettings
 from digirl_dist.agent.sampling import draw
 from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, EmulatorSpec, ProductActions
-from digirl_dist.errors import SettingsError
+from digirl_dist.errors import AgentError, SettingsError
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
 
@@ -48,6 +49,13 @@ class GenericPolicy(nn.Module):
         with torch.no_grad():
             features: torch.Tensor = self._encoder(self.inputs(observations))
             return features
+
+    def probabilities(self, observations: Sequence[Observation]) -> list[ActionProbabilities]:
+        """Raises AgentError unless the actions are Discrete: others have densities, or several parts."""
+        if not isinstance(self.spec.actions, DiscreteActions):
+            raise AgentError("only Discrete actions have probabilities that can be listed")
+        rows = self._head(self._encoder(self._inputs(observations, training=False))).exp().tolist()
+        return [ActionProbabilities({str(action): share for action, share in enumerate(row)}) for row in rows]
 
     def inputs(self, observations: Sequence[Observation]) -> Inputs:
         """What it sees of B observations that it learns from."""

@@ -20,6 +20,14 @@ class Kind:
     """Which quoted part of the instruction it types, if any."""
 
     @property
+    def name(self) -> str:
+        """What people call it."""
+        if self.action.type != "swipe":
+            return self.action.type.replace("_", " ") + ("" if not self.part else f", part {self.part + 1}")
+        across, up = self.action.to_x - self.action.x, self.action.y - self.action.to_y
+        return f"swipe {'up' if up > 0 else 'down'}" if up else f"swipe {'right' if across > 0 else 'left'}"
+
+    @property
     def placed(self) -> bool:
         """Whether a cell of the touch grid belongs to it."""
         return self.action.type in ("tap", "type_at")
@@ -70,6 +78,10 @@ class TouchGrid:
     @property
     def cells(self) -> int:
         return self.rows * self.columns
+
+    def by_rows(self, values: Sequence[float]) -> list[list[float]]:
+        """Returns one value per cell as rows from the top, each from the left."""
+        return [list(values[first : first + self.columns]) for first in range(0, self.cells, self.columns)]
 
     def action(self, choice: Choice, texts: Sequence[str]) -> Json:
         """The JSON action; ``texts`` are the instruction's quoted parts."""

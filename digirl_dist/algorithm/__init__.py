@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from digirl_dist.agent import Agent
@@ -24,6 +25,42 @@ class Algorithm(Protocol):
         """Optimisers, critics and random states: tensors, numbers, strings, lists and dicts of these only."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What an update made of one step."""
+
+    kept: bool
+    """Whether it was learned from."""
+    reason: str
+    """Why, or why not, in words."""
+    weight: float = 0.0
+    """What it counted for in the policy's loss."""
+    value: float | None = None
+    """What a value function expected before the step."""
+    advantage: float | None = None
+    """How much better the step was than expected."""
+
+
+LOOP = "it is part of a loop: what it led to was undone, or nothing changed"
+"""The reason of a step that ``selection.on_the_way`` leaves out."""
+
+
+class ExplainingAlgorithm(Protocol):
+    """What an Algorithm may offer beside its methods, for ``digirl-dist view`` and ``Run.explain``."""
+
+    def explain(
+        self,
+        episode: Trajectory,
+        fresh: Sequence[Trajectory],
+        replay: Sequence[Trajectory],
+        after: Mapping[str, Any],
+    ) -> list[StepOutcome]:
+        """Returns what the update with ``fresh`` and ``replay`` made of each step of one of the fresh episodes.
+
+        Agent and algorithm are as they were before that update; ``after`` is the algorithm's ``state_dict`` after it.
+        """
 
 
 AlgorithmFactory = Callable[[Agent, Peers], Algorithm]

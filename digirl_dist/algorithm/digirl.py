@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from digirl_dist.agent import Agent
+from digirl_dist.algorithm import LOOP, StepOutcome
 from digirl_dist.algorithm.advantages import (
     doubly_robust_advantages,
     instruction_advantages,
@@ -49,8 +50,11 @@ class Rule(Protocol):
     def scores(self, returns: np.ndarray, values: np.ndarray, offline: bool) -> np.ndarray:
         """How much each of N episodes deserves to be looked at; ``values`` are instruction-level."""
 
-    def good(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Of each of H steps, whether it was better than expected; ``values`` has shape [H + 1]."""
+    def advantages(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Of each of H steps, how much better it was than expected; ``values`` has shape [H + 1]."""
+
+    def threshold(self, steps: int) -> float:
+        """The advantage that a good step of an episode with so many steps exceeds."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,11 @@ class PaperRule:
     def scores(self, returns: np.ndarray, values: np.ndarray, offline: bool) -> np.ndarray:
         return instruction_advantages(returns, values)
 
-    def good(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
-        return doubly_robust_advantages(rewards, values, self.lam) > 1 / (self.horizon or len(rewards))
+    def advantages(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
+        return doubly_robust_advantages(rewards, values, self.lam)
+
+    def threshold(self, steps: int) -> float:
+        return 1 / (self.horizon or steps)
 
 
 @dataclass(frozen=True)
@@ -87,9 +94,12 @@ class ReleasedRule:
     def scores(self, returns: np.ndarray, values: np.ndarray, offline: bool) -> np.ndarray:
         return returns if offline else instruction_advantages(returns, np.clip(values, 1e-4, 1 - 1e-4))
 
-    def good(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
+    def advantages(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
         returns = np.array(returns_to_go(rewards.tolist(), self.discount))
-        return released_advantages(rewards, values, returns, self.margin) > 0
+        return released_advantages(rewards, values, returns, self.margin)
+
+    def threshold(self, steps: int) -> float:
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -104,13 +114,21 @@ class OwnRule:
     def scores(self, returns: np.ndarray, values: np.ndarray, offline: bool) -> np.ndarray:
         return instruction_advantages(returns, values)
 
-    def good(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
+    def advantages(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Raises TrainingError for a function that does not return a number per step."""
         found = np.asarray(self.advantage(rewards, values))
         if found.shape != rewards.shape:
             name = getattr(self.advantage, "__name__", self.advantage)
             raise TrainingError(f"{name} returned the shape {found.shape} for {len(rewards)} steps")
-        return found > 0
+        return found
+
+    def threshold(self, steps: int) -> float:
+        return 0.0
+
+
+def good_steps(rule: Rule, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Of each of H steps, whether it was better than expected; ``values`` has shape [H + 1]."""
+    return rule.advantages(rewards, values) > rule.threshold(len(rewards))
 
 
 def rule_of(settings: DigirlSettings, horizon: int | None, own: OwnAdvantage | None = None) -> Rule:
@@ -181,6 +199,40 @@ class DigiRL:
         left["left_not_chosen"] = float(_steps(learn) - _steps(chosen))
         figures |= {"kept_trajectories": float(len(chosen)), "kept_steps": float(len(rows))}
         return {**figures, **left, **relabelled}
+
+    def explain(
+        self,
+        episode: Trajectory,
+        fresh: Sequence[Trajectory],
+        replay: Sequence[Trajectory],
+        after: Mapping[str, Any],
+    ) -> list[StepOutcome]:
+        newest, _ = self._hindsight.added(replay[-self._settings.value_episodes :] if fresh else replay)
+        seen = self._look_at(newest)
+        learn = [each for each in seen if not held_out(each.episode, self._settings.validation_share)]
+        chosen, rests = self._chosen(learn, not fresh), self._updates < self._settings.warmup_iterations
+        self.load_state_dict(after)
+        own = next((each for each in seen if each.episode.episode_id == episode.episode_id), None)
+        if own is None:
+            return [StepOutcome(False, "newer episodes took its place") for _ in episode.steps]
+        if own not in learn:
+            return self._outcomes(own, "the episode is held out, to validate the value functions")
+        if rests:
+            return self._outcomes(own, "the first updates fit the value functions only")
+        return self._outcomes(own, "" if own in chosen else "its episode is not among the best, given the instructions")
+
+    def _outcomes(self, seen: Seen, out: str) -> list[StepOutcome]:
+        """``out`` is why the whole episode was left out; empty if it was not."""
+        values = self._step_value(stack(seen.features, self._settings.frames)).double().numpy()
+        advantages, threshold = self._rule.advantages(seen.rewards, values), self._rule.threshold(len(seen.rewards))
+        found = []
+        for value, advantage, leads_on in zip(values[:-1], advantages, self._on_the_way(seen), strict=True):
+            above = advantage > threshold
+            better = f"its advantage {advantage:.3g} is {'above' if above else 'not above'} {threshold:.3g}"
+            kept = bool(not out and leads_on and above)
+            reason = out or (better if leads_on else LOOP)
+            found.append(StepOutcome(kept, reason, float(kept), float(value), float(advantage)))
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -266,7 +318,7 @@ class DigiRL:
     def _good(self, seen: Seen) -> np.ndarray:
         """Of each step, whether the rule calls it good."""
         values = self._step_value(stack(seen.features, self._settings.frames)).double().numpy()
-        return self._rule.good(seen.rewards, values)
+        return good_steps(self._rule, seen.rewards, values)
 
     def _on_the_way(self, seen: Seen) -> np.ndarray:
         """Of each step, whether it is outside of loops, as far as that matters."""

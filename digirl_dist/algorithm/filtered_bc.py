@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from digirl_dist.agent import Agent
+from digirl_dist.algorithm import LOOP, StepOutcome
+from digirl_dist.algorithm.advantages import returns_to_go
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
 from digirl_dist.algorithm.imitation import Imitation, worth_repeating
 from digirl_dist.algorithm.plugins.filtered_bc import FilteredBcSettings
-from digirl_dist.algorithm.selection import best, task_weights
+from digirl_dist.algorithm.selection import best, on_the_way, task_weights
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.trajectory import Trajectory
 
@@ -51,6 +53,29 @@ class FilteredBC:
         }
         return {"actor_loss": loss, **{name: float(count) for name, count in counts.items()}, **relabelled}
 
+    def explain(
+        self,
+        episode: Trajectory,
+        fresh: Sequence[Trajectory],
+        replay: Sequence[Trajectory],
+        after: Mapping[str, Any],
+    ) -> list[StepOutcome]:
+        episodes, _ = self._hindsight.added(replay)
+        chosen = best(np.array([each.reward for each in episodes]), self._settings.top_share, self._settings.min_return)
+        kept = [episodes[index] for index in chosen]
+        shares = task_weights([each.ticket.task.id for each in kept])
+        pairs = zip(kept, shares, strict=True)
+        own = {each.ticket.task.id: share for each, share in pairs if each.episode_id == episode.episode_id}
+        share = own.pop(episode.ticket.task.id, None)
+        if share is None:
+            lowest = min((each.reward for each in kept), default=self._settings.min_return)
+            reason = f"its return {episode.reward:.3g} is not among the best, which begin at {lowest:.3g}"
+            met = f"; the way to {', '.join(own)}, which it met, was learned under that instruction" if own else ""
+            return [StepOutcome(False, reason + met) for _ in episode.steps]
+        togo = returns_to_go([step.reward for step in episode.steps], self._settings.discount)
+        leads = on_the_way(episode) if self._settings.erase_loops else [True] * len(togo)
+        return [_outcome(worth, leads_on, share) for worth, leads_on in zip(togo, leads, strict=True)]
+
     def state_dict(self) -> dict[str, Any]:
         return {"imitation": self._imitation.state_dict()}
 
@@ -60,3 +85,11 @@ class FilteredBC:
 
 def _steps(episodes: Sequence[Trajectory]) -> int:
     return sum(len(episode.steps) for episode in episodes)
+
+
+def _outcome(worth: float, leads_on: bool, share: float) -> StepOutcome:
+    if not leads_on:
+        return StepOutcome(False, LOOP)
+    if worth <= 0:
+        return StepOutcome(False, f"the return after it is {worth:.3g}")
+    return StepOutcome(True, f"one of the best episodes, with a return of {worth:.3g} after it", share * worth)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from digirl_dist.agent import Agent
+from digirl_dist.algorithm import StepOutcome
 from digirl_dist.algorithm.advantages import group_advantages
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
 from digirl_dist.algorithm.imitation import Example, log_probs_of, worth_repeating
@@ -83,6 +84,26 @@ class Grpo:
         loss = self._optimizer.fit(len(everything), lambda chosen: self._loss(everything, batch, chosen))
         figures = {"actor_loss": loss, "policy_lag": _mean_lag(fresh), **_counts(fresh, groups, telling)}
         return {**figures, "imitated_steps": float(len(imitated)), **relabelled, **self._moved(rows, own)}
+
+    def explain(
+        self,
+        episode: Trajectory,
+        fresh: Sequence[Trajectory],
+        replay: Sequence[Trajectory],
+        after: Mapping[str, Any],
+    ) -> list[StepOutcome]:
+        groups = completed_groups(fresh, replay, self._settings.group_size)
+        members = next((each for each in groups if _start(each[0]) == _start(episode)), [])
+        advantages = group_advantages(np.array([one.reward for one in members]), self._settings.scale_by_deviation)
+        own = next((a for one, a in zip(members, advantages, strict=True) if one.episode_id == episode.episode_id), 0.0)
+        surplus = episode.reward - expected_returns(replay).get(episode.ticket.task.id, 0.0)
+        imitated = self._settings.replay_weight > 0 and surplus > 0
+        also = ", but it is imitated: it ended better than its task lately does" if imitated else ""
+        if not own:
+            reason = "all episodes of its group came out alike" if members else "its group is not complete yet"
+            return [StepOutcome(imitated, reason + also, advantage=0.0) for _ in episode.steps]
+        reason = f"its episode came out {'better' if own > 0 else 'worse'} than its group"
+        return [StepOutcome(True, reason, 1 / len(episode.steps), advantage=float(own)) for _ in episode.steps]
 
     def state_dict(self) -> dict[str, Any]:
         return self._optimizer.state_dict()

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from digirl_dist.agent import Agent
+from digirl_dist.algorithm import StepOutcome
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer
 from digirl_dist.algorithm.plugins.ppo import PpoSettings
 from digirl_dist.parallel.peers import ALONE, Peers
@@ -115,6 +116,19 @@ class PPO:
         self._updates += 1
         return {"ppo_loss": loss, "learning_rate": self._settings.learning_rate * left}
 
+    def explain(
+        self,
+        episode: Trajectory,
+        fresh: Sequence[Trajectory],
+        replay: Sequence[Trajectory],
+        after: Mapping[str, Any],
+    ) -> list[StepOutcome]:
+        """The advantages are those before they are normalised over all rows."""
+        _, values = self._look_at(episode)
+        reason = "every step is learned from, as much as its advantage says"
+        pairs = zip(values[:-1].tolist(), self._advantages(episode, values).tolist(), strict=True)
+        return [StepOutcome(True, reason, 1.0, value, advantage) for value, advantage in pairs]
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "value": self._value.state_dict(),
@@ -131,9 +145,7 @@ class PPO:
         steps = [step for piece in fresh for step in piece.steps]
         features, advantages, returns = [], [], []
         for piece in fresh:
-            seen = self._agent.features([*(step.observation for step in piece.steps), piece.final_observation]).detach()
-            with torch.no_grad():
-                values = self._value(seen)[:, 0].double().cpu().numpy()
+            seen, values = self._look_at(piece)
             estimate = self._advantages(piece, values)
             features.append(seen[:-1])
             advantages.append(torch.from_numpy(estimate))
@@ -148,6 +160,12 @@ class PPO:
             normalised(torch.cat([none, *advantages]), self._peers).float().to(device),
             torch.cat([none, *returns]).float().to(device),
         )
+
+    def _look_at(self, piece: Trajectory) -> tuple[torch.Tensor, np.ndarray]:
+        """Returns the features [H + 1, F] of all that was seen in it, and their values [H + 1]."""
+        seen = self._agent.features([*(step.observation for step in piece.steps), piece.final_observation]).detach()
+        with torch.no_grad():
+            return seen, self._value(seen)[:, 0].double().cpu().numpy()
 
     def _advantages(self, piece: Trajectory, values: np.ndarray) -> np.ndarray:
         if piece.steps[-1].terminated:

@@ -30,6 +30,7 @@ from digirl_dist.fleet.roster import worker_configs
 from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import Inference, Parallel, Settings, configuration
 from digirl_dist.settings.modes import needs_emulators
+from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.digest import file_digest
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
@@ -69,14 +70,7 @@ def build_collector(context: RunContext, stack: ExitStack) -> Collector:
     settings = context.settings
     if not needs_emulators(settings):
         return OfflineCollector()
-    collector: Collector
-    if settings.parallel is Parallel.host:
-        collector = collector_plugin(settings).build(context, stack)
-    else:
-        collector = _inline_collector(context)
-    judge = build_judge(settings, context.folder.verdicts, context.events)
-    if judge is not None:
-        collector = JudgedCollector(collector, judge, context.store, context.events, context.status)
+    collector: Collector = _judged(_emulators(context, stack), context)
     collector = OfflineFirst(collector, schedule.offline_iterations(settings))
     if context.ahead:
         from digirl_dist.collect.ahead import AheadCollector
@@ -84,6 +78,20 @@ def build_collector(context: RunContext, stack: ExitStack) -> Collector:
         collector = AheadCollector(collector, context.plan.tickets, context.ahead, settings.train_iterations - 1)
     stack.callback(collector.close)
     return collector
+
+
+def _emulators(context: RunContext, stack: ExitStack) -> Collector:
+    """What runs episodes."""
+    if context.settings.parallel is Parallel.host:
+        return collector_plugin(context.settings).build(context, stack)
+    return _inline_collector(context)
+
+
+def _judged(collector: Collector, context: RunContext) -> Collector:
+    judge = build_judge(context.settings, context.folder.verdicts, context.events)
+    if judge is None:
+        return collector
+    return JudgedCollector(collector, judge, context.store, context.events, context.status)
 
 
 def _inline_collector(context: RunContext) -> Collector:
@@ -241,3 +249,34 @@ def _job(device: Device, context: RunContext) -> Job:
 def _host_policy(context: RunContext) -> PolicyServer | None:
     log = context.folder.root / "policy.log"
     return build_host_policy(context.settings, context.agent, log, context.events, context.status)
+
+
+@dataclass(frozen=True)
+class OpenFleet:
+    """A collector with a run folder of its own, for a program that decides itself what is collected."""
+
+    context: RunContext
+    collector: Collector
+    emulators: Collector
+    """The part of ``collector`` that runs episodes."""
+
+    def push(self, checkpoint: Checkpoint) -> None:
+        """Begins to send a checkpoint to the workers. Emulators of this machine need no push."""
+        from digirl_dist.collect.fleet_collector import FleetCollector
+
+        if isinstance(self.emulators, FleetCollector):
+            self.emulators.fleet.publish(checkpoint, self.emulators.leases.versions())
+
+
+def open_fleet(settings: Settings, device: Device, agent: AgentFactory, root: Path, stack: ExitStack) -> OpenFleet:
+    """``stack`` takes everything down again."""
+    folder = RunFolder(root, configuration.to_yaml(settings))
+    stack.callback(folder.close)
+    events = Events(folder.events)
+    stack.callback(events.close)
+    status = Status(folder.root / "status.json")
+    plan = Plan(device.tasks, 1, settings.seed)
+    context = RunContext(settings, device, agent, plan, folder, Store(folder.trajectories), events, status)
+    emulators = _emulators(context, stack)
+    stack.callback(emulators.close)
+    return OpenFleet(context, _judged(emulators, context), emulators)

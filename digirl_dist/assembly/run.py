@@ -12,6 +12,7 @@ from digirl_dist.agent import AgentFactory
 from digirl_dist.assembly import schedule, validate
 from digirl_dist.assembly.collector import RunContext, build_collector
 from digirl_dist.assembly.parts import build_agent, build_algorithm, build_device, record_start, run_root, starting
+from digirl_dist.assembly.policy import describe_policy
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.host import Evaluator
@@ -126,7 +127,11 @@ def _trainer_spec(settings: Settings, device: Device, agent: AgentFactory, root:
         agent=starting(settings, agent),
         algorithm=build_algorithm(settings, device),
         checkpoints=Checkpoints(
-            root / "checkpoints", settings.save_freq, settings.keep_checkpoints, in_use=settings.collect_ahead
+            root / "checkpoints",
+            settings.save_freq,
+            settings.keep_checkpoints,
+            in_use=settings.collect_ahead,
+            policy=describe_policy(settings, device.spec),
         ),
         trajectories=root / "trajectories",
         replay_size=trainer.replay_size,

@@ -175,4 +175,11 @@ class InlineCollector:
             stats = self._stats_of(iteration.counts_in(ticket.key))
             stats.worker_result(NAME).episodes += 1
             stats.seconds[ticket.key] = seconds
-            self._events.emit("episode", worker=NAME, ticket=ticket.index, success=trajectory.success)
+            self._events.emit(
+                "episode",
+                worker=NAME,
+                iteration=ticket.iteration,
+                ticket=ticket.index,
+                purpose=ticket.purpose,
+                success=trajectory.success,
+            )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
 from digirl_dist.errors import TrajectoryError
-from digirl_dist.storage import parquet
+from digirl_dist.storage import json_lines, parquet
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 
@@ -37,9 +35,9 @@ class RunRecord:
     def read(cls, folder: Path) -> RunRecord:
         notes: list[str] = []
         return cls(
-            config=_config(folder / "config.yaml", notes),
-            metrics=_metrics(folder / "metrics.jsonl"),
-            events=_json_lines(folder / "events.jsonl", _EVENT_BYTES),
+            config=config_of(folder / "config.yaml", notes),
+            metrics=metrics_of(folder / "metrics.jsonl"),
+            events=json_lines.read(folder / "events.jsonl", _EVENT_BYTES),
             trajectories=_newest_trajectories(folder / "trajectories", notes),
             notes=notes,
         )
@@ -52,7 +50,7 @@ def number(value: object) -> float | None:
     return float(value) if abs(value) < 1e30 and math.isfinite(value) else None
 
 
-def _config(path: Path, notes: list[str]) -> dict[str, Json]:
+def config_of(path: Path, notes: list[str]) -> dict[str, Json]:
     if not path.exists():
         return {}
     try:
@@ -63,28 +61,10 @@ def _config(path: Path, notes: list[str]) -> dict[str, Json]:
     return content if isinstance(content, dict) else {}
 
 
-def _metrics(path: Path) -> list[dict[str, Json]]:
+def metrics_of(path: Path) -> list[dict[str, Json]]:
     """Reads the metrics; if an iteration was repeated after a crash, its later line counts."""
-    lines = {line["iteration"]: line for line in _json_lines(path) if type(line.get("iteration")) is int}
+    lines = {line["iteration"]: line for line in json_lines.read(path) if type(line.get("iteration")) is int}
     return [lines[iteration] for iteration in sorted(lines)]
-
-
-def _json_lines(path: Path, newest_bytes: int | None = None) -> list[dict[str, Json]]:
-    """Returns the objects of a file that may still be growing; skips lines that are not complete JSON objects."""
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(0 if newest_bytes is None else max(0, size - newest_bytes))
-        parsed = [_parsed(line) for line in file.read().splitlines()]
-    return [line for line in parsed if isinstance(line, dict)]
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _newest_trajectories(folder: Path, notes: list[str]) -> list[Trajectory]:

@@ -135,8 +135,8 @@ def to_yaml(settings: Settings) -> str:
     return OmegaConf.to_yaml({"defaults": ["settings", *schemas, "_self_"], **plain})
 
 
-def as_mapping(settings: Settings) -> dict[str, Any]:
-    """Returns the whole configuration as plain data, secrets hidden."""
+def as_mapping(settings: Any) -> dict[str, Any]:
+    """Returns settings, or a part of them, as plain data, secrets hidden."""
     plain: dict[str, Any] = without_secrets_in(OmegaConf.to_container(OmegaConf.structured(settings), enum_to_str=True))
     return plain
 

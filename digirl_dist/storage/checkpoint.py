@@ -67,6 +67,8 @@ class Checkpoint:
     tensors: dict[str, TensorInfo]
     files: dict[str, str] = field(default_factory=dict)
     """Digests of ``trainer.pt`` and ``metrics.json``; checkpoints of earlier versions have none."""
+    policy: Mapping[str, Json] = field(default_factory=dict)
+    """What builds the agent (see ``assembly.policy``); empty in checkpoints of earlier versions."""
 
     def state(self) -> dict[str, torch.Tensor]:
         """Returns the policy's weights. Raises CheckpointError if a tensor is missing or altered."""
@@ -134,6 +136,7 @@ class _Manifest(msgspec.Struct):
     iteration: Natural
     tensors: dict[str, tuple[str, str, tuple[Natural, ...]]]
     files: dict[str, str] = {}
+    policy: dict[str, Json] = {}
 
 
 class Checkpoints:
@@ -141,6 +144,7 @@ class Checkpoints:
 
     Always keeps the newest, the ``in_use`` before it, and the best. Of the others it keeps the newest of those whose
     iteration ``keep_every`` divides, ``keep`` in all (None: no limit). ``write_policy`` applies while the disk is full.
+    ``policy`` describes the agent in the manifest of each checkpoint.
     """
 
     def __init__(
@@ -150,23 +154,25 @@ class Checkpoints:
         keep: int | None = None,
         in_use: int = 0,
         write_policy: WritePolicy | None = None,
+        policy: Mapping[str, Json] | None = None,
     ) -> None:
         self.root = root
         self._keep_every = keep_every
         self._keep = keep
         self._in_use = in_use
         self._write_policy = write_policy or FailFast()
+        self._policy = dict(policy or {})
 
     def with_write_policy(self, write_policy: WritePolicy) -> Checkpoints:
         """Returns the same checkpoints with another write policy."""
-        return Checkpoints(self.root, self._keep_every, self._keep, self._in_use, write_policy)
+        return Checkpoints(self.root, self._keep_every, self._keep, self._in_use, write_policy, self._policy)
 
     def newest(self) -> Checkpoint | None:
-        iterations = self._iterations()
+        iterations = self.iterations()
         return self.open(iterations[-1]) if iterations else None
 
     def has_any(self) -> bool:
-        return bool(self._iterations())
+        return bool(self.iterations())
 
     def rate(self, checkpoint: Checkpoint, success_rate: float) -> None:
         """Records a checkpoint's success rate. It becomes the best unless an older one did at least as well."""
@@ -175,7 +181,7 @@ class Checkpoints:
             return
         atomic_files.write_json(path, {"iteration": checkpoint.iteration, "success_rate": success_rate})
         self._point("best", checkpoint.folder)
-        self._remove_superseded(self._iterations()[-1])
+        self._remove_superseded(self.iterations()[-1])
 
     def best(self) -> Checkpoint | None:
         """Returns the checkpoint of highest success; None before any was rated."""
@@ -195,7 +201,7 @@ class Checkpoints:
         """Writes a checkpoint durably. A crash at any moment leaves no checkpoint of this number or a whole one."""
         policy = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in policy.items()}
         part = self._folder(iteration).with_suffix(".part")
-        checkpoint = Checkpoint(self._folder(iteration), iteration, describe(policy))
+        checkpoint = Checkpoint(self._folder(iteration), iteration, describe(policy), policy=self._policy)
         name = f"checkpoint {iteration}"
         checkpoint = self._write_policy.wait_for(name, lambda: _write(part, checkpoint, policy, trainer, metrics))
         self._write_policy.wait_for(name, lambda: self._publish(part, checkpoint.folder))
@@ -211,7 +217,8 @@ class Checkpoints:
     def _folder(self, iteration: int) -> Path:
         return self.root / f"{iteration:06d}"
 
-    def _iterations(self) -> list[int]:
+    def iterations(self) -> list[int]:
+        """Returns the iterations whose checkpoints are kept, in order."""
         return sorted(int(path.name) for path in self.root.glob("[0-9]*") if path.name.isdigit())
 
     def _point(self, name: str, folder: Path) -> None:
@@ -222,7 +229,7 @@ class Checkpoints:
 
     def _remove_superseded(self, newest: int) -> None:
         best = (self.root / "best").resolve().name
-        older = [iteration for iteration in self._iterations() if iteration < newest - self._in_use]
+        older = [iteration for iteration in self.iterations() if iteration < newest - self._in_use]
         regular = [iteration for iteration in older if iteration % self._keep_every == 0]
         kept = regular if self._keep is None else regular[len(regular) - min(len(regular), self._keep - 1) :]
         for iteration in older:
@@ -238,7 +245,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     tensors = {name: TensorInfo(*info) for name, info in manifest.tensors.items()}
-    return Checkpoint(folder, manifest.iteration, tensors, manifest.files)
+    return Checkpoint(folder, manifest.iteration, tensors, manifest.files, manifest.policy)
 
 
 def _write(
@@ -256,7 +263,8 @@ def _write(
         torch.save(dict(trainer), part / "trainer.pt")
     atomic_files.write_json(part / "metrics.json", dict(metrics))
     files = {name: file_digest(part / name) for name in ("trainer.pt", "metrics.json")}
-    manifest = {"iteration": checkpoint.iteration, "tensors": checkpoint.wire(), "files": files}
+    made_of = {"iteration": checkpoint.iteration, "policy": checkpoint.policy, "tensors": checkpoint.wire()}
+    manifest = {**made_of, "files": files}
     atomic_files.write_json(part / "manifest.json", manifest)
     atomic_files.flush(part / "policy.safetensors")
     atomic_files.flush(part / "trainer.pt")

@@ -1,1 +1,19 @@
-"""Training with emulators on every rank: each has its own replay and policy, and shares gradients alone."""
+"""Training with emulators on every rank: each has its own replay and policy, and shares gradients alone.
+
+The public function ``digirl_dist.train`` has the name of this package, so the package can be called as that function,
+whichever of the two was imported first.
+"""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _CallablePackage(ModuleType):
+    def __call__(self, *arguments: Any, **settings: Any) -> Any:
+        from digirl_dist.api.training import train
+
+        return train(*arguments, **settings)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

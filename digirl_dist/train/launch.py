@@ -23,6 +23,7 @@ from digirl_dist.assembly.parts import (
     run_root,
     starting,
 )
+from digirl_dist.assembly.policy import describe_policy
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.parallel.agreement import agree
 from digirl_dist.parallel.group import Group
@@ -148,7 +149,7 @@ def _rank_zero_reporter(
         learner=learner,
         evaluator=StreamEvaluator(stream, context.emulator.max_steps, own.eval_freq, own.eval_episodes),
         trajectories=folder.trajectories,
-        checkpoints=checkpoints_of(folder, settings),
+        checkpoints=checkpoints_of(folder, settings, describe_policy(settings, context.emulator.spec)),
         metrics=metrics,
         curves=curves,
         say=partial(print, flush=True),

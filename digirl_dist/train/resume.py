@@ -25,6 +25,7 @@ from digirl_dist.train.parquet_bytes import from_parquet_bytes, of_rank, to_parq
 from digirl_dist.train.random_states import with_random_states
 from digirl_dist.train.streams import Streams
 from digirl_dist.trajectory import Trajectory
+from digirl_dist.types import Json
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,9 @@ class ResumedState:
             window.load_state(own["window"])
 
 
-def checkpoints_of(folder: RunFolder, settings: Settings) -> Checkpoints:
-    """Returns the run's checkpoints, of which as many are kept as the settings say."""
-    return Checkpoints(folder.checkpoints, settings.save_freq, settings.keep_checkpoints)
+def checkpoints_of(folder: RunFolder, settings: Settings, policy: Mapping[str, Json] | None = None) -> Checkpoints:
+    """Returns the run's checkpoints, of which as many are kept as the settings say; ``policy`` describes new ones."""
+    return Checkpoints(folder.checkpoints, settings.save_freq, settings.keep_checkpoints, policy=policy)
 
 
 def resumed_state(folder: RunFolder | None, settings: Settings, group: Group) -> ResumedState:

@@ -18,7 +18,7 @@ from digirl_dist.algorithm.advantages import (
     released_advantages,
     returns_to_go,
 )
-from digirl_dist.algorithm.digirl import DigiRL, PaperRule, ReleasedRule, stack
+from digirl_dist.algorithm.digirl import DigiRL, PaperRule, ReleasedRule, good_steps, stack
 from digirl_dist.algorithm.selection import held_out, top_quantile
 from digirl_dist.algorithm.values import SuccessValue, calibration_error, two_class_loss
 from digirl_dist.errors import TrainingError
@@ -95,7 +95,7 @@ def test_the_released_rule_takes_steps_whose_clamped_advantage_is_positive(
     found = released_advantages(rewards, values, returns, 0.05)
     assert np.allclose(found, expected, atol=1e-6)
     clear = np.abs(np.array(expected)) > 1e-9
-    assert (ReleasedRule(gamma, 0.05).good(rewards, values) == (np.array(expected) > 0))[clear].all()
+    assert (good_steps(ReleasedRule(gamma, 0.05), rewards, values) == (np.array(expected) > 0))[clear].all()
 
 
 @given(
@@ -113,11 +113,11 @@ def test_the_paper_s_rule_takes_steps_whose_advantage_exceeds_one_over_the_horiz
     ]
     threshold = 1 / (9 if horizon is None else horizon)
     clear = np.abs(np.array(expected) - threshold) > 1e-9
-    assert (PaperRule(lam, horizon).good(rewards, values) == (np.array(expected) > threshold))[clear].all()
+    assert (good_steps(PaperRule(lam, horizon), rewards, values) == (np.array(expected) > threshold))[clear].all()
 
 
 def test_a_success_in_the_first_step_is_imitated_by_the_paper_s_rule() -> None:
-    assert PaperRule(0.5, horizon=8).good(np.array([1.0]), np.array([0.9, 0.9])).tolist() == [True]
+    assert good_steps(PaperRule(0.5, horizon=8), np.array([1.0]), np.array([0.9, 0.9])).tolist() == [True]
 
 
 @given(

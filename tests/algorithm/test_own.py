@@ -13,7 +13,7 @@ import torch
 from run_files import metrics
 from safetensors.torch import load_file
 
-from digirl_dist.algorithm.digirl import rule_of
+from digirl_dist.algorithm.digirl import good_steps, rule_of
 from digirl_dist.algorithm.plugins.digirl import DigirlSettings
 from digirl_dist.assembly.validate import refuse_contradictions
 from digirl_dist.child_process import environment
@@ -75,7 +75,7 @@ def test_an_own_advantage_decides_which_steps_are_good() -> None:
     space: dict[str, object] = {}
     exec(ONE_STEP, space)
     rule = rule_of(DigirlSettings(advantage="mine:one_step"), 10, space["one_step"])  # type: ignore[arg-type]
-    assert rule.good(np.array([0.0, 0.0, 1.0]), np.array([0.5, 0.6, 0.2, 0.1])).tolist() == [True, False, True]
+    assert good_steps(rule, np.array([0.0, 0.0, 1.0]), np.array([0.5, 0.6, 0.2, 0.1])).tolist() == [True, False, True]
 
 
 def test_an_advantage_that_is_not_one_per_step_is_refused_with_its_name() -> None:
@@ -83,7 +83,7 @@ def test_an_advantage_that_is_not_one_per_step_is_refused_with_its_name() -> Non
         return rewards.sum()
 
     with pytest.raises(TrainingError, match=r"total returned the shape \(\) for 2 steps"):
-        rule_of(DigirlSettings(), None, total).good(np.zeros(2), np.zeros(3))
+        good_steps(rule_of(DigirlSettings(), None, total), np.zeros(2), np.zeros(3))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""The public Python interface: fleets to drive, runs to read, policies that act. ``digirl_dist`` exports it."""

@@ -1,0 +1,104 @@
+"""Episodes to look at: a table of all of them, and each with its screenshots."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, overload
+
+import pyarrow as pa
+from PIL import Image
+
+from digirl_dist.errors import SettingsError
+from digirl_dist.report import episodes as film
+from digirl_dist.report.markup import element, to_html
+from digirl_dist.report.picture import SHOWN_FORMATS
+from digirl_dist.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    import pandas
+
+_STYLE = """
+.digirl-film{display:flex;gap:10px;overflow-x:auto;font:13px system-ui}.digirl-film svg{height:236px;width:auto}
+.digirl-film figure{margin:0;max-width:150px}
+.marks .ink,.marks .edge{fill:none;stroke:#e5277b}.marks .fill{fill:#e5277b}
+"""
+
+
+class Episode(Trajectory):
+    """One episode: ``ticket`` (task, seed, iteration), ``steps``, ``success``, ``reward``, ``worker``, and pictures."""
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> Episode:
+        return cls(**vars(trajectory))
+
+    @property
+    def images(self) -> list[Image.Image]:
+        """The screenshots, the last one after the last step; empty for an agent that sees none."""
+        seen = [*(step.observation.image for step in self.steps), self.final_observation.image]
+        return [Image.open(io.BytesIO(each), formats=SHOWN_FORMATS) for each in seen if each is not None]
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the screenshots with the actions drawn on them. Texts of workers are escaped."""
+        shown = element("div", {"class": "digirl-film"}, element("style", None, _STYLE), film.episode(self))
+        return to_html(shown)
+
+
+class Episodes(Sequence[Episode]):
+    """Episodes in the order in which they were found. ``table`` has a row for each; screenshots are read when needed.
+
+    The columns: purpose, iteration, ticket, worker, slot, policy_version, task, instruction, seed, steps, reward (the
+    undiscounted return), success, truncated, key, and in a run's also time (Unix seconds), attempt and trouble (why it
+    had to run again).
+    """
+
+    def __init__(self, table: pa.Table, read: Callable[[int], Trajectory], rows: Sequence[int] | None = None) -> None:
+        self.table = table
+        """A pyarrow.Table."""
+        self._read = read
+        self._rows = range(table.num_rows) if rows is None else rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, place: int) -> Episode: ...
+    @overload
+    def __getitem__(self, place: slice) -> Episodes: ...
+    def __getitem__(self, place: int | slice) -> Episode | Episodes:
+        """Returns an episode with all its steps, or some of the episodes. Raises IndexError, TrajectoryError."""
+        if isinstance(place, slice):
+            return self.take(range(len(self))[place])
+        return Episode.of(self._read(self._rows[place]))
+
+    def __iter__(self) -> Iterator[Episode]:
+        return (self[place] for place in range(len(self)))
+
+    def take(self, places: Sequence[int]) -> Episodes:
+        """Returns the episodes at these places: of a selection of ``to_pandas()``, its ``index``."""
+        chosen = [int(place) for place in places]
+        return Episodes(
+            self.table.take(pa.array(chosen, pa.int64())), self._read, [self._rows[each] for each in chosen]
+        )
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Returns the table as a DataFrame. Raises SettingsError if pandas is not installed."""
+        import_pandas()
+        return self.table.to_pandas()
+
+    def _repr_html_(self) -> str:
+        return str(self.to_pandas()._repr_html_())
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} episodes, {sum(self.table['success'].to_pylist())} of them successful>"
+
+
+def import_pandas() -> ModuleType:
+    """Raises SettingsError, naming the remedy, if pandas is not installed."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise SettingsError("tables need pandas: pip install 'digirl_dist[data]'") from error
+    module: ModuleType = pandas
+    return module

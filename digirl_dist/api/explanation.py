@@ -1,0 +1,118 @@
+"""Why a policy acted as it did, and what an update made of it: computed from checkpoints, when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from digirl_dist.agent import ActionProbabilities
+from digirl_dist.algorithm import ExplainingAlgorithm, StepOutcome
+from digirl_dist.errors import DigirlDistError
+from digirl_dist.storage import parquet
+from digirl_dist.storage.checkpoint import Checkpoints
+from digirl_dist.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from digirl_dist.algorithm import Algorithm
+    from digirl_dist.api.policy import Policy
+    from digirl_dist.api.run import Run
+    from digirl_dist.settings import Settings
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is known of an episode's steps beside the record; ``no_…`` says why something is not known."""
+
+    version: int
+    """The policy whose probabilities these are."""
+    probabilities: Sequence[ActionProbabilities]
+    log_probs: Sequence[float]
+    """Of the recorded actions, under that policy."""
+    no_probabilities: str
+    outcomes: Sequence[StepOutcome]
+    no_outcomes: str
+
+
+def explain(run: Run, episode: Trajectory, version: int | None) -> Explanation:
+    """Returns what can be found out, with the reason for what cannot: a checkpoint that was removed, say."""
+    version = episode.ticket.policy_version if version is None else version
+    probabilities: list[ActionProbabilities] = []
+    log_probs: list[float] = []
+    outcomes: list[StepOutcome] = []
+    no_probabilities = no_outcomes = ""
+    try:
+        policy = run.policy(version)
+        log_probs = _log_probs(policy, episode)
+        probabilities = policy.probabilities([step.observation for step in episode.steps])
+    except DigirlDistError as error:
+        no_probabilities = str(error)
+    try:
+        outcomes, no_outcomes = _outcomes(run, episode)
+    except DigirlDistError as error:
+        no_outcomes = str(error)
+    return Explanation(version, probabilities, log_probs, no_probabilities, outcomes, no_outcomes)
+
+
+def _log_probs(policy: Policy, episode: Trajectory) -> list[float]:
+    import torch
+
+    with torch.no_grad():
+        found = policy.agent.log_prob([step.observation for step in episode.steps], [s.action for s in episode.steps])
+        values: list[float] = found.tolist()
+    return values
+
+
+def _outcomes(run: Run, episode: Trajectory) -> tuple[list[StepOutcome], str]:
+    """Returns the outcomes, or why there are none. Raises DigirlDistError."""
+    iteration = episode.ticket.iteration
+    if episode.ticket.purpose != "train":
+        return [], "nothing is learned from an evaluation"
+    if not (run.folder / "trajectories" / f"{iteration:06d}.parquet").exists():
+        return [], "its iteration has not ended yet"
+    settings = _settings(run)
+    algorithm = _algorithm(settings, run.policy(iteration))
+    if not hasattr(algorithm, "explain"):
+        return [], f"{type(algorithm).__name__} does not tell what it makes of a step"
+    if iteration + 1 not in run.checkpoints():
+        return [], f"checkpoint {iteration + 1} is not kept, or the update has not been made yet"
+    checkpoints = Checkpoints(run.folder / "checkpoints")
+    before, after = (checkpoints.open(each).trainer_state()["algorithm"] for each in (iteration, iteration + 1))
+    algorithm.load_state_dict(before)
+    folder, size, staleness = run.folder / "trajectories", settings.trainer.replay_size, settings.max_staleness
+    fresh = _fresh(folder, iteration, staleness)[-size:]
+    if all(each.ticket.key != episode.ticket.key for each in fresh):
+        return [], "the update did not see it: its policy was too old, or the episode counts in another iteration"
+    replay = _replay(folder, iteration, size, staleness)
+    return cast(ExplainingAlgorithm, algorithm).explain(episode, fresh, replay, after), ""
+
+
+def _settings(run: Run) -> Settings:
+    from digirl_dist.settings import configuration
+
+    return configuration.load(str(run.folder.resolve()), "config", [])
+
+
+def _algorithm(settings: Settings, policy: Policy) -> Algorithm:
+    """Returns the run's algorithm, for the policy as it was before the update."""
+    from digirl_dist.assembly.parts import build_algorithm, build_device
+    from digirl_dist.parallel.peers import ALONE
+
+    return build_algorithm(settings, build_device(settings, settings.emulator))(policy.agent, ALONE)
+
+
+def _fresh(folder: Path, iteration: int, max_staleness: int | None) -> list[Trajectory]:
+    """As ``Store.fresh``, which would tidy up in the folder of a run that may be going on."""
+    oldest = 0 if max_staleness is None else iteration - max_staleness
+    path = folder / f"{iteration:06d}.parquet"
+    return [one for one in parquet.read(path) if one.ticket.policy_version >= oldest] if path.exists() else []
+
+
+def _replay(folder: Path, until: int, capacity: int, max_staleness: int | None) -> list[Trajectory]:
+    newest: list[Trajectory] = []
+    iteration = until
+    while iteration >= 0 and len(newest) < capacity:
+        newest = [*_fresh(folder, iteration, max_staleness), *newest]
+        iteration -= 1
+    return newest[-capacity:]

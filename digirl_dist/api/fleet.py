@@ -1,0 +1,175 @@
+"""A fleet of emulators to drive from Python: collects episodes with a policy, wherever they run."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from digirl_dist.api.episodes import Episodes
+from digirl_dist.api.training import compose
+from digirl_dist.errors import SettingsError
+from digirl_dist.storage.episode_index import summarise
+from digirl_dist.tasks import Plan, Task
+from digirl_dist.types import Json
+
+if TYPE_CHECKING:
+    from digirl_dist.api.policy import Policy
+    from digirl_dist.assembly.collector import OpenFleet
+    from digirl_dist.storage.checkpoint import Checkpoint
+
+
+_MEASURES = {"task_mode": "evaluate"}
+"""Nothing is learned, so every episode is awaited."""
+
+
+class Fleet:
+    """Emulators on machines that you can ssh to: ``Fleet(["10.0.0.2", "10.0.0.3"], bsize=8, emulator="phone")``.
+
+    ``Fleet.dry_run()`` starts localhost workers behind real SSH servers, ``Fleet.ray()`` actors of a Ray cluster, and
+    ``Fleet.inline()`` emulators of this machine alone. All take the settings that ``train`` takes; ``workers`` are the
+    entries of ``worker_ips``, and without them those of the YAML file. Use it as a context manager, or call ``close``.
+
+    The workers start with the first policy. Its agent is that of all later ones, which may have other weights.
+    Episodes are kept in ``save_path`` if one is given, a run folder that ``digirl-dist view`` shows.
+    """
+
+    def __init__(self, workers: Sequence[str | Mapping[str, Any]] = (), /, **settings: Any) -> None:
+        """Raises SettingsError for settings that are wrong; connects to nothing yet."""
+        from digirl_dist.assembly.parts import build_device
+        from digirl_dist.assembly.validate import refuse_contradictions
+
+        self._keeps = "save_path" in settings
+        folder = settings.pop("save_path", None) or tempfile.mkdtemp(prefix="digirl-dist-fleet-")
+        named = {"worker_ips": list(workers)} if workers else {}
+        try:
+            self._settings = compose("host", {**named, **settings, **_MEASURES, "save_path": str(folder)})
+            refuse_contradictions(self._settings)
+            self._device = build_device(self._settings, self._settings.emulator)
+        except BaseException:
+            self._forget(Path(folder))
+            raise
+        self._folder = Path(folder).expanduser().resolve()
+        self._stack = ExitStack()
+        self._stack.callback(self._forget, self._folder)
+        self._started: OpenFleet | None = None
+        self._pushed: tuple[Policy, Checkpoint] | None = None
+        self._rounds = 0
+
+    @classmethod
+    def dry_run(cls, workers: int = 2, /, **settings: Any) -> Fleet:
+        """Returns a fleet of localhost workers behind SSH servers with throw-away keys."""
+        return cls(dry_run=True, dry_run_workers=workers, **settings)
+
+    @classmethod
+    def ray(cls, workers: int = 2, /, address: str | None = None, **settings: Any) -> Fleet:
+        """Returns a fleet of actors of the Ray cluster at ``address``, ``local`` for one that is started here."""
+        return cls(collector={"name": "ray", "workers": workers, "address": address}, **settings)
+
+    @classmethod
+    def inline(cls, **settings: Any) -> Fleet:
+        """Returns a fleet of ``bsize`` emulators of this machine."""
+        return cls(parallel="single", **settings)
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The tasks of the task set."""
+        return list(self._device.tasks)
+
+    def push(self, policy: Policy) -> None:
+        """Begins to send the policy to the workers, so that the next ``collect`` with it need not wait."""
+        self._start(policy).push(self._checkpoint(policy))
+
+    def collect(
+        self,
+        policy: Policy,
+        tasks: Sequence[str | Task] | None = None,
+        episodes: int | None = None,
+        seed: int = 0,
+    ) -> Episodes:
+        """Runs ``episodes`` episodes (one per task if None) and returns them in the order of the tasks.
+
+        Tasks are ids of the task set, or Tasks; None means the whole set. ``seed`` determines how the episodes start
+        and what randomness the policy has, so a second call begins the same ones. Raises CollectionError, naming each
+        worker's reason, if an episode cannot be had, and SettingsError for a task that is not there.
+        """
+        fleet = self._start(policy)
+        checkpoint = self._checkpoint(policy)
+        chosen = self._chosen(tasks)
+        plan = Plan(chosen, episodes or len(chosen), seed, "sequential")
+        tickets = [replace(one, iteration=self._rounds) for one in plan.tickets(0, checkpoint.iteration)]
+        result = fleet.collector.collect(checkpoint, tickets)
+        fleet.context.store.append(result)
+        self._rounds += 1
+        found = result.trajectories
+        return Episodes(summarise(found), lambda row: found[row])
+
+    def status(self) -> dict[str, dict[str, Json]]:
+        """Returns what each worker does, its slots, when it was heard (monotonic seconds), and its last trouble.
+
+        It is at most a second old while ``collect`` runs in another thread. Empty before the first policy.
+        """
+        if self._started is None:
+            return {}
+        return {name: asdict(worker) for name, worker in dict(self._started.context.status.workers).items()}
+
+    def close(self) -> None:
+        """Ends the emulators and worker programs; a second call is harmless."""
+        self._stack.close()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self, policy: Policy) -> OpenFleet:
+        from digirl_dist.assembly.collector import open_fleet
+        from digirl_dist.assembly.parts import build_device
+        from digirl_dist.settings.plugins import AGENT
+
+        if self._started is None:
+            settings = replace(self._settings, agent=policy.settings or AGENT.settings("custom")(entry_point=""))
+            device = build_device(settings, settings.emulator)  # as this agent uses it
+            self._started = open_fleet(settings, device, policy.factory, self._folder, self._stack)
+            self._rounds = self._first_round(self._folder)
+        return self._started
+
+    def _checkpoint(self, policy: Policy) -> Checkpoint:
+        """The policy under a version of the fleet's own: the number of policies before it."""
+        from digirl_dist.storage.checkpoint import Checkpoints
+
+        if self._pushed is None or self._pushed[0] is not policy:
+            checkpoints = Checkpoints(self._folder / "checkpoints", keep=3)
+            newest = checkpoints.newest()
+            version = 0 if newest is None else newest.iteration + 1
+            state = policy.agent.state_dict()
+            if newest is not None and set(newest.tensors) != set(state):
+                raise SettingsError("this fleet runs another agent; open a second Fleet for this policy")
+            self._pushed = policy, checkpoints.save(version, state, {}, {})
+        return self._pushed[1]
+
+    def _chosen(self, tasks: Sequence[str | Task] | None) -> Sequence[Task]:
+        known = {task.id: task for task in self._device.tasks}
+        wanted = list(known) if tasks is None else tasks
+        missing = [task for task in wanted if isinstance(task, str) and task not in known]
+        if missing or not wanted:
+            there = ", ".join(list(known)[:20]) or "none"
+            raise SettingsError(f"there is no task {missing[0]!r}; there are {there}" if missing else "name a task")
+        return [known[task] if isinstance(task, str) else task for task in wanted]
+
+    @staticmethod
+    def _first_round(folder: Path) -> int:
+        """After those that an earlier fleet kept in the folder."""
+        return max((int(path.stem) + 1 for path in (folder / "trajectories").glob("[0-9]*.parquet")), default=0)
+
+    def _forget(self, folder: Path) -> None:
+        if not self._keeps:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,81 @@
+"""A policy that acts: an agent with the weights of one version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from digirl_dist.agent import ActionProbabilities, Agent, ExplainingAgent
+from digirl_dist.errors import AgentError, CheckpointError
+from digirl_dist.storage.checkpoint import Checkpoint
+from digirl_dist.trajectory import Decision, NoDecision, Observation
+
+if TYPE_CHECKING:
+    import torch
+
+    from digirl_dist.settings import AgentSettings
+
+
+class Policy:
+    """Acts on observations. ``Run(...).policy()`` has that of a run; ``Policy(MyAgent)`` begins with fresh weights.
+
+    ``agent`` builds the agent: a class or function without arguments. Weights ``state`` are those of its
+    ``state_dict``; without them, ``seed`` determines the fresh ones. Raises CheckpointError for those that do not fit.
+    """
+
+    def __init__(
+        self,
+        agent: Callable[[], Agent],
+        state: Mapping[str, torch.Tensor] | None = None,
+        version: int = 0,
+        seed: int = 0,
+    ) -> None:
+        import torch
+
+        self.factory = agent
+        self.version = version
+        """The number of updates that were made to it."""
+        self.settings: AgentSettings | None = None
+        """Those of the agent, of which a checkpoint tells."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.agent = agent()
+        if state is not None:
+            try:
+                self.agent.load_state_dict(state)
+            except RuntimeError as error:
+                raise CheckpointError(f"the weights do not fit the agent: {error}") from error
+        self.agent.train(False)
+        self._rng = np.random.default_rng(seed)
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint) -> Policy:
+        """Returns the policy of a checkpoint. Raises CheckpointError if it is damaged or does not name its agent."""
+        from digirl_dist.assembly.policy import agent_settings_of
+
+        settings, spec = agent_settings_of(checkpoint)
+        made = cls(settings.build(spec), checkpoint.state(), checkpoint.iteration)
+        made.settings = settings
+        return made
+
+    def act(self, observation: Observation, seed: int | None = None) -> Decision:
+        """Samples an action; the same ``seed`` gives the same one. Raises AgentError if the agent cannot decide."""
+        import torch
+
+        rng = self._rng if seed is None else np.random.default_rng(seed)
+        with torch.no_grad():
+            decision = self.agent.act([observation], [rng])[0]
+        if isinstance(decision, NoDecision):
+            raise AgentError(decision.reason)
+        return decision
+
+    def probabilities(self, observations: Sequence[Observation]) -> list[ActionProbabilities]:
+        """Returns how probable each action was to this policy. Raises AgentError for an agent that cannot tell."""
+        import torch
+
+        if not hasattr(self.agent, "probabilities"):
+            raise AgentError(f"{type(self.agent).__name__} does not tell the probabilities of its actions")
+        with torch.no_grad():
+            return list(cast(ExplainingAgent, self.agent).probabilities(observations))

@@ -1,0 +1,107 @@
+"""A run folder, to read: also while the run goes on, and without its emulators, agents or workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from digirl_dist.api.episodes import Episode, Episodes, import_pandas
+from digirl_dist.errors import CheckpointError, RunFolderError, TrajectoryError
+from digirl_dist.report.record import config_of, metrics_of
+from digirl_dist.storage import json_lines
+from digirl_dist.storage.checkpoint import Checkpoints
+from digirl_dist.storage.episode_index import EpisodeIndex
+from digirl_dist.types import Json
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow.dataset
+
+    from digirl_dist.api.explanation import Explanation
+    from digirl_dist.api.policy import Policy
+
+
+class Run:
+    """What a run left in its folder (``save_path``). Every call reads what is there now; nothing is written."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """Raises RunFolderError for a folder in which no run began."""
+        self.folder = Path(folder).expanduser()
+        if not (self.folder / "config.yaml").is_file():
+            raise RunFolderError(f"{self.folder} is no run folder: it has no config.yaml")
+        self.index = EpisodeIndex(self.folder)
+        """Of the episodes; follows the run when it is refreshed."""
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    def config(self) -> dict[str, Json]:
+        """Returns the composed configuration, secrets hidden. Raises RunFolderError if it is damaged."""
+        notes: list[str] = []
+        config = config_of(self.folder / "config.yaml", notes)
+        if notes:
+            raise RunFolderError(notes[0])
+        return {key: value for key, value in config.items() if key != "defaults"}
+
+    def figures(self) -> list[dict[str, Json]]:
+        """Returns the figures of each iteration, in order, as docs/run_folder.md explains them."""
+        return metrics_of(self.folder / "metrics.jsonl")
+
+    def metrics(self) -> pandas.DataFrame:
+        """Returns ``figures`` with a row per iteration."""
+        return import_pandas().DataFrame(self.figures())
+
+    def evaluations(self) -> pandas.DataFrame:
+        """Returns a row per evaluation of a checkpoint."""
+        return import_pandas().DataFrame(json_lines.read(self.folder / "evaluation.jsonl"))
+
+    def events(self) -> pandas.DataFrame:
+        """Returns a row per event of a worker, slot or transfer."""
+        return import_pandas().DataFrame(json_lines.read(self.folder / "events.jsonl"))
+
+    def episodes(self) -> Episodes:
+        """Returns all episodes, those of evaluations and of the iteration under way included."""
+        self.index.refresh()
+        return Episodes(self.index.table(), self.index.read)
+
+    def episode(self, key: str) -> Episode:
+        """Returns one episode by its ``key`` (t12.5: ticket 5 of iteration 12). Raises TrajectoryError."""
+        self.index.refresh()
+        try:
+            return Episode.of(self.index.read(self.index.row(key)))
+        except KeyError as error:
+            raise TrajectoryError(f"{self.folder} has no episode {key}") from error
+
+    def steps(self) -> pyarrow.dataset.Dataset:
+        """Returns the steps of all finished iterations, screenshots included, for Arrow, DuckDB and Polars.
+
+        Nothing is read before columns and rows are chosen.
+        """
+        import pyarrow.dataset
+
+        files = sorted(map(str, (self.folder / "trajectories").glob("[0-9]*.parquet")))
+        return pyarrow.dataset.dataset(files, format="parquet")
+
+    def checkpoints(self) -> list[int]:
+        """Returns the policy versions that are kept."""
+        return Checkpoints(self.folder / "checkpoints").iterations()
+
+    def policy(self, version: int | None = None) -> Policy:
+        """Returns the newest policy, or that of a version. Raises CheckpointError if it is not kept."""
+        from digirl_dist.api.policy import Policy
+
+        kept = self.checkpoints()
+        if not kept or (version is not None and version not in kept):
+            wanted = "no checkpoint" if version is None else f"no checkpoint {version}"
+            raise CheckpointError(f"{self.folder} has {wanted}; kept are {', '.join(map(str, kept)) or 'none'}")
+        return Policy.load(Checkpoints(self.folder / "checkpoints").open(kept[-1] if version is None else version))
+
+    def explain(self, episode: Episode, version: int | None = None) -> Explanation:
+        """Returns what the policy that acted (or ``version``) thought at each step, and what the update made of it."""
+        from digirl_dist.api.explanation import explain
+
+        return explain(self, episode, version)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"

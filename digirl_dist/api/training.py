@@ -1,0 +1,77 @@
+"""Training from Python, with the settings of the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from digirl_dist.api.run import Run
+
+if TYPE_CHECKING:
+    from digirl_dist.settings import Settings
+
+CONFIG_PATH = "config/multimachine"
+
+
+def train(config: str = "host", /, *, config_path: str = CONFIG_PATH, **settings: Any) -> Run:
+    """Trains as ``python run.py --config-name CONFIG key=value …`` does, and returns the run.
+
+    ``settings`` are the keys of the configuration. Those of a group are a mapping, whose ``name`` chooses the option:
+    ``train(dry_run=True, emulator={"name": "gymnasium", "id": "CartPole-v1"}, agent="generic")``. A class stands for
+    its import path: ``algorithm={"entry_point": MyAlgorithm}``. Calling it again continues the run in ``save_path``.
+
+    Raises SettingsError before anything is started, and other DigirlDistErrors as docs/faults.md has them.
+    """
+    from digirl_dist.assembly import run
+
+    composed = compose(config, settings, config_path)
+    run.run(composed)
+    return Run(composed.save_path)
+
+
+def compose(config: str, settings: Mapping[str, Any], config_path: str = CONFIG_PATH) -> Settings:
+    """Returns the configuration with these settings. Raises SettingsError naming what is wrong."""
+    from digirl_dist.settings import configuration
+
+    return configuration.load(config_path, config, list(overrides(settings)))
+
+
+def overrides(settings: Mapping[str, Any], group: str = "") -> Iterator[str]:
+    """Yields settings in the grammar of the command line; the choice of an option comes before its values."""
+    for key, value in settings.items():
+        name = f"{group}{key}"
+        if not isinstance(value, Mapping) or not value or not all(str(each).isidentifier() for each in value):
+            yield f"{name}={_written(value)}"
+        elif "name" in value and not group:
+            yield f"{name}={value['name']}"
+            yield from overrides({each: value[each] for each in value if each != "name"}, f"{name}.")
+        else:
+            yield from overrides(value, f"{name}.")
+
+
+def _written(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case Enum():
+            return value.name
+        case bool() | int() | float():
+            return str(value).lower()
+        case Mapping():
+            return "{" + ",".join(f"{_written(key)}:{_written(each)}" for key, each in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ",".join(map(_written, value)) + "]"
+        case str():
+            return _quoted(value)
+        case _ if callable(value):
+            return f"'{value.__module__}:{value.__qualname__}'"
+        case _:
+            return f"'{value}'"
+
+
+def _quoted(text: str) -> str:
+    """In Hydra's grammar a backslash is one, except before a quote; OmegaConf's ``${`` would refer to a key."""
+    escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", text.replace("${", "\\${")).replace("'", "\\'")
+    return f"'{escaped}'"

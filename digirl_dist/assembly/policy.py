@@ -1,0 +1,67 @@
+"""A checkpoint's agent: what its manifest says of it, and the agent that is built from that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from digirl_dist.agent.plugins import AgentPlugin
+from digirl_dist.emulator import Actions, BoxActions, DeviceActions, DiscreteActions, EmulatorSpec, ProductActions
+from digirl_dist.errors import CheckpointError, SettingsError
+from digirl_dist.settings import Settings, configuration
+from digirl_dist.settings.plugins import AGENT
+from digirl_dist.storage.checkpoint import Checkpoint
+from digirl_dist.types import Json
+
+_ACTIONS = {"device": DeviceActions, "discrete": DiscreteActions, "box": BoxActions, "product": ProductActions}
+
+
+def describe_policy(settings: Settings, spec: EmulatorSpec) -> dict[str, Json]:
+    """Returns the agent's settings, secrets hidden, and the shapes of the emulator that it fits."""
+    shapes = {"actions": _described(spec.actions), "vector_size": spec.vector_size, "image_size": spec.image_size}
+    return {"agent": configuration.as_mapping(settings.agent), "emulator": shapes}
+
+
+def agent_settings_of(checkpoint: Checkpoint) -> tuple[AgentPlugin, EmulatorSpec]:
+    """Returns what ``describe_policy`` was told. Raises CheckpointError if the manifest does not say."""
+    try:
+        about, shapes = checkpoint.policy["agent"], checkpoint.policy["emulator"]
+        size = shapes["image_size"]
+        spec = EmulatorSpec(_read(shapes["actions"]), shapes["vector_size"], None if size is None else tuple(size))
+        default = AGENT.settings(about["name"])()
+        settings = configuration.merged(default, about, f"{checkpoint.folder}/manifest.json")
+    except (KeyError, TypeError, ValueError, ModuleNotFoundError, SettingsError) as error:
+        raise CheckpointError(
+            f"{checkpoint.folder}/manifest.json does not say which agent it is of ({error!r}); checkpoints of earlier "
+            "versions do not: resume the run with this version to write one that does"
+        ) from error
+    assert isinstance(settings, AgentPlugin)
+    return settings, spec
+
+
+def _described(actions: Actions) -> dict[str, Json]:
+    kind = next(name for name, cls in _ACTIONS.items() if isinstance(actions, cls))
+    return {"kind": kind, **{name: _plain(value) for name, value in vars(actions).items()}}
+
+
+def _plain(value: Any) -> Json:
+    """Strict JSON knows no infinite numbers."""
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, DiscreteActions | BoxActions):
+        return _described(value)
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _read(described: Mapping[str, Json]) -> Actions:
+    values = {name: value for name, value in described.items() if name != "kind"}
+    match described["kind"]:
+        case "box":
+            return BoxActions(*(tuple(map(float, values[name])) for name in ("low", "high")))
+        case "product":
+            parts = [_read(part) for part in values["parts"]]
+            return ProductActions(tuple(part for part in parts if isinstance(part, DiscreteActions | BoxActions)))
+        case "discrete":
+            return DiscreteActions(values["n"])
+    return DeviceActions(**{name: tuple(value) for name, value in values.items()})

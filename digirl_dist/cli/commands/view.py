@@ -1,0 +1,45 @@
+"""Shows runs in the browser: curves side by side, every episode step by step, tasks and workers over time.
+
+The page is served on a loopback port of this machine; its address, which is printed, holds a token. From another
+machine: ssh -L 8765:127.0.0.1:8765 THIS_MACHINE, with --port 8765 here.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="run folders; without any, all below runs/")
+    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0, the default, takes a free one")
+    parser.add_argument("--bundle", metavar="FILE", help="write one file (.html or .zip) that needs no server, and end")
+
+
+def execute(options: argparse.Namespace) -> int:
+    from digirl_dist.api.run import Run
+    from digirl_dist.settings.extras import extra_needed
+
+    runs = [Run(folder) for folder in options.runs or _below(Path("runs"))]
+    if options.bundle is not None:
+        from digirl_dist.viewer.bundle import write_bundle
+
+        print(write_bundle(runs, Path(options.bundle)))
+        return 0
+    with extra_needed("digirl-dist view", "Starlette and uvicorn", "view"):
+        from digirl_dist.viewer.server import Viewer
+
+    viewer = Viewer(runs, options.port)
+    print(f"open {viewer.url}\nCtrl-C ends it", flush=True)
+    viewer.serve()
+    return 0
+
+
+def _below(folder: Path) -> list[Path]:
+    """Raises SettingsError if there is no run."""
+    from digirl_dist.errors import SettingsError
+
+    found = sorted(path.parent for path in folder.glob("*/config.yaml"))
+    if not found:
+        raise SettingsError(f"there is no run below {folder.resolve()}: name run folders: digirl-dist view runs/demo")
+    return found

@@ -1,0 +1,202 @@
+"""An index of a run's episodes: one row each, without screenshots, so that 100,000 of them are at hand.
+
+Only the small columns of the trajectory files are read, and each file once. A run that is still going on is followed:
+``refresh`` adds what has landed since, together with what ``events.jsonl`` says of it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from digirl_dist.errors import TrajectoryError
+from digirl_dist.storage import parquet
+from digirl_dist.storage.json_lines import JsonLines
+from digirl_dist.trajectory import Trajectory
+from digirl_dist.types import Json
+
+_PER_EPISODE = ("iteration", "ticket", "worker", "slot", "policy_version", "task", "instruction", "seed", "success")
+_PER_STEP = ("step", "reward", "truncated")
+_WORDS = ["worker", "task", "instruction"]
+_ROWS_AT_ONCE = 64
+_PREFIX = {"train": "t", "evaluate": "e", "measure": "m"}
+
+Columns = dict[str, pa.Array]
+
+
+class EpisodeIndex:
+    """The episodes of a run folder, in the order in which they were found; a row never changes its place.
+
+    ``key`` identifies an episode in its run: t, e or m for training, evaluation while training, and measurements of
+    ``--config-name eval``, then iteration and ticket (of a measurement: checkpoint, round and ticket).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._events = JsonLines(folder / "events.jsonl")
+        self._pending: defaultdict[Json, list[str]] = defaultdict(list)
+        self._chunks: list[pa.Table] = []
+        self._row_of: dict[str, int] = {}
+        self._place: list[tuple[Path, int]] = []
+        """The file of each row, and the episode's first row in it."""
+        self._seen: set[Path] = set()
+        self._arrivals: dict[str, tuple[float, int, str]] = {}
+        """What the events say of episodes, by key; of some before their file has been read."""
+        self.notes: list[str] = []
+        """Files that could not be read, with the reason."""
+
+    def __len__(self) -> int:
+        return len(self._place)
+
+    def refresh(self, most_files: int | None = None) -> int:
+        """Adds new episodes, of at most so many more files; returns how many files remain to be read."""
+        new = [path for path in _files(self._folder) if path not in self._seen]
+        for path in new[:most_files]:
+            self._add(path)
+        self._tell(self._events.news(self._events.size()))
+        return len(new) - len(new[:most_files])
+
+    def table(self, first: int = 0) -> pa.Table:
+        """Returns the rows from ``first`` on. ``time`` (Unix seconds), ``attempt`` and ``trouble`` are from the events:
+        when the episode landed, how often its ticket was leased before, and why."""
+        if not self._chunks:
+            return _empty()
+        rows = pa.concat_tables(self._chunks).slice(first).combine_chunks()
+        arrivals = [self._arrivals.get(key, (None, None, "")) for key in rows["key"].to_pylist()]
+        for place, (name, kind) in enumerate(
+            (("time", pa.float64()), ("attempt", pa.int32()), ("trouble", pa.string()))
+        ):
+            rows = rows.append_column(name, pa.array([arrival[place] for arrival in arrivals], kind))
+        return rows
+
+    def row(self, key: str) -> int:
+        """Returns the row of an episode. Raises KeyError."""
+        return self._row_of[key]
+
+    def read(self, row: int) -> Trajectory:
+        """Returns the whole episode. Reads no more than a part of its file at once. Raises TrajectoryError."""
+        if not self._place[row][0].exists():  # its iteration has ended since
+            self.refresh()
+        path, first = self._place[row]
+        try:
+            with pq.ParquetFile(path) as file:
+                return parquet.from_table(_episode(file, first))[0]
+        except (pa.ArrowException, OSError, IndexError, TrajectoryError) as error:
+            raise TrajectoryError(f"{path} is not a trajectory file: {error}") from error
+
+    def _add(self, path: Path) -> None:
+        self._seen.add(path)
+        try:
+            columns, firsts = _summary(path)
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            if ".landing" not in path.parts:  # that one has become part of its iteration's file
+                self.notes.append(f"{path.name} is not a trajectory file: {error}")
+            return
+        keys = columns["key"].to_pylist()
+        fresh = []
+        for number, (key, first) in enumerate(zip(keys, firsts, strict=True)):
+            if key in self._row_of:
+                self._place[self._row_of[key]] = (path, first)
+            else:
+                self._row_of[key] = len(self._place)
+                self._place.append((path, first))
+                fresh.append(number)
+        if fresh:
+            self._chunks.append(pa.table(columns).take(pa.array(fresh)))
+
+    def _tell(self, events: Iterable[Mapping[str, Json]]) -> None:
+        for event in events:
+            ticket = event.get("ticket")
+            if event.get("event") == "episode_retried" and type(ticket) is int:
+                self._pending[ticket].append(str(event.get("reason", "")))
+            elif event.get("event") == "episode" and type(ticket) is int:
+                key = f"{_PREFIX.get(str(event.get('purpose')), 't')}{event.get('iteration')}.{ticket}"
+                trouble = "; ".join(dict.fromkeys(self._pending.pop(ticket, [])))
+                attempt, time = event.get("attempt", 0), event.get("time")
+                if isinstance(time, float) and type(attempt) is int:
+                    self._arrivals[key] = (time, attempt, trouble)
+
+
+def summarise(episodes: Sequence[Trajectory]) -> pa.Table:
+    """Returns the rows of episodes that are in memory, as ``EpisodeIndex.table`` has them without the events."""
+    if not episodes:
+        return _empty()
+    return pa.table(_summarised(pa.concat_tables([parquet.to_table(one) for one in episodes]), "")[0])
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Files of finished iterations, of evaluations, and of single episodes that have just landed."""
+    trajectories = folder / "trajectories"
+    yield from sorted(trajectories.glob("[0-9]*.parquet"))
+    yield from sorted(folder.glob("evaluation/[0-9]*/*.parquet"))
+    yield from sorted(trajectories.glob(".landing/[0-9]*/*.parquet"))
+    yield from sorted(trajectories.glob(".landing/evaluation/[0-9]*/*.parquet"))
+
+
+def _summary(path: Path) -> tuple[Columns, list[int]]:
+    """Returns one row per episode of a file, and where each begins."""
+    with pq.ParquetFile(path, read_dictionary=_WORDS) as file:
+        names = set(file.schema_arrow.names)
+        wanted = [name for name in (*_PER_EPISODE, *_PER_STEP, "purpose") if name in names]
+        rows = file.read(columns=wanted, use_threads=False)
+    is_measure = path.parent.parent.name == "evaluation" and path.name[0].isdigit() and ".landing" not in path.parts
+    return _summarised(rows, "measure" if is_measure else "")
+
+
+def _summarised(rows: pa.Table, purpose: str) -> tuple[Columns, list[int]]:
+    firsts = np.flatnonzero(rows["step"].to_numpy() == 0)
+    if len(firsts) == 0 or firsts[0] != 0:
+        raise ValueError("its rows are not in order")
+    starts = pa.array(firsts)
+    columns = {name: _one(rows[name]).take(starts) for name in _PER_EPISODE}
+    for name in _WORDS:
+        columns[name] = columns[name].cast(pa.string())
+    columns["steps"] = pa.array(np.diff([*firsts, rows.num_rows]), pa.int32())
+    columns["reward"] = pa.array(np.add.reduceat(rows["reward"].to_numpy().astype(np.float64), firsts))
+    columns["truncated"] = _one(rows["truncated"]).take(pa.array([*(firsts[1:] - 1), rows.num_rows - 1]))
+    known = (
+        _one(rows["purpose"]).take(starts).to_pylist() if "purpose" in rows.schema.names else ["train"] * len(firsts)
+    )
+    columns["purpose"] = pa.array([purpose or each for each in known], pa.string())
+    columns["key"] = pa.array(list(_keys(columns)), pa.string())
+    return columns, firsts.tolist()
+
+
+def _keys(columns: Columns) -> Iterator[str]:
+    names = ("purpose", "iteration", "ticket", "policy_version")
+    for purpose, iteration, ticket, version in zip(*(columns[name].to_pylist() for name in names), strict=True):
+        of = f"{version}." if purpose == "measure" else ""
+        yield f"{_PREFIX.get(purpose, 't')}{of}{iteration}.{ticket}"
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks()
+
+
+def _episode(file: pq.ParquetFile, first: int) -> pa.Table:
+    """Returns the rows of the episode that begins with this row."""
+    found: list[pa.RecordBatch] = []
+    place = 0
+    for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, use_threads=False):
+        after = place + batch.num_rows
+        if after > first:
+            rows = batch.slice(max(0, first - place))
+            starts = [int(each) for each in np.flatnonzero(rows["step"].to_numpy() == 0) if found or each > 0]
+            found.append(rows.slice(0, starts[0] if starts else rows.num_rows))
+            if starts:
+                break
+        place = after
+    return pa.Table.from_batches(found)
+
+
+def _empty() -> pa.Table:
+    numbers = {"slot": pa.int32(), "steps": pa.int32(), "seed": pa.int64(), "policy_version": pa.int64()}
+    numbers |= {"iteration": pa.int32(), "ticket": pa.int32(), "reward": pa.float64(), "time": pa.float64()}
+    flags = {"success": pa.bool_(), "truncated": pa.bool_(), "attempt": pa.int32()}
+    words = dict.fromkeys(("worker", "task", "instruction", "purpose", "key", "trouble"), pa.string())
+    return pa.schema({**numbers, **flags, **words}.items()).empty_table()

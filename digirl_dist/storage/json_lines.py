@@ -1,0 +1,51 @@
+"""Files of one JSON object per line, which may still be growing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from digirl_dist.types import Json
+
+
+def read(path: Path, newest_bytes: int | None = None) -> list[dict[str, Json]]:
+    """Returns the objects of the file, or of its newest bytes; skips lines that are not complete JSON objects."""
+    lines = JsonLines(path)
+    if newest_bytes is not None:
+        lines.skip_to(lines.size() - newest_bytes)
+    return list(lines.news(lines.size()))
+
+
+class JsonLines:
+    """Reads a growing file bit by bit."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+
+    def size(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    def skip_to(self, place: int) -> None:
+        self._read = max(self._read, place)
+
+    def news(self, until: int) -> Iterator[dict[str, Json]]:
+        """Yields the objects up to byte ``until`` that were not yielded before, line by line."""
+        if until <= self._read:
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            while self._read < until and (line := file.readline()).endswith(b"\n"):
+                self._read += len(line)
+                parsed = _parsed(line)
+                if isinstance(parsed, dict):
+                    yield parsed
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None

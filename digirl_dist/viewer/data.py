@@ -1,0 +1,182 @@
+"""What the pages of the viewer ask for, as JSON; everything is read through ``digirl_dist.Run``."""
+
+from __future__ import annotations
+
+import io
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from PIL import Image
+
+from digirl_dist.api.run import Run
+from digirl_dist.emulator.touch_actions import SAID, TOKENS
+from digirl_dist.errors import RunFolderError
+from digirl_dist.report.episodes import caption
+from digirl_dist.report.picture import SHOWN_FORMATS, is_screen
+from digirl_dist.report.why import is_running
+from digirl_dist.storage import json_lines
+from digirl_dist.trajectory import Observation, Step, Trajectory
+from digirl_dist.types import Json
+
+STATIC = files("digirl_dist.viewer").joinpath("static")
+"""The page, its style and its scripts."""
+
+_FILES_AT_ONCE = 10
+_REMEMBERED = 8
+"""Episodes that were read last: their screenshots are asked for one by one."""
+_EVENT_BYTES = 4 * 2**20
+_SHOWN_EVENTS = ("worker_joined", "worker_lost", "pushed", "slot", "bsize", "worker_added", "worker_left")
+_BULKY = ("slot_seconds", "slot_seconds_by_worker", "episodes_by_worker")
+_NUMBERS = ("iteration", "ticket", "slot", "policy_version", "seed", "steps", "attempt")
+_REALS = ("reward", "time")
+_FLAGS = ("success", "truncated")
+_WORDS = ("worker", "task", "instruction", "purpose", "trouble")
+
+
+class ViewedRun:
+    """A run and its index, which one thread follows while others answer requests."""
+
+    def __init__(self, run: Run, name: str) -> None:
+        self.run = run
+        self.name = name
+        self._lock = threading.Lock()
+        self._unread = 1
+        self._recent: OrderedDict[str, Trajectory] = OrderedDict()
+
+    def follow(self, everything: bool = False) -> None:
+        """Reads what has been added to the folder, of many files a part of them."""
+        with self._lock:
+            self._unread = self.run.index.refresh(None if everything else _FILES_AT_ONCE)
+
+    def progress(self) -> dict[str, Json]:
+        """Returns what changes while the run goes on: a page asks for the rest when this does."""
+        metrics = self.run.folder / "metrics.jsonl"
+        size = metrics.stat().st_size if metrics.exists() else 0
+        return {"name": self.name, "episodes": len(self.run.index), "unread": self._unread, "metrics": size}
+
+    def summary(self) -> dict[str, Json]:
+        """Returns the run's configuration, flat, its figures, evaluations and kept checkpoints."""
+        notes = list(self.run.index.notes)
+        try:
+            config = dict(_flat(self.run.config()))
+        except RunFolderError as error:
+            config, notes = {}, [*notes, str(error)]
+        figures = [{key: line[key] for key in line if key not in _BULKY} for line in self.run.figures()]
+        measured = json_lines.read(self.run.folder / "evaluation.jsonl")
+        about = {"config": config, "metrics": figures, "evaluations": measured, "notes": notes}
+        there = {"checkpoints": self.run.checkpoints(), "running": is_running(self.run.folder)}
+        cleaned: dict[str, Json] = clean({**self.progress(), "folder": str(self.run.folder), **about, **there})
+        return cleaned
+
+    def rows(self, first: int) -> dict[str, Json]:
+        """Returns the index from row ``first`` on, by columns; texts are numbers into a list of ``words``."""
+        with self._lock:
+            table, unread = self.run.index.table(first), self._unread
+        columns: dict[str, Json] = {name: table[name].to_pylist() for name in (*_NUMBERS, *_FLAGS)}
+        columns |= {name: _finite(table[name]) for name in _REALS}
+        columns |= {name: _coded(table[name]) for name in _WORDS}
+        return {"first": first, "count": table.num_rows, "unread": unread, "columns": columns}
+
+    def episode(self, key: str) -> dict[str, Json]:
+        """Returns an episode without its pictures. Raises KeyError, TrajectoryError."""
+        one = self._read(key)
+        steps, seen = [_step(step) for step in one.steps], [_seen(each) for each in observations(one)]
+        shown: dict[str, Json] = clean({"id": one.episode_id, "steps": steps, "seen": seen})
+        return shown
+
+    def image(self, key: str, place: int) -> tuple[bytes, str] | None:
+        """Returns the screenshot before step ``place`` with its MIME type; None for what is no screenshot.
+
+        Raises KeyError, TrajectoryError.
+        """
+        seen = observations(self._read(key))
+        return screenshot(seen[place].image) if 0 <= place < len(seen) else None
+
+    def _read(self, key: str) -> Trajectory:
+        with self._lock:
+            if key not in self._recent:
+                self._recent[key] = self.run.index.read(self.run.index.row(key))
+                if len(self._recent) > _REMEMBERED:
+                    self._recent.popitem(last=False)
+            return self._recent[key]
+
+    def timeline(self) -> dict[str, Json]:
+        """Returns the slots' seconds of each iteration by worker and activity, and what happened to workers when."""
+        lines = [line for line in self.run.figures() if isinstance(line.get("slot_seconds_by_worker"), dict)]
+        wanted = ("iteration", "time", "iteration_s", "slot_seconds_by_worker")
+        events = json_lines.read(self.run.folder / "events.jsonl", _EVENT_BYTES)
+        told = [event for event in events if event.get("event") in _SHOWN_EVENTS]
+        shown = {"iterations": [{key: line.get(key) for key in wanted} for line in lines], "events": told}
+        cleaned: dict[str, Json] = clean(shown)
+        return cleaned
+
+
+def named(runs: Sequence[Run]) -> dict[str, ViewedRun]:
+    """Returns runs by names that tell them apart."""
+    found: dict[str, ViewedRun] = {}
+    for run in runs:
+        name, number = run.name, 2
+        while name in found:
+            name, number = f"{run.name}~{number}", number + 1
+        found[name] = ViewedRun(run, name)
+    return found
+
+
+def observations(one: Trajectory) -> list[Observation]:
+    """Returns what was seen before each step, and after the last one."""
+    return [*(step.observation for step in one.steps), one.final_observation]
+
+
+def screenshot(image: bytes | None) -> tuple[bytes, str] | None:
+    """Returns PNG or JPEG bytes as they are, with their MIME type; None for anything else that a worker may send."""
+    try:
+        with Image.open(io.BytesIO(image or b""), formats=SHOWN_FORMATS) as opened:
+            return (image or b"", Image.MIME[opened.format or "PNG"]) if is_screen(opened) else None
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
+
+
+def clean(value: Any) -> Any:
+    """Returns JSON that browsers read: numbers that are not finite become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): clean(each) for key, each in value.items()}
+    return [clean(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _step(step: Step) -> dict[str, Json]:
+    action = step.action if isinstance(step.action, dict) else {}
+    shown = {key: value for key, value in action.items() if key != TOKENS} if action else step.action
+    ends = {"terminated": step.terminated, "truncated": step.truncated}
+    said = {"said": action.get(SAID), "caption": caption(step.action)}
+    return {"action": shown, **said, "log_prob": step.log_prob, "reward": step.reward, **ends}
+
+
+def _seen(observation: Observation) -> dict[str, Json]:
+    vector = None if observation.vector is None else observation.vector.tolist()
+    return {"text": observation.text, "pictured": observation.image is not None, "vector": vector}
+
+
+def _flat(config: Mapping[str, Json], prefix: str = "") -> list[tuple[str, Json]]:
+    found: list[tuple[str, Json]] = []
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        found += _flat(value, f"{name}.") if isinstance(value, dict) and value else [(name, value)]
+    return found
+
+
+def _finite(column: pa.ChunkedArray) -> list[float | None]:
+    found: list[float | None] = pc.if_else(pc.is_finite(column), column, None).to_pylist()
+    return found
+
+
+def _coded(column: pa.ChunkedArray) -> dict[str, Json]:
+    coded = column.combine_chunks().dictionary_encode()
+    return {"words": coded.dictionary.to_pylist(), "codes": coded.indices.to_pylist()}

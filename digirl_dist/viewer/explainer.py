@@ -1,0 +1,54 @@
+"""Explanations of episodes, computed in a process of their own: the server needs no torch, and stays small."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict
+from pathlib import Path
+
+from digirl_dist.types import Json
+
+_NICE = 5
+"""Pages and pictures come before explanations."""
+
+
+class Explainer:
+    """Starts its process with the first request."""
+
+    def __init__(self) -> None:
+        self._pool: ProcessPoolExecutor | None = None
+        self._last: Future[dict[str, Json]] | None = None
+
+    def explain(self, folder: Path, key: str, version: int | None) -> dict[str, Json]:
+        """Returns an ``Explanation`` as JSON. Raises DigirlDistError, or RuntimeError if the process dies.
+
+        A request that has not begun gives way to a newer one: who leafs through episodes waits for the last alone.
+        """
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), os.nice, (_NICE,))
+        if self._last is not None:
+            self._last.cancel()
+        self._last = asked = self._pool.submit(_explain, folder, key, version)
+        try:
+            return asked.result()
+        except CancelledError as error:
+            raise RuntimeError("another episode was asked for since") from error
+        except BrokenProcessPool as error:
+            self._pool = None
+            raise RuntimeError(
+                "the process that computes explanations has died; is there too little memory?"
+            ) from error
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _explain(folder: Path, key: str, version: int | None) -> dict[str, Json]:
+    from digirl_dist.api.run import Run
+
+    run = Run(folder)
+    return asdict(run.explain(run.episode(key), version))

@@ -1,0 +1,232 @@
+"""The viewer's server: one user, one machine, nothing that changes anything.
+
+Whoever opens a page must have the token, which is in the address once and in a cookie from then on. The address in the
+Host header must be this machine's own, so that no other site's name leads here. Texts of workers are sent as JSON and
+become text nodes; pictures are sent only if they are PNG or JPEG.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from digirl_dist.api.run import Run
+from digirl_dist.errors import DigirlDistError, TrajectoryError
+from digirl_dist.viewer.data import STATIC, ViewedRun, clean, named
+from digirl_dist.viewer.explainer import Explainer
+
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_LOOK_S = 0.3
+_FIRST_S = 2.0
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Viewer:
+    """Serves runs on a loopback port until it is closed."""
+
+    def __init__(self, runs: Sequence[Run], port: int = 0) -> None:
+        """``port`` 0 takes a free one. Raises OSError if it is taken."""
+        self._socket = socket.create_server(("127.0.0.1", port))
+        self._token = secrets.token_urlsafe(24)
+        self._pages = Pages(named(runs))
+        app = Guard(self._pages.app(), self._token, self.port)
+        config = uvicorn.Config(
+            app, log_level="critical", access_log=False, server_header=False, timeout_graceful_shutdown=1
+        )
+        self._server = uvicorn.Server(config)
+
+    @property
+    def port(self) -> int:
+        return int(self._socket.getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        """The address with the token, which is a secret of this machine's user."""
+        return f"http://127.0.0.1:{self.port}/?token={self._token}"
+
+    def serve(self) -> None:
+        """Returns after Ctrl-C, or after ``close`` in another thread."""
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        self._pages.closing.set()
+        self._server.should_exit = True
+
+
+class Guard:
+    """Lets requests through that come from this user's browser, by this machine's own name, and only read."""
+
+    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
+        self._app = app
+        self._token = token
+        self._cookie = f"digirl-dist-{port}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        else:
+            refused = self._refusal(Request(scope))
+            await (refused or self._app)(scope, receive, _with_headers(send))
+
+    def _refusal(self, request: Request) -> Response | None:
+        """None for a request that may pass."""
+        if _host(request.headers) not in _LOOPBACK:
+            return PlainTextResponse("this server answers to 127.0.0.1 and localhost only", 421)
+        if request.method not in ("GET", "HEAD"):
+            return PlainTextResponse("this server only shows", 405)
+        given = request.query_params.get("token")
+        if request.url.path == "/" and given is not None and self._is_token(given):
+            found = RedirectResponse("/", 303)
+            found.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
+            return found
+        if not self._is_token(request.cookies.get(self._cookie, "")):
+            return PlainTextResponse("open the address that digirl-dist view printed, with its token", 403)
+        return None
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode())
+
+
+class Pages:
+    """What there is to ask for. A thread follows the runs."""
+
+    def __init__(self, runs: Mapping[str, ViewedRun]) -> None:
+        self._runs = runs
+        self._explainer = Explainer()
+        self._asked = threading.Event()
+        self.closing = threading.Event()
+
+    def app(self) -> Starlette:
+        """Returns the application; the requests below ``/api`` name a run."""
+        routes = [
+            Route("/", self._static),
+            Route("/static/{name}", self._static),
+            Route("/api/runs", self._summaries),
+            Route("/api/rows", self._of_run(lambda run, request: run.rows(_number(request, "first") or 0))),
+            Route("/api/timeline", self._of_run(lambda run, request: run.timeline())),
+            Route("/api/episode", self._of_run(lambda run, request: run.episode(request.query_params["key"]))),
+            Route("/api/explain", self._of_run(self._explain)),
+            Route("/api/image", self._image),
+            Route("/api/live", self._live),
+        ]
+        return Starlette(routes=routes, lifespan=self._lifespan)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        threading.Thread(target=self._follow, name="follow-runs", daemon=True).start()
+        yield
+        self.closing.set()
+        self._explainer.close()
+
+    def _follow(self) -> None:
+        self._asked.wait(_FIRST_S)  # the page comes first
+        while not self.closing.is_set():
+            began = time.monotonic()
+            for run in self._runs.values():
+                run.follow()
+            unread = any(run.progress()["unread"] for run in self._runs.values())
+            self.closing.wait(time.monotonic() - began if unread else _LOOK_S)
+
+    def _static(self, request: Request) -> Response:
+        name = request.path_params.get("name", "index.html")
+        suffix = name.rsplit(".", 1)[-1]
+        if name not in {each.name for each in STATIC.iterdir()} or suffix not in _TYPES:
+            return PlainTextResponse("there is no such page", 404)
+        return Response(STATIC.joinpath(name).read_bytes(), media_type=_TYPES[suffix])
+
+    def _summaries(self, request: Request) -> Response:
+        answer = _json([run.summary() for run in self._runs.values()])
+        self._asked.set()
+        return answer
+
+    def _of_run(self, answer: Callable[[ViewedRun, Request], Any]) -> Callable[[Request], Response]:
+        def respond(request: Request) -> Response:
+            try:
+                return _json(answer(self._runs[request.query_params["run"]], request))
+            except KeyError as error:
+                return PlainTextResponse(f"there is no {error}", 404)
+            except (DigirlDistError, RuntimeError) as error:
+                return PlainTextResponse(str(error), 500)
+
+        return respond
+
+    def _explain(self, run: ViewedRun, request: Request) -> Any:
+        return clean(self._explainer.explain(run.run.folder, request.query_params["key"], _number(request, "version")))
+
+    def _image(self, request: Request) -> Response:
+        asked = request.query_params
+        try:
+            found = self._runs[asked["run"]].image(asked["key"], _number(request, "step") or 0)
+        except (KeyError, TrajectoryError):
+            found = None
+        return PlainTextResponse("no screenshot", 404) if found is None else Response(found[0], media_type=found[1])
+
+    async def _live(self, request: Request) -> Response:
+        """Server-sent events: one at the start, and one whenever a run has something new."""
+        return StreamingResponse(self._changes(request), media_type="text/event-stream")
+
+    async def _changes(self, request: Request) -> AsyncIterator[str]:
+        told = None
+        while not self.closing.is_set() and not await request.is_disconnected():
+            now = [run.progress() for run in self._runs.values()]
+            if now != told:
+                told = now
+                yield f"data: {json.dumps(now)}\n\n"
+            await asyncio.sleep(_LOOK_S)
+
+
+def _with_headers(send: Send) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            added = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+            message = {**message, "headers": [*message["headers"], *added]}
+        await send(message)
+
+    return sending
+
+
+def _host(headers: Headers) -> str | None:
+    try:
+        return urlsplit(f"//{headers.get('host', '')}").hostname
+    except ValueError:
+        return None
+
+
+def _number(request: Request, name: str) -> int | None:
+    """None for what is no whole number."""
+    given = request.query_params.get(name, "")
+    return int(given) if given.isascii() and given.isdigit() and len(given) < 16 else None
+
+
+def _json(content: Any) -> Response:
+    """In ASCII: lone surrogates pass as escapes."""
+    return Response(json.dumps(content, separators=(",", ":")), media_type="application/json")

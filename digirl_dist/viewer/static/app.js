@@ -1,0 +1,113 @@
+// The page: its views, what is live, and the keyboard.
+
+import { el, show } from "./dom.js";
+import { compare, episode } from "./episode.js";
+import { episodes } from "./episodes.js";
+import { Index } from "./index.js";
+import { overview } from "./overview.js";
+import { go, link, route } from "./route.js";
+import * as source from "./source.js";
+import { tasks } from "./tasks.js";
+import { workers } from "./workers.js";
+
+const VIEWS = { runs: overview, episodes, episode, compare, tasks, workers };
+const TABS = [["runs", "Runs"], ["episodes", "Episodes"], ["tasks", "Tasks"], ["workers", "Workers"]];
+const main = document.getElementById("main");
+
+const state = {
+  runs: new Map(),
+  indices: new Map(),
+  hidden: new Set(),
+  bands: true,
+  listed: "#/episodes",
+  index: (run) => state.indices.get(run),
+  redraw: () => draw(),
+  is: (place) => place.isConnected,
+};
+
+function draw() {
+  state.route = route();
+  state.live = state.keys = null;
+  state.figure = state.route.query.figure;
+  if (state.route.view === "episodes") state.listed = location.hash;
+  const place = el("div", { class: `view ${state.route.view}` });
+  main.replaceChildren(place);
+  bar();
+  const view = VIEWS[state.route.view] || overview;
+  document.title = `${state.route.parts.join(" ") || state.route.view} – digirl_dist`;
+  Promise.resolve(view(place, state)).catch((error) => show(place, el("p", { class: "note" }, `This cannot be shown: ${error.message}`)));
+}
+
+function bar() {
+  const now = { episode: "episodes", compare: "episodes" }[state.route.view] || state.route.view;
+  const run = state.route.query.run || (state.route.view === "episode" ? state.route.parts[0] : "");
+  const tabs = TABS.map(([view, title]) => el("a", { href: link(view, view === "runs" ? {} : { run }), "aria-current": now === view ? "page" : null }, title));
+  const live = [...state.runs.values()].some((each) => each.running);
+  const word = state.connected === false ? "not connected" : source.isBundle ? "one file" : live ? "live" : "";
+  show(document.getElementById("bar"), el("span", { class: "brand" }, "digirl_dist"), el("nav", { "aria-label": "views" }, tabs), el("span", { class: `live ${live ? "on" : ""}`, role: "status" }, word));
+}
+
+async function refreshRuns() {
+  for (const run of await source.runs()) state.runs.set(run.name, run);
+}
+
+// Fetches the rows that a run's index lacks; true if there were any.
+async function refreshIndex(run) {
+  if (!state.indices.has(run)) state.indices.set(run, new Index());
+  const index = state.indices.get(run);
+  return index.add(await source.rows(run, index.size));
+}
+
+let busy = null;
+let told = [];
+
+async function changed(progress) {
+  told = progress;
+  busy ??= update().finally(() => (busy = null));
+}
+
+async function update() {
+  let seen;
+  do {
+    seen = told;
+    const newFigures = seen.some((run) => run.metrics !== state.runs.get(run.name)?.metrics_size);
+    if (newFigures) {
+      await refreshRuns();
+      for (const run of seen) state.runs.get(run.name).metrics_size = run.metrics;
+    }
+    const before = [...state.indices.values()].map((index) => index.unread).join();
+    const grown = await Promise.all(seen.map((run) => refreshIndex(run.name)));
+    const read = before !== [...state.indices.values()].map((index) => index.unread).join();
+    if (newFigures && state.route.view === "runs") draw();
+    else if ((grown.some(Boolean) || read) && state.live) state.live();
+  } while (seen !== told);
+}
+
+function pressed(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const typing = event.target.matches("input:not([type=checkbox]):not([type=radio]), select, textarea");
+  if (typing) return event.key === "Escape" ? event.target.blur() : undefined;
+  const views = { 1: "runs", 2: "episodes", 3: "tasks", 4: "workers" };
+  const search = () => (document.getElementById("f-text") ? document.getElementById("f-text").focus() : go("episodes"));
+  const act = state.keys?.(event) || (event.key === "/" ? search : views[event.key] && (() => go(views[event.key])));
+  if (!act) return;
+  event.preventDefault();
+  act();
+}
+
+async function start() {
+  await refreshRuns();
+  for (const run of state.runs.keys()) state.indices.set(run, new Index());
+  draw();
+  await Promise.all([...state.runs.keys()].map(refreshIndex));
+  if (state.live) state.live();
+  else if (state.route.view !== "runs") draw();
+  source.follow(changed, (connected) => {
+    state.connected = connected;
+    bar();
+  });
+}
+
+window.addEventListener("hashchange", draw);
+window.addEventListener("keydown", pressed);
+start().catch((error) => show(main, el("p", { class: "note" }, `The server does not answer: ${error.message}`)));

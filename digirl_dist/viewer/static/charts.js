@@ -1,0 +1,99 @@
+// Curves with bands, drawn as SVG.
+
+import { el, hint, short, svg } from "./dom.js";
+
+const WIDTH = 460;
+const HEIGHT = 200;
+const EDGE = { left: 46, right: 10, top: 10, bottom: 28 };
+
+export function ticks(low, high, most = 5) {
+  const raw = (high - low) / most || 1;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= raw * 0.999999);
+  const found = [];
+  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) found.push(k * step + 0);
+  return found;
+}
+
+// lines: [{name, colour, points: [{x, y, low, high}]}]; pick(x, line) is called for a click.
+export function lineChart({ title, lines, bounds, pick, x_title = "iteration" }) {
+  const points = lines.flatMap((line) => line.points);
+  if (!points.length) return el("figure", { class: "chart" }, el("figcaption", {}, el("b", {}, title)), el("p", { class: "hint" }, "no values yet"));
+  const xs = extent(points.map((point) => point.x), 0);
+  const ys = bounds || extent(points.flatMap((point) => [point.low ?? point.y, point.high ?? point.y]), 0.08);
+  const scale = {
+    x: (value) => EDGE.left + ((value - xs[0]) / (xs[1] - xs[0])) * (WIDTH - EDGE.left - EDGE.right),
+    y: (value) => HEIGHT - EDGE.bottom - ((value - ys[0]) / (ys[1] - ys[0])) * (HEIGHT - EDGE.top - EDGE.bottom),
+  };
+  const canvas = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title}: ${lines.map(described).join("; ")}` });
+  canvas.append(...axes(scale, xs, ys, x_title));
+  for (const line of lines) canvas.append(...band(line, scale), ...curve(line, scale));
+  const mark = svg("line", { class: "cursor", y1: EDGE.top, y2: HEIGHT - EDGE.bottom, visibility: "hidden" });
+  canvas.append(mark, catcher(canvas, mark, { lines, scale, xs, title, pick, x_title }));
+  return el("figure", { class: pick ? "chart pickable" : "chart" }, el("figcaption", {}, el("b", {}, title)), canvas);
+}
+
+function described(line) {
+  const last = line.points[line.points.length - 1];
+  return last ? `${line.name} ends at ${short(last.y)}` : line.name;
+}
+
+function extent(values, margin) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const value of values) {
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  if (high - low < 1e-9 * Math.max(1, Math.abs(high))) [low, high] = [low - 0.5, high + 0.5];
+  return [low - margin * (high - low), high + margin * (high - low)];
+}
+
+function axes(scale, xs, ys, x_title) {
+  const floor = HEIGHT - EDGE.bottom;
+  const drawn = ticks(ys[0], ys[1]).flatMap((value) => [
+    svg("line", { class: "grid", x1: EDGE.left, x2: WIDTH - EDGE.right, y1: scale.y(value), y2: scale.y(value) }),
+    svg("text", { class: "tick end", x: EDGE.left - 6, y: scale.y(value) + 3.5 }, short(value)),
+  ]);
+  const whole = ticks(xs[0], xs[1], 7).filter(Number.isInteger);
+  const places = whole.map((value) => svg("text", { class: "tick middle", x: scale.x(value), y: floor + 15 }, short(value)));
+  return [...drawn, ...places, svg("text", { class: "tick end", x: WIDTH - EDGE.right, y: HEIGHT - 2 }, x_title)];
+}
+
+function curve(line, scale) {
+  const d = line.points.map((point) => `${scale.x(point.x).toFixed(1)} ${scale.y(point.y).toFixed(1)}`).join("L");
+  const drawn = [svg("path", { class: `line ${line.colour}`, d: `M${d}` })];
+  if (line.points.length <= 60) drawn.push(...line.points.map((point) => svg("circle", { class: `dot ${line.colour}`, cx: scale.x(point.x), cy: scale.y(point.y), r: 2.6 })));
+  return drawn;
+}
+
+function band(line, scale) {
+  const known = line.points.filter((point) => point.low !== undefined);
+  if (known.length < 2) return [];
+  const there = known.map((point) => `${scale.x(point.x).toFixed(1)} ${scale.y(point.high).toFixed(1)}`);
+  const back = known.reverse().map((point) => `${scale.x(point.x).toFixed(1)} ${scale.y(point.low).toFixed(1)}`);
+  return [svg("path", { class: `band ${line.colour}`, d: `M${[...there, ...back].join("L")}Z` })];
+}
+
+function catcher(canvas, mark, { lines, scale, xs, title, pick, x_title }) {
+  const nearest = (event) => {
+    const box = canvas.getBoundingClientRect();
+    const place = ((event.clientX - box.left) / box.width) * WIDTH;
+    const share = (place - EDGE.left) / (WIDTH - EDGE.left - EDGE.right);
+    return Math.round(xs[0] + Math.min(1, Math.max(0, share)) * (xs[1] - xs[0]));
+  };
+  const move = (event) => {
+    const x = nearest(event);
+    mark.setAttribute("x1", scale.x(x));
+    mark.setAttribute("x2", scale.x(x));
+    mark.setAttribute("visibility", "visible");
+    const told = lines.flatMap((line) => line.points.filter((point) => point.x === x).map((point) => `${line.name} ${short(point.y)}`));
+    hint([`${title}, ${x_title} ${x}`, ...told, ...(pick ? ["click: its episodes"] : [])].join("\n"), event);
+  };
+  const leave = () => {
+    mark.setAttribute("visibility", "hidden");
+    hint("");
+  };
+  const act = (event) => (hint(""), pick(nearest(event)));
+  const on = { mousemove: move, mouseleave: leave, ...(pick ? { click: act } : {}) };
+  return svg("rect", { class: "catch", x: EDGE.left, y: 0, width: WIDTH - EDGE.left - EDGE.right, height: HEIGHT, on });
+}

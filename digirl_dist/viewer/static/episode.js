@@ -1,0 +1,281 @@
+// One episode, step by step: what was seen and done, what the policy thought, and what the update made of it.
+
+import { badge, el, percent, short, show } from "./dom.js";
+import { go, link, note } from "./route.js";
+import { difference, heat, marks, picture } from "./screen.js";
+import * as source from "./source.js";
+
+export async function episode(place, state) {
+  const [run, key] = state.route.parts;
+  const index = state.index(run);
+  const row = index?.row(key);
+  if (row === undefined) {
+    show(place, el("p", { class: "note" }, index?.unread ? "This episode has not been read yet …" : "There is no such episode."));
+    state.live = () => state.index(run)?.row(key) !== undefined && state.redraw();
+    return;
+  }
+  const view = new View(place, state, { run, key, row, index });
+  show(place, el("p", { class: "hint" }, "Reading the episode …"));
+  try {
+    view.record = await source.episode(run, key);
+  } catch (error) {
+    show(place, el("p", { class: "note" }, error.message));
+    return;
+  }
+  if (!state.is(place)) return;
+  view.draw();
+  state.keys = (event) => view.pressed(event);
+  view.think();
+}
+
+class View {
+  constructor(place, state, of) {
+    Object.assign(this, of, { place, state });
+    const query = state.route.query;
+    this.step = Math.max(0, Number(query.step) || 0);
+    this.shows = { heat: query.heat !== "0", changes: query.changes === "1" };
+    this.version = query.version ?? null;
+    this.zoom = 1;
+    this.thoughts = null;
+  }
+
+  get steps() {
+    return this.record.steps;
+  }
+
+  draw() {
+    const { index, row } = this;
+    this.step = Math.min(this.step, this.steps.length);
+    const name = index.word("instruction", row) || index.word("task", row);
+    const fact = (title, content) => el("span", {}, `${title} `, el("b", {}, content));
+    const facts = [
+      fact("task", index.word("task", row)),
+      fact("reward", short(index.number("reward", row))),
+      fact("steps", String(this.steps.length)),
+      fact("iteration", String(index.number("iteration", row))),
+      fact("policy", `version ${index.number("policy_version", row)}`),
+      fact("worker", `${index.word("worker", row)} / slot ${index.number("slot", row)}`),
+      fact("seed", String(index.number("seed", row))),
+      fact("attempt", String((index.number("attempt", row) ?? 0) + 1)),
+    ];
+    const landed = index.number("time", row);
+    if (landed !== null) facts.push(fact("landed", new Date(landed * 1000).toLocaleString("en-GB")));
+    this.stage = el("div", { class: "stage" });
+    this.panel = el("section", { class: "panel", "aria-label": "this step" });
+    this.film = el("div", { class: "film", role: "group", "aria-label": "steps" });
+    const back = this.state.selection?.run === this.run ? this.state.listed : link("episodes", { run: this.run });
+    show(
+      this.place,
+      el("nav", { class: "crumbs", "aria-label": "episode" }, el("a", { href: back }, "← all episodes"), this.neighbour(-1, "previous (k)"), this.neighbour(1, "next (j)")),
+      el("h1", { class: "title" }, badge(index.success(row)), ` ${name}`),
+      el("p", { class: "facts" }, facts),
+      index.word("trouble", row) ? el("p", { class: "note" }, `It ran again: ${index.word("trouble", row)}`) : null,
+      el("div", { class: "split" }, el("div", {}, this.tools(), this.stage), this.panel),
+      this.film,
+      this.others(),
+    );
+    this.refresh();
+  }
+
+  neighbour(side, title) {
+    const to = this.beside(side);
+    return to === null ? null : el("a", { class: "button small", href: link("episode", {}, this.run, to) }, title);
+  }
+
+  beside(side) {
+    const rows = this.state.selection?.run === this.run ? this.state.selection.rows : [];
+    const place = rows.indexOf(this.row);
+    const other = place < 0 ? undefined : rows[place + side];
+    return other === undefined ? null : this.index.key(other);
+  }
+
+  tools() {
+    const toggle = (name, title) => {
+      const act = (event) => {
+        this.shows[name] = !this.shows[name];
+        event.currentTarget.setAttribute("aria-pressed", String(this.shows[name]));
+        this.refresh();
+      };
+      return el("button", { type: "button", class: "small", id: `toggle-${name}`, "aria-pressed": String(this.shows[name]), on: { click: act } }, title);
+    };
+    const move = (side, title, label) => el("button", { type: "button", class: "small", "aria-label": label, on: { click: () => this.go(this.step + side) } }, title);
+    const zoom = (factor, title, label) => el("button", { type: "button", class: "small", "aria-label": label, on: { click: () => this.zoomed(factor) } }, title);
+    return el("div", { class: "tools", role: "toolbar", "aria-label": "the picture" }, move(-1, "←", "step before"), move(1, "→", "step after"), toggle("heat", "Heat map (h)"), toggle("changes", "Changes (d)"), zoom(1.5, "+", "larger"), zoom(1 / 1.5, "−", "smaller"), this.versions());
+  }
+
+  // The same screen to another policy version.
+  versions() {
+    const kept = this.state.runs.get(this.run).checkpoints;
+    if (kept.length < 2) return null;
+    const own = this.index.number("policy_version", this.row);
+    const options = [["", `policy ${own}, which acted`], ...kept.filter((each) => each !== own).map((each) => [String(each), `policy ${each}`])];
+    const select = el("select", { id: "version", on: { change: (event) => ((this.version = event.target.value || null), this.think()) } }, options.map(([value, text]) => el("option", { value }, text)));
+    select.value = this.version ?? "";
+    return [el("label", { for: "version", class: "soft" }, "thoughts of"), select];
+  }
+
+  async think() {
+    this.thoughts = null;
+    this.refresh();
+    try {
+      this.thoughts = await source.explanation(this.run, this.key, this.version);
+    } catch (error) {
+      this.thoughts = { no_probabilities: error.message, no_outcomes: error.message, probabilities: [], outcomes: [], log_probs: [] };
+    }
+    if (this.state.is(this.place)) this.refresh();
+  }
+
+  go(step) {
+    this.step = Math.min(Math.max(0, step), this.steps.length);
+    this.refresh();
+  }
+
+  zoomed(factor) {
+    this.zoom = Math.min(4, Math.max(1, this.zoom * factor));
+    this.stage.style.setProperty("--zoom", this.zoom);
+  }
+
+  refresh() {
+    const query = { step: this.step || "", heat: this.shows.heat ? "" : "0", changes: this.shows.changes ? "1" : "", version: this.version };
+    note("episode", query, this.run, this.key);
+    this.drawStage();
+    show(this.panel, this.told());
+    this.drawFilm();
+  }
+
+  drawStage() {
+    const seen = this.record.seen[this.step];
+    const step = this.steps[this.step];
+    if (!seen.pictured) return show(this.stage, el("pre", { class: "card seen", tabindex: 0, role: "region", "aria-label": "what was seen" }, seen.text || (seen.vector ? seen.vector.map((each) => short(each)).join(", ") : "nothing was seen")));
+    const now = picture(this.run, this.key, this.step, `the screen before step ${this.step}`);
+    const cells = this.thoughts?.probabilities[this.step]?.cells || [];
+    const over = [this.shows.heat && step && cells.length ? heat(cells, "where the policy would touch") : null, step ? marks(step.action) : null];
+    const first = el("figure", { class: "screen" }, el("div", { class: "sheet" }, now, over), el("figcaption", {}, step ? `step ${this.step}: ${step.caption}` : "the end"));
+    show(this.stage, first, this.shows.changes ? this.after(now) : null);
+  }
+
+  after(now) {
+    if (this.step >= this.steps.length || !this.record.seen[this.step + 1].pictured) return el("p", { class: "hint" }, "nothing comes after this");
+    const then = picture(this.run, this.key, this.step + 1, `the screen after step ${this.step}`);
+    const words = el("figcaption", {}, "after it");
+    const told = (share) => (words.textContent = share === null ? "the pictures cannot be compared" : share ? `after it: ${short(share * 100, 2)} % of the screen changed` : "after it: nothing changed");
+    return el("figure", { class: "screen" }, el("div", { class: "sheet" }, then, difference(now, then, told)), words);
+  }
+
+  told() {
+    const step = this.steps[this.step];
+    if (!step) return [el("h2", {}, "The end"), el("p", {}, `${this.index.success(this.row) ? "A success" : "No success"} with a return of ${short(this.index.number("reward", this.row))}.`)];
+    const term = (name, value) => [el("dt", {}, name), el("dd", {}, value)];
+    const now = this.thoughts?.log_probs[this.step];
+    const facts = [...term("action", step.caption), ...term("log-probability", short(step.log_prob)), ...(now !== undefined && this.version !== null ? term(`to policy ${this.version}`, short(now)) : []), ...term("reward", short(step.reward))];
+    if (step.terminated || step.truncated) facts.push(...term("ended", step.terminated ? "by itself" : "by its length"));
+    return [
+      el("h2", {}, `Step ${this.step}`),
+      el("dl", { class: "terms" }, facts),
+      step.said ? [el("h3", {}, "In the agent's own words"), el("blockquote", {}, step.said)] : null,
+      el("h3", {}, "What the policy thought"),
+      this.chances(step),
+      el("h3", {}, "What the update made of it"),
+      this.outcome(),
+      el("details", {}, el("summary", {}, "As it is stored"), el("pre", { tabindex: 0, role: "region", "aria-label": "the action" }, JSON.stringify(step.action, null, 1)), el("pre", { tabindex: 0, role: "region", "aria-label": "the text that was seen" }, this.record.seen[this.step].text)),
+    ];
+  }
+
+  chances() {
+    if (this.thoughts === null) return el("p", { class: "hint" }, "computing …");
+    const found = this.thoughts.probabilities[this.step];
+    if (!found) return el("p", { class: "hint" }, this.thoughts.no_probabilities || "nothing is known");
+    const rows = Object.entries(found.kinds).sort((a, b) => b[1] - a[1]).slice(0, 8);
+    return el("div", { class: "bars" }, rows.map(([name, share]) => el("div", { class: "bar-row" }, el("span", {}, name), el("span", { class: "track" }, el("span", { class: "bar c1", style: { width: `${share * 100}%` } })), el("span", { class: "soft" }, share < 0.005 ? "< 1 %" : percent(share)))));
+  }
+
+  outcome() {
+    if (this.thoughts === null) return el("p", { class: "hint" }, "computing …");
+    const found = this.thoughts.outcomes[this.step];
+    if (!found) return el("p", { class: "hint" }, this.thoughts.no_outcomes || "nothing is known");
+    const numbers = [["weight", found.weight], ["value", found.value], ["advantage", found.advantage]].filter(([, value]) => value !== null);
+    return [
+      el("p", { id: "verdict" }, el("span", { class: `badge ${found.kept ? "good" : "bad"}` }, found.kept ? "learned" : "left out"), ` ${found.reason}`),
+      el("dl", { class: "terms" }, numbers.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, short(value))])),
+    ];
+  }
+
+  drawFilm() {
+    const frames = this.record.seen.map((seen, place) => {
+      const step = this.steps[place];
+      const kept = this.thoughts?.outcomes[place]?.kept;
+      const mark = kept === undefined ? null : el("span", { class: `kept ${kept ? "yes" : "no"}`, title: kept ? "learned" : "left out" });
+      const label = step ? `step ${place}: ${step.caption}` : "the end";
+      const shown = seen.pictured ? el("span", { class: "sheet" }, picture(this.run, this.key, place, ""), step ? marks(step.action) : null) : el("span", { class: "blank" }, (seen.text || "").slice(0, 60));
+      return el("button", { type: "button", class: "frame", "aria-label": label, "aria-current": place === this.step ? "step" : null, on: { click: () => this.go(place) } }, shown, el("span", { class: "soft" }, step ? `${place} ${step.caption}` : "end"), mark);
+    });
+    const left = this.film.scrollLeft;
+    show(this.film, frames);
+    this.film.scrollLeft = left;
+    const now = frames[this.step];
+    if (now) this.film.scrollLeft = Math.max(0, now.offsetLeft - this.film.clientWidth / 2);
+  }
+
+  others() {
+    const { index, row, run } = this;
+    const cell = (other) => el("a", { class: `square ${index.success(other) ? "good" : "bad"}`, href: link("episode", {}, run, index.key(other)), "aria-current": other === row ? "true" : null, title: `policy ${index.number("policy_version", other)}, reward ${short(index.number("reward", other))}`, "aria-label": `${index.success(other) ? "success" : "failure"} of policy ${index.number("policy_version", other)}` });
+    const group = index.group(row);
+    const history = index.history(row);
+    const beside = (rows) => link("compare", { keys: rows.slice(0, 24).map((each) => index.key(each)).join(",") }, run);
+    const spread = history.filter((_, place) => place % Math.ceil(history.length / 12) === 0);
+    return el(
+      "div",
+      { class: "others" },
+      el("section", { class: "card" }, el("h2", {}, "Began alike"), el("p", { class: "hint" }, `${group.length} of this task and seed in this iteration`), el("div", { class: "squares" }, group.slice(0, 200).map(cell)), group.length > 1 ? el("a", { class: "button small", href: beside(group) }, "side by side (g)") : null),
+      el("section", { class: "card" }, el("h2", {}, "This task over time"), el("p", { class: "hint" }, `${history.length} episodes, the oldest policy first`), el("div", { class: "squares" }, history.slice(-400).map(cell)), history.length > 1 ? el("a", { class: "button small", href: beside(spread) }, "across checkpoints (c)") : null),
+    );
+  }
+
+  pressed(event) {
+    const to = (side) => this.beside(side) !== null && go("episode", {}, this.run, this.beside(side));
+    const press = (label) => [...this.place.querySelectorAll("a.button")].find((each) => each.textContent.startsWith(label))?.click();
+    const acts = {
+      ArrowLeft: () => this.go(this.step - 1),
+      ArrowRight: () => this.go(this.step + 1),
+      Home: () => this.go(0),
+      End: () => this.go(this.steps.length),
+      j: () => to(1),
+      k: () => to(-1),
+      h: () => document.getElementById("toggle-heat").click(),
+      d: () => document.getElementById("toggle-changes").click(),
+      g: () => press("side by side"),
+      c: () => press("across"),
+      "+": () => this.zoomed(1.5),
+      "-": () => this.zoomed(1 / 1.5),
+      0: () => this.zoomed(0),
+      Escape: () => this.place.querySelector(".crumbs a").click(),
+    };
+    return acts[event.key];
+  }
+}
+
+// Several episodes, one below the other.
+export async function compare(place, state) {
+  const [run] = state.route.parts;
+  const index = state.index(run);
+  const keys = (state.route.query.keys || "").split(",").filter((key) => index?.row(key) !== undefined);
+  const first = keys.length ? index.row(keys[0]) : undefined;
+  show(place, el("h1", {}, first === undefined ? "There are no such episodes" : index.word("instruction", first) || index.word("task", first)), el("p", { class: "hint" }, `${keys.length} episodes side by side`));
+  for (const key of keys) {
+    let record;
+    try {
+      record = await source.episode(run, key);
+    } catch {
+      continue;
+    }
+    if (!state.is(place)) return;
+    place.append(strip(run, key, index, record));
+  }
+}
+
+function strip(run, key, index, record) {
+  const row = index.row(key);
+  const facts = `policy ${index.number("policy_version", row)}, iteration ${index.number("iteration", row)}, reward ${short(index.number("reward", row))}, worker ${index.word("worker", row)}`;
+  const frames = record.seen.map((seen, step) => el("a", { class: "frame", href: link("episode", { step: step || "" }, run, key), "aria-label": record.steps[step]?.caption || "the end" }, seen.pictured ? el("span", { class: "sheet" }, picture(run, key, step, ""), record.steps[step] ? marks(record.steps[step].action) : null) : el("span", { class: "blank" }, seen.text.slice(0, 60)), el("span", { class: "soft" }, record.steps[step]?.caption || "end")));
+  return el("section", { class: "strip card" }, el("p", { class: "facts" }, badge(index.success(row)), el("span", {}, facts)), el("div", { class: "film", role: "group", "aria-label": `steps of ${key}` }, frames));
+}

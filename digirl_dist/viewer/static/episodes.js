@@ -1,0 +1,144 @@
+// All episodes with filters, in a list that draws only the rows on the screen.
+
+import { badge, el, short, show } from "./dom.js";
+import { link, note } from "./route.js";
+
+const ROW = 36;
+const COLUMNS = [
+  ["iteration", "iteration"],
+  ["task", "task"],
+  ["success", "outcome"],
+  ["reward", "reward"],
+  ["steps", "steps"],
+  ["worker", "worker"],
+  ["policy_version", "policy"],
+  ["trouble", "trouble"],
+];
+
+export function episodes(place, state) {
+  const names = [...state.runs.keys()];
+  const run = names.includes(state.route.query.run) ? state.route.query.run : names[0];
+  const wanted = { ...state.route.query, run };
+  const list = new List(state, run, wanted);
+  const change = () => {
+    const form = place.querySelector("form");
+    for (const field of form.elements) if (field.name) wanted[field.name] = field.type === "radio" ? form.elements[field.name].value : field.value;
+    if (wanted.run !== run) return (location.hash = link("episodes", wanted));
+    note("episodes", wanted);
+    list.refresh();
+  };
+  show(place, el("h1", {}, "Episodes"), filters(state, wanted, change), list.told, list.head(change), list.box);
+  list.refresh();
+  state.live = () => list.refresh(true);
+}
+
+function filters(state, wanted, change) {
+  const index = state.index(wanted.run);
+  const field = (name, label, input) => el("div", { class: "field" }, el("label", { for: `f-${name}` }, label), input);
+  const select = (name, label, options) => {
+    const made = el("select", { id: `f-${name}`, name }, options.map(([value, text]) => el("option", { value }, text)));
+    made.value = wanted[name] || "";
+    return field(name, label, made);
+  };
+  const words = (name) => [["", "any"], ...[...index.words[name]].sort().map((word) => [word, word.slice(0, 80)])];
+  const from = (name, low, title) => {
+    const input = el("input", { id: `f-${name}`, name, type: "number", step: "any", placeholder: low, "aria-label": title });
+    input.value = wanted[name] ?? "";
+    return input;
+  };
+  const range = (name, label) => el("div", { class: "field" }, el("label", { for: `f-${name}_from` }, label), el("span", { class: "range" }, from(`${name}_from`, "from", `${label} from`), from(`${name}_to`, "to", `${label} to`)));
+  const outcome = ["", "success", "failure"].map((value) => {
+    const input = el("input", { type: "radio", name: "outcome", value, id: `o-${value}` });
+    input.checked = (wanted.outcome || "") === value;
+    return [input, el("label", { for: `o-${value}` }, value || "all")];
+  });
+  const text = el("input", { id: "f-text", name: "text", type: "search", placeholder: "task, instruction, trouble", autocomplete: "off", spellcheck: "false" });
+  text.value = wanted.text || "";
+  const submit = (event) => event.preventDefault();
+  return el(
+    "form",
+    { class: "filters card", role: "search", "aria-label": "filters", on: { input: change, submit } },
+    state.runs.size > 1 ? select("run", "Run", [...state.runs.keys()].map((name) => [name, name])) : null,
+    field("text", "Search (/)", text),
+    select("task", "Task", words("task")),
+    el("fieldset", { class: "segments" }, el("legend", {}, "Outcome"), outcome),
+    select("worker", "Worker", words("worker")),
+    select("purpose", "Purpose", words("purpose")),
+    select("error", "Errors", [["", "any"], ["trouble", "ran again after an error"], ["truncated", "cut at the last step"]]),
+    range("iteration", "Iteration"),
+    range("steps", "Length"),
+    range("reward", "Reward"),
+    el("a", { class: "button", href: link("episodes", { run: wanted.run }) }, "Clear"),
+  );
+}
+
+class List {
+  constructor(state, run, wanted) {
+    this.state = state;
+    this.run = run;
+    this.wanted = wanted;
+    this.rows = [];
+    this.told = el("p", { class: "hint", role: "status" });
+    this.inside = el("div", { class: "rows", role: "rowgroup" });
+    this.spacer = el("div", { class: "spacer", role: "presentation" }, this.inside);
+    this.box = el("div", { class: "list card", role: "table", "aria-label": "episodes", tabindex: 0, on: { scroll: () => this.draw(), keydown: (event) => this.key(event) } }, this.spacer);
+  }
+
+  head(change) {
+    const sort = (name) => () => {
+      this.wanted.sort = this.wanted.sort === `-${name}` ? name : `-${name}`;
+      change();
+    };
+    return el("div", { class: "head grid" }, COLUMNS.map(([name, title]) => el("button", { type: "button", class: "sort", "data-name": name, on: { click: sort(name) } }, title)));
+  }
+
+  refresh(quiet = false) {
+    const index = this.state.index(this.run);
+    this.rows = index.filter(this.wanted);
+    this.state.selection = { run: this.run, rows: this.rows };
+    const won = this.rows.reduce((sum, row) => sum + index.flags.success[row], 0);
+    const reading = index.unread ? " – reading more …" : "";
+    this.told.textContent = `${short(this.rows.length)} of ${short(index.size)} episodes, ${short(won)} successful${reading}`;
+    this.box.setAttribute("aria-rowcount", this.rows.length);
+    this.spacer.style.height = `${Math.max(1, this.rows.length) * ROW}px`;
+    if (!quiet) this.box.scrollTop = 0;
+    this.draw();
+  }
+
+  draw() {
+    const first = Math.max(0, Math.floor(this.box.scrollTop / ROW) - 6);
+    const count = Math.ceil((this.box.clientHeight || 600) / ROW) + 12;
+    this.inside.style.transform = `translateY(${first * ROW}px)`;
+    show(this.inside, this.rows.slice(first, first + count).map((row, place) => this.row(row, first + place)));
+  }
+
+  row(row, place) {
+    const index = this.state.index(this.run);
+    const cell = (content, title) => el("span", { role: "cell", class: "cell", title }, content);
+    const name = index.word("instruction", row) || index.word("task", row);
+    const address = link("episode", {}, this.run, index.key(row));
+    return el(
+      "div",
+      { class: "item grid", role: "row", "aria-rowindex": place + 1 },
+      cell(`${index.number("iteration", row)}${index.word("purpose", row) === "train" ? "" : " eval"}`),
+      cell(el("a", { href: address }, name || "(without a name)"), name),
+      cell(badge(index.success(row))),
+      cell(short(index.number("reward", row))),
+      cell(`${index.number("steps", row)}${index.flags.truncated[row] ? " (cut)" : ""}`),
+      cell(`${index.word("worker", row)} / ${index.number("slot", row)}`, index.word("worker", row)),
+      cell(String(index.number("policy_version", row))),
+      cell(index.word("trouble", row), index.word("trouble", row)),
+    );
+  }
+
+  key(event) {
+    const links = [...this.inside.querySelectorAll("a")];
+    const place = links.indexOf(document.activeElement);
+    const step = { ArrowDown: 1, j: 1, ArrowUp: -1, k: -1 }[event.key];
+    if (step === undefined || (place < 0 && !links.length)) return;
+    event.preventDefault();
+    const next = links[Math.max(0, place + step)];
+    if (next) next.focus();
+    else this.box.scrollTop += step * ROW;
+  }
+}

@@ -1,0 +1,52 @@
+// Where the data come from: the server, or the block of JSON of a bundle.
+
+const embedded = document.getElementById("bundle");
+const bundle = embedded === null ? null : JSON.parse(embedded.textContent);
+
+export const isBundle = bundle !== null;
+
+async function ask(what, query = {}) {
+  const answer = await fetch(`/api/${what}?${new URLSearchParams(query)}`);
+  if (!answer.ok) throw new Error(await answer.text());
+  return answer.json();
+}
+
+export async function runs() {
+  return bundle ? bundle.runs : ask("runs");
+}
+
+export async function rows(run, first) {
+  if (!bundle) return ask("rows", { run, first });
+  return first ? { first, count: 0, unread: 0, columns: null } : bundle.rows[run];
+}
+
+export async function timeline(run) {
+  return bundle ? bundle.timelines[run] : ask("timeline", { run });
+}
+
+export async function episode(run, key) {
+  if (!bundle) return ask("episode", { run, key });
+  const found = bundle.episodes[run][key];
+  if (!found) throw new Error("This file does not hold the steps of this episode. Run digirl-dist view on the run's folder to see it.");
+  return found;
+}
+
+export async function explanation(run, key, version) {
+  if (!bundle) return ask("explain", version === null ? { run, key } : { run, key, version });
+  const reason = "A file holds no explanations: digirl-dist view computes them.";
+  return { no_probabilities: reason, no_outcomes: reason, probabilities: [], outcomes: [], log_probs: [] };
+}
+
+export function image(run, key, step) {
+  if (!bundle) return `/api/image?${new URLSearchParams({ run, key, step })}`;
+  return (bundle.images[run][key] || [])[step] || "";
+}
+
+// Calls back with the state of all runs, at once and whenever it changes.
+export function follow(changed, connected) {
+  if (bundle) return;
+  const stream = new EventSource("/api/live");
+  stream.onmessage = (event) => changed(JSON.parse(event.data));
+  stream.onopen = () => connected(true);
+  stream.onerror = () => connected(false);
+}

@@ -1,0 +1,40 @@
+"""A fleet that is driven from Python, over real SSH and on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from small_run import make_run
+
+from digirl_dist import Fleet, Run, Task
+from digirl_dist.errors import SettingsError
+
+pytestmark = pytest.mark.system
+
+
+@pytest.mark.long(30)
+def test_a_fleet_over_ssh_collects_the_same_episodes_again_with_the_same_seed(tmp_path: Path) -> None:
+    policy = Run(make_run(tmp_path / "run", iterations=1)).policy()
+    with Fleet.dry_run(2, bsize=1, max_steps=2, save_path=str(tmp_path / "kept")) as fleet:
+        fleet.push(policy)
+        tasks = [task.id for task in fleet.tasks[:2]]
+        first, second = (fleet.collect(policy, tasks, episodes=4, seed=5) for _ in range(2))
+        assert set(fleet.status()) == {"localhost-0", "localhost-1"}
+        with pytest.raises(SettingsError, match="no task 'fly'"):
+            fleet.collect(policy, ["fly"])
+    assert first.table["task"].to_pylist() == tasks * 2
+    actions = [[step.action for one in found for step in one.steps] for found in (first, second)]
+    assert actions[0] == actions[1]
+    assert len(Run(tmp_path / "kept").episodes()) == 8
+
+
+@pytest.mark.long(20)
+def test_a_fleet_without_workers_runs_tasks_of_ones_own_and_forgets_its_folder(tmp_path: Path) -> None:
+    newest = Run(make_run(tmp_path / "run", iterations=1))
+    with Fleet.inline(bsize=1, max_steps=2) as fleet:
+        mine = Task("mine", "Open the Clock app", fleet.tasks[0].params)
+        before, after = fleet.collect(newest.policy(0), [mine]), fleet.collect(newest.policy(1), [mine])
+        folder = fleet._folder
+    assert [one.ticket.policy_version for one in (before[0], after[0])] == [0, 1]
+    assert not folder.exists() and after[0].images

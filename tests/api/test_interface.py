@@ -1,0 +1,190 @@
+"""The names that ``digirl_dist`` exports, and what they do without any worker."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_run import TASKS, append, episode, landed, make_run
+
+import digirl_dist
+from digirl_dist import Decision, Fleet, Observation, Policy, Run
+from digirl_dist.api.training import compose, overrides
+from digirl_dist.assembly.policy import agent_settings_of, describe_policy
+from digirl_dist.child_process import environment
+from digirl_dist.emulator import Actions, BoxActions, DeviceActions, DiscreteActions, EmulatorSpec, ProductActions
+from digirl_dist.errors import AgentError, CheckpointError, RunFolderError, SettingsError, TrajectoryError
+from digirl_dist.settings import configuration
+from digirl_dist.storage import parquet
+from digirl_dist.storage.checkpoint import Checkpoints
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "demo")
+
+
+def test_every_exported_name_is_documented_and_there_are_ten_at_most() -> None:
+    assert len(digirl_dist.__all__) <= 10
+    for name in digirl_dist.__all__:
+        assert (getattr(digirl_dist, name).__doc__ or "").strip(), name
+    with pytest.raises(AttributeError, match="no attribute 'Flete'"):
+        _ = digirl_dist.Flete  # type: ignore[attr-defined]
+
+
+@pytest.mark.component
+def test_the_package_is_imported_without_anything_heavy_and_train_is_a_function_in_any_order() -> None:
+    program = (
+        "import sys, digirl_dist\n"
+        "heavy = [name for name in ('torch', 'numpy', 'pyarrow', 'hydra') if name in sys.modules]\n"
+        "import digirl_dist.train.launch\n"
+        "from digirl_dist import train\n"
+        "print(heavy, callable(train), callable(digirl_dist.train))"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
+    assert shown.stdout.split() == ["[]", "True", "True"], shown.stderr
+
+
+def test_a_run_is_read_as_tables(folder: Path) -> None:
+    run = Run(folder)
+    assert run.metrics()["success_rate"].tolist() == [0.0, pytest.approx(1 / 3), pytest.approx(2 / 3)]
+    assert run.config()["agent"]["width"] == 8 and run.checkpoints() == [0, 1, 2, 3]
+    assert (run.events()["event"] == "episode").sum() == 18
+    table = run.episodes().to_pandas()
+    assert table.groupby("iteration").success.sum().tolist() == [0, 2, 4]
+    assert set(table.task) == set(TASKS) and set(table.steps) == {3}
+    assert table[table.key == "t1.3"].trouble.tolist() == ["the emulator hung"]
+    assert run.steps().count_rows() == 54
+
+
+def test_an_episode_has_its_steps_and_pictures(folder: Path) -> None:
+    episodes = Run(folder).episodes()
+    won = episodes.take(episodes.to_pandas().query("success").index)
+    assert len(won) == 6 and all(one.success for one in won)
+    first = won[0]
+    assert first.images[0].size == (108, 192) and len(first.images) == 4
+    assert "✓" in first._repr_html_() or "&#10003;" in first._repr_html_()
+    assert Run(folder).episode("t1.0").ticket.key == first.ticket.key
+    with pytest.raises(TrajectoryError, match="no episode t9"):
+        Run(folder).episode("t9.9")
+
+
+def test_a_policy_acts_in_three_lines(folder: Path) -> None:
+    policy = Run(folder).policy()
+    decision = policy.act(Observation("open the clock", episode(0, 0, True).steps[0].observation.image), seed=3)
+    assert isinstance(decision, Decision) and decision.action["type"] in (
+        "tap",
+        "enter",
+        "back",
+        "home",
+        "swipe",
+        "done",
+    )
+    assert policy.version == 3 and Run(folder).policy(1).version == 1
+    with pytest.raises(CheckpointError, match="no checkpoint 7; kept are 0, 1, 2, 3"):
+        Run(folder).policy(7)
+
+
+def test_a_checkpoint_that_does_not_name_its_agent_says_so(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "old", iterations=1)
+    manifest = folder / "checkpoints" / "latest" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({name: content[name] for name in ("iteration", "tensors")}))
+    with pytest.raises(CheckpointError, match="does not say which agent"):
+        Run(folder).policy()
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        DeviceActions(("tap", "type")),
+        DiscreteActions(4),
+        BoxActions((-1.0, float("-inf")), (1.0, float("inf"))),
+        ProductActions((DiscreteActions(2), BoxActions((0.0,), (1.0,)))),
+    ],
+)
+def test_a_checkpoint_tells_the_shapes_that_its_agent_fits(tmp_path: Path, actions: Actions) -> None:
+    settings, spec = compose("host", {"agent": "generic", "dry_run": True}), EmulatorSpec(actions, 3, (20, 10))
+    checkpoints = Checkpoints(tmp_path, policy=describe_policy(settings, spec))
+    checkpoints.save(0, {"weight": torch.zeros(1)}, {}, {})
+    assert agent_settings_of(Checkpoints(tmp_path).open(0)) == (settings.agent, spec)
+
+
+def test_an_explanation_has_probabilities_and_what_the_update_made_of_each_step(folder: Path) -> None:
+    run = Run(folder)
+    kept, failed = run.explain(run.episode("t1.0")), run.explain(run.episode("t1.1"))
+    assert sum(kept.probabilities[0].kinds.values()) == pytest.approx(1, abs=1e-5)
+    cells = np.array(kept.probabilities[0].cells)
+    assert cells.shape[0] > cells.shape[1] and cells.sum() == pytest.approx(1, abs=1e-4)
+    assert all(outcome.kept for outcome in kept.outcomes) and len(kept.log_probs) == 3
+    assert not any(outcome.kept for outcome in failed.outcomes)
+    assert "return 0" in failed.outcomes[0].reason
+
+
+@pytest.mark.parametrize("algorithm", ["digirl", "grpo"])
+def test_other_algorithms_explain_themselves_too(tmp_path: Path, algorithm: str) -> None:
+    more = {"algorithm": {"grpo": {"group_size": 2}}} if algorithm == "grpo" else {}
+    run = Run(make_run(tmp_path / algorithm, iterations=2, train_algorithm=algorithm, **more))
+    found = [run.explain(run.episode(f"t1.{index}")) for index in range(6)]
+    assert all(not one.no_outcomes and len(one.outcomes) == 3 for one in found)
+    assert any(outcome.advantage for one in found for outcome in one.outcomes)
+
+
+def test_an_episode_is_found_as_soon_as_it_landed_and_stays_the_same_row(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", iterations=1)
+    run, one = Run(folder), episode(1, 4, True)
+    assert len(run.episodes()) == 6
+    landing = folder / "trajectories" / ".landing" / "000001" / "000001-00004.parquet"
+    landing.parent.mkdir(parents=True)
+    parquet.write(landing, [one])
+    append(folder / "events.jsonl", landed(one, 1.9e9))
+    assert run.episodes().to_pandas().iloc[6].time == 1.9e9
+    assert run.explain(run.episode("t1.4")).no_outcomes == "its iteration has not ended yet"
+    parquet.write(folder / "trajectories" / "000001.parquet", [episode(1, 0, False), one])
+    landing.unlink()
+    assert run.episode("t1.4").success and len(run.episodes()) == 8 and run.index.row("t1.4") == 6
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"no config\.yaml"):
+        Run(tmp_path)
+
+
+def test_an_own_agent_acts_and_says_that_it_tells_no_probabilities() -> None:
+    from user_classes import Coin, Counter
+
+    policy = Policy(lambda: Coin(Counter.spec))
+    assert policy.act(Observation(vector=np.zeros(1, np.float32)), seed=1) == policy.act(
+        Observation(vector=np.zeros(1, np.float32)), seed=1
+    )
+    with pytest.raises(AgentError, match="Coin does not tell"):
+        policy.probabilities([])
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["plain", "with, comma", "it's", '"quoted"', "a\\b", "${seed}", "[1, 2]", "{a: 1}", "null", "ümlaut =", " x "],
+)
+def test_any_text_reaches_the_settings_as_it_is(value: str) -> None:
+    written = list(overrides({"agent": {"name": "custom", "entry_point": value, "kwargs": {"word": [value, 1, None]}}}))
+    settings = configuration.load("config/multimachine", "host", written)
+    assert settings.agent.entry_point == value  # type: ignore[attr-defined]
+    assert settings.agent.kwargs["word"] == [value, 1, None]  # type: ignore[attr-defined]
+
+
+def test_a_class_stands_for_its_import_path() -> None:
+    assert list(overrides({"algorithm": {"entry_point": Policy}})) == [
+        "algorithm.entry_point='digirl_dist.api.policy:Policy'"
+    ]
+
+
+def test_a_fleet_refuses_what_is_wrong_before_it_connects() -> None:
+    with pytest.raises(SettingsError, match=r"rollout_siz.*rollout_size"):
+        Fleet(["10.0.0.2"], rollout_siz=3)
+    with pytest.raises(SettingsError, match="worker_ips is empty"):
+        Fleet()

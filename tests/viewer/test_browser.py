@@ -1,0 +1,260 @@
+"""The viewer in a real Chromium: ten questions in three clicks each, hostile content, what is live, one file."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from hostile_texts import HOSTILE
+from small_run import WORKERS, append, episode, landed, make_run
+from viewer_site import Browser, served
+
+from digirl_dist import Run
+from digirl_dist.storage import parquet
+from digirl_dist.viewer.bundle import write_bundle
+
+pytestmark = [pytest.mark.component, pytest.mark.long_file(120), pytest.mark.timeout(600)]
+
+
+PLACES = ("#/runs", "#/episodes", "#/tasks", "#/workers", "#/episode/seed-0/t3.0", "#/compare/seed-0?keys=t3.0,t3.1")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("runs")
+    alike = [make_run(root / f"seed-{seed}", iterations=5, seed=seed) for seed in range(2)]
+    return [*alike, make_run(root / "digirl", iterations=2, train_algorithm="digirl")]
+
+
+@pytest.fixture(scope="module")
+def shown(chromium_is_installed: None, folders: list[Path]) -> Iterator[Browser]:
+    with served(folders) as viewer:
+        browser = Browser(viewer.url)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def browser(shown: Browser) -> Iterator[Browser]:
+    shown.go("#/workers")
+    shown.go("#/runs")
+    shown.says("3 runs")
+    shown.clicks = 0
+    yield shown
+    assert shown.clicks <= 3, "clicks to the answer"
+
+
+def test_which_worker_loses_time(browser: Browser) -> None:
+    browser.click("nav a", "Workers")
+    browser.says(f"{WORKERS[1]} loses the largest share")
+
+
+def test_when_was_a_worker_lost_and_why(browser: Browser) -> None:
+    browser.click("nav a", "Workers")
+    browser.wait("document.querySelectorAll('[data-event=worker_lost]').length === 1")
+    move = "lost.dispatchEvent(new MouseEvent('mousemove', {bubbles: true}))"
+    browser.page.run(f"const lost = document.querySelector('[data-event=worker_lost]'); {move}")
+    browser.says("silent for 14 s", "#tip")
+
+
+def test_why_was_this_step_not_learned(browser: Browser) -> None:
+    browser.click("nav a", "Episodes")
+    browser.click("label[for=o-failure]", "failure")
+    browser.click(".item a")
+    browser.wait("document.querySelector('#verdict') !== null")
+    assert "left out" in browser.text("#verdict") and "return 0 is not among the best" in browser.text("#verdict")
+
+
+def test_when_did_it_learn_a_task(browser: Browser) -> None:
+    browser.click("nav a", "Tasks")
+    browser.says("iteration 4", ".tasks")
+
+
+def test_which_episodes_ran_again_after_an_error(browser: Browser) -> None:
+    browser.click("nav a", "Episodes")
+    browser.choose("#f-error", "trouble")
+    browser.says("1 of 30 episodes")
+    browser.says("the emulator hung")
+
+
+def test_what_do_the_runs_differ_in(browser: Browser) -> None:
+    browser.says("filtered_bc", "#differences")
+    browser.says('"digirl"', "#differences")
+    assert "learning_rate" not in browser.text("#differences")
+
+
+def test_how_much_do_the_seeds_differ(browser: Browser) -> None:
+    browser.wait("document.querySelectorAll('.band').length >= 2")
+    assert "seed-0 and 1 more seeds" in browser.page.run("return document.querySelector('.chart svg').ariaLabel")
+
+
+def test_which_episodes_are_behind_a_point_of_a_curve(browser: Browser) -> None:
+    browser.go("#/runs")
+    browser.click(".pickable .catch")
+    browser.wait("location.hash.startsWith('#/episodes?run=seed-0&iteration_from=2')")
+    browser.says("6 of 30 episodes")
+
+
+def test_where_would_the_policy_have_touched(browser: Browser) -> None:
+    browser.click("nav a", "Episodes")
+    browser.click(".item a")
+    browser.wait("document.querySelector('.bar-row') !== null")
+    browser.says("tap", ".bars")
+    assert browser.page.run("return document.querySelector('.heat') !== null")
+
+
+def test_how_did_the_same_start_end_for_others_and_for_other_policies(browser: Browser) -> None:
+    browser.click("nav a", "Episodes")
+    browser.click(".item a")
+    browser.says("Began alike")
+    browser.click(".others a.button", "across checkpoints")
+    browser.wait("document.querySelectorAll('.strip').length === 10")
+
+
+def test_what_changed_on_the_screen(browser: Browser) -> None:
+    browser.go("#/episode/seed-0/t3.0")
+    browser.click("#toggle-changes")
+    browser.says("% of the screen changed")
+    browser.wait("document.querySelector('canvas.changed').width === 108")
+
+
+def test_the_keyboard_leads_through_steps_and_episodes(browser: Browser) -> None:
+    browser.go("#/episodes?run=seed-0&iteration_from=3&iteration_to=3")
+    browser.says("6 of 30")
+    browser.go("#/episode/seed-0/t3.1")
+    browser.says("Step 0")
+    browser.press("ArrowRight")
+    browser.says("Step 1")
+    browser.press("End")
+    browser.says("The end")
+    assert browser.page.run("return location.hash") == "#/episode/seed-0/t3.1?step=3"
+    browser.press("j")
+    browser.wait("location.hash.startsWith('#/episode/seed-0/t3.2')")
+    browser.says("Step 0")
+    browser.press("Escape")
+    browser.wait("location.hash.startsWith('#/episodes?run=seed-0&iteration_from=3')")
+
+
+def test_an_address_leads_to_a_step_of_an_episode(browser: Browser) -> None:
+    browser.go("#/episode/digirl/t1.0?step=2")
+    browser.says("Step 2")
+    browser.wait("document.querySelector('#verdict') !== null")
+    browser.says("advantage", ".panel")
+
+
+def test_filters_and_order_are_those_that_were_asked_for(browser: Browser) -> None:
+    rows = "[...document.querySelectorAll('.item')].map((row) => [...row.children].map((cell) => cell.innerText))"
+    browser.go("#/episodes?run=seed-0&outcome=success&iteration_from=1&iteration_to=2&sort=iteration")
+    browser.says("6 of 30 episodes, 6 successful")
+    found = browser.page.run(f"return {rows}")
+    assert [row[0] for row in found] == ["1", "1", "2", "2", "2", "2"]
+    browser.go("#/episodes?run=seed-0&text=NOTES&worker=10.0.0.3")
+    browser.says("5 of 30 episodes")
+    browser.go("#/episodes?run=seed-0&reward_from=0.5&steps_to=2")
+    browser.says("0 of 30 episodes")
+
+
+def test_every_control_has_a_name_and_nothing_is_wider_than_the_page(browser: Browser) -> None:
+    nameless = """
+      const named = (each) => each.ariaLabel || each.innerText || each.title || (each.labels && each.labels.length);
+      const all = document.querySelectorAll('a[href], button, input, select, [role=img], [tabindex="0"]');
+      const images = [...document.querySelectorAll('img')].filter((each) => !each.hasAttribute('alt'));
+      return [...all].filter((each) => !named(each)).concat(images).map((each) => each.outerHTML.slice(0, 120));
+    """
+    for address in PLACES:
+        browser.go(address)
+        browser.wait("document.querySelector('h1') !== null")
+        assert browser.page.run(nameless) == [], address
+        assert browser.page.run("return document.documentElement.scrollWidth <= innerWidth"), address
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_that_shuts_anybody_out(browser: Browser, scheme: str) -> None:
+    axe = files("axe_core_python").joinpath("axe.min.js").read_text()
+    browser.page.run(f"if (!window.axe) {{ {axe} }}")
+    browser.emulate("prefers-color-scheme", scheme)
+    serious = "axe.run().then((found) => found.violations.map((one) => [one.impact, one.id, one.nodes[0].html]))"
+    for address in PLACES:
+        browser.go(address)
+        browser.wait("document.querySelector('h1') !== null")
+        assert browser.page.run(f"return {serious}") == [], address
+    browser.page.run("document.getElementById('main').append(document.createElement('img'))")
+    assert browser.page.run(f"return {serious}")[0][1] == "image-alt", "axe finds what is there"
+
+
+def test_nothing_that_a_run_says_becomes_markup(chromium_is_installed: None, tmp_path: Path) -> None:
+    """The known payloads and generated ones, in every text that a worker, an agent or a file may hold."""
+    folder = make_run(tmp_path / "hostile", iterations=1)
+    dice = random.Random(0)
+    generated = ["".join(dice.choices("<>\"'&;/=\\`${}()javscriptonerorlhf:x \n", k=40)) for _ in range(100)]
+    texts = [*HOSTILE, *generated]
+    parquet.write(
+        folder / "trajectories" / "000001.parquet",
+        [episode(1, k, False, words=f"{k} {text}") for k, text in enumerate(texts)],
+    )
+    for text in texts:
+        append(folder / "events.jsonl", {"time": 1.8e9, "event": "worker_lost", "worker": text, "reason": text})
+    spent = {text: {"step": 1.0, text: 1.0} for text in texts}
+    line = {
+        "iteration": 1,
+        "time": 1.8e9 + 60,
+        "iteration_s": 30,
+        "slot_seconds_by_worker": spent,
+        **dict.fromkeys(texts, 1.0),
+    }
+    append(folder / "metrics.jsonl", line)
+    made = "#main script, #main iframe, #main object, #main a:not([href^='#'])"
+    handlers = (
+        "[...document.querySelectorAll('*')].filter((e) => [...e.attributes].some((a) => a.name.startsWith('on')))"
+    )
+    found = f'return [document.querySelectorAll("{made}").length, {handlers}.length, window.hit ?? 0]'
+    with served([folder]) as viewer:
+        browser = Browser(viewer.url)
+        browser.page.run("window.alert = () => { window.hit = 1; }")
+        places = [
+            "#/runs",
+            "#/episodes",
+            "#/tasks",
+            "#/workers",
+            *(f"#/episode/hostile/t1.{k}" for k in range(0, len(texts), 6)),
+        ]
+        for place in places:
+            browser.go(place)
+            browser.wait(
+                "document.querySelector('h1') !== null && !document.body.innerText.includes('Reading the episode')"
+            )
+            assert browser.page.run(found) == [0, 0, 0], place
+        browser.close()
+
+
+def test_a_new_episode_appears_by_itself(chromium_is_installed: None, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", iterations=1)
+    with served([folder]) as viewer:
+        browser = Browser(viewer.url)
+        browser.go("#/episodes")
+        browser.says("6 of 6 episodes")
+        one = episode(1, 4, True)
+        landing = folder / "trajectories" / ".landing" / "000001" / "000001-00004.parquet"
+        landing.parent.mkdir(parents=True)
+        parquet.write(landing, [one])
+        append(folder / "events.jsonl", landed(one, 1.9e9))
+        browser.says("7 of 7 episodes, 1 successful")
+        browser.close()
+
+
+def test_a_bundle_works_without_any_server(chromium_is_installed: None, folders: list[Path], tmp_path: Path) -> None:
+    browser = Browser(write_bundle([Run(each) for each in folders], tmp_path / "runs.html").as_uri())
+    browser.says("3 runs")
+    browser.go("#/episodes?run=seed-1&outcome=success")
+    browser.says("of 30 episodes")
+    browser.go("#/episode/seed-0/t3.0")
+    browser.says("digirl-dist view computes them")
+    browser.wait("document.querySelector('img.shot').naturalWidth === 108")
+    browser.click("#toggle-changes")
+    browser.says("% of the screen changed")
+    browser.go("#/workers")
+    browser.says("loses the largest share")
+    browser.close()

@@ -1,0 +1,138 @@
+"""What the server answers, to whom, and what it makes of hostile content."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from small_run import append, episode, make_run
+from starlette.testclient import TestClient
+
+from digirl_dist import Run
+from digirl_dist.errors import SettingsError
+from digirl_dist.storage import parquet
+from digirl_dist.viewer.bundle import bundle, write_bundle
+from digirl_dist.viewer.data import named, screenshot
+from digirl_dist.viewer.server import Guard, Pages
+
+pytestmark = pytest.mark.component
+
+TOKEN = "a-token"
+QUESTION = {"run": "demo", "key": "t1.0"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "demo")
+
+
+@pytest.fixture
+def client(folder: Path) -> Iterator[TestClient]:
+    with TestClient(
+        Guard(Pages(named([Run(folder)])).app(), TOKEN, 80), base_url="http://127.0.0.1", follow_redirects=False
+    ) as asking:
+        yield asking
+
+
+def test_without_the_token_nothing_is_shown(client: TestClient) -> None:
+    for path in ("/", "/static/app.js", "/api/runs", "/api/image?run=demo&key=t1.0", "/?token=wrong", "/api/live"):
+        assert client.get(path).status_code == 403, path
+
+
+def test_the_token_is_in_the_address_once(client: TestClient) -> None:
+    first = client.get(f"/?token={TOKEN}")
+    assert first.status_code == 303 and first.headers["location"] == "/"
+    cookie = first.headers["set-cookie"].lower()
+    assert "httponly" in cookie and "samesite=strict" in cookie
+    assert client.get("/").status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "10.0.0.1", "", "[::1", "localhost@evil"])
+def test_another_name_for_this_machine_is_refused(client: TestClient, host: str) -> None:
+    client.get(f"/?token={TOKEN}")
+    assert client.get("/", headers={"host": host}).status_code == 421
+    assert client.get("/", headers={"host": "localhost:9999"}).status_code == 200
+
+
+def test_only_reading_is_possible_and_every_answer_forbids_foreign_content(client: TestClient) -> None:
+    client.get(f"/?token={TOKEN}")
+    assert client.post("/api/runs").status_code == 405 and client.delete("/").status_code == 405
+    for path in ("/", "/api/runs", "/static/none.js", "/nowhere"):
+        headers = client.get(path).headers
+        assert (
+            headers["content-security-policy"].startswith("default-src 'self';") and headers["x-content-type-options"]
+        )
+
+
+@pytest.mark.parametrize(
+    "path", ["/static/../server.py", "/static/%2e%2e/server.py", "/static/..%2fserver.py", "/static/"]
+)
+def test_no_file_but_the_pages_own_is_served(client: TestClient, path: str) -> None:
+    client.get(f"/?token={TOKEN}")
+    assert client.get(path).status_code == 404
+
+
+def test_an_episode_its_picture_and_the_timeline(client: TestClient) -> None:
+    client.get(f"/?token={TOKEN}")
+    while client.get("/api/rows", params={"run": "demo"}).json()["unread"]:
+        pass
+    found = client.get("/api/episode", params=QUESTION).json()
+    assert [step["caption"] for step in found["steps"]][1] == "swipe 0.50, 0.75 → 0.50, 0.25"
+    picture = client.get("/api/image", params={**QUESTION, "step": "3"})
+    assert picture.headers["content-type"] == "image/png" and screenshot(picture.content) is not None
+    assert client.get("/api/image", params={**QUESTION, "step": "4"}).status_code == 404
+    lost = [
+        event for event in client.get("/api/timeline", params={"run": "demo"}).json()["events"] if "reason" in event
+    ]
+    assert lost[0]["event"] == "worker_lost"
+    assert client.get("/api/episode", params={"run": "demo", "key": "t9.9"}).status_code == 404
+    assert client.get("/api/rows", params={"run": "other"}).status_code == 404
+    assert client.get("/api/rows").status_code == 404
+
+
+@pytest.mark.parametrize("image", [None, b"", b"<svg onload='alert(1)'/>", b"<html><script>", b"GIF89a" + bytes(40)])
+def test_what_is_no_screenshot_is_not_served(image: bytes | None) -> None:
+    assert screenshot(image) is None
+
+
+def test_figures_that_are_no_numbers_do_not_break_the_page(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "odd", iterations=1)
+    append(
+        folder / "metrics.jsonl",
+        {"iteration": 1, "success_rate": float("nan"), "reward_mean": float("inf"), "\ud800": "\ud800"},
+    )
+    run = named([Run(folder)])["odd"]
+    last = json.loads(json.dumps(run.summary(), allow_nan=False))["metrics"][-1]
+    assert last["success_rate"] is None and last["reward_mean"] is None
+
+
+def test_a_damaged_file_is_named_and_the_others_are_shown(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", iterations=2)
+    (folder / "trajectories" / "000001.parquet").write_bytes(b"PAR1 torn")
+    (folder / "config.yaml").write_text("emulator: [1, 2\nx: }")
+    run = named([Run(folder)])["run"]
+    run.follow(everything=True)
+    summary = run.summary()
+    assert summary["episodes"] == 6 and [note.split(" ")[0] for note in summary["notes"]] == [
+        "000001.parquet",
+        "config.yaml",
+    ]
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / place / "run", iterations=1) for place in ("a", "b")]
+    assert list(named([Run(each) for each in folders])) == ["run", "run~2"]
+
+
+def test_a_bundle_is_one_file_without_addresses_and_its_data_cannot_end_the_script(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", iterations=1)
+    words = "</script><script>alert(1)</script><!--"
+    parquet.write(folder / "trajectories" / "000001.parquet", [episode(1, 0, False, words=words)])
+    page = bundle([Run(folder)])
+    assert page.count("<script") == 2 and words not in page and "\\u003c/script>" in page
+    assert "/static/" not in page.replace("/api/", "") and "default-src 'none'" in page.replace("&#x27;", "'")
+    assert write_bundle([Run(folder)], tmp_path / "out.zip").stat().st_size > 10_000
+    with pytest.raises(SettingsError, match=r"ends in \.html or \.zip"):
+        write_bundle([Run(folder)], tmp_path / "out.pdf")
