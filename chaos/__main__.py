@@ -15,6 +15,7 @@ from chaos import hostility
 from chaos.faults import Fault, faults
 from chaos.ground import LIMITS, RunContext, ground
 from chaos.invariants import Invariant, judge
+from chaos.lies import Lie
 from chaos.machine import eventually
 from chaos.processes import processes_with
 from chaos.trial import Chaos, Trial, plan
@@ -45,7 +46,7 @@ def strike(kinds: Sequence[Fault], count: int, seed: int, inference: Inference) 
         return chaos.trials, found
 
 
-def strike_by_lies(count: int, seed: int) -> tuple[hostility.Verdict, list[Invariant]]:
+def judge_by_lies(lies: Sequence[Lie]) -> tuple[hostility.Verdict, list[Invariant]]:
     """Has one worker of three lie; returns what came of it, and of the invariants that hold whatever it says."""
     found: list[Invariant] = []
 
@@ -55,7 +56,7 @@ def strike_by_lies(count: int, seed: int) -> tuple[hostility.Verdict, list[Invar
         if any(one.broken for one in found):
             _keep(here)
 
-    verdict = hostility.strike(hostility.plan(count, seed), finish)
+    verdict = hostility.strike(lies, finish)
     problems = [f"{one.lie.name}: {one.problem}" for one in verdict.strikes if one.problem]
     share = f"{verdict.share:.0%} of {verdict.alone:.1f} episodes/s"
     slow = [] if verdict.share >= _SHARE else [share]
@@ -136,7 +137,7 @@ def main() -> int:
     end_by_sigterm_as_by_ctrl_c()  # or servers and small disks stay behind
     started = time.monotonic()
     if options.lies:
-        _, invariants = strike_by_lies(options.lies, options.seed)
+        _, invariants = judge_by_lies(hostility.plan(options.lies, options.seed))
         _show([], invariants)
         print(f"\n{options.lies} lies in {time.monotonic() - started:.0f} s")
         return int(any(one.broken for one in invariants))

@@ -172,7 +172,7 @@ def _for_others(state: State) -> Lines:
 
 def _flood(kind: str) -> Callable[[State], Lines]:
     def flood(state: State) -> Lines:
-        said = state.last.get(kind)
+        said = state.last.get(kind) or (_SELDOM[kind] | {"type": kind} if kind in _SELDOM else None)
         until = time.monotonic() + 0.4
         while said and time.monotonic() < until:
             yield line(said) * 20

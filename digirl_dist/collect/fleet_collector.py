@@ -308,7 +308,9 @@ class _Collection:
         self._table.tell("episode_retried", worker, slot=slot, ticket=key.number, reason=reason)
         if self._leases.fail(worker, key, reason, self._table.able()):
             self._table.tell_all("ticket_set_aside", **self._leases.why_set_aside(key))
-        elif self._leases.is_blamed_on_one(key) and self._reliability.failed(worker, key):
+        elif self._leases.is_blamed_on_one(key) and self._reliability.failed(
+            worker, key, self._table.states[worker].slots
+        ):
             error = MisconductError(worker, f"all that it is given fails, at last: {reason}", proven=True)
             self._fleet.workers[worker].refuse(error)
 

@@ -35,20 +35,20 @@ class Reliability:
         """The worker holds so many tickets at once."""
         self._most_held[worker] = max(self._most_held[worker], count)
 
-    def failed(self, worker: str, key: Key) -> bool:
+    def failed(self, worker: str, key: Key, slots: int) -> bool:
         """Notes a ticket that failed on the worker and on no other; returns whether those in a row are too many.
 
-        They are once every slot has lost more than ``slot_failures``, when an honest program has closed all of them.
+        They are once its slots have lost more than ``slot_failures`` each, when an honest program has closed them all.
         Each wave of them makes the worker wait longer for its next ticket.
         """
         row = self._failed.setdefault(worker, set())
         row.add(key)
-        width = max(1, self._most_held[worker])
+        width = max(1, min(slots, self._most_held[worker]))
         waves = len(row) // width
         if waves:
             pause_s = min(self._limits.back_off_max_s, self._limits.back_off_s * 2.0 ** (waves - 1))
             self._next_at[worker] = self._clock() + pause_s
-        return len(row) > (self._limits.slot_failures + 1) * width
+        return len(row) > self._limits.slot_failures * width
 
     def suspect(self, worker: str) -> None:
         """Notes an offence: the worker gets one ticket at a time until an episode of its has landed."""

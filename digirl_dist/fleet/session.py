@@ -51,6 +51,10 @@ class ProgramSilent(LinkLostError):
     """The connection stands but the program does not answer: it must be replaced."""
 
 
+class ProgramDeaf(LinkLostError):
+    """The program says that it does not hear the host."""
+
+
 class Session:
     """What the host knows of the program on one connection. ``now`` are monotonic seconds of the host.
 
@@ -221,7 +225,7 @@ class Session:
         here_s = math.inf if self._working else now - (self._heard_first_at or now)  # no host may have come for long
         if min(beat.unheard_s, here_s) > limits.silence_s:  # it is pinged more often than that
             reason = f"the worker program has not heard of this host for {beat.unheard_s:.0f} s: the link is half-open"
-            return [HangUp(LinkLostError(name, reason))]
+            return [HangUp(ProgramDeaf(name, reason))]
         effects: Effects = [Tell(Said(name, beat))]
         if self._working:
             lost, claimed = self._holdings.compare(beat.held, beat.order)

@@ -133,7 +133,7 @@ class Channel(ABC):
 
         Raises LinkLostError if the link is gone or the output comes more slowly than the allowance.
         """
-        deadline = Deadline(allowance.left_s)
+        deadline = self._left(allowance)
         data = self._take(size) or self.receive_until(deadline)
         if data is None:
             raise self._too_slow(allowance)
@@ -154,7 +154,7 @@ class Channel(ABC):
 
     def pull_line(self, longest: int, allowance: Allowance, moved: int = 0) -> bytes:
         """Returns a line as ``readline`` does, within the allowance; it confirms that ``moved`` bytes have arrived."""
-        deadline = Deadline(allowance.left_s)
+        deadline = self._left(allowance)
         line = self._line(deadline, longest)
         if line is None:
             raise self._too_slow(allowance)
@@ -218,7 +218,7 @@ class Channel(ABC):
 
     def _send(self, view: memoryview, allowance: Allowance) -> int:
         """Returns how many bytes were accepted, at least one."""
-        deadline = Deadline(allowance.left_s)
+        deadline = self._left(allowance)
         while True:
             asked_at = time.monotonic()
             sent = self._offer(view, _SLICE_S)
@@ -259,6 +259,12 @@ class Channel(ABC):
 
     def _link_lost(self, why: str) -> LinkLostError:
         return LinkLostError(self.worker, f"the connection broke during `{self.command}` ({why})")
+
+    def _left(self, allowance: Allowance) -> Deadline:
+        """Returns the end of what is left, which a wait that is just begun would exceed a little each time."""
+        if allowance.left_s <= 0:
+            raise self._too_slow(allowance)
+        return Deadline(allowance.left_s)
 
     def _silent(self, timeout_s: float) -> LinkLostError:
         return LinkLostError(self.worker, f"`{self.command}` was silent for {timeout_s:g} s")

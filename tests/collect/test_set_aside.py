@@ -171,21 +171,21 @@ def test_a_worker_that_loses_all_it_is_given_waits_longer_each_time_and_is_then_
     here, clock = reliability()
     here.holds("a", 2)
     pauses = []
-    for number in range(8):
-        assert not here.failed("a", Key(0, number)), number
+    for number in range(6):
+        assert not here.failed("a", Key(0, number), 2), number
         if not here.may_take("a"):
             before = clock.now
             while not here.may_take("a"):
                 clock.now += 0.5
             pauses.append(clock.now - before)
-    assert here.failed("a", Key(0, 8)) and pauses == sorted(pauses) and pauses[-1] == 8.0
+    assert here.failed("a", Key(0, 6), 2) and pauses == sorted(pauses) and pauses[-1] == 4.0
 
 
 def test_a_ticket_that_fails_again_or_an_episode_that_lands_says_nothing_against_the_worker() -> None:
     here, _ = reliability()
-    assert not any(here.failed("a", Key(0, 0)) for _ in range(50))
+    assert not any(here.failed("a", Key(0, 0), 2) for _ in range(50))
     for number in range(50):
-        assert not here.failed("a", Key(0, number))
+        assert not here.failed("a", Key(0, number), 2)
         if number % 3 == 2:
             here.landed("a")
 

@@ -111,7 +111,8 @@ def test_more_than_was_announced_is_not_written(link: Connection, short: SshSett
 def test_an_answer_of_another_shape_is_the_workers_fault(
     link: Connection, short: SshSettings, tmp_path: Path, answer: str
 ) -> None:
-    courier = CourierClient(link, ["sh", "-c", f"read asked; {answer}; sleep 20"], short)
+    patient = dataclasses.replace(short, stall_s=WELL_OVER / 2)
+    courier = CourierClient(link, ["sh", "-c", f"read asked; {answer}; sleep 20"], patient)
     within(lambda: courier.get("e", tmp_path / "e", "0" * 32, 6), MisconductError, "its courier answers with")
 
 
@@ -123,5 +124,6 @@ def test_an_installation_that_never_answers_ends_at_its_limit(
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(f"import subprocess\nsubprocess.run({prints!r}, shell=True)\n")
+    limit_s = 3.0 if error is LinkLostError else WELL_OVER / 2
     with RemotePython(link, "python3", program, {}) as remote:
-        within(lambda: remote.answer(time.monotonic() + 1.0), error, "silent|something else than the installation")
+        within(lambda: remote.answer(time.monotonic() + limit_s), error, "silent|something else than the installation")

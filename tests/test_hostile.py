@@ -1,0 +1,48 @@
+"""One worker of three lies over a real SSH server: the run goes on, and the liar is named and put out of service.
+
+``script/chaos --lies N`` tells all the lies.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from typing import get_args
+
+import pytest
+
+from chaos import hostility
+from chaos.__main__ import judge_by_lies
+from chaos.hostility import Verdict
+from chaos.invariants import Invariant
+from chaos.lies import LIES
+from digirl_dist.protocol.messages import WorkerMessage
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(400), pytest.mark.long_file(110)]
+TOLD = ["heartbeat.held is a long text", "each ticket fails at once", "a file without end"]
+
+
+@pytest.fixture(scope="module")
+def told() -> tuple[Verdict, Sequence[Invariant]]:
+    if shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin:" + os.environ.get("PATH", "")) is None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("apt-get install openssh-server")
+    return judge_by_lies([LIES[name] for name in TOLD])
+
+
+def test_a_liar_is_named_and_out_of_service(told: tuple[Verdict, Sequence[Invariant]]) -> None:
+    assert {strike.lie.name: strike.problem for strike in told[0].strikes} == dict.fromkeys(TOLD, "")
+
+
+def test_nothing_is_lost_repeated_or_forged_and_the_run_goes_on(told: tuple[Verdict, Sequence[Invariant]]) -> None:
+    untimed = [one for one in told[1] if not one.name.startswith("the others")]
+    assert {one.name: one.broken for one in untimed if one.broken} == {}
+    assert told[0].beside > 0
+
+
+@pytest.mark.unit
+def test_there_are_lies_about_every_message_and_a_seed_decides_their_order() -> None:
+    assert len(LIES) >= 60
+    tags = {kind.__struct_config__.tag for kind in get_args(WorkerMessage)} - {"ask", "broken"}
+    assert all(any(name.startswith(f"{tag}.") for name in LIES) for tag in tags)
+    assert hostility.plan(200, 1) == hostility.plan(200, 1) != hostility.plan(200, 2)
