@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -52,8 +53,9 @@ class ChatAnswers(Target):
         threading.Thread(target=self._serve, daemon=True).start()
         port = self._listener.getsockname()[1]
         settings = JudgeSettings(base_url=f"http://127.0.0.1:{port}/v1", answer_s=2.0, outage_s=0.0, readings=1)
-        self._settings = settings
-        self._events = Events(folder / "events.jsonl")
+        verdicts, events = Verdicts(folder / "judge.jsonl"), Events(folder / "events.jsonl")
+        self._judge = ModelJudge(settings, "key", verdicts, events)
+        self._asked = 0
         self.samples = [_whole(b"200 OK", json.dumps(_BODIES[0]).encode())]
 
     def case(self, random: Random) -> bytes:
@@ -64,12 +66,9 @@ class ChatAnswers(Target):
 
     def feed(self, data: bytes) -> None:
         self._answer = data
-        (self._folder / "judge.jsonl").unlink(missing_ok=True)
-        judge = ModelJudge(self._settings, "key", Verdicts(self._folder / "judge.jsonl"), self._events)
-        try:
-            judge.verdict(_EPISODE)
-        finally:
-            judge.close()
+        self._asked += 1  # no verdict is asked for twice
+        ticket = replace(_EPISODE.ticket, task=Task("open", f"open number {self._asked}"))
+        self._judge.verdict(replace(_EPISODE, ticket=ticket))
 
     def _serve(self) -> None:
         while True:

@@ -122,6 +122,7 @@ class _Replay:
     """A connection, and its only channel, on which these bytes come and nothing more."""
 
     worker = "w1"
+    packet_bytes = 1 << 15
 
     def __init__(self, data: bytes) -> None:
         self._left = data
@@ -140,18 +141,12 @@ class _Replay:
     def ended(self) -> Exception:
         return LinkLostError(self.worker, "the courier ended")
 
-    def read(self, size: int, *_: Any) -> bytes:
+    def pull(self, size: int, *_: Any) -> bytes:
         taken, self._left = self._left[:size], self._left[size:]
         return taken
 
-    def readline(self, *_: Any) -> bytes:
-        end = self._left.find(b"\n") + 1 or len(self._left)
-        return self.read(end)
-
-    pull = read
-
     def pull_line(self, longest: int, *_: Any) -> bytes:
-        return self.readline()[: longest + 1]
+        return self.pull(min(longest + 1, self._left.find(b"\n") + 1 or len(self._left)))
 
 
 class Parquet(Target):

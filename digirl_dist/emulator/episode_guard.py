@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.errors import ActionError, TrajectoryError
 from digirl_dist.tasks import Ticket
-from digirl_dist.trajectory import Observation, Step, Trajectory
+from digirl_dist.trajectory import Goal, Observation, Step, Trajectory
 from digirl_dist.types import Json
 
 MOST_STEPS = 10_000
@@ -27,6 +27,7 @@ _MOST_PIXELS = 1 << 24
 """Of an image whose size is not known before; a telephone's screen has a quarter of that."""
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _LONGEST_ACTION = 1 << 20
+_LONGEST_GOALS = 1 << 16
 
 ActionCheck = Callable[[EmulatorSpec, Observation, Json], None]
 """Raises ActionError for an action that the agent cannot have chosen for the observation."""
@@ -50,10 +51,7 @@ class EpisodeGuard:
         return self.max_steps or MOST_STEPS
 
     def check(self, episode: Trajectory, ticket: Ticket, worker: str) -> None:
-        """Raises TrajectoryError, naming emulator, task and step, unless the episode is one of this ticket.
-
-        An episode may have an older policy version than the ticket, which is leased anew with the newest one.
-        """
+        """Raises TrajectoryError, naming emulator, task and step, unless this is the ticket's episode as leased."""
         self._check_origin(episode, ticket, worker)
         place = f"emulator {self.emulator}, task {ticket.task.id}"
         try:
@@ -75,12 +73,11 @@ class EpisodeGuard:
             "task": (found.task.id, ticket.task.id),
             "instruction": (found.task.instruction, ticket.task.instruction),
             "worker": (episode.worker, worker),
+            "policy version": (found.policy_version, ticket.policy_version),
         }
         for name, (said, wanted) in pairs.items():
             if said != wanted:
                 raise TrajectoryError(f"it is the episode of another {name}: {said!r:.200} instead of {wanted!r:.200}")
-        if not 0 <= found.policy_version <= ticket.policy_version:
-            raise TrajectoryError(f"it is of policy version {found.policy_version}, not of {ticket.policy_version}")
 
     def _check_step(self, step: Step, is_last: bool) -> None:
         self._check_observation(step.observation)
@@ -91,6 +88,7 @@ class EpisodeGuard:
         if (step.terminated or step.truncated) != is_last:
             raise _Misfit("the episode does not end" if is_last else "the episode ends here, but steps follow")
         self._check_action(step.observation, step.action)
+        _check_goals(step.achieved)
 
     def _check_action(self, seen: Observation, action: Json) -> None:
         try:
@@ -129,6 +127,14 @@ class EpisodeGuard:
 
 class _Misfit(Exception):
     """What is wrong with an episode, without the place."""
+
+
+def _check_goals(goals: Sequence[Goal]) -> None:
+    try:
+        if len(json.dumps([dict(goal) for goal in goals], allow_nan=False)) > _LONGEST_GOALS:
+            raise _Misfit(f"goals of more than {_LONGEST_GOALS} characters")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _Misfit(f"goals that are no list of JSON objects: {str(error)[:300]}") from error
 
 
 def _is_finite(number: float) -> bool:
