@@ -26,7 +26,6 @@ from digirl_dist.judge.verdicts import Verdicts
 from digirl_dist.protocol import messages as protocol
 from digirl_dist.report.metrics import Metrics
 from digirl_dist.settings import LimitSettings, SshSettings
-from digirl_dist.settings.safe_yaml import load_yaml
 from digirl_dist.ssh.courier import CourierClient
 from digirl_dist.storage import import_digirl, parquet, task_file
 from digirl_dist.storage.checkpoint import Checkpoints
@@ -182,7 +181,7 @@ class Parquet(Target):
         rows = self._table.to_pylist()
         for _ in range(random.choice((1, 2, 3))):
             row = random.choice(rows)
-            inside = random.choice((row, row["observation"] or row))
+            inside = random.choice([row, *(value for value in row.values() if isinstance(value, dict))])
             name = random.choice(list(inside))
             inside[name] = random.choice(_VALUES)
         try:
@@ -343,7 +342,6 @@ class Yaml(Target):
 
     def feed(self, data: bytes) -> None:
         self._path.write_bytes(data)
-        load_yaml(data.decode("utf-8", "replace"), "fuzzed.yaml")
         task_file.from_file(str(self._path), "train")
 
 

@@ -57,11 +57,13 @@ class EpisodeGuard:
         try:
             if not 0 < len(episode.steps) <= self.most_steps:
                 raise _Misfit(f"{len(episode.steps)} steps; at most {self.most_steps} are allowed")
+            decoded: set[bytes] = set()  # a screen that nothing changed is looked at once
             for number, step in enumerate(episode.steps):
                 place = f"emulator {self.emulator}, task {ticket.task.id}, step {number}"
+                self._check_observation(step.observation, decoded)
                 self._check_step(step, number == len(episode.steps) - 1)
             place = f"emulator {self.emulator}, task {ticket.task.id}, final observation"
-            self._check_observation(episode.final_observation)
+            self._check_observation(episode.final_observation, decoded)
         except _Misfit as misfit:
             raise TrajectoryError(f"{place}: {misfit}") from misfit.__cause__
 
@@ -80,7 +82,6 @@ class EpisodeGuard:
                 raise TrajectoryError(f"it is the episode of another {name}: {said!r:.200} instead of {wanted!r:.200}")
 
     def _check_step(self, step: Step, is_last: bool) -> None:
-        self._check_observation(step.observation)
         if not _is_finite(step.reward):
             raise _Misfit(f"the reward is {step.reward}")
         if not (_is_finite(step.log_prob) or (not self.knows_log_prob and math.isnan(step.log_prob))):
@@ -99,14 +100,16 @@ class EpisodeGuard:
         except (ActionError, ValueError, TypeError, RecursionError) as error:
             raise _Misfit(f"an action outside of the action space: {str(error)[:300]}") from error
 
-    def _check_observation(self, seen: Observation) -> None:
+    def _check_observation(self, seen: Observation, decoded: set[bytes]) -> None:
         if not isinstance(seen.text, str):
             raise _Misfit(f"the text of the observation is a {type(seen.text).__name__}")
         self._check_vector(seen.vector)
-        if seen.image is not None:
-            _check_image(seen.image, self._image_size())
-        elif self._image_size() is not None:
+        size = None if self.spec is None else self.spec.image_size
+        if seen.image is None and size is not None:
             raise _Misfit("the observation has no image")
+        if seen.image is not None and seen.image not in decoded:
+            _check_image(seen.image, size)
+            decoded.add(seen.image)
 
     def _check_vector(self, vector: np.ndarray | None) -> None:
         size = 0 if vector is None else vector.size
@@ -115,9 +118,6 @@ class EpisodeGuard:
             raise _Misfit(f"a vector of {size} numbers; the emulator's spec says vector_size={wanted}")
         if vector is not None and not np.isfinite(vector).all():
             raise _Misfit("the vector of the observation has NaN or infinite numbers")
-
-    def _image_size(self) -> tuple[int, int] | None:
-        return None if self.spec is None else self.spec.image_size
 
     @property
     def _is_strict(self) -> bool:
