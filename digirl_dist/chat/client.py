@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
+import msgspec
 import openai
 
 from digirl_dist.chat import Messages
@@ -21,7 +22,7 @@ from digirl_dist.chat.pace import Pace
 from digirl_dist.errors import ChatAway, ChatRefused, SettingsError
 from digirl_dist.plain_text import one_line
 from digirl_dist.settings import ChatSettings
-from digirl_dist.types import Json
+from digirl_dist.types import Json, Natural
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
@@ -121,19 +122,23 @@ class ChatServer:
 
     def _ask_once(self, chat: Messages, further: dict[str, Json]) -> Answered:
         client, messages = self._client, cast(Any, chat)
-        create = partial(client.chat.completions.create, model=self._settings.model, messages=messages)
+        completions = client.chat.completions.with_raw_response  # whose own parsing takes whatever comes
+        create = partial(completions.create, model=self._settings.model, messages=messages)
         try:
             answer = within(self._settings.answer_s + _MARGIN_S, lambda: create(extra_body=further))
         except TimeoutError:
             self._client = self._new_client()
             client.close()  # ends the reading that nobody waits for; others that this cuts are asked again
             raise
-        choices = getattr(answer, "choices", None)
-        if not choices:
-            raise ChatRefused(f"{self} sends no chat completion; is {self._group}.base_url right?")
-        usage = getattr(answer, "usage", None)
-        used = (usage.prompt_tokens or 0, usage.completion_tokens or 0) if usage else (0, 0)
-        return Answered(choices[0].message.content or "", _log_prob(choices[0]), *used)
+        try:
+            completion = _COMPLETIONS.decode(answer.http_response.content)
+        except (ValueError, RecursionError) as error:
+            told = one_line(str(error)[:200])
+            raise ChatRefused(f"{self} sends no chat completion; is {self._group}.base_url right? ({told})") from None
+        choice, usage = completion.choices[0], completion.usage or _Usage()
+        return Answered(
+            choice.message.content or "", _log_prob(choice), usage.prompt_tokens or 0, usage.completion_tokens or 0
+        )
 
     def _told(self, error: openai.APIError | TimeoutError) -> str:
         """Returns the error's text without the key, which some servers repeat."""
@@ -153,10 +158,43 @@ class ChatServer:
                 return f"check {self._group}.model and {self._group}.request"
 
 
-def _log_prob(choice: Any) -> float:
-    """Returns the log-probability of the whole answer, the sum over its tokens."""
-    tokens = getattr(getattr(choice, "logprobs", None), "content", None)
-    return math.fsum(token.logprob for token in tokens) if tokens else math.nan
+class _TokenChance(msgspec.Struct):
+    logprob: float | None = None
+
+
+class _Chances(msgspec.Struct):
+    content: list[_TokenChance] | None = None
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    logprobs: _Chances | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: Natural | None = None
+    completion_tokens: Natural | None = None
+
+
+class _Completion(msgspec.Struct):
+    """What is read of an answer; everything else in it is left alone."""
+
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
+    usage: _Usage | None = None
+
+
+_COMPLETIONS = msgspec.json.Decoder(_Completion)
+
+
+def _log_prob(choice: _Choice) -> float:
+    """Returns the log-probability of the whole answer, the sum over its tokens; NaN if one is missing."""
+    tokens = choice.logprobs.content if choice.logprobs else None
+    chances = [math.nan if token.logprob is None else token.logprob for token in tokens or ()]
+    return sum(chances) if chances else math.nan
 
 
 def _passes(error: openai.APIError | TimeoutError) -> bool:
@@ -172,6 +210,7 @@ def _retry_after(error: openai.APIError | TimeoutError) -> float:
     """Returns the seconds that the server asks to wait; 0 if it does not say."""
     response = getattr(error, "response", None)
     try:
-        return float(response.headers["retry-after"]) if response is not None else 0.0
+        asked = float(response.headers["retry-after"]) if response is not None else 0.0
     except (KeyError, ValueError):
         return 0.0
+    return asked if 0 <= asked < math.inf else 0.0

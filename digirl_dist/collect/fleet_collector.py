@@ -16,6 +16,7 @@ from digirl_dist.collect.leases import Leases, Ledger
 from digirl_dist.collect.reliability import Reliability
 from digirl_dist.collect.worker_table import WorkerTable
 from digirl_dist.collection import CollectionResult
+from digirl_dist.emulator.episode_guard import MOST_STEPS
 from digirl_dist.errors import CollectionError, MisconductError
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.worker_events import (
@@ -49,8 +50,6 @@ from digirl_dist.types import Clock
 _LOOK_S = 0.5
 _ACCOUNTS_S = 1.0
 _OVERDUE_EVERY_S = 2.0
-_MOST_STEPS = 10_000
-"""Bounds an episode whose emulator alone decides when it ends."""
 _SHOWN = 10
 """Refused claims that an event names."""
 
@@ -322,5 +321,5 @@ def lease_seconds(limits: LimitSettings, max_steps: int | None) -> float:
     """
     if limits.lease_s is not None:
         return limits.lease_s
-    episode_s = limits.reset_s + (max_steps or _MOST_STEPS) * limits.step_s
+    episode_s = limits.reset_s + (max_steps or MOST_STEPS) * limits.step_s
     return limits.boot_s + 2 * limits.stuck_s + 2 * episode_s

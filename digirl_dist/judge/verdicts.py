@@ -18,7 +18,7 @@ class Verdicts:
         self._lock = threading.Lock()
         self._known: dict[str, Verdict] = {}
         if path.exists():
-            for line in path.read_text().splitlines():
+            for line in path.read_text(errors="replace").splitlines():
                 self._take_in(line)
 
     def get(self, question: str) -> Verdict | None:
@@ -49,5 +49,5 @@ class Verdicts:
         try:
             found = json.loads(line)
             self._known[found["question"]] = Verdict(bool(found["success"]), str(found["said"]))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             pass  # cut by a crash: the question is repeated

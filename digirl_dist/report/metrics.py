@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from digirl_dist.collection import CollectionResult
+from digirl_dist.errors import RunFolderError
 from digirl_dist.report.interval import wilson
 from digirl_dist.rollout.slot_time import ACTIVITIES
 from digirl_dist.storage import atomic_files, strict_json
@@ -169,8 +170,19 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _whole_lines(path: Path) -> list[Figures]:
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    """Returns the lines that were written to their end. Raises RunFolderError naming a damaged one."""
+    lines = path.read_text(errors="replace").split("\n")[:-1] if path.exists() else []
+    return [_figures(line, f"line {number} of {path}") for number, line in enumerate(lines, 1)]
+
+
+def _figures(line: str, place: str) -> Figures:
+    try:
+        found: Figures = json.loads(line)
+        if type(found["iteration"]) is int:
+            return found
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    raise RunFolderError(f"{place} has no figures of an iteration; restore the file, or remove that line")
 
 
 def measured_version(line: Figures) -> int | None:

@@ -139,6 +139,13 @@ class _Manifest(msgspec.Struct):
     policy: dict[str, Json] = {}
 
 
+class _Best(msgspec.Struct):
+    """What ``best.json`` says."""
+
+    iteration: Natural
+    success_rate: float
+
+
 class Checkpoints:
     """The checkpoints of a run folder.
 
@@ -176,17 +183,26 @@ class Checkpoints:
 
     def rate(self, checkpoint: Checkpoint, success_rate: float) -> None:
         """Records a checkpoint's success rate. It becomes the best unless an older one did at least as well."""
-        path = self.root / "best.json"
-        if path.exists() and json.loads(path.read_text())["success_rate"] >= success_rate:
+        before = self._best()
+        if before is not None and before.success_rate >= success_rate:
             return
+        path = self.root / "best.json"
         atomic_files.write_json(path, {"iteration": checkpoint.iteration, "success_rate": success_rate})
         self._point("best", checkpoint.folder)
         self._remove_superseded(self.iterations()[-1])
 
     def best(self) -> Checkpoint | None:
         """Returns the checkpoint of highest success; None before any was rated."""
+        best = self._best()
+        return None if best is None else self.open(best.iteration)
+
+    def _best(self) -> _Best | None:
+        """Returns the record of the best checkpoint. Raises CheckpointError naming the file if it is damaged."""
         path = self.root / "best.json"
-        return self.open(json.loads(path.read_text())["iteration"]) if path.exists() else None
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=_Best) if path.exists() else None
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}; remove it") from error
 
     def open(self, iteration: int) -> Checkpoint:
         """Returns the checkpoint of an iteration. Raises CheckpointError naming the file that cannot be used."""

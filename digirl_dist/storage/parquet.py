@@ -57,7 +57,7 @@ _BEFORE_PURPOSES = _BEFORE_GOALS.remove(SCHEMA.get_field_index("purpose"))
 """The columns of earlier versions, in which an evaluation of policy version v had the iteration -1 - v."""
 
 
-_AS_WRITTEN: dict[str, Any] = {
+AS_WRITTEN: dict[str, Any] = {
     "compression": "zstd",
     "use_dictionary": False,
     "write_page_checksum": True,
@@ -124,7 +124,7 @@ def write(path: Path, trajectories: Iterable[Trajectory], flushed: bool = True) 
     part = path.with_name(path.name + ".part")
     rows = pa.concat_tables([SCHEMA.empty_table(), *(to_table(trajectory) for trajectory in trajectories)])
     try:
-        pq.write_table(rows, part, **_AS_WRITTEN)
+        pq.write_table(rows, part, **AS_WRITTEN)
         atomic_files.replace(part, path, flushed)
     except OSError:  # a full disk needs the space
         part.unlink(missing_ok=True)

@@ -80,7 +80,7 @@ def _check_pages(content: mmap.mmap, column: pq.ColumnChunkMetaData, rows: int, 
     _require(plain and 0 < at <= end <= len(content), f"column {name} is not stored as this package stores it")
     unpacked = values = 0
     while at < end:
-        page, at = _Reader(content, at, end).struct()
+        page, at = ThriftReader(content, at, end).struct()
         data = page.get(5)
         if page.get(1) != _DATA_PAGE or 4 not in page or not isinstance(data, dict):
             raise TrajectoryError(f"column {name} has a page without checksum, or of another kind than data")
@@ -95,10 +95,10 @@ def _check_pages(content: mmap.mmap, column: pq.ColumnChunkMetaData, rows: int, 
     return unpacked
 
 
-class _Reader:
+class ThriftReader:
     """Reads one struct of Thrift's compact protocol from ``content[at:end]``."""
 
-    def __init__(self, content: mmap.mmap, at: int, end: int) -> None:
+    def __init__(self, content: mmap.mmap | bytes, at: int, end: int) -> None:
         self._content = content
         self._at = at
         self._end = end

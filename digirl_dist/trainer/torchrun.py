@@ -68,8 +68,9 @@ class TorchrunTrainer:
             raise
         refused, self._refused = self._refused, ()
         saved = self._trainer_spec.checkpoints.open(answer["iteration"])
+        figures = {**answer["figures"], "episodes_refused": float(len(refused))}
         # All processes of a machine share its monotonic clock, so rank 0's times are valid here.
-        return Update(saved, answer["figures"], answer["started_at"], answer["learned_at"], refused)
+        return Update(saved, figures, answer["started_at"], answer["learned_at"], refused)
 
     def close(self) -> None:
         if self._rank_0 is not None:

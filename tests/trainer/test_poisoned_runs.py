@@ -1,0 +1,102 @@
+"""Whole runs with a poisoned episode, or an emulator that answers NaN: what it costs, and what is said of it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_launch import launch
+from run_files import events, metrics
+from user_classes import Coin, Counter
+
+from digirl_dist.storage import parquet
+from digirl_dist.tasks import Task
+from digirl_dist.trajectory import Observation, Transition
+
+pytestmark = pytest.mark.system
+
+RUN = str(Path(__file__).resolve().parent.parent.parent / "run.py")
+HERE = "trainer.test_poisoned_runs"
+SMALL = ["parallel=single", "bsize=1", "rollout_size=12", "train_algorithm=filtered_bc", "train_iterations=2"]
+
+
+class Poisoned(Counter):
+    """The first episode of all has a text that ``Squeamish`` cannot read."""
+
+    def __init__(self, once: str) -> None:
+        super().__init__()
+        self._once = Path(once)
+        self._is_first = False
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        self._is_first = not self._once.exists()
+        self._once.touch()
+        return super().reset(task, seed)
+
+    def step(self, action: Any) -> Transition:
+        made = super().step(action)
+        return Transition(made.observation, 1.0, made.terminated, success=made.success)
+
+    def _see(self) -> Observation:
+        return Observation("poison" if self._is_first else "count", None, super()._see().vector)
+
+
+class Squeamish(Coin):
+    """Acts on everything, and cannot learn from one text."""
+
+    def log_prob(self, observations: Sequence[Observation], actions: Sequence[Any]) -> torch.Tensor:
+        if any(seen.text == "poison" for seen in observations):
+            raise LookupError("no word for this")
+        return super().log_prob(observations, actions)
+
+
+class Dizzy(Counter):
+    """Its second reward is no number."""
+
+    def step(self, action: Any) -> Transition:
+        made = super().step(action)
+        return Transition(made.observation, math.nan if self._at == 2 else 1.0, made.terminated)
+
+
+def words(folder: Path, *more: str) -> list[str]:
+    own = [f"emulator.kwargs.once={folder / 'once'}", "agent=custom", f"agent.entry_point={HERE}:Squeamish"]
+    custom = ["emulator=custom", f"emulator.entry_point={HERE}:Poisoned", *own]
+    return [sys.executable, RUN, *SMALL, *custom, f"save_path={folder / 'run'}", *more]
+
+
+def check(folder: Path) -> None:
+    (told,) = events(folder, "episode_set_aside")
+    assert told["worker"] == "local" and told["iteration"] == 0 and "no word for this" in told["reason"]
+    (refused,) = (folder / "trajectories" / ".refused").glob("*.parquet")
+    (episode,) = parquet.read(refused)
+    assert episode.ticket.index == told["ticket"] and episode.steps[0].observation.text == "poison"
+    assert [line["episodes_refused"] for line in metrics(folder)] == [1, 0]
+    assert len(parquet.read(folder / "trajectories" / "000000.parquet")) == 11
+
+
+def test_a_run_goes_on_without_the_episode_that_breaks_its_update(tmp_path: Path) -> None:
+    ended = launch(words(tmp_path))
+    assert ended.status == 0, ended.out
+    check(tmp_path / "run")
+
+
+def test_a_group_of_ranks_ends_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    command = words(tmp_path, "trainer=torchrun", "trainer.nproc_per_node=2")
+    ended = launch(command)
+    assert ended.status != 0 and "no word for this" in ended.out
+    ended = launch(command)
+    assert ended.status == 0, ended.out
+    check(tmp_path / "run")
+
+
+def test_an_emulator_whose_reward_is_nan_is_named_with_task_and_step(tmp_path: Path) -> None:
+    emulator = ["emulator=custom", f"emulator.entry_point={HERE}:Dizzy", "agent=generic", "limits.episode_attempts=2"]
+    ended = launch([sys.executable, RUN, *SMALL, *emulator, f"save_path={tmp_path}"])
+    assert ended.status == 1
+    assert "emulator custom, task count, step 1: the reward is nan" in ended.out and "Traceback" not in ended.out
+    assert "step 1: the reward is nan" in events(tmp_path, "episode_retried")[0]["reason"]
