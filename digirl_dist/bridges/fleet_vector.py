@@ -22,7 +22,7 @@ from digirl_dist.emulator.plugins.gymnasium import GymnasiumSettings
 from digirl_dist.errors import EmulatorError, SettingsError, WorkerError
 from digirl_dist.fleet.install import ensure_installed, this_package
 from digirl_dist.fleet.roster import WorkerConfig, localhost_worker_configs, this_python, worker_configs
-from digirl_dist.settings import Settings, SshSettings, configuration
+from digirl_dist.settings import LimitSettings, Settings, SshSettings, configuration
 from digirl_dist.ssh.channel import Channel
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Connection
@@ -73,7 +73,10 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
     ``infos["lost"]`` telling why, and next ones begin. Nothing that a worker sends is unpickled.
     """
 
-    def __init__(self, make: Any, num_envs: int, members: Sequence[_Member], limit_s: float, seed: int = 0) -> None:
+    def __init__(
+        self, make: Any, num_envs: int, members: Sequence[_Member], limits: LimitSettings, seed: int = 0
+    ) -> None:
+        """Raises WorkerError if no worker can make them, EmulatorError if one raises."""
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.num_envs = num_envs
         env = make()
@@ -82,7 +85,7 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._members = list(members)
-        self._limit_s = limit_s
+        self._limits = limits
         self._seeds = np.random.SeedSequence(seed)
         self._lost: list[str] = []
         self._last: list[Any] = [None] * num_envs
@@ -139,7 +142,7 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         raised: list[EmulatorError] = []
         for member in sent:
             try:
-                results |= dict(zip(member.envs, member.answer(self._limit_s), strict=True))
+                results |= dict(zip(member.envs, member.answer(self._limit_s(what)), strict=True))
             except EmulatorError as error:
                 raised.append(error)  # once the others' answers are read
             except (WorkerError, ValueError) as error:
@@ -149,6 +152,9 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         if homeless:
             results |= self._rehouse(what, homeless)
         return results
+
+    def _limit_s(self, what: str) -> float:
+        return self._limits.boot_s if what == "add" else self._limits.reset_s
 
     def _lose(self, member: _Member, error: Exception) -> list[int]:
         self._members.remove(member)
@@ -167,7 +173,7 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
             share = left[: -(-len(left) // len(self._members))]
             try:
                 member.send("add", [int(each.generate_state(1)[0] >> 1) for each in self._seeds.spawn(len(share))])
-                answers = member.answer(self._limit_s)
+                answers = member.answer(self._limit_s("add"))
                 results |= {
                     number: _as(what, answer, self._lost[-1]) for number, answer in zip(share, answers, strict=True)
                 }
@@ -179,7 +185,7 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         return results
 
     def _seen(self) -> Any:
-        empty = create_empty_array(self.single_observation_space, self.num_envs)
+        empty: Any = create_empty_array(self.single_observation_space, self.num_envs)
         try:
             return concatenate(self.single_observation_space, self._last, empty)
         except (KeyError, TypeError, ValueError) as error:
@@ -210,7 +216,7 @@ def fleet_vector_env(
         found = localhost_worker_configs(settings, folder, stack) if settings.dry_run else worker_configs(settings)
         with ThreadPoolExecutor(len(found)) as pool:
             members = list(pool.map(prepared, found))
-        env = FleetVectorEnv(make, num_envs, members, settings.limits.reset_s, settings.seed)
+        env = FleetVectorEnv(make, num_envs, members, settings.limits, settings.seed)
         stack.callback(env.close)
         yield env
 

@@ -23,7 +23,7 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]
         if envs.metadata.get("autoreset_mode") is not AutoresetMode.SAME_STEP:
             raise SettingsError("Stable-Baselines3 needs a vector environment with AutoresetMode.SAME_STEP")
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
-        self._envs = envs
+        self._envs: Any = envs
         self._actions: Any = None
 
     def reset(self) -> Any:
