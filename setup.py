@@ -15,7 +15,7 @@ AUTOUI = ["transformers>=5.0"]
 JUDGE = ENDPOINT = ["openai>=1.40"]
 VLM = ["transformers>=5.0", "peft>=0.18"]
 RAY = ["ray>=2.40"]
-BRIDGES = ["rsl-rl-lib>=5.5,<6", "skrl>=2.1,<3"]
+BRIDGES = ["rsl-rl-lib>=5.5,<6", "skrl>=2.1,<3", "stable-baselines3>=2.7"]
 # For `script/bench ray`. Not ray[rllib], which pins a gymnasium that miniwob refuses; RLlib runs with others.
 PEERS = ["ray>=2.40", "dm-tree", "lz4", "ormsgpack>=1.7", "pandas", "scipy", "tensorboardX>=1.9", "torchrl>=0.6"]
 VIEW = ["starlette>=0.45", "uvicorn>=0.34"]

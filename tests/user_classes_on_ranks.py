@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from user_classes import Coin, Counter
 from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.parallel.rank import own_rank
 from digirl_dist.tasks import Task
-from digirl_dist.trajectory import Observation
+from digirl_dist.trajectory import Decision, Observation
 from examples.corridor import Corridor
 
 
@@ -31,6 +32,26 @@ class Gated(Counter):
         while not self._gate.exists():
             time.sleep(0.05)
         return super().reset(task, seed)
+
+
+class Moody(Coin):
+    """Acts by what this very instance has done before, and by the process's generator; or fails in one of many ways."""
+
+    def __init__(self, spec: EmulatorSpec, fails: str = "") -> None:
+        super().__init__(spec)
+        self._acts = 0
+        self._fails = fails
+        if fails == "made":
+            raise TypeError("nobody can make me")
+
+    def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
+        if self._fails == "exits":
+            sys.exit("I leave")
+        if self._fails == "acts":
+            raise ZeroDivisionError("division by zero")
+        self._acts += 1
+        luck = float(torch.rand(())) < 0.5
+        return [Decision(int((self._acts // 4 % 2 == 0) == luck), 0.0) for _ in observations]
 
 
 class Faulty(Coin):

@@ -11,6 +11,7 @@ from digirl_dist import host
 from digirl_dist.agent import AgentFactory
 from digirl_dist.assembly import schedule, validate
 from digirl_dist.assembly.collector import RunContext, build_collector
+from digirl_dist.assembly.facts import facts_of
 from digirl_dist.assembly.parts import build_agent, build_algorithm, build_device, record_start, run_root, starting
 from digirl_dist.assembly.policy import describe_policy
 from digirl_dist.collect.iteration import Closing
@@ -142,6 +143,7 @@ def _trainer_spec(settings: Settings, device: Device, agent: AgentFactory, root:
         limits=GroupLimits(trainer.start_s, trainer.exchange_s, trainer.idle_s),
         idle_s=trainer.idle_s,
         shard=tuple(trainer.shard_blocks) if trainer.shard else None,
+        facts=facts_of(settings, device),
     )
 
 

@@ -107,9 +107,14 @@ def gymnasium_factory(settings: GymnasiumSettings) -> EmulatorFactory:
     The user's class is resolved here and travels inside the factory, so a worker needs neither the file nor the
     registration. Raises SettingsError for an environment that does not exist.
     """
-    make = partial(gymnasium.make, _env_spec(settings), disable_env_checker=True)
+    make = environment_maker(settings)
     touch = None if settings.touch is None else load_entry_point(settings.touch)
     return partial(GymnasiumEmulator, make, settings.success_reward, tuple(settings.observe), touch)
+
+
+def environment_maker(settings: GymnasiumSettings) -> EnvMaker:
+    """What makes the environment itself, on any machine. Raises SettingsError for one that does not exist."""
+    return partial(gymnasium.make, _env_spec(settings), disable_env_checker=True)
 
 
 def gymnasium_spec(factory: EmulatorFactory) -> EmulatorSpec:

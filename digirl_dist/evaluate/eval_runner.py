@@ -74,11 +74,12 @@ class EvalRun:
         started = time.monotonic()
         try:
             metrics = measure(job, self.device, self._work(job), self.folder.dataset(job, self.rank))
-        except Exception as error:  # a job's own code may raise anything; the table must show it
+        except (Exception, SystemExit) as error:  # a job's own code may raise anything; the table must show it
             trace = traceback.format_exc()
             seconds = round(time.monotonic() - started, 3)
             self.folder.write(job, JobResult(job.name, FAILED, self.rank.rank, job.seed, {}, seconds, trace))
-            print(f"rank {self.rank.rank}: {job.name} failed: {printable(str(error))}", file=sys.stderr, flush=True)
+            reason = printable(f"{type(error).__name__}: {error}")
+            print(f"rank {self.rank.rank}: {job.name} failed: {reason}", file=sys.stderr, flush=True)
             return False
         seconds = round(time.monotonic() - started, 3)
         self.folder.write(job, JobResult(job.name, DONE, self.rank.rank, job.seed, metrics, seconds))

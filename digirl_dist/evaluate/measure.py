@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import shutil
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from digirl_dist.agent import AgentFactory
@@ -47,11 +49,26 @@ def measure(job: EvalJob, device: str, work: Path, dataset: Path) -> dict[str, J
     store = Store(work / "trajectories")
     status = Status(work / "status.json")
     collector = inline_collector(settings, emulator, Placed(agent, device), store, events, status, Closing())
-    with closing(events), closing(collector):
+    with _own_randomness(job.seed), closing(events), closing(collector):
         episodes = _episodes(job, collector, plan, checkpoint, store)
     parquet.write(dataset, episodes)
     shutil.rmtree(work)
     return _metrics(episodes, checkpoint)
+
+
+@contextmanager
+def _own_randomness(seed: int) -> Iterator[None]:
+    """Policies that draw from the generators of the process draw the same whatever jobs came before."""
+    before = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
 
 
 def _episodes(

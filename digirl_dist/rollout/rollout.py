@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any, Protocol
 
+from digirl_dist.emulator.episode_guard import MOST_STEPS
 from digirl_dist.errors import ActionError, EmulatorError
 from digirl_dist.inference.requests import (
     InferenceFailure,
@@ -56,6 +57,11 @@ class Finished:
     spent: dict[str, float]
     """Seconds in ``reset``, ``step``, ``policy``."""
 
+
+_MANY = 100
+"""Steps of an episode from which on people are told their number."""
+_LONG = 1000
+_ENDLESS = "if it never ends, set max_steps, or give the environment a TimeLimit"
 
 Happening = Finished | EpisodeFailed | Acting | SlotChanged
 """What happens on slots, in the words of the protocol; an episode that came to its end is not written yet."""
@@ -138,6 +144,8 @@ class Rollout:
                 activity, since, limit_s = self._policies.waiting, episode.asked_at, self._policies.limit_s
             else:
                 activity, since, limit_s = self._activity(slot), slot.since, slot.deadline - slot.since
+            if episode is not None and len(episode.steps) >= _MANY:
+                activity = f"{activity} after {len(episode.steps)} steps"
             limit_s = None if limit_s is None or limit_s == math.inf else max(0.0, limit_s)
             found.append(SlotWait(activity, max(0.0, now - since), limit_s, ticket))  # it may change meanwhile
         return found
@@ -253,6 +261,16 @@ class Rollout:
         episode.observation = transition.observation
         if terminated or truncated:
             self._finish(slot, episode, transition)
+        elif self._max_steps is None:
+            self._watch(slot, episode)
+
+    def _watch(self, slot: Slot, episode: _Episode) -> None:
+        """Tells of an episode that only the emulator could end, each time that its length has doubled; then ends it."""
+        steps, ticket = len(episode.steps), f"ticket {episode.ticket.index}, task {episode.ticket.task.id}"
+        if steps >= MOST_STEPS:
+            self._lose(slot, f"{ticket}: no end after {steps} steps; {_ENDLESS}")
+        elif steps % _LONG == 0 and (steps // _LONG).bit_count() == 1:
+            self._tell(slot, "long", f"{ticket}: {steps} steps, and no end yet; {_ENDLESS}")
 
     def _finish(self, slot: Slot, episode: _Episode, transition: Transition) -> None:
         self._episodes.pop(slot.index)

@@ -18,6 +18,7 @@ from digirl_dist.errors import SettingsError
 from digirl_dist.settings.digirl_keys import KEYS, Became, became, written
 from digirl_dist.settings.places import own_folder
 from digirl_dist.settings.run import Settings
+from digirl_dist.settings.safe_yaml import load_yaml, refuse_unfolding_files
 
 BASE = "default"
 """The configuration of this package on which a migrated file stands."""
@@ -75,12 +76,13 @@ def is_digirl(folder: Path, name: str) -> bool:
 
 def migrate(folder: Path, name: str, overrides: Sequence[str] = ()) -> Migrated:
     """Reads a configuration of DigiRL's. Raises SettingsError for one that cannot be read."""
+    refuse_unfolding_files(folder)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(folder), version_base="1.3"):
             composed = compose(name.removesuffix(".yaml"), overrides=list(overrides))
         values = OmegaConf.to_container(composed, resolve=True)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, RecursionError) as error:
         raise SettingsError(f"{folder / name} cannot be read: {' '.join(str(error).split())}") from error
     assert isinstance(values, dict)
     found = {str(key): _THEIR_WORDS.get(str(value), value) for key, value in values.items()}
@@ -106,8 +108,8 @@ def translated(folder: Path, name: str, overrides: Sequence[str]) -> tuple[Path,
 def _keys_and_bases(folder: Path, name: str, seen: set[str]) -> tuple[set[str], set[str]]:
     """Returns the top-level keys of a file and of those that it includes, and the names of these."""
     try:
-        content = yaml.safe_load((folder / f"{name}.yaml").read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        content = load_yaml((folder / f"{name}.yaml").read_text(), name)
+    except (OSError, UnicodeDecodeError, SettingsError):  # whoever composes it says so
         return set(), set()
     keys: set[str] = set(content) if isinstance(content, dict) else set()
     bases: set[str] = set()

@@ -6,9 +6,9 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,6 +17,7 @@ from digirl_dist.agent import AgentFactory
 from digirl_dist.agent.placement import Placed
 from digirl_dist.algorithm import AlgorithmFactory
 from digirl_dist.errors import DigirlDistError
+from digirl_dist.parallel.agreement import agree
 from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
 from digirl_dist.parallel.failure import telling
 from digirl_dist.parallel.group import Group, GroupLimits, joined
@@ -50,6 +51,8 @@ class TrainerSpec:
     shard: tuple[str, ...] | None = None
     """Modules that are gathered by themselves when the agent is sharded over the ranks (see ``agent.sharding``); None:
     no sharding."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What all ranks must have been started with."""
 
     def device_of(self, rank: Rank | None) -> str:
         """Returns the device on which a process learns. Raises DeviceError."""
@@ -57,9 +60,13 @@ class TrainerSpec:
 
     @contextmanager
     def joined(self, rank: Rank) -> Iterator[tuple[TrainerFactory, Group]]:
-        """Joins the other ranks; yields the factory of this rank's trainer and the group."""
+        """Joins the other ranks; yields the factory of this rank's trainer and the group.
+
+        Raises SettingsError if they were started with other ``facts``.
+        """
         device = self.device_of(rank)
         with joined(rank, device, self.limits) as group:
+            agree(group, self.facts)
             yield partial(self._member, device), group
 
     def alone(self, rank: Rank | None) -> InProcessTrainer:

@@ -107,6 +107,32 @@ def test_d4_a_failing_job_stops_the_run(tmp_path: Path) -> None:
     assert statuses(tmp_path / "out") == {"bad": "failed", "good": "missing"}
 
 
+COUNTING = ["emulator=custom", "emulator.entry_point=user_classes:Counter", "emulator.kwargs.length=12", "bsize=1"]
+MOODY = [*COUNTING, "agent=custom", "agent.entry_point=user_classes_on_ranks:Moody", "limits.episode_attempts=1"]
+FAILURES = {
+    "TypeError: nobody can make me": [*MOODY, "agent.kwargs.fails=made"],
+    "SystemExit: I leave": [*MOODY, "agent.kwargs.fails=exits"],
+    "ZeroDivisionError": [*MOODY, "agent.kwargs.fails=acts"],
+    "SettingsError: there is no key 'bsiez'": [*MOODY, "bsiez=1"],
+    "SettingsError: module 'nowhere'": ["emulator=custom", "emulator.entry_point=nowhere:Emulator"],
+    "CheckpointError: /nowhere": [*MOODY],
+}
+"""What a job may come to before its first episode, in its policy and in its emulator."""
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+@pytest.mark.component
+def test_d4_whatever_a_job_raises_is_told_and_the_rest_run(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = job("bad", overrides=FAILURES[kind], **({"save_path": "/nowhere"} if kind.startswith("Checkpoint") else {}))
+    jobs = write(tmp_path / "jobs.json", [bad, job("good", overrides=MOODY)])
+    assert main(arguments(jobs, tmp_path / "out", "--continue_on_error")) == 1
+    assert statuses(tmp_path / "out") == {"bad": "failed", "good": "done"}
+    assert kind.split(":")[0] in merged(tmp_path / "out")[0]["traceback"]
+    assert f"bad failed: {kind}" in capsys.readouterr().err or kind == "ZeroDivisionError"
+
+
 def test_d4_with_continue_on_error_the_rest_run_and_the_launch_fails_all_the_same(tmp_path: Path) -> None:
     jobs = write(tmp_path / "jobs.json", [job("good"), broken("bad"), job("late", num_episodes=3), job("also")])
     ended = launch(torchrun(2, *MODULE, *arguments(jobs, tmp_path / "out", "--continue_on_error")))
@@ -157,6 +183,18 @@ def test_d6_rank_0_waits_for_the_others_no_longer_than_told(tmp_path: Path, monk
     jobs = write(tmp_path / "jobs.json", [job("mine"), job("of_nobody")])
     assert main(arguments(jobs, tmp_path / "out", "--merge_wait", "0.5")) == 1
     assert statuses(tmp_path / "out") == {"mine": "done", "of_nobody": "missing"}
+
+
+@pytest.mark.component
+def test_d7_jobs_with_a_policy_that_has_a_state_share_nothing_of_it(tmp_path: Path) -> None:
+    one, two = (job(name, overrides=MOODY, num_episodes=3, seed=4) for name in ("one", "two"))
+    assert main(arguments(write(tmp_path / "jobs.json", [one, job("between", overrides=MOODY), two]), tmp_path)) == 0
+    actions = [
+        [[step.action for step in episode.steps] for episode in parquet.read(tmp_path / f"dataset_{name}.parquet")]
+        for name in ("one", "two")
+    ]
+    assert actions[0] == actions[1] and len(actions[0]) == 3
+    assert len({tuple(episode) for episode in actions[0]}) > 1, "the policy's state changes what it does"
 
 
 def test_d7_a_job_does_not_depend_on_those_before_it(tmp_path: Path) -> None:

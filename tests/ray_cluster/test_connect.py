@@ -6,6 +6,7 @@ import http.server
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -94,13 +95,15 @@ def test_the_named_cluster_is_joined_with_its_token_or_named(head: Head, tmp_pat
 
 
 @pytest.mark.timeout(300)
-def test_a_cluster_of_our_own_asks_others_for_its_token(tmp_path: Path) -> None:
-    own = Head("").program("", "", RAY_TMPDIR=str(tmp_path))
-    assert own.stdout is not None and own.stdin is not None
-    address = own.stdout.readline().split()[1]
-    stranger = Head(address).program(address, "", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=WRONG)
-    out, err = stranger.communicate(timeout=200)
-    own.communicate("", timeout=60)
+def test_a_cluster_of_our_own_asks_others_for_its_token() -> None:
+    with tempfile.TemporaryDirectory(prefix="r") as folder:  # short, for the sockets in it
+        own = Head("").program("", "", RAY_TMPDIR=folder)
+        assert own.stdout is not None and own.stderr is not None
+        told = own.stdout.readline().split()
+        assert told, own.stderr.read()
+        stranger = Head("").program(told[1], "", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=WRONG)
+        out, err = stranger.communicate(timeout=200)
+        own.communicate("", timeout=60)
     assert not out and "refused: the Ray cluster at" in err
     assert own.returncode == 0
 
@@ -127,7 +130,7 @@ def test_what_is_no_cluster_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     web.server_close()
 
 
-@pytest.mark.unit
+@pytest.mark.component
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [

@@ -14,8 +14,9 @@ from user_classes import Coin, Counter
 
 from digirl_dist.inference.local import LocalPolicies
 from digirl_dist.protocol.messages import Acting, EpisodeFailed, SlotChanged, SlotLimits
+from digirl_dist.rollout import rollout as rollout_module
 from digirl_dist.rollout.rollout import Finished, Happening, Rollout
-from digirl_dist.rollout.slot import Slot
+from digirl_dist.rollout.slot import Slot, State
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.user_code.packing import pack
 
@@ -85,6 +86,30 @@ def test_an_episode_that_is_too_long_is_truncated(tmp_path: Path) -> None:
         (done,) = finished(run(running, lambda happened: bool(finished(happened))))
     last = done.trajectory.steps[-1]
     assert len(done.trajectory.steps) == 2 and last.truncated and not last.terminated
+
+
+def test_an_episode_without_an_end_is_told_of_and_ended_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("MOST_STEPS", 50), ("_LONG", 10), ("_MANY", 5)):
+        monkeypatch.setattr(rollout_module, name, value)
+    doing: set[str] = set()
+
+    def is_over(happened: list[Happening]) -> bool:
+        doing.update(wait.activity for wait in running.waits())
+        return any(isinstance(one, EpisodeFailed) for one in happened)
+
+    with rollout(tmp_path, slots=1, length=10**6) as running:
+        running.lease(tickets(1))
+        happened = run(running, is_over, limit_s=60)
+        assert [slot.state for slot in running.slots] == [State.idle], "the emulator did nothing wrong"
+    told = [one.reason for one in happened if isinstance(one, SlotChanged) and one.state == "long"]
+    assert [reason.split(", and")[0] for reason in told] == [f"ticket 0, task count: {n} steps" for n in (10, 20, 40)]
+    (failed,) = [one for one in happened if isinstance(one, EpisodeFailed)]
+    assert (
+        "no end after 50 steps; if it never ends, set max_steps, or give the environment a TimeLimit" in failed.reason
+    )
+    assert any(activity.endswith("after 45 steps") for activity in doing)
 
 
 @pytest.mark.parametrize("how", ["hang", "die", "raise"])

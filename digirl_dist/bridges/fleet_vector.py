@@ -1,0 +1,236 @@
+"""A Gymnasium vector environment whose environments are on machines that have only sshd."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+
+from digirl_dist.emulator.gymnasium import environment_maker
+from digirl_dist.emulator.plugins.gymnasium import GymnasiumSettings
+from digirl_dist.errors import EmulatorError, SettingsError, WorkerError
+from digirl_dist.fleet.install import ensure_installed, this_package
+from digirl_dist.fleet.roster import WorkerConfig, localhost_worker_configs, this_python, worker_configs
+from digirl_dist.settings import LimitSettings, Settings, SshSettings, configuration
+from digirl_dist.ssh.channel import Channel
+from digirl_dist.ssh.connect import connect
+from digirl_dist.ssh.connection import Connection
+from digirl_dist.user_code.packing import pack
+from digirl_dist.worker_program.environments import MOST_BYTES, native, plain, write_frame
+
+_PROGRAM = ["-m", "digirl_dist.worker_program.environments"]
+
+
+@dataclass
+class _Member:
+    """One worker, and the environments that it has, in the order in which it knows them."""
+
+    name: str
+    connection: Connection
+    channel: Channel
+    envs: list[int] = field(default_factory=list)
+
+    def send(self, what: str, arguments: Sequence[Any]) -> None:
+        self.channel.write(write_frame({"do": what, "with": list(arguments)}))
+
+    def answer(self, limit_s: float) -> list[Any]:
+        """Raises WorkerError if the worker is lost, EmulatorError if an environment raised."""
+        deadline = time.monotonic() + limit_s
+        head = self.channel.read_exactly(4, limit_s)
+        size = int.from_bytes(head, "big")
+        if len(head) < 4 or size > MOST_BYTES:
+            raise self.channel.ended() if len(head) < 4 else WorkerError(self.name, "it sends no frames of ours")
+        data = self.channel.read_exactly(size, max(1.0, deadline - time.monotonic()))
+        try:
+            content = msgspec.msgpack.decode(data)
+            if "error" in content:
+                raise EmulatorError(f"an environment of worker {self.name} raised: {content['error']}")
+            return list(content["results"])
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+            raise WorkerError(self.name, f"it sends no frames of ours: {error}") from error
+
+    def close(self) -> None:
+        self.channel.close()
+        self.connection.close()
+
+
+class FleetVectorEnv(VectorEnv[Any, Any, Any]):
+    """``num_envs`` environments, spread evenly over workers. An episode that ends is followed by the next one in the
+    same step (``AutoresetMode.SAME_STEP``), and ``infos["final_obs"]`` has its last observation.
+
+    The environments of a worker that is lost are made anew on the others: their episodes end truncated, with
+    ``infos["lost"]`` telling why, and next ones begin. Nothing that a worker sends is unpickled.
+    """
+
+    def __init__(
+        self, make: Any, num_envs: int, members: Sequence[_Member], limits: LimitSettings, seed: int = 0
+    ) -> None:
+        """Raises WorkerError if no worker can make them, EmulatorError if one raises."""
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.num_envs = num_envs
+        env = make()
+        self.single_observation_space, self.single_action_space = env.observation_space, env.action_space
+        env.close()
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._members = list(members)
+        self._limits = limits
+        self._seeds = np.random.SeedSequence(seed)
+        self._lost: list[str] = []
+        self._last: list[Any] = [None] * num_envs
+        for number in range(num_envs):
+            self._members[number % len(self._members)].envs.append(number)
+        self._ask("add", dict.fromkeys(range(num_envs)))
+
+    @property
+    def workers(self) -> dict[str, list[int]]:
+        """The numbers of the environments of each worker that is there."""
+        return {member.name: list(member.envs) for member in self._members}
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begins an episode in each environment, with ``seed``, ``seed`` + 1 and so on. Raises WorkerError."""
+        seeds = [seed + number for number in range(self.num_envs)] if isinstance(seed, int) else seed
+        asked = dict(enumerate(seeds if seeds is not None else [None] * self.num_envs))
+        infos: dict[str, Any] = {}
+        for number, result in self._ask("reset", asked).items():
+            self._last[number] = native(result[0])
+            infos = self._add_info(infos, {key: native(value) for key, value in result[1].items()}, number)
+        return self._seen(), infos
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Takes one action per environment. Raises WorkerError naming every worker if none is left."""
+        told = dict(enumerate(plain(action) for action in iterate(self.action_space, actions)))
+        rewards = np.zeros(self.num_envs, np.float64)
+        terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
+        infos: dict[str, Any] = {}
+        for number, (seen, reward, ends, cut, final, info) in sorted(self._ask("step", told).items()):
+            before, self._last[number] = self._last[number], native(seen)
+            rewards[number], terminated[number], truncated[number] = reward, ends, cut
+            own = {key: native(value) for key, value in info.items()}
+            if ends or cut:
+                own["final_obs"] = before if "lost" in info else native(final)
+            infos = self._add_info(infos, own, number)
+        return self._seen(), rewards, terminated, truncated, infos
+
+    def close_extras(self, **_: Any) -> None:
+        for member in self._members:
+            member.close()
+
+    def _ask(self, what: str, asked: Mapping[int, Any]) -> dict[int, Any]:
+        """Asks all workers at once; what those cannot answer that are lost, the others begin anew."""
+        results: dict[int, Any] = {}
+        sent, homeless = [], []
+        for member in list(self._members):
+            try:
+                member.send(what, [asked[number] for number in member.envs])
+                sent.append(member)
+            except WorkerError as error:
+                homeless += self._lose(member, error)
+        raised: list[EmulatorError] = []
+        for member in sent:
+            try:
+                results |= dict(zip(member.envs, member.answer(self._limit_s(what)), strict=True))
+            except EmulatorError as error:
+                raised.append(error)  # once the others' answers are read
+            except (WorkerError, ValueError) as error:
+                homeless += self._lose(member, error)
+        if raised:
+            raise raised[0]
+        if homeless:
+            results |= self._rehouse(what, homeless)
+        return results
+
+    def _limit_s(self, what: str) -> float:
+        return self._limits.boot_s if what == "add" else self._limits.reset_s
+
+    def _lose(self, member: _Member, error: Exception) -> list[int]:
+        self._members.remove(member)
+        self._lost.append(str(error))
+        member.close()
+        return member.envs
+
+    def _rehouse(self, what: str, envs: Sequence[int]) -> dict[int, Any]:
+        """Makes environments anew on the workers that are left. Raises WorkerError if none is."""
+        results: dict[int, Any] = {}
+        left = list(envs)
+        while left:
+            if not self._members:
+                raise WorkerError("the fleet", f"no worker is left: {'; '.join(self._lost)}")
+            member = min(self._members, key=lambda each: len(each.envs))
+            share = left[: -(-len(left) // len(self._members))]
+            try:
+                member.send("add", [int(each.generate_state(1)[0] >> 1) for each in self._seeds.spawn(len(share))])
+                answers = member.answer(self._limit_s("add"))
+                results |= {
+                    number: _as(what, answer, self._lost[-1]) for number, answer in zip(share, answers, strict=True)
+                }
+            except (WorkerError, ValueError) as error:
+                left += self._lose(member, error)
+                continue
+            member.envs += share
+            left = left[len(share) :]
+        return results
+
+    def _seen(self) -> Any:
+        empty: Any = create_empty_array(self.single_observation_space, self.num_envs)
+        try:
+            return concatenate(self.single_observation_space, self._last, empty)
+        except (KeyError, TypeError, ValueError) as error:
+            raise EmulatorError(f"an observation is not of {self.single_observation_space}: {error}") from error
+
+
+def _as(what: str, first: Any, lost: str) -> Any:
+    """The answer to a reset or a step, of an environment that was made anew meanwhile."""
+    return first if what != "step" else [first[0], 0.0, False, True, None, {**first[1], "lost": lost}]
+
+
+@contextmanager
+def fleet_vector_env(
+    num_envs: int, overrides: Sequence[str], config_name: str = "host", config_path: str = "config/multimachine"
+) -> Iterator[FleetVectorEnv]:
+    """Installs the package on the workers of a configuration, and makes its Gymnasium environment there.
+
+    With ``dry_run=true``, the workers are localhost ones behind real SSH servers. Raises SettingsError or WorkerError.
+    """
+    settings = configuration.load(config_path, config_name, overrides)
+    emulator = settings.emulator
+    if not isinstance(emulator, GymnasiumSettings):
+        raise SettingsError(f"a vector environment has emulator=gymnasium, not {emulator.name}")
+    make = environment_maker(emulator)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="digirl-dist-fleet-")))
+        prepared = partial(_member, settings, pack(make), folder)
+        found = localhost_worker_configs(settings, folder, stack) if settings.dry_run else worker_configs(settings)
+        with ThreadPoolExecutor(len(found)) as pool:
+            members = list(pool.map(prepared, found))
+        env = FleetVectorEnv(make, num_envs, members, settings.limits, settings.seed)
+        stack.callback(env.close)
+        yield env
+
+
+def _member(settings: Settings, factory: bytes, folder: Path, worker_config: WorkerConfig) -> _Member:
+    ssh: SshSettings = settings.ssh
+    connection = connect(worker_config.address, ssh)
+    python = this_python(None)
+    if not settings.dry_run:
+        extras = ("atari",) if "ALE/" in str(getattr(settings.emulator, "id", "")) else ()
+        own = folder / worker_config.name
+        own.mkdir()
+        package = this_package(settings.install, extras, own).with_emulator(settings.emulator)
+        python = [ensure_installed(connection, package, worker_config.run_path, worker_config.python)]
+    channel = connection.open([*python, *_PROGRAM])
+    channel.write(write_frame({"factory": factory}))
+    return _Member(worker_config.name, connection, channel)

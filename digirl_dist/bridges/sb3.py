@@ -1,0 +1,62 @@
+"""Runs Stable-Baselines3 on a Gymnasium vector environment, such as ``FleetVectorEnv``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from digirl_dist.errors import SettingsError
+from digirl_dist.settings.extras import extra_needed
+
+with extra_needed("a runner of Stable-Baselines3", "stable-baselines3", "bridges"):
+    from stable_baselines3.common.vec_env import VecEnv
+
+
+class Sb3VecEnv(VecEnv):  # type: ignore[misc]
+    """Hands ``reset`` and ``step`` on, and puts what a vector environment tells of ended episodes into infos."""
+
+    def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
+        """Raises SettingsError for a vector environment whose next episodes begin a step later."""
+        if envs.metadata.get("autoreset_mode") is not AutoresetMode.SAME_STEP:
+            raise SettingsError("Stable-Baselines3 needs a vector environment with AutoresetMode.SAME_STEP")
+        super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
+        self._envs: Any = envs
+        self._actions: Any = None
+
+    def reset(self) -> Any:
+        seeds, self._seeds = self._seeds, [None] * self.num_envs
+        return self._envs.reset(seed=seeds)[0]
+
+    def step_async(self, actions: np.ndarray) -> None:
+        self._actions = actions
+
+    def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        seen, rewards, terminated, truncated, told = self._envs.step(self._actions)
+        infos = [
+            {"TimeLimit.truncated": bool(cut and not ends)} for ends, cut in zip(terminated, truncated, strict=True)
+        ]
+        for number in np.flatnonzero(terminated | truncated):
+            infos[number]["terminal_observation"] = told["final_obs"][number]
+        return seen, rewards.astype(np.float32), terminated | truncated, infos
+
+    def close(self) -> None:
+        self._envs.close()
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        found = None if attr_name == "render_mode" else getattr(self._envs, attr_name)
+        return [found for _ in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        raise AttributeError(f"{attr_name} cannot be set in environments on other machines")
+
+    def env_method(self, method_name: str, *arguments: Any, indices: Any = None, **more: Any) -> list[Any]:
+        raise AttributeError(f"{method_name} cannot be called in environments on other machines")
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+        return [False for _ in self._get_indices(indices)]
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        return list(super().seed(seed))

@@ -1,0 +1,137 @@
+"""Gymnasium environments on a worker machine, stepped by the host over this program's stdin and stdout.
+
+A frame is its length, 4 bytes with the highest first, and a MessagePack mapping. The program ends, and closes its
+environments, when its stdin does.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, BinaryIO
+
+import gymnasium
+import msgspec
+import numpy as np
+
+MOST_BYTES = 1 << 28
+"""Longest frame."""
+
+Native = Any
+"""An observation or an action: numbers, strings and arrays, or tuples and mappings of these."""
+
+
+def plain(value: Native) -> Any:
+    """Returns what MessagePack can write. Raises TypeError for what is not made of numbers, texts and arrays."""
+    match value:
+        case np.ndarray() | np.generic():
+            array = np.asarray(value)
+            if array.dtype.kind not in "biufU":
+                raise TypeError(f"an array of {array.dtype} cannot travel")
+            if array.dtype.kind == "U":
+                return {"t": array.tolist()}
+            return {"a": [array.dtype.str, list(array.shape), np.ascontiguousarray(array).tobytes()]}
+        case dict():
+            return {"d": [[str(key), plain(entry)] for key, entry in value.items()]}
+        case list() | tuple():
+            return {"l": [plain(entry) for entry in value]}
+        case None | bool() | int() | float() | str():
+            return value
+    raise TypeError(f"{type(value).__name__} cannot travel")
+
+
+def native(value: Any) -> Native:
+    """The inverse of ``plain``, but that lists become tuples. Raises ValueError for anything else."""
+    match value:
+        case {"a": [str() as kind, list() as shape, bytes() as data]} if np.dtype(kind).kind in "biuf":
+            return np.frombuffer(data, np.dtype(kind)).reshape(shape).copy()
+        case {"d": list() as entries}:
+            return {str(key): native(entry) for key, entry in entries}
+        case {"l": list() as entries}:
+            return tuple(native(entry) for entry in entries)
+        case {"t": text}:
+            return str(text)
+        case None | bool() | int() | float() | str():
+            return value
+    raise ValueError("a frame holds something else than numbers, texts and arrays")
+
+
+class Hosted:
+    """The environments of this process, by their number in it."""
+
+    def __init__(self, factory: bytes) -> None:
+        self._make = pickle.loads(factory)  # from the host, as everything that is packed
+        self._envs: list[gymnasium.Env[Any, Any]] = []
+
+    def add(self, seeds: Sequence[int | None]) -> list[Any]:
+        """Makes more of them; their first observations and infos."""
+        made = [self._make() for _ in seeds]
+        self._envs += made
+        return [_first(env, seed) for env, seed in zip(made, seeds, strict=True)]
+
+    def reset(self, seeds: Sequence[int | None]) -> list[Any]:
+        return [_first(env, seed) for env, seed in zip(self._envs, seeds, strict=True)]
+
+    def step(self, actions: Sequence[Any]) -> list[Any]:
+        """Steps all; one whose episode ended is reset, and tells the last observation as well."""
+        return [_step(env, native(action)) for env, action in zip(self._envs, actions, strict=True)]
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
+
+def _first(env: gymnasium.Env[Any, Any], seed: int | None) -> Any:
+    observation, info = env.reset(seed=seed)
+    return [plain(observation), _told(info)]
+
+
+def _step(env: gymnasium.Env[Any, Any], action: Native) -> Any:
+    observation, reward, terminated, truncated, info = env.step(action)
+    final = None
+    if terminated or truncated:
+        final = plain(observation)
+        observation, _ = env.reset()
+    return [plain(observation), float(reward), bool(terminated), bool(truncated), final, _told(info)]
+
+
+def _told(info: dict[str, Any]) -> Any:
+    """What of an info can travel."""
+    found = {}
+    for key, value in info.items():
+        try:
+            found[key] = plain(value)
+        except TypeError:
+            pass
+    return found
+
+
+def write_frame(content: Any) -> bytes:
+    data = msgspec.msgpack.encode(content)
+    return len(data).to_bytes(4, "big") + data
+
+
+def _read_frame(source: BinaryIO) -> Any:
+    head = source.read(4)
+    return msgspec.msgpack.decode(source.read(int.from_bytes(head, "big"))) if len(head) == 4 else None
+
+
+def main() -> int:
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what environments print must not come between frames
+    hosted = Hosted(_read_frame(sys.stdin.buffer)["factory"])
+    while (request := _read_frame(sys.stdin.buffer)) is not None:
+        try:
+            answer: dict[str, Any] = {"results": getattr(hosted, request["do"])(request["with"])}
+        except Exception:
+            answer = {"error": traceback.format_exc(limit=-4)}
+        answers.write(write_frame(answer))
+    hosted.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""A vector environment on two workers over real SSH: it does what one in this process does, and outlives a worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import msgspec
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from process_watch import eventually, processes_with
+
+from digirl_dist.bridges.fleet_vector import fleet_vector_env
+from digirl_dist.errors import SettingsError
+from digirl_dist.worker_program.environments import native, plain
+
+CARTPOLE = ["dry_run=true", "emulator=gymnasium", "emulator.id=CartPole-v1"]
+PROGRAM = Path("digirl_dist.worker_program.environments")
+
+NUMBERS = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text()
+ARRAYS = arrays.arrays(st.sampled_from(["f4", "f8", "i8", "u1", "?"]), arrays.array_shapes(min_dims=0, min_side=0))
+THINGS = st.recursive(NUMBERS | ARRAYS, lambda inner: st.tuples(inner, inner) | st.dictionaries(st.text(), inner))
+
+
+@given(THINGS)
+def test_what_travels_comes_as_it_was(thing: Any) -> None:
+    there = native(msgspec.msgpack.decode(msgspec.msgpack.encode(plain(thing))))
+    np.testing.assert_equal(there, thing)
+
+
+@pytest.mark.parametrize("wrong", [{"a": ["O", [1], b"x"]}, {"a": ["f4", [9], b"x"]}, {"x": 1}, {"a": 3}, b"x"])
+def test_what_is_no_number_text_or_array_is_refused(wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        native(wrong)
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+def test_two_workers_do_what_one_process_does_and_one_of_them_may_die() -> None:
+    local = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 8, autoreset_mode=AutoresetMode.SAME_STEP)
+    rng = np.random.default_rng(0)
+    with fleet_vector_env(8, CARTPOLE) as fleet:
+        assert fleet.workers == {"localhost-0": [0, 2, 4, 6], "localhost-1": [1, 3, 5, 7]}
+        np.testing.assert_array_equal(fleet.reset(seed=3)[0], local.reset(seed=3)[0])
+        for _ in range(60):
+            actions = rng.integers(2, size=8)
+            (*ours, our_infos), (*theirs, their_infos) = fleet.step(actions), local.step(actions)
+            for own, other in zip(ours, theirs, strict=True):
+                np.testing.assert_array_equal(own, other)
+            assert our_infos.keys() == their_infos.keys() - {"final_info", "_final_info"}
+            for number in np.flatnonzero(our_infos.get("_final_obs", [])):
+                np.testing.assert_array_equal(our_infos["final_obs"][number], their_infos["final_obs"][number])
+        before = fleet.step(rng.integers(2, size=8))[0]
+        next(one for one in processes_with(PROGRAM) if not one.children()).kill()  # others are the shells around it
+        seen, rewards, terminated, truncated, infos = fleet.step(rng.integers(2, size=8))
+        lost = np.flatnonzero(infos["_lost"])
+        assert len(lost) == 4 and truncated[lost].all() and not terminated[lost].any() and not rewards[lost].any()
+        for number in lost:
+            np.testing.assert_array_equal(infos["final_obs"][number], before[number])
+            assert (np.abs(seen[number]) <= 0.05).all(), "the next episode begins"
+        assert [len(envs) for envs in fleet.workers.values()] == [8]
+        assert fleet.step(rng.integers(2, size=8))[1].tolist() == [1.0] * 8
+    eventually(lambda: not processes_with(PROGRAM), 30, "the end of the programs")
+
+
+def test_other_emulators_are_refused() -> None:
+    with pytest.raises(SettingsError, match="has emulator=gymnasium, not phone"), fleet_vector_env(2, ["dry_run=true"]):
+        pass
+
+
+@pytest.mark.system
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_sb3_s_ppo_solves_cartpole_on_two_workers_of_which_one_dies() -> None:
+    callbacks = pytest.importorskip("stable_baselines3.common.callbacks")
+    from examples.sb3_ppo import train
+
+    class Killer(callbacks.BaseCallback):  # type: ignore[misc,name-defined]
+        killed_at = 0
+
+        def _on_step(self) -> bool:
+            if not self.killed_at and self.num_timesteps >= 12_000:
+                Killer.killed_at = self.num_timesteps
+                next(one for one in processes_with(PROGRAM) if not one.children()).kill()
+            return True
+
+    assert train(40_000, ["dry_run=true"], Killer()) > 195, "CartPole counts as solved from there"
+    assert Killer.killed_at
