@@ -21,7 +21,7 @@ def run(source: Source) -> int:
     if notice := source.notice:
         print(notice, file=sys.stderr)
     end_by_sigterm_as_by_ctrl_c()
-    validate.refuse_contradictions(settings, rank=launched_rank(os.environ))
+    validate.refuse_before_start(settings, launched_rank(os.environ))
     from digirl_dist.assembly import run as assembled
 
     assembled.run(settings, source)

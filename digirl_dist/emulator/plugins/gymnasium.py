@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
+from digirl_dist.settings.ranges import Real
 from digirl_dist.tasks import Task
 
 
@@ -21,7 +22,7 @@ class GymnasiumSettings(EmulatorPlugin):
     entry_point: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
     """What the environment is built with, beside its registered arguments."""
-    success_reward: float = 0.0
+    success_reward: Real = 0.0
     """An episode is a success when its return is above this, unless the environment says ``info["success"]``."""
     observe: list[str] = field(default_factory=list)
     """Which entries of a dict observation are used; empty: all."""
