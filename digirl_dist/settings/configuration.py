@@ -22,7 +22,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 
 from digirl_dist import settings as schema
 from digirl_dist.errors import SettingsError
-from digirl_dist.plain_text import HIDDEN, without_secrets_in
+from digirl_dist.plain_text import HIDDEN, hide, secrets_of, without_secrets_in
 from digirl_dist.settings import Settings
 from digirl_dist.settings.algorithms import algorithm_settings
 from digirl_dist.settings.digirl_files import is_digirl, translated
@@ -107,7 +107,9 @@ def load(config_path: str, config_name: str, overrides: Sequence[str]) -> Settin
     Raises SettingsError naming what is wrong.
     """
     composed = _compose(*translated(find_folder(config_path), config_name, overrides))
-    if hidden := _hidden_keys(OmegaConf.to_container(composed)):
+    given = OmegaConf.to_container(composed)
+    hide(secrets_of(given))
+    if hidden := _hidden_keys(given):
         raise SettingsError(
             f"{config_name}.yaml hides the secrets in {', '.join(hidden)}; give them again, as key=value"
         )

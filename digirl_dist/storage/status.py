@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from digirl_dist.plain_text import without_secrets_in
 from digirl_dist.storage import strict_json
 from digirl_dist.types import Json
 
@@ -66,7 +67,7 @@ class Status:
         content = {"pid": os.getpid(), "time": time.time(), **host, "policy": policy}
         part = self.path.with_name(self.path.name + ".part")
         try:
-            part.write_text(strict_json.dumps({**content, "workers": workers}))
+            part.write_text(strict_json.dumps(without_secrets_in({**content, "workers": workers})))
             part.replace(self.path)
         except OSError:
             pass  # a full disk is reported by those who must write
