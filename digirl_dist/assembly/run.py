@@ -11,7 +11,15 @@ from digirl_dist import host
 from digirl_dist.agent import AgentFactory
 from digirl_dist.assembly import schedule, validate
 from digirl_dist.assembly.collector import RunContext, build_collector
-from digirl_dist.assembly.parts import build_agent, build_algorithm, build_device, record_start, run_root, starting
+from digirl_dist.assembly.parts import (
+    build_agent,
+    build_algorithm,
+    build_device,
+    record_start,
+    run_root,
+    starting,
+    tells_success,
+)
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.host import Evaluator
@@ -82,7 +90,16 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None) -> None:
         trainer = _trainer(settings, trainer_spec, folder, write_policy, rank, stack)
         stack.callback(trainer.close)
         media = Media(folder.media, settings.media, events)
-        report = Report(folder, events, progress, status, build_curves(settings, folder), media, write_policy)
+        report = Report(
+            folder,
+            events,
+            progress,
+            status,
+            build_curves(settings, folder),
+            media,
+            write_policy,
+            tells_success(settings),
+        )
         stack.callback(report.close)
         measured = trainer.resume() if only_measures(settings) else None
         store = Store(folder.evaluation(measured.iteration) if measured else folder.trajectories, write_policy)

@@ -34,6 +34,8 @@ def _host(folder: Path, status: dict[str, Any]) -> Iterator[str]:
     if is_running(folder):
         yield f"{folder}: process {status['pid']} {_state(status['pid'])}"
         yield f"host: {status['doing']}, for {now - status['since']:.1f} s"
+    elif status.get("ended"):
+        yield f"{folder}: {status['ended']} {now - status['time']:.0f} s ago; nothing is waited for"
     else:
         yield f"{folder}: no process is running; the last, {status['pid']}, wrote {now - status['time']:.0f} s ago"
         yield f"host: last activity: {status['doing']}, for {status['time'] - status['since']:.1f} s"

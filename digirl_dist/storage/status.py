@@ -42,7 +42,15 @@ class Status:
     workers: dict[str, WorkerStatus] = field(default_factory=dict)
     policy: WorkerStatus | None = None
     """Status of the host's policy process, if there is one."""
+    ended: str = ""
+    """How the run ended, once it has."""
     _written_at: float = 0.0
+
+    def end(self, how: str) -> None:
+        """Records that nothing is waited for any more."""
+        self.ended, self.policy = how, None
+        self.workers.clear()
+        self.host(how)
 
     def host(self, doing: str) -> None:
         """Records the loop's current activity."""
@@ -64,7 +72,7 @@ class Status:
         workers = {name: self._in_unix_time(asdict(status)) for name, status in self.workers.items()}
         host = self._in_unix_time({"doing": self.doing, "since": self.since})
         policy = None if self.policy is None else self._in_unix_time(asdict(self.policy))
-        content = {"pid": os.getpid(), "time": time.time(), **host, "policy": policy}
+        content = {"pid": os.getpid(), "time": time.time(), "ended": self.ended, **host, "policy": policy}
         part = self.path.with_name(self.path.name + ".part")
         try:
             part.write_text(strict_json.dumps(without_secrets_in({**content, "workers": workers})))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from digirl_dist.assembly.collectors import CollectorPlugin
 from digirl_dist.errors import SettingsError
+from digirl_dist.fleet.pip_logins import split_logins
 from digirl_dist.settings.configuration import merged
 from digirl_dist.settings.hosts import worker_entries, worker_name
 
@@ -31,6 +32,7 @@ class SshCollectorSettings(CollectorPlugin):
     def check(self, settings: Settings) -> None:
         if settings.dry_run:
             return
+        split_logins(settings.install.pip_args)
         for place, entry in enumerate(worker_entries(settings)):
             merged(settings.emulator, entry.emulator, f"worker_ips[{place}].emulator")
 
