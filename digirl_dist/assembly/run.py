@@ -32,6 +32,7 @@ from digirl_dist.report.progress import Progress
 from digirl_dist.report.report import Report
 from digirl_dist.settings import Settings, TorchrunSettings, configuration
 from digirl_dist.settings.modes import only_measures
+from digirl_dist.storage import provenance
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.disk_full import WaitForSpace
 from digirl_dist.storage.events import Events
@@ -79,8 +80,10 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None) -> None:
     settings = spec.settings
     plan = schedule.plan(settings, spec.device.tasks)
     with ExitStack() as stack:
-        folder = RunFolder(spec.root, configuration.to_yaml(settings))
+        changes = provenance.changes_of(spec.root, configuration.as_mapping(settings))
+        folder = RunFolder(spec.root, configuration.to_yaml(settings), keep=only_measures(settings))
         stack.callback(folder.close)
+        provenance.record_start(spec.root, changes)
         progress = Progress(settings.rollout_size)
         events = Events(folder.events, (progress.listen,))
         stack.callback(events.close)

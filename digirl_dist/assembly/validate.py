@@ -20,12 +20,14 @@ from digirl_dist.assembly.parts import (
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.settings import JaxSettings, Parallel, Settings, Success, TaskMode, TorchrunSettings, TrainMode
+from digirl_dist.settings.configuration import as_mapping
 from digirl_dist.settings.extras import extra_needed
 from digirl_dist.settings.modes import needs_emulators, only_measures
 from digirl_dist.settings.paths import refuse_bad_paths
 from digirl_dist.settings.plugins import ALGORITHM, settings_classes
 from digirl_dist.settings.ranges import refuse_out_of_range
 from digirl_dist.storage.checkpoint import Checkpoints
+from digirl_dist.storage.provenance import refuse_changes
 from digirl_dist.storage.start import start_of
 from digirl_dist.user_code.entry_point import load_entry_point
 
@@ -51,6 +53,7 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None, command:
     match command:
         case Command.run:
             _refuse_launch(settings, rank)
+            _refuse_resume(settings)
             _refuse_learning(settings)
             _refuse_modes(settings)
             _refuse_collection(settings)
@@ -91,6 +94,12 @@ def _refuse_launch(settings: Settings, rank: Rank | None) -> None:
         raise SettingsError("trainer=jax is for ranks with emulators: python -m digirl_dist.train; leave it out here")
     if settings.trainer.shard and not (several or isinstance(settings.trainer, TorchrunSettings)):
         raise SettingsError("trainer.shard spreads an agent over several ranks: add trainer=torchrun, or use torchrun")
+
+
+def _refuse_resume(settings: Settings) -> None:
+    """What would make the run that is in the run folder another one."""
+    if not only_measures(settings) and Checkpoints(run_root(settings) / "checkpoints").has_any():
+        refuse_changes(run_root(settings), as_mapping(settings))
 
 
 def _refuse_learning(settings: Settings) -> None:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from digirl_dist.settings.configuration import Source
 
 
-def run(source: Source) -> int:
-    """Returns the exit status. Raises DigirlDistError."""
+def run(source: Source, watched: bool = True) -> int:
+    """Returns the exit status; if ``watched``, workers join and leave as in the files. Raises DigirlDistError."""
     from digirl_dist.assembly import validate
     from digirl_dist.parallel.rank import launched_rank
 
@@ -24,5 +24,5 @@ def run(source: Source) -> int:
     validate.refuse_before_start(settings, launched_rank(os.environ))
     from digirl_dist.assembly import run as assembled
 
-    assembled.run(settings, source)
+    assembled.run(settings, source if watched else None)
     return 0

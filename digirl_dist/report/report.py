@@ -92,7 +92,7 @@ class Report:
             self._write_page()
 
     def evaluation(self, result: CollectionResult, checkpoint: Checkpoint) -> float:
-        """Reports an evaluation round of ``checkpoint`` in ``evaluation.jsonl``; returns success rate or mean reward."""
+        """Reports a measurement of ``checkpoint`` in ``evaluation.jsonl``; returns the rate, or the mean reward."""
         figures = {
             "checkpoint": checkpoint.iteration,
             **self._results(result.iteration, result.trajectories),
