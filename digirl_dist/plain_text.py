@@ -113,7 +113,9 @@ def _hide_login(found: re.Match[str]) -> str:
 
 @cache
 def _of_environment() -> frozenset[str]:
-    return frozenset(value for name, value in os.environ.items() if len(value) >= 8 and is_secret_name(name))
+    """Paths are none, such as that in PWD."""
+    named = (value for name, value in os.environ.items() if is_secret_name(name))
+    return frozenset(value for value in named if len(value) >= 8 and value[0] != "/")
 
 
 def _shown(character: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from digirl_dist.errors import UnreachableError
 from digirl_dist.exit_status import exit_status
-from digirl_dist.plain_text import one_line, printable
+from digirl_dist.plain_text import HIDDEN, hide, one_line, printable, secrets_of, without_secrets, without_secrets_in
 from digirl_dist.report.progress import Progress
 from digirl_dist.report.why import explain
 
@@ -44,3 +44,74 @@ def test_progress_and_why_are_harmless(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "events.jsonl").write_text(json.dumps(event) + "\n")
     told = explain(tmp_path)
     assert SHOWN in told and "\x1b" not in told and "\nhost: all is well" not in told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://ann:SECRETVALUE@pip.example/simple",
+        "https://SECRETVALUE@pip.example/simple",
+        "postgres://ann:SECRETVALUE@db/x",
+        "https://a.example/?token=SECRETVALUE&b=1",
+        "Authorization: Bearer SECRETVALUE",
+        '{"apiKey": "SECRETVALUE"}',
+        "pwd=SECRETVALUE",
+        "--password=SECRETVALUE --pre",
+        "X-Api-Key: SECRETVALUE",
+        "AWS_SECRET_ACCESS_KEY=SECRETVALUE",
+        "client_secret: SECRETVALUE",
+        "Bearer SECRETVALUE",
+        "passphrase = 'SECRETVALUE'",
+        "-----BEGIN OPENSSH PRIVATE KEY-----\nSECRETVALUE\n-----END OPENSSH PRIVATE KEY-----",
+    ],
+)
+def test_secrets_are_hidden_by_their_shape(text: str) -> None:
+    assert "SECRETVALUE" not in without_secrets(text) and HIDDEN in printable(text)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "password",
+        "Authorization",
+        "apiKey",
+        "api_key",
+        "API-KEY",
+        "pwd",
+        "passwd",
+        "client_secret",
+        "auth",
+        "accessToken",
+        "HF_TOKEN",
+        "credentials",
+        "cookie",
+        "x-api-key",
+        "private_key",
+        "passphrase",
+    ],
+)
+def test_secrets_are_hidden_by_their_keys_wherever_they_are(key: str) -> None:
+    hidden = without_secrets_in({"a": [{"b": {key: "SECRETVALUE"}}], "c": 1})
+    assert hidden == {"a": [{"b": {key: HIDDEN}}], "c": 1}
+
+
+def test_what_is_no_secret_stays() -> None:
+    harmless = {
+        "max_tokens": 5,
+        "max_completion_tokens": 7,
+        "pad_token": "<pad>",
+        "key": "~/.ssh/id",
+        "author": "ann",
+        "task": ["enter-password", "click-button"],
+        "url": "ssh://ann@machine/x",
+        "key_variable": "OPENAI_API_KEY",
+        "args": ["--token-count", "5"],
+        "said": "max_tokens=256",
+    }
+    assert without_secrets_in(harmless) == harmless
+
+
+def test_a_value_that_is_known_is_hidden_wherever_it_occurs() -> None:
+    hide(["swordfish-of-mine"])
+    assert without_secrets("it said swordfish-of-mine twice") == f"it said {HIDDEN} twice"
+    assert secrets_of({"a": [{"token": "x" * 9}], "b": {"pwd": "y" * 9, "c": "z"}}) == {"x" * 9, "y" * 9}

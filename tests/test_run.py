@@ -158,14 +158,14 @@ def test_a_folder_that_is_in_use_is_refused(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_written_is_named(say: Say, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = say(*MINE, "parallel=single", f"save_path={tmp_path / 'file' / 'run'}")
-    assert done.returncode == 1 and f"save_path={tmp_path / 'file' / 'run'} cannot be used" in done.stderr
+    assert done.returncode == 2 and f"save_path={tmp_path / 'file' / 'run'} cannot be a folder" in done.stderr
 
 
 def test_another_agent_does_not_fit_an_old_run(tmp_path: Path) -> None:
     assert run(*MINE, "parallel=single", f"save_path={tmp_path}").returncode == 0
     other = [word for word in MINE if not word.startswith("agent")]
     done = run(*other, "agent=generic", "parallel=single", f"save_path={tmp_path}", "train_iterations=3")
-    assert done.returncode == 1 and "does not fit the configured agent" in done.stderr
+    assert done.returncode == 2 and "agent.name=generic" in done.stderr and "agent.name=custom" in done.stderr
 
 
 @pytest.mark.parametrize("how", ["SIGINT", "SIGTERM"])

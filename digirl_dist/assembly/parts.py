@@ -67,6 +67,13 @@ def emulator_of(worker_config: WorkerConfig, settings: Settings) -> EmulatorSett
     return own
 
 
+def tells_success(settings: Settings) -> bool:
+    """Returns whether an episode's success means something even where all episodes are alike in it."""
+    emulator = settings.emulator
+    by_emulator = isinstance(emulator, EmulatorPlugin) and emulator.tells_success
+    return by_emulator or settings.success is not Success.environment
+
+
 def agent_plugin(settings: Settings) -> AgentPlugin:
     """The chosen agent's settings, which build it."""
     if not isinstance(settings.agent, AgentPlugin):

@@ -12,7 +12,15 @@ from digirl_dist.agent import AgentFactory
 from digirl_dist.assembly import schedule, validate
 from digirl_dist.assembly.collector import RunContext, build_collector
 from digirl_dist.assembly.facts import facts_of
-from digirl_dist.assembly.parts import build_agent, build_algorithm, build_device, record_start, run_root, starting
+from digirl_dist.assembly.parts import (
+    build_agent,
+    build_algorithm,
+    build_device,
+    record_start,
+    run_root,
+    starting,
+    tells_success,
+)
 from digirl_dist.assembly.policy import describe_policy
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.emulator.plugins import Device
@@ -26,6 +34,7 @@ from digirl_dist.report.progress import Progress
 from digirl_dist.report.report import Report
 from digirl_dist.settings import Settings, TorchrunSettings, configuration
 from digirl_dist.settings.modes import only_measures
+from digirl_dist.storage import provenance
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.disk_full import WaitForSpace
 from digirl_dist.storage.events import Events
@@ -73,8 +82,10 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None) -> None:
     settings = spec.settings
     plan = schedule.plan(settings, spec.device.tasks)
     with ExitStack() as stack:
-        folder = RunFolder(spec.root, configuration.to_yaml(settings))
+        changes = provenance.changes_of(spec.root, configuration.as_mapping(settings))
+        folder = RunFolder(spec.root, configuration.to_yaml(settings), keep=only_measures(settings))
         stack.callback(folder.close)
+        provenance.record_start(spec.root, changes)
         progress = Progress(settings.rollout_size)
         events = Events(folder.events, (progress.listen,))
         stack.callback(events.close)
@@ -84,7 +95,16 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None) -> None:
         trainer = _trainer(settings, trainer_spec, folder, write_policy, rank, stack)
         stack.callback(trainer.close)
         media = Media(folder.media, settings.media, events)
-        report = Report(folder, events, progress, status, build_curves(settings, folder), media, write_policy)
+        report = Report(
+            folder,
+            events,
+            progress,
+            status,
+            build_curves(settings, folder),
+            media,
+            write_policy,
+            tells_success(settings),
+        )
         stack.callback(report.close)
         measured = trainer.resume() if only_measures(settings) else None
         store = Store(folder.evaluation(measured.iteration) if measured else folder.trajectories, write_policy)

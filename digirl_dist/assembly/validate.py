@@ -9,13 +9,25 @@ from __future__ import annotations
 from enum import Enum
 
 from digirl_dist.algorithm.plugins import AlgorithmPlugin
-from digirl_dist.assembly.parts import agent_plugin, algorithm_plugin, collector_plugin, framework_of, run_root
+from digirl_dist.assembly.parts import (
+    agent_plugin,
+    algorithm_plugin,
+    build_device,
+    collector_plugin,
+    framework_of,
+    run_root,
+)
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.rank import Rank
-from digirl_dist.settings import Close, JaxSettings, Parallel, Settings, Success, TorchrunSettings, TrainMode
+from digirl_dist.settings import JaxSettings, Parallel, Settings, Success, TaskMode, TorchrunSettings, TrainMode
+from digirl_dist.settings.configuration import as_mapping
 from digirl_dist.settings.extras import extra_needed
 from digirl_dist.settings.modes import needs_emulators, only_measures
+from digirl_dist.settings.paths import refuse_bad_paths
 from digirl_dist.settings.plugins import ALGORITHM, settings_classes
+from digirl_dist.settings.ranges import refuse_out_of_range
+from digirl_dist.storage.checkpoint import Checkpoints
+from digirl_dist.storage.provenance import refuse_changes
 from digirl_dist.storage.start import start_of
 from digirl_dist.user_code.entry_point import load_entry_point
 
@@ -36,9 +48,12 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None, command:
 
     ``rank`` is None in a process that no launcher started.
     """
+    refuse_out_of_range(settings)
+    refuse_bad_paths(settings, emulators_here=settings.parallel is not Parallel.host or settings.dry_run)
     match command:
         case Command.run:
             _refuse_launch(settings, rank)
+            _refuse_resume(settings)
             _refuse_learning(settings)
             _refuse_modes(settings)
             _refuse_collection(settings)
@@ -57,6 +72,20 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None, command:
                 raise SettingsError("start_from is for runs; an evaluation job names a run folder as its save_path")
 
 
+def refuse_before_start(settings: Settings, rank: Rank | None) -> None:
+    """Raises SettingsError for all that can be known without torch: contradictions, the emulator, tasks, workers."""
+    refuse_contradictions(settings, rank)
+    build_device(settings, settings.emulator)
+    is_new = not Checkpoints(run_root(settings) / "checkpoints").has_any()
+    nothing_to_measure = is_new and settings.start_from is None and agent_plugin(settings).learns
+    if settings.task_mode is TaskMode.evaluate and nothing_to_measure:
+        raise SettingsError(
+            f"save_path={settings.save_path} holds no checkpoint to measure: name the folder of a run, or train first"
+        )
+    if settings.parallel is Parallel.host and needs_emulators(settings):
+        collector_plugin(settings).reach(settings, is_new)
+
+
 def _refuse_launch(settings: Settings, rank: Rank | None) -> None:
     several = rank is not None and rank.world_size > 1
     if several and isinstance(settings.trainer, TorchrunSettings):
@@ -65,6 +94,12 @@ def _refuse_launch(settings: Settings, rank: Rank | None) -> None:
         raise SettingsError("trainer=jax is for ranks with emulators: python -m digirl_dist.train; leave it out here")
     if settings.trainer.shard and not (several or isinstance(settings.trainer, TorchrunSettings)):
         raise SettingsError("trainer.shard spreads an agent over several ranks: add trainer=torchrun, or use torchrun")
+
+
+def _refuse_resume(settings: Settings) -> None:
+    """What would make the run that is in the run folder another one."""
+    if not only_measures(settings) and Checkpoints(run_root(settings) / "checkpoints").has_any():
+        refuse_changes(run_root(settings), as_mapping(settings))
 
 
 def _refuse_learning(settings: Settings) -> None:
@@ -103,13 +138,6 @@ def _refuse_modes(settings: Settings) -> None:
 def _refuse_collection(settings: Settings) -> None:
     if settings.parallel is Parallel.host and needs_emulators(settings):
         collector_plugin(settings).check(settings)
-    learns = not only_measures(settings)
-    if learns and settings.close is Close.quorum and not 0 < settings.quorum <= 1:
-        raise SettingsError(f"quorum={settings.quorum} is not a share: set it above 0, and to 1 at most")
-    if learns and settings.close is Close.deadline and settings.deadline_s <= 0:
-        raise SettingsError(f"deadline_s={settings.deadline_s} leaves no time: set it above 0")
-    if settings.collect_ahead < 0 or (settings.max_staleness is not None and settings.max_staleness < 0):
-        raise SettingsError("collect_ahead and max_staleness must not be negative")
 
 
 def _refuse_judge(settings: Settings) -> None:

@@ -20,7 +20,7 @@ from digirl_dist.chat import Messages
 from digirl_dist.chat.bounds import TooMuch, bounded_client, within
 from digirl_dist.chat.pace import Pace
 from digirl_dist.errors import ChatAway, ChatRefused, SettingsError
-from digirl_dist.plain_text import one_line
+from digirl_dist.plain_text import hide, one_line
 from digirl_dist.settings import ChatSettings
 from digirl_dist.types import Json, Natural
 
@@ -61,6 +61,7 @@ def key_of(settings: ChatSettings, group: str) -> str:
         raise SettingsError(f"{group}.key_variable must be the NAME of an environment variable, such as OPENAI_API_KEY")
     if not os.environ.get(variable):
         raise SettingsError(f"the {group} needs a key: export {variable}=… , or set {group}.key_variable")
+    hide([os.environ[variable]])
     return os.environ[variable]
 
 

@@ -44,26 +44,14 @@ def _values(key: str) -> list[str]:
 
 def _keys(prefix: str) -> Iterator[str]:
     """Yields the keys at the place to which ``prefix`` leads."""
-    from digirl_dist.settings.configuration import options_of_groups
+    from digirl_dist.settings.configuration import classes_at, options_of_groups
     from digirl_dist.settings.keys import types_of
-    from digirl_dist.settings.run import Settings
 
     path = prefix.split(".")[:-1]
-    level: list[type] = [Settings]
-    for step in path:
-        options = options_of_groups().get(step) if level == [Settings] else None
-        found = list(options.values()) if options else [types_of(each).get(step) for each in level]
-        level = [_with_blocks(each) for each in found if isinstance(each, type) and is_dataclass(each)]
     start = "".join(f"{step}." for step in path)
-    for kind in level:
+    for kind in classes_at(path):
         for name, value in types_of(kind).items():
             group = start == "" and name in options_of_groups()
             yield f"{start}{name}." if is_dataclass(value) and not group else f"{start}{name}="
             if group:
                 yield f"{name}."
-
-
-def _with_blocks(kind: type) -> type:
-    from digirl_dist.settings.algorithms import AlgorithmSettingsBase, algorithm_settings
-
-    return algorithm_settings() if kind is AlgorithmSettingsBase else kind

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from digirl_dist.settings.configuration import Source
 
 
-def run(source: Source) -> int:
-    """Returns the exit status. Raises DigirlDistError."""
+def run(source: Source, watched: bool = True) -> int:
+    """Returns the exit status; if ``watched``, workers join and leave as in the files. Raises DigirlDistError."""
     from digirl_dist.assembly import validate
     from digirl_dist.parallel.rank import launched_rank
 
@@ -21,8 +21,8 @@ def run(source: Source) -> int:
     if notice := source.notice:
         print(notice, file=sys.stderr)
     end_by_sigterm_as_by_ctrl_c()
-    validate.refuse_contradictions(settings, rank=launched_rank(os.environ))
+    validate.refuse_before_start(settings, launched_rank(os.environ))
     from digirl_dist.assembly import run as assembled
 
-    assembled.run(settings, source)
+    assembled.run(settings, source if watched else None)
     return 0

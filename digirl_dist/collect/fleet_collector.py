@@ -252,6 +252,7 @@ class _Collection:
             self._table.tell("episode_dropped", worker, episode=manifest.episode_id, reason="not wanted any more")
             self._fleet.workers[worker].forget(manifest.episode_id)
             return
+        self._table.ledger.ended(worker, manifest.spent)
         leased = self._leases.as_leased(worker, manifest)
         if leased is None:
             self._refused(worker, manifest, "its ticket was not leased to this worker, or as another attempt")

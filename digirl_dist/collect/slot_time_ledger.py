@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from digirl_dist.rollout.slot_time import ACTIVITIES
 from digirl_dist.types import Clock
 
 
@@ -16,6 +18,10 @@ class _Sheet:
     """Slot-seconds up to ``until`` that nobody has told: those of episodes under way come when these are over."""
     was_away: bool = False
     was_lost: bool = False
+    episodes: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds by activity of the episodes that ended since the worker last told its own account."""
+    known: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """What the host knows of the seconds before a loss, should the worker never tell."""
 
     def go_on(self, now: float) -> None:
         self.unbooked += self.slots * (now - self.until)
@@ -38,10 +44,26 @@ class SlotTimeLedger:
         sheet.go_on(self._clock())
         sheet.slots = slots
 
-    def lost(self, worker: str) -> None:
-        """Notes that seconds may be missing until the worker tells them again."""
+    def ended(self, worker: str, spent: Mapping[str, float]) -> None:
+        """Notes where the seconds of an episode went, which a lost worker cannot tell."""
         if worker in self._sheets:
-            self._sheets[worker].was_away = self._sheets[worker].was_lost = True
+            _add(self._sheets[worker].episodes, {name: max(0.0, spent.get(name, 0.0)) for name in ACTIVITIES})
+
+    def lost(self, worker: str) -> None:
+        """Notes that seconds may be missing until the worker tells them again.
+
+        What it did until now and no episode has brought home is lost with it: it counts as ``faults``.
+        """
+        sheet = self._sheets.get(worker)
+        if sheet is None:
+            return
+        if not sheet.was_away:
+            sheet.go_on(self._clock())
+            before = max(0.0, sheet.unbooked - sum(sheet.known.values()))
+            _add(sheet.known, _scaled(sheet.episodes, before))
+            _add(sheet.known, {"faults": max(0.0, before - sum(sheet.episodes.values()))})
+            sheet.episodes.clear()
+        sheet.was_away = sheet.was_lost = True
 
     def left(self, worker: str) -> None:
         """Closes the account of a worker that was let go."""
@@ -50,8 +72,8 @@ class SlotTimeLedger:
     def book(self, worker: str, told: Mapping[str, float] | None = None) -> dict[str, float]:
         """Returns the worker's slot-seconds by activity since the last call; ``told`` is None while it is away.
 
-        Once it was lost, they are made to add up to slots × wall-clock: what is missing was ``away``, and what is too
-        much was booked as that before, when only the link to it was down.
+        Once it was lost, they are made to add up to slots × wall-clock: what is missing was spent as its episodes tell,
+        and then ``away``; what is too much was booked as that before, when only the link to it was down.
         """
         sheet = self._sheets.get(worker)
         if sheet is None:
@@ -59,14 +81,32 @@ class SlotTimeLedger:
         sheet.go_on(self._clock())
         booked = dict(told or {})
         if sheet.was_away or (sheet.was_lost and sum(booked.values()) > sheet.unbooked):
-            booked = _completed(booked, sheet.unbooked)
+            booked = _completed(booked, sheet.unbooked, sheet.known)
+            sheet.known.clear()
             sheet.was_away = told is None
+        if told is not None:
+            sheet.episodes.clear()
         sheet.unbooked = max(0.0, sheet.unbooked - sum(booked.values()))
         return booked
 
 
-def _completed(told: Mapping[str, float], whole: float) -> dict[str, float]:
-    known = sum(told.values())
-    if known > whole:
-        return {activity: seconds * whole / known for activity, seconds in told.items()}
-    return {**told, "away": whole - known}
+def _completed(told: Mapping[str, float], whole: float, known: Mapping[str, float]) -> dict[str, float]:
+    missing = whole - sum(told.values())
+    if missing < 0:
+        return _scaled(told, whole)
+    spent = defaultdict(float, told)
+    _add(spent, _scaled(known, missing))
+    spent["away"] += max(0.0, whole - sum(spent.values()))
+    return dict(spent)
+
+
+def _add(total: defaultdict[str, float], more: Mapping[str, float]) -> None:
+    for name, seconds in more.items():
+        if seconds:
+            total[name] += seconds
+
+
+def _scaled(seconds: Mapping[str, float], most: float) -> dict[str, float]:
+    """Returns ``seconds``, reduced in proportion if they are more than ``most`` together."""
+    total = sum(seconds.values())
+    return {name: each * min(1.0, most / total) for name, each in seconds.items()} if total > 0 else {}

@@ -109,7 +109,7 @@ def gymnasium_factory(settings: GymnasiumSettings) -> EmulatorFactory:
     """
     make = environment_maker(settings)
     touch = None if settings.touch is None else load_entry_point(settings.touch)
-    return partial(GymnasiumEmulator, make, settings.success_reward, tuple(settings.observe), touch)
+    return partial(GymnasiumEmulator, make, settings.success_reward or 0.0, tuple(settings.observe), touch)
 
 
 def environment_maker(settings: GymnasiumSettings) -> EnvMaker:

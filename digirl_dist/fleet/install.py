@@ -8,13 +8,14 @@ import re
 import time
 import zipfile
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import digirl_dist
 from digirl_dist.errors import InstallError, SettingsError
+from digirl_dist.fleet.pip_logins import PipArgs, split_logins
 from digirl_dist.fleet.remote_python import RemotePython
 from digirl_dist.settings import EmulatorSettings, InstallSettings
 from digirl_dist.ssh.connection import Connection
@@ -35,7 +36,7 @@ class Package:
     wheel: Path
     requirements: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
-    pip_args: tuple[str, ...] = ()
+    pip_args: PipArgs = field(default_factory=PipArgs)
     """Further arguments of pip, such as an index of CPU builds."""
     reuse_packages: bool = False
     """Whether to use what the worker's Python already has, in whatever version."""
@@ -65,7 +66,7 @@ def this_package(settings: InstallSettings, extras: Collection[str], folder: Pat
         wheel=build_wheel(folder),
         requirements=requirements(extras),
         constraints=host_versions(),
-        pip_args=tuple(settings.pip_args),
+        pip_args=split_logins(settings.pip_args),
         reuse_packages=settings.reuse_packages,
         uv=settings.uv,
         limit_s=settings.limit_s,
@@ -160,7 +161,9 @@ def _bootstrap(
         "requirements": list(package.requirements),
         "constraints": list(package.constraints),
         "setup": package.setup,
-        "pip_args": list(package.pip_args),
+        "pip_args": list(package.pip_args.words),
+        "netrc": package.pip_args.netrc,
+        "proxy": package.pip_args.proxy,
         "reuse_packages": package.reuse_packages,
         "uv": package.uv,
         "limit_s": package.limit_s,

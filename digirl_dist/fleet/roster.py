@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +13,11 @@ from typing import Any
 from digirl_dist.child_process import SOURCE
 from digirl_dist.errors import SettingsError
 from digirl_dist.fleet.install import Package, ensure_installed
-from digirl_dist.settings import Settings, is_bsize
+from digirl_dist.settings import Settings
+from digirl_dist.settings.hosts import WorkerEntry, worker_entries, worker_name
 from digirl_dist.ssh.connection import Address, Connection
 from digirl_dist.ssh.localhost_server import LocalhostServer
 from digirl_dist.storage.events import Events
-
-_KEYS = ("host", "name", "port", "username", "key", "bsize", "temp_path", "run_path", "python", "emulator")
 
 
 @dataclass(frozen=True)
@@ -42,46 +40,24 @@ class WorkerConfig:
 
 def worker_configs(settings: Settings) -> list[WorkerConfig]:
     """Returns the workers of ``worker_ips``. Raises SettingsError naming the entry that is wrong."""
-    if not settings.worker_ips:
-        raise SettingsError(
-            "worker_ips is empty: name machines that you can ssh to, as worker_ips=[10.0.0.2,10.0.0.3], "
-            "or try it on this machine with dry_run=true"
-        )
-    found = [_worker_config(entry, settings) for entry in settings.worker_ips]
-    names = [worker_config.name for worker_config in found]
-    for name in names:
-        if names.count(name) > 1:
-            raise SettingsError(f"worker_ips names {name!r} twice; give one of them another `name` and `temp_path`")
-    return found
+    return [_worker_config(entry, settings) for entry in worker_entries(settings)]
 
 
-def _worker_config(entry: Any, settings: Settings) -> WorkerConfig:
-    if isinstance(entry, str):
-        entry = {"host": entry}
-    if not isinstance(entry, Mapping) or "host" not in entry:
-        raise SettingsError(f"worker_ips: {entry!r} must be a host name or a mapping with `host`")
-    unknown = sorted(set(entry) - set(_KEYS))
-    if unknown:
-        raise SettingsError(f"worker_ips: {entry['host']} has no key {unknown[0]!r}; there are {', '.join(_KEYS)}")
-    bsize = entry.get("bsize", settings.bsize)
-    if not is_bsize(bsize):
-        raise SettingsError(
-            f"worker_ips: bsize of {entry['host']} must be a whole number above 0 or auto, not {bsize!r}"
-        )
+def _worker_config(entry: WorkerEntry, settings: Settings) -> WorkerConfig:
     address = Address(
-        name=re.sub(r"[^A-Za-z0-9.-]", "-", str(entry.get("name", entry["host"]))),
-        host=str(entry["host"]),
-        port=entry.get("port"),
-        user=entry.get("username", settings.worker_username),
-        key=None if entry.get("key") is None else str(Path(entry["key"]).expanduser()),
+        name=worker_name(entry),
+        host=entry.host,
+        port=entry.port,
+        user=entry.username or settings.worker_username,
+        key=None if entry.key is None else str(Path(entry.key).expanduser()),
     )
     return WorkerConfig(
         address=address,
-        slots=_slots(bsize),
-        temp_path=str(entry.get("temp_path", settings.worker_temp_path)),
-        run_path=str(entry.get("run_path", settings.worker_run_path)),
-        python=str(entry.get("python", settings.worker_python)),
-        emulator=dict(entry.get("emulator", {})),
+        slots=_slots(entry.bsize or settings.bsize),
+        temp_path=entry.temp_path or settings.worker_temp_path,
+        run_path=entry.run_path or settings.worker_run_path,
+        python=entry.python or settings.worker_python,
+        emulator=entry.emulator,
     )
 
 

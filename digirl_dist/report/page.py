@@ -129,8 +129,6 @@ def _trouble(events: Lines) -> Iterator[tuple[str, str, str, str]]:
                 yield when, place, "back again", ""
             case "episode_retried":
                 yield when, place, f"episode {event.get('ticket', '')} retried", why
-            case "episode_dropped":
-                yield when, place, "episode dropped", why
             case "slot" if event.get("state") == "closed":
                 yield when, place, "emulator out of service", why
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,6 +21,7 @@ from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Round
 from digirl_dist.trainer import Update
+from digirl_dist.trajectory import Trajectory
 
 _PAGE_EVERY_S = 30.0
 _MEASURED = ("success_rate", "success_low", "success_high", "reward_mean")
@@ -37,7 +39,9 @@ class Report:
         curves: Sequence[Curves],
         media: Media,
         write_policy: WritePolicy,
+        tells_success: bool = True,
     ) -> None:
+        """``tells_success`` is False if success means nothing as long as all episodes are alike in it."""
         self._folder = folder
         self._events = events
         self._progress = progress
@@ -46,6 +50,8 @@ class Report:
         self._write_policy = write_policy
         self._metrics = Metrics(folder.metrics, write_policy)
         self._curves = curves
+        self._tells_success = tells_success or any(line.get("success_rate") is not None for line in self._metrics.lines)
+        self._outcomes: set[bool] = set()
         self._before: Update | None = None
         self._page_at = 0.0
         self._told_at = 0.0
@@ -57,7 +63,7 @@ class Report:
         for iteration in range(checkpoint.iteration):
             if iteration not in known:
                 episodes = store.read(iteration) if store.has(Round(iteration)) else ()
-                self._metrics.append(results(iteration, episodes))
+                self._metrics.append(self._results(iteration, episodes))
         self._events.emit("run_started", iteration=checkpoint.iteration)
         if checkpoint.iteration >= iterations:
             self._progress.say(f"{self._folder.root} has all {iterations} iterations; set a larger train_iterations")
@@ -66,7 +72,7 @@ class Report:
 
     def iteration(self, result: CollectionResult, update: Update) -> None:
         figures: Figures = {
-            **results(result.iteration, result.trajectories),
+            **self._results(result.iteration, result.trajectories),
             **collection(result),
             "update_s": round(update.learned_at - update.started_at, 4),
             "overhead_s": overhead_s(result, self._before),
@@ -86,19 +92,20 @@ class Report:
             self._write_page()
 
     def evaluation(self, result: CollectionResult, checkpoint: Checkpoint) -> float:
-        """Reports an evaluation round of ``checkpoint`` in ``evaluation.jsonl``; returns its success rate."""
+        """Reports a measurement of ``checkpoint`` in ``evaluation.jsonl``; returns the rate, or the mean reward."""
         figures = {
             "checkpoint": checkpoint.iteration,
-            **results(result.iteration, result.trajectories),
+            **self._results(result.iteration, result.trajectories),
             "purpose": result.purpose,
-            **confidence(result.trajectories),
+            **(confidence(result.trajectories) if self._tells_success else {}),
         }
         Metrics(self._folder.evaluations, self._write_policy).append(figures)
         self._media.add(result.trajectories)
         for curves in self._curves:
-            curves.add({f"evaluation/{name}": figures[name] for name in _MEASURED}, checkpoint.iteration)
+            curves.add({f"evaluation/{name}": figures.get(name) for name in _MEASURED}, checkpoint.iteration)
         self._progress.evaluation(figures)
-        return float(figures["success_rate"] or 0.0)
+        rate = figures["success_rate"]
+        return float(figures["reward_mean"] or 0.0) if rate is None else float(rate)
 
     def has_evaluation(self, checkpoint: Checkpoint) -> bool:
         """Returns whether ``checkpoint`` was evaluated during training."""
@@ -107,7 +114,8 @@ class Report:
 
     def close(self) -> None:
         """Writes the page and prints the summary, even for an interrupted run."""
-        self._status.host("nothing: the run was ended in order")
+        interrupted = sys.exc_info()[0] is not None
+        self._status.end("the run was ended before it was complete" if interrupted else "the run finished")
         self._progress.close()
         for curves in self._curves:
             curves.close()
@@ -116,6 +124,13 @@ class Report:
             self._write_page()
             _print_summary(self._metrics.lines)
         self._events.emit("run_ended", iterations=len(self._metrics.lines))
+
+    def _results(self, iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
+        """Returns the figures of episodes; success is null where it means nothing."""
+        figures = results(iteration, trajectories)
+        self._outcomes.update(trajectory.success for trajectory in trajectories)
+        self._tells_success = self._tells_success or len(self._outcomes) == 2
+        return figures if self._tells_success else {**figures, "success_rate": None, "success_by_task": {}}
 
     def _write_page(self) -> None:
         self._page_at = time.monotonic()

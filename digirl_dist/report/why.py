@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from digirl_dist.errors import RunFolderError
+from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import one_line
 
 _EVENTS = 8
@@ -19,12 +19,12 @@ _NEAR = 0.5
 
 
 def explain(folder: Path) -> str:
-    """Returns the explanation of a run folder. Raises RunFolderError if it holds no run's status."""
+    """Returns the explanation of a run folder. Raises SettingsError if it holds no run's status."""
     path = folder / "status.json"
     try:
         status = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise RunFolderError(f"{path} cannot be read: {error}; is {folder} the save_path of a run?") from error
+        raise SettingsError(f"{path} cannot be read: {error}; is {folder} the save_path of a run?") from error
     lines = [*_host(folder, status), *_policy(status), *_workers(status), *_events(folder)]
     return "\n".join(map(one_line, lines))
 
@@ -34,6 +34,8 @@ def _host(folder: Path, status: dict[str, Any]) -> Iterator[str]:
     if is_running(folder):
         yield f"{folder}: process {status['pid']} {_state(status['pid'])}"
         yield f"host: {status['doing']}, for {now - status['since']:.1f} s"
+    elif status.get("ended"):
+        yield f"{folder}: {status['ended']} {now - status['time']:.0f} s ago; nothing is waited for"
     else:
         yield f"{folder}: no process is running; the last, {status['pid']}, wrote {now - status['time']:.0f} s ago"
         yield f"host: last activity: {status['doing']}, for {status['time'] - status['since']:.1f} s"

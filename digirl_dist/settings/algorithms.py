@@ -7,28 +7,29 @@ from functools import cache
 from typing import Any
 
 from digirl_dist.settings.plugins import ALGORITHM, AlgorithmBlock, settings_classes
+from digirl_dist.settings.ranges import Count, CountOrNone, Few, FewOrNone, Positive, Rate, Width
 
 
 @dataclass
 class OptimizerSettings:
     """How parameters are moved: Adam, over shuffled minibatches."""
 
-    learning_rate: float = 1e-3
-    batch_size: int = 64
+    learning_rate: Rate = 1e-3
+    batch_size: Count = 64
     """Rows per minibatch."""
-    accumulate: int = 1
+    accumulate: Few = 1
     """Minibatches that make one step together, as one minibatch of all their rows would."""
-    epochs: int = 5
+    epochs: Few = 5
     """Passes over the rows in each iteration …"""
-    max_examples: int = 2000
+    max_examples: Count = 2000
     """… but never more rows than this, so that an iteration takes bounded time."""
-    clip_norm: float = 1.0
+    clip_norm: Positive = 1.0
     """Longest gradient."""
-    ramp_steps: int = 0
+    ramp_steps: CountOrNone = 0
     """Steps over which the learning rate rises from nothing to its value."""
-    adam_eps: float = 1e-8
+    adam_eps: Positive = 1e-8
     """Added to the denominator of Adam's steps."""
-    max_loss: float = 1e4
+    max_loss: Positive = 1e4
     """A loss beyond this has exploded and stops the run."""
 
 
@@ -36,14 +37,14 @@ class OptimizerSettings:
 class ActorSettings(OptimizerSettings):
     """How the policy is fitted to the actions that an algorithm chose."""
 
-    learning_rate: float = 2e-3
+    learning_rate: Rate = 2e-3
 
 
 @dataclass
 class HindsightSettings:
     """Episodes that met other goals of the task set than their own are learned from under those instructions too."""
 
-    most: int = 3
+    most: FewOrNone = 3
     """Goals for which one episode is relabelled at most; 0: none."""
     achieved: str | None = None
     """Your function, ``my_file:achieved``, that says of a Trajectory which instructions it fulfilled, as pairs of the
@@ -54,11 +55,11 @@ class HindsightSettings:
 class ValueSettings(OptimizerSettings):
     """How a value function is fitted."""
 
-    width: int = 128
+    width: Width = 128
     """Units of its hidden layer."""
-    batch_size: int = 128
-    epochs: int = 4
-    max_examples: int = 20000
+    batch_size: Count = 128
+    epochs: Few = 4
+    max_examples: Count = 20000
 
 
 @dataclass

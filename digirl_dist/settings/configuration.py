@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,20 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException, ValidationError
 
 from digirl_dist import settings as schema
 from digirl_dist.errors import SettingsError
-from digirl_dist.plain_text import HIDDEN, without_secrets_in
+from digirl_dist.plain_text import HIDDEN, hide, secrets_of, without_secrets_in
 from digirl_dist.settings import Settings
+from digirl_dist.settings.algorithms import algorithm_settings
 from digirl_dist.settings.digirl_files import is_digirl, translated
 from digirl_dist.settings.digirl_keys import KEYS
+from digirl_dist.settings.keys import types_of
 from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.places import find_folder, own_folder
 from digirl_dist.settings.plugins import ALGORITHM, COLLECTOR, KINDS, settings_classes
+from digirl_dist.settings.ranges import bounds_of, described, refuse_out_of_range, shown
 from digirl_dist.settings.safe_yaml import refuse_unfolding_files
 
 _MOVED: dict[str, str] = {
@@ -104,14 +107,16 @@ def load(config_path: str, config_name: str, overrides: Sequence[str]) -> Settin
     Raises SettingsError naming what is wrong.
     """
     composed = _compose(*translated(find_folder(config_path), config_name, overrides))
-    if hidden := _hidden_keys(OmegaConf.to_container(composed)):
+    given = OmegaConf.to_container(composed)
+    hide(secrets_of(given))
+    if hidden := _hidden_keys(given):
         raise SettingsError(
             f"{config_name}.yaml hides the secrets in {', '.join(hidden)}; give them again, as key=value"
         )
     try:
         settings = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
-        raise SettingsError(_first_line(error)) from error
+        raise SettingsError(_explain(error)) from error
     if not isinstance(settings, Settings):
         raise SettingsError(f"{config_name}.yaml is no configuration: let it begin with `defaults: [host, _self_]`")
     return settings
@@ -120,9 +125,13 @@ def load(config_path: str, config_name: str, overrides: Sequence[str]) -> Settin
 def merged(settings: Any, overrides: dict[str, Any], where: str) -> Any:
     """``settings`` with some values replaced, checked against their type. Raises SettingsError saying ``where``."""
     try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(settings), overrides))
-    except OmegaConfBaseException as error:
-        raise SettingsError(f"{where}: {_first_line(error)}") from error
+        found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(settings), overrides))
+    except OverflowError as error:
+        raise SettingsError(f"{where}: {', '.join(overrides)}: {_first_line(error)}") from error
+    except (OmegaConfBaseException, ValueError) as error:
+        raise SettingsError(f"{where}: {_explain(error)}") from error
+    refuse_out_of_range(found, f"{where}: ")
+    return found
 
 
 def to_yaml(settings: Settings) -> str:
@@ -159,6 +168,10 @@ def _compose(folder: Path, name: str, overrides: Sequence[str]) -> DictConfig:
         raise SettingsError(_explain(error)) from error
     except (yaml.YAMLError, RecursionError) as error:
         raise SettingsError(f"not valid YAML: {' '.join(str(error).split())}") from error
+    except OSError as error:
+        raise SettingsError(f"{error.filename or folder} cannot be read: {error.strerror}") from error
+    except (ValueError, OverflowError) as error:
+        raise SettingsError(f"{name} with {shown(' '.join(overrides))} cannot be read: {_first_line(error)}") from error
     if OmegaConf.is_missing(composed, "collector"):  # in a folder of files that name none
         composed.collector = COLLECTOR.settings("ssh")()
     return composed
@@ -221,6 +234,9 @@ def _free_keys() -> tuple[str, ...]:
 
 def _explain(error: Exception) -> str:
     """What Hydra says, without its internals, with the nearest valid name where a name is wrong."""
+    for cause in _causes(error):
+        if isinstance(cause, ValidationError | InterpolationResolutionError) and cause.full_key:
+            return _wrong_type(str(cause.full_key), _first_line(cause, with_key=False))
     causes = [str(cause) for cause in _causes(error)]
     everything = "\n".join(causes)
     if wrong := re.search(r"Key '([^']+)' not in '(\w+)'", everything):
@@ -232,6 +248,32 @@ def _explain(error: Exception) -> str:
     return text
 
 
+def _wrong_type(key: str, reason: str) -> str:
+    """Says what is wrong with the value of ``key``, and what it should be if that is a number or a switch."""
+    *path, last = re.sub(r"\[\d+\]", "", key).split(".")
+    hints = [types_of(kind, include_extras=True).get(last) for kind in classes_at(path)]
+    wanted = [described(bounds) for hint in hints for bounds in bounds_of(hint)]
+    if bool in hints:
+        wanted = ["true or false"]
+    if last == "bsize":
+        wanted = ["a whole number from 1 to 4,096, or auto"]
+    return f"{key}: {reason[:200]}" + (f"; set it to {wanted[0]}" if wanted else "")
+
+
+def classes_at(path: Sequence[str]) -> list[type]:
+    """Returns the settings classes that may stand at a place of the configuration, such as ``limits``, or none."""
+    level: list[type] = [Settings]
+    for place, step in enumerate(path):
+        if place == 0 and step in (groups := options_of_groups()):
+            level = list(groups[step].values())
+        elif place == 0 and step == "algorithm":
+            level = [algorithm_settings()]
+        else:
+            found = [types_of(kind).get(step) for kind in level]
+            level = [kind for kind in found if isinstance(kind, type) and is_dataclass(kind)]
+    return level
+
+
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
@@ -240,7 +282,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _fields(class_name: str) -> list[str]:
     known = getattr(schema, class_name, None)
-    return list(getattr(known, "__dataclass_fields__", {}))
+    return [each.name for each in fields(known)] if known is not None else []
 
 
 def _moved(key: str) -> str | None:
@@ -249,7 +291,9 @@ def _moved(key: str) -> str | None:
     return f"DigiRL's {key} is {_MOVED[key]} here" if key in _MOVED else None
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines()
+def _first_line(error: BaseException, with_key: bool = True) -> str:
+    lines = str(error).splitlines() or [type(error).__name__]
+    if not with_key:
+        return lines[0]
     key = next((line.split(":", 1)[1].strip() for line in lines if line.strip().startswith("full_key:")), "")
     return f"{key}: {lines[0]}" if key else lines[0]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from digirl_dist.settings.chat import ChatSettings
+from digirl_dist.settings.ranges import Amount, Few, FewOrNone, Processes
 
 
 class Success(Enum):
@@ -20,13 +21,13 @@ class JudgeSettings(ChatSettings):
 
     prompt: str = ""
     """Your own question, with the placeholders ``{instruction}`` and ``{actions}``; empty: a general one."""
-    screenshots: int = 2
+    screenshots: FewOrNone = 2
     """Number of last screenshots that the judge sees."""
-    parallel: int = 4
+    parallel: Processes = 4
     """Largest number of simultaneous requests."""
-    readings: int = 2
+    readings: Few = 2
     """Number of times in all that a question without a verdict is asked; after that it counts as no success."""
-    usd_per_million_in: float = 0.0
+    usd_per_million_in: Amount = 0.0
     """Price of a million input tokens, for the cost in the metrics."""
-    usd_per_million_out: float = 0.0
+    usd_per_million_out: Amount = 0.0
     """Price of a million output tokens, for the cost in the metrics."""

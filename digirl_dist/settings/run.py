@@ -11,7 +11,21 @@ from digirl_dist.settings.distributed import DistributedSettings
 from digirl_dist.settings.judging import JudgeSettings, Success
 from digirl_dist.settings.missing import MISSING
 from digirl_dist.settings.nearest import nearest
+from digirl_dist.settings.paths import Elsewhere, Input, OutputFolder
 from digirl_dist.settings.plugins import ALGORITHM, COLLECTOR, AgentSettings, CollectorSettings, EmulatorSettings
+from digirl_dist.settings.ranges import (
+    Count,
+    CountOrNone,
+    Episodes,
+    Few,
+    FewOrNone,
+    Pause,
+    Processes,
+    Seconds,
+    Seed,
+    SomeShare,
+    refuse_out_of_range,
+)
 from digirl_dist.settings.trainers import TrainerSettings
 from digirl_dist.settings.workers import InstallSettings, LimitSettings, SshSettings
 
@@ -87,9 +101,9 @@ class PushDtype(Enum):
 class OfflineSettings:
     """Existing trajectories for the offline modes."""
 
-    data: list[str] = field(default_factory=list)
+    data: list[Input] = field(default_factory=list)
     """Parquet files, folders of them (a run's ``trajectories``), or folders that ``datasets`` saved."""
-    iterations: int = 5
+    iterations: CountOrNone = 5
     """Offline to online: the number of first ``train_iterations`` that learn without collecting."""
 
 
@@ -97,9 +111,9 @@ class OfflineSettings:
 class EvaluationSettings:
     """Evaluations on the test split during training."""
 
-    every: int = 0
+    every: CountOrNone = 0
     """Iterations between evaluated checkpoints; the first and the last are evaluated too. 0: no evaluation."""
-    episodes: int = 64
+    episodes: Episodes = 64
     """Episodes of one evaluation, with the same tasks and seeds each time."""
 
 
@@ -108,14 +122,14 @@ class Settings:
     """The whole configuration. Keys of DigiRL's multi-machine guide stay at the top level."""
 
     parallel: Parallel = Parallel.host
-    save_path: str = "runs/host"
+    save_path: OutputFolder = "runs/host"
     """The run folder. Repeating the command continues the run in it."""
-    start_from: str | None = None
+    start_from: Input | None = None
     """Checkpoint whose policy, and nothing else of its run, a new run begins with: a folder like
     ``RUN/checkpoints/000014`` or ``RUN/checkpoints/best``, or a run folder, whose newest one counts."""
-    save_freq: int = 1
+    save_freq: Count = 1
     """Iterations between kept checkpoints; the newest and the best in evaluations are always kept."""
-    keep_checkpoints: int | None = None
+    keep_checkpoints: Count | None = None
     """Largest number of kept checkpoints; null: no limit."""
 
     wandb_project: str | None = None
@@ -127,59 +141,59 @@ class Settings:
     removed ones drain and leave. If the command line sets them, they stay fixed."""
     worker_username: str | None = None
     """Login name on the workers; null: the choice of ``ssh``."""
-    worker_temp_path: str = "~/.cache/digirl_dist/jobs"
+    worker_temp_path: Elsewhere = "~/.cache/digirl_dist/jobs"
     """Folder on the workers for checkpoints and unfinished episodes."""
-    worker_run_path: str = "~/.cache/digirl_dist/env"
+    worker_run_path: Elsewhere = "~/.cache/digirl_dist/env"
     """Folder on the workers for the Python environment that the host installs there."""
     worker_python: str = "python3"
     """The Python (3.10 or newer) on the workers that creates that environment."""
-    worker_torch_threads: int = 1
+    worker_torch_threads: Processes = 1
     """CPU threads of the policy on each worker."""
     inference: Inference = Inference.worker
     """host: workers run only emulators and ask the host for each action; no weights leave it. The policy acts on
     ``trainer.device``. Without workers the policy is on the host anyway."""
-    inference_batch: int = 64
+    inference_batch: Few = 64
     """inference=host: number of waiting observations, over all workers, that starts a batch at once."""
-    inference_wait_ms: float = 2.0
+    inference_wait_ms: Pause = 2.0
     """inference=host: longest wait of an observation for a full batch, in milliseconds."""
     push_dtype: PushDtype = PushDtype.float32
     """bfloat16 halves the pushed bytes, but the acting policy is then the trained one rounded to 8 bits of mantissa.
     The log-probabilities of trajectories are those of the acting policy."""
-    prefetch: int = 1
+    prefetch: FewOrNone = 1
     """Tickets that a worker holds beyond its slots, so that no slot waits for a round trip."""
 
     bsize: int | str = 2
     """Parallel emulators on each worker; ``auto``: as many as its cores and memory carry."""
-    rollout_size: int = 128
+    rollout_size: Episodes = 128
     """Episodes per iteration over the whole fleet."""
-    max_steps: int | None = None
+    max_steps: Count | None = None
     """Longest episode in steps; null: the emulator's own."""
     close: Close = Close.all
     """When an iteration ends. Episodes still running then count in the next one; tickets not started are cancelled."""
-    quorum: float = 0.9
+    quorum: SomeShare = 0.9
     """close=quorum: share of the iteration's episodes that ends it."""
-    deadline_s: float = 600.0
+    deadline_s: Seconds = 600.0
     """close=deadline: seconds from the iteration's start to its end, if any episode has landed by then."""
     speculate: bool = True
     """Run the episodes that are expected to end last a second time on idle emulators of faster workers; the first
     result counts. A slow worker then starts no episode that would end long after all others."""
-    collect_ahead: int = 0
+    collect_ahead: FewOrNone = 0
     """Iterations whose collection may begin under an older checkpoint while the host learns; 0: on-policy."""
-    max_staleness: int | None = None
+    max_staleness: CountOrNone | None = None
     """Largest number of updates that an episode's policy may lag behind to be used in updates; null: no limit."""
 
     train_algorithm: str = "filtered_bc"
     """The block of ``algorithm`` in use, unless ``algorithm.entry_point`` names an algorithm of yours."""
     train_mode: TrainMode = TrainMode.online
-    train_iterations: int = 14
-    eval_iterations: int = 1
+    train_iterations: CountOrNone = 14
+    eval_iterations: Count = 1
     task_mode: TaskMode = TaskMode.train
     task_set: str = "default"
     """The tasks: one of the emulator's own sets, or a file (.yaml, .json, .txt; see docs/tasks.md), in whose name
     ``{split}`` means train or test."""
     task_split: TaskSplit = TaskSplit.train
     task_order: TaskOrder = TaskOrder.random
-    seed: int = 0
+    seed: Seed = 0
     success: Success = Success.environment
     """The judge of whether an episode was a success."""
     predicate: str | None = None
@@ -192,7 +206,7 @@ class Settings:
 
     dry_run: bool = False
     """Start localhost workers behind real SSH servers and use them in place of ``worker_ips``."""
-    dry_run_workers: int = 2
+    dry_run_workers: Processes = 2
 
     emulator: EmulatorSettings = MISSING
     agent: AgentSettings = MISSING
@@ -208,6 +222,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Refuses invalid values that the types admit. Raises SettingsError."""
+        refuse_out_of_range(self)
         if self.train_algorithm == "filteredbc":  # DigiRL's word for it
             self.train_algorithm = "filtered_bc"
         known = ALGORITHM.names()
@@ -215,13 +230,11 @@ class Settings:
             hint = nearest(self.train_algorithm, known)
             raise SettingsError(f"train_algorithm: there is no {self.train_algorithm!r}; {hint}")
         if not is_bsize(self.bsize):
-            raise SettingsError(f"bsize must be a whole number above 0 or auto, not {self.bsize!r}")
-        if self.inference_batch < 1 or self.inference_wait_ms < 0:
-            raise SettingsError("inference_batch must be at least 1, and inference_wait_ms at least 0")
+            raise SettingsError(f"bsize must be a whole number from 1 to 4,096, or auto, not {self.bsize!r}")
         if not re.fullmatch(r"none|failures|all|top-[1-9][0-9]*", self.media):
             raise SettingsError(f"media must be none, failures, all or top-3 (any number), not {self.media!r}")
 
 
 def is_bsize(value: Any) -> bool:
     """Returns whether ``value`` is a valid number of emulators on a worker."""
-    return value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value > 0)
+    return value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 4096)

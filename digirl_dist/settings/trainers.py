@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from digirl_dist.settings.missing import MISSING
+from digirl_dist.settings.ranges import Count, Pause, Processes, Seconds
 
 
 @dataclass
@@ -10,15 +11,15 @@ class TrainerSettings:
     """The settings of every trainer."""
 
     name: str = MISSING
-    replay_size: int = 1024
+    replay_size: Count = 1024
     """Number of newest episodes that an update may use."""
     device: str = "auto"
     """Device on which the agent learns: cpu, cuda, cuda:N, or auto (CUDA if there is any)."""
-    start_s: float = 180.0
+    start_s: Seconds = 180.0
     """With several ranks: longest time until all have started, in seconds."""
-    exchange_s: float = 600.0
+    exchange_s: Seconds = 600.0
     """With several ranks: longest exchange of gradients, in seconds."""
-    idle_s: float = 86400.0
+    idle_s: Seconds = 86400.0
     """With several ranks: longest time between two updates, while the host collects, in seconds."""
     shard: bool = False
     """With several ranks: shard weights, gradients and optimiser state over them (FSDP2), for agents that are too large
@@ -50,8 +51,8 @@ class TorchrunSettings(TrainerSettings):
     """Trains in a group of processes that the host starts, watches and ends, each on its own device."""
 
     name: str = "torchrun"
-    nproc_per_node: int = 2
-    update_s: float = 7200.0
+    nproc_per_node: Processes = 2
+    update_s: Seconds = 7200.0
     """Longest update, in seconds."""
-    stop_s: float = 15.0
+    stop_s: Pause = 15.0
     """Longest wait for the processes to end after the run, in seconds."""

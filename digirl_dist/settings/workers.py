@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from digirl_dist.settings.ranges import Amount, Count, Pause, Positive, Seconds, Share
+
 
 class SshTransport(Enum):
     """The program that carries SSH: the user's own ``ssh`` (``auto``: where it is installed), or paramiko."""
@@ -21,17 +23,17 @@ class SshSettings:
 
     transport: SshTransport = SshTransport.auto
     """``openssh`` follows all of ~/.ssh/config and encrypts outside Python; ``paramiko`` needs no ``ssh`` here."""
-    connect_s: float = 20.0
+    connect_s: Seconds = 20.0
     """Longest time for the TCP connection and the greeting, and again for the key exchange."""
-    login_s: float = 20.0
+    login_s: Seconds = 20.0
     """Longest time for each answer to a login."""
-    ping_s: float = 2.0
+    ping_s: Seconds = 2.0
     """Time between pings on a quiet link."""
-    silence_s: float = 12.0
+    silence_s: Seconds = 12.0
     """Longest silence of a link before the host drops it."""
-    stall_s: float = 60.0
+    stall_s: Seconds = 60.0
     """Longest time without progress of a transfer although the link itself answers (a hanging disk, for example)."""
-    slowest_kb_s: float = 16.0
+    slowest_kb_s: Amount = 16.0
     """Lowest mean rate of a transfer, in KiB per second: one that is slower for longer than ``stall_s`` has failed."""
 
 
@@ -39,47 +41,47 @@ class SshSettings:
 class LimitSettings:
     """Limits of time, in seconds, and of failures. Every wait in the system has a limit."""
 
-    boot_s: float = 180.0
+    boot_s: Seconds = 180.0
     """Start of one emulator."""
-    reset_s: float = 60.0
+    reset_s: Seconds = 60.0
     """One reset of an emulator."""
-    step_s: float = 30.0
+    step_s: Seconds = 30.0
     """One step of an emulator."""
-    slot_failures: int = 3
+    slot_failures: Count = 3
     """Consecutive failures that take an emulator out of service."""
-    quarantine_s: float = 300.0
+    quarantine_s: Pause = 300.0
     """Time for which an emulator, or a worker, is out of service. Afterwards one more failure takes it out again."""
-    lease_s: float | None = None
+    lease_s: Seconds | None = None
     """Longest time that a worker may hold a ticket without news of its episode, before the ticket goes to another one.
     null: the time of a start, two loads of a policy and two episodes of ``max_steps`` steps by the limits above."""
-    episode_attempts: int = 5
+    episode_attempts: Count = 5
     """A ticket whose episode fails this often, on two workers or more if there are as many, is set aside."""
-    set_aside_share: float = 0.1
+    set_aside_share: Share = 0.1
     """Largest share of an iteration's tickets that may be set aside, but always one unless it is 0. Beyond it the run
     ends, with the tickets, workers and reasons."""
-    episode_mb: float = 256.0
+    episode_mb: Positive = 256.0
     """Largest file of an episode, in MiB. A larger one is refused before it is fetched."""
-    worker_offences: int = 3
+    worker_offences: Count = 3
     """Breaches of the protocol, within minutes, that take a worker out of service for ``quarantine_s``."""
-    silence_s: float = 14.0
+    silence_s: Seconds = 14.0
     """Longest silence of a worker that has a policy before it counts as lost. It sends a heartbeat every 2 s."""
-    start_s: float = 60.0
+    start_s: Seconds = 60.0
     """Longest silence of a worker that has no policy yet, because it may load libraries from a slow disk."""
-    stuck_s: float = 600.0
+    stuck_s: Seconds = 600.0
     """Longest single operation of a worker program, such as one batch of the policy."""
-    back_off_s: float = 0.5
+    back_off_s: Pause = 0.5
     """First pause before reconnecting; it doubles with each loss, with jitter."""
-    back_off_max_s: float = 60.0
+    back_off_max_s: Pause = 60.0
     """Longest pause before reconnecting."""
-    steady_s: float = 60.0
+    steady_s: Pause = 60.0
     """Duration of a connection after which earlier losses no longer count."""
-    no_worker_s: float = 300.0
+    no_worker_s: Pause = 300.0
     """An iteration fails if no worker can run anything for this long."""
-    orphan_s: float = 60.0
+    orphan_s: Pause = 60.0
     """A worker program without a host for this long finishes its episodes and ends."""
-    full_disk_s: float = 3600.0
+    full_disk_s: Pause = 3600.0
     """Longest wait for space on the host's disk; after it the run ends, and the same command continues it."""
-    stop_s: float = 15.0
+    stop_s: Pause = 15.0
     """Longest wait for worker programs to end after the run; the host kills those that remain within it."""
 
 
@@ -105,6 +107,6 @@ class InstallSettings:
     """Let the worker's environment use the packages that its Python already has (a machine image with torch)."""
     uv: bool = True
     """Use uv if the worker has it (it then needs no python3-venv); false: always venv and pip."""
-    limit_s: float = 1800.0
+    limit_s: Seconds = 1800.0
     """Longest time for one installation."""
     android: AndroidInstallSettings = field(default_factory=AndroidInstallSettings)

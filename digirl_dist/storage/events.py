@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from digirl_dist.plain_text import without_secrets_in
 from digirl_dist.storage import strict_json
 from digirl_dist.types import Json
 
@@ -24,7 +25,8 @@ class Events:
         self._lock = threading.Lock()
 
     def emit(self, kind: str, **content: Json) -> None:
-        """Appends one event; ``content`` says what, where and why. Adds the time."""
+        """Appends one event; ``content`` says what, where and why. Adds the time, and hides secrets."""
+        content = without_secrets_in(content)
         with self._lock:
             line = strict_json.dumps({"time": round(time.time(), 3), "event": kind, **content})
             self._unwritten += line.encode() + b"\n"

@@ -19,13 +19,15 @@ class RunFolder:
     Raises RunFolderError if it is not writable or another host uses it.
     """
 
-    def __init__(self, root: Path, configuration: str) -> None:
+    def __init__(self, root: Path, configuration: str, keep: bool = False) -> None:
+        """``keep`` leaves a ``config.yaml`` that is there as it is: a measurement does not change its run."""
         self.root = root
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = self._take_lock()
             self.run_id = self._identity()
-            atomic_files.write_text(root / "config.yaml", configuration)
+            if not (keep and (root / "config.yaml").exists()):
+                atomic_files.write_text(root / "config.yaml", configuration)
         except OSError as error:
             raise RunFolderError(f"save_path={root} cannot be used: {error.strerror}") from error
 

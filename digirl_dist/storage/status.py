@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from digirl_dist.plain_text import without_secrets_in
 from digirl_dist.storage import strict_json
 from digirl_dist.types import Json
 
@@ -41,7 +42,15 @@ class Status:
     workers: dict[str, WorkerStatus] = field(default_factory=dict)
     policy: WorkerStatus | None = None
     """Status of the host's policy process, if there is one."""
+    ended: str = ""
+    """How the run ended, once it has."""
     _written_at: float = 0.0
+
+    def end(self, how: str) -> None:
+        """Records that nothing is waited for any more."""
+        self.ended, self.policy = how, None
+        self.workers.clear()
+        self.host(how)
 
     def host(self, doing: str) -> None:
         """Records the loop's current activity."""
@@ -63,10 +72,10 @@ class Status:
         workers = {name: self._in_unix_time(asdict(status)) for name, status in self.workers.items()}
         host = self._in_unix_time({"doing": self.doing, "since": self.since})
         policy = None if self.policy is None else self._in_unix_time(asdict(self.policy))
-        content = {"pid": os.getpid(), "time": time.time(), **host, "policy": policy}
+        content = {"pid": os.getpid(), "time": time.time(), "ended": self.ended, **host, "policy": policy}
         part = self.path.with_name(self.path.name + ".part")
         try:
-            part.write_text(strict_json.dumps({**content, "workers": workers}))
+            part.write_text(strict_json.dumps(without_secrets_in({**content, "workers": workers})))
             part.replace(self.path)
         except OSError:
             pass  # a full disk is reported by those who must write

@@ -44,6 +44,10 @@ class InstallRequest:
     constraints: list[str]
     setup: str
     pip_args: list[str]
+    netrc: str
+    """Logins of package indexes, as lines of a .netrc file; in no argument, which others could read."""
+    proxy: str
+    """A proxy with a login."""
     reuse_packages: bool
     uv: bool
     limit_s: float
@@ -216,7 +220,8 @@ class Installation:
             pip = [uv, "pip", "install", "--python", str(self._python), *options]
         else:
             pip = [str(self._python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--quiet"]
-        self._run([*pip, *args], "install the package")
+        with self._logins() as variables:
+            self._run([*pip, *args], "install the package", variables)
 
     def _has_no_pip(self) -> bool:
         """uv makes environments without it, and leaves its mark."""
@@ -230,6 +235,24 @@ class Installation:
             return None
         places = [os.environ.get("PATH", os.defpath), *(str(Path.home() / each) for each in _UV_PLACES)]
         return shutil.which("uv", path=os.pathsep.join(places))
+
+    @contextmanager
+    def _logins(self) -> Iterator[dict[str, str]]:
+        """Yields variables by which pip and uv find the logins, in a file of this user's while they run."""
+        proxy, path = self._request.proxy, self._folder / "netrc"
+        variables = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy"), proxy)
+        if not self._request.netrc:
+            yield variables if proxy else {}
+            return
+        own = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+        others = own.read_text() if own.is_file() else ""
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(self._request.netrc + others)
+        try:
+            yield {**(variables if proxy else {}), "NETRC": str(path)}
+        finally:
+            path.unlink(missing_ok=True)
 
     def _run(self, command: list[str], purpose: str, own: dict[str, str] | None = None) -> None:
         foreign = {"PYTHONPATH", "PYTHONHOME", "PIP_REQUIRE_VIRTUALENV", "PIP_TARGET", "PIP_USER"}

@@ -26,6 +26,7 @@ from digirl_dist.fleet.install import (
     requirements,
     what_is_missing,
 )
+from digirl_dist.fleet.pip_logins import PipArgs
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Connection
@@ -124,7 +125,7 @@ def test_a_changed_package_of_the_same_version_replaces_the_old_one(
 
 
 def test_packages_of_the_workers_python_are_reused(link: Connection, package: Package, tmp_path: Path) -> None:
-    no_index = ("--no-index",)
+    no_index = PipArgs(("--no-index",))
     reusing = Package(package.wheel, requirements(), ("numpy==1.0.1",), no_index, reuse_packages=True)
     python = ensure_installed(link, reusing, str(tmp_path / "w"), sys.executable)
     numpy = subprocess.check_output([python, "-I", "-c", "import numpy; print(numpy.__file__)"], text=True)
@@ -196,7 +197,7 @@ def test_a_setup_script_runs_once_in_the_environment(link: Connection, package: 
 def test_a_failed_installation_is_not_taken_for_a_finished_one(
     link: Connection, package: Package, tmp_path: Path
 ) -> None:
-    bad = Package(package.wheel, ("no-such-package",), pip_args=("--no-index",), uv=False, limit_s=120.0)
+    bad = Package(package.wheel, ("no-such-package",), pip_args=PipArgs(("--no-index",)), uv=False, limit_s=120.0)
     with pytest.raises(
         InstallError, match="(?s)cannot install the package: .* No matching distribution.*index it can reach"
     ):

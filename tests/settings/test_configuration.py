@@ -84,7 +84,7 @@ def test_workers_may_be_names_or_mappings() -> None:
         ("emulator.idd=3", "no key 'idd' in PhoneSettings"),
         ("bsize=two", "bsize"),
         ("bsize=2.5", "bsize"),
-        ("bsize=0", "bsize must be a whole number above 0 or auto"),
+        ("bsize=0", "bsize must be a whole number from 1 to 4,096, or auto"),
         ("media=some", "media must be none, failures, all or top-3"),
         ("dry_run=maybe", "dry_run"),
         ("parallel=cluster", "parallel"),

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 from digirl_dist.agent.plugins import AgentPlugin, check_tokens
 from digirl_dist.settings.extras import extra_needed
 from digirl_dist.settings.missing import MISSING
+from digirl_dist.settings.paths import Elsewhere, Folder
+from digirl_dist.settings.ranges import Few, FewOrNone, Positive, Share
 
 if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
@@ -22,25 +24,25 @@ class AutoUiSettings(AgentPlugin):
 
     extras: ClassVar[tuple[str, ...]] = ("autoui",)
     name: str = "autoui"
-    model: str = MISSING
+    model: Folder = MISSING
     """Folder on the host with the checkpoint to begin with: Auto-UI-Base, or one of its form."""
-    vision_encoder: str | None = None
+    vision_encoder: Elsewhere | None = None
     """Folder with BLIP-2, on each machine that acts or learns from screenshots, or its name on the Hugging Face hub;
     trajectories may hold their features instead."""
-    critic_encoder: str | None = None
+    critic_encoder: Folder | None = None
     """Folder on the host with the text encoder of the value functions, or its name on the Hugging Face hub, such as
     roberta-base; null: that of the policy."""
-    image_features: int = 1408
+    image_features: Few = 1408
     """Width of a screenshot's features."""
-    previous_actions: int = 1
+    previous_actions: FewOrNone = 1
     """How many of the latest actions the prompt tells; AutoUI was trained with 8, DigiRL with 1."""
-    prompt_length: int = 512
+    prompt_length: Few = 512
     """Tokens; of a longer prompt the end is read."""
-    answer_length: int = 128
+    answer_length: Few = 128
     """Tokens, at most."""
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     """Of sampling; log-probabilities are those of the tempered distribution."""
-    dropout: float = 0.0
+    dropout: Share = 0.0
     """While it is fitted."""
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from digirl_dist.agent.plugins import AgentPlugin
 from digirl_dist.errors import SettingsError
+from digirl_dist.settings.ranges import Amount, Buckets, Few, FewOrNone, Pixels, Width
 
 if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
@@ -20,24 +21,24 @@ if TYPE_CHECKING:
 class DeviceAgentSettings(AgentPlugin):
     """Small policy from screenshot and instruction to action type and touch point."""
 
-    short_side: int = 80
+    short_side: Pixels = 80
     """Screenshots are scaled so that their short side has this many pixels; a touch cell is 8 x 8 of them."""
-    width: int = 64
+    width: Width = 64
     """Channels of the network."""
-    heads: int = 4
+    heads: Few = 4
     """Places the policy looks at together when it decides between tapping, typing, swiping and so on."""
-    word_buckets: int = 2048
+    word_buckets: Buckets = 2048
     """Words are hashed into this many embeddings."""
     actions: list[str] = field(default_factory=list)
     """Types of action that it chooses from; empty: those that the emulator names as useful, and typing at a point."""
-    memory: int = 8
+    memory: FewOrNone = 8
     """How many of its latest actions it knows of; 0: none. Typing at a point needs one."""
-    saliency: float = 1.0
+    saliency: Amount = 1.0
     """How much an untrained policy prefers touching where something is drawn: at first, the probability of a cell grows
     with this power of its contrast."""
-    reluctance: float = 2.0
+    reluctance: Amount = 2.0
     """How little an untrained policy repeats what it did on the very same screen: at first, by this many nats."""
-    shift: int = 0
+    shift: FewOrNone = 0
     """While it is fitted, pictures and the taps on them move by up to this many pixels, so that a label is known
     wherever it lies."""
 

@@ -10,6 +10,7 @@ from digirl_dist.agent.plugins import AgentPlugin
 from digirl_dist.settings.chat import ChatSettings
 from digirl_dist.settings.extras import extra_needed
 from digirl_dist.settings.missing import MISSING
+from digirl_dist.settings.ranges import FewOrNone, Pause
 
 if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
@@ -25,7 +26,7 @@ class EndpointSettings(ChatSettings, AgentPlugin):
     knows_log_prob: ClassVar[bool] = False
     name: str = "endpoint"
     model: str = MISSING
-    outage_s: float = 120.0
+    outage_s: Pause = 120.0
     """A server that is down, busy or over its quota is asked again and again for this long; then the episode is given
     up, and runs again."""
     request: dict[str, Any] = field(default_factory=lambda: {"temperature": 1.0, "max_tokens": 256, "logprobs": True})
@@ -35,7 +36,7 @@ class EndpointSettings(ChatSettings, AgentPlugin):
     """Send with each request a seed that follows from the ticket; false for servers that refuse it."""
     system: str = ""
     """Your own rules for the model; empty: general ones that ask for one line of JSON."""
-    previous_actions: int = 3
+    previous_actions: FewOrNone = 3
     """How many of the latest actions the prompt tells."""
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from digirl_dist.agent.plugins import AgentPlugin
+from digirl_dist.settings.ranges import Pixels, Positive, Width
 
 if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
@@ -18,11 +19,11 @@ class GenericAgentSettings(AgentPlugin):
     """Small policy for Gymnasium spaces: vectors or images in, Discrete or Box actions out."""
 
     name: str = "generic"
-    width: int = 64
+    width: Width = 64
     """Units of the hidden layers."""
-    short_side: int = 80
+    short_side: Pixels = 80
     """Pictures are scaled so that their short side has this many pixels."""
-    initial_std: float = 0.5
+    initial_std: Positive = 0.5
     """First standard deviation of Box actions, as a share of half their range."""
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:

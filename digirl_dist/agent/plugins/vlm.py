@@ -8,9 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from digirl_dist.agent.plugins import AgentPlugin, check_tokens
-from digirl_dist.errors import SettingsError
 from digirl_dist.settings.extras import extra_needed
 from digirl_dist.settings.missing import MISSING
+from digirl_dist.settings.paths import Elsewhere
+from digirl_dist.settings.ranges import Few, FewOrNone, Positive, Share
 
 if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
@@ -32,11 +33,11 @@ class ModelDtype(Enum):
 class LoraSettings:
     """The low-rank weights that learn (arXiv 2106.09685)."""
 
-    r: int = 16
+    r: Few = 16
     """Their rank."""
-    alpha: int = 32
+    alpha: Few = 32
     """They count times alpha / r."""
-    dropout: float = 0.0
+    dropout: Share = 0.0
     """Of what goes into them, while they are fitted."""
     targets: list[str] = field(default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj"])
     """The layers that get them, by the ends of their names; ``[all-linear]``: all of the model's but the last."""
@@ -48,30 +49,23 @@ class VlmSettings(AgentPlugin):
 
     extras: ClassVar[tuple[str, ...]] = ("vlm",)
     name: str = "vlm"
-    model: str = MISSING
+    model: Elsewhere = MISSING
     """A folder, or a name on the hub. It is loaded on the host, and on each worker that acts itself."""
     lora: LoraSettings = field(default_factory=LoraSettings)
     dtype: ModelDtype = ModelDtype.auto
     """The low-rank weights are float32 in any case."""
-    max_new_tokens: int = 64
+    max_new_tokens: Few = 64
     """Of one answer."""
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     """Of sampling; log-probabilities are those of the tempered distribution."""
     system: str = ""
     """Your own rules for the model; empty: general ones that ask for one line of JSON."""
-    previous_actions: int = 3
+    previous_actions: FewOrNone = 3
     """How many of the latest actions the prompt tells."""
-    rows_at_once: int = 8
+    rows_at_once: Few = 8
     """Screens that go through the model together, where nothing is learned."""
     processor: dict[str, Any] = field(default_factory=dict)
     """Further arguments of its processor, such as ``max_pixels``."""
-
-    def __post_init__(self) -> None:
-        """Raises SettingsError."""
-        if self.temperature <= 0:
-            raise SettingsError(f"agent.temperature={self.temperature} must be above 0; 0.01 is as good as none")
-        if self.max_new_tokens < 1 or self.rows_at_once < 1:
-            raise SettingsError("agent.max_new_tokens and agent.rows_at_once must be at least 1")
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:
         with extra_needed("agent=vlm", "transformers and peft", "vlm"):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, hindsight_of
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.algorithms import ActorSettings, HindsightSettings, ValueSettings
+from digirl_dist.settings.ranges import Count, CountOrNone, Few, Real, Share, SomeShare
 from digirl_dist.user_code.entry_point import load_entry_point
 
 if TYPE_CHECKING:
@@ -24,24 +25,24 @@ class DigirlSettings(AlgorithmPlugin):
     advantage: str = "paper"
     """Which steps are imitated: by the formula of the ``paper``, by that of its released ``code``, or by a function of
     yours, ``my_file:my_advantage``, that is above 0 for them."""
-    top_share: float = 0.1
+    top_share: SomeShare = 0.1
     """The tenth of the episodes that surprised the instruction-level value most is looked at, with ties."""
-    lam: float = 0.5
+    lam: Share = 0.5
     """``paper``: how fast the step advantage turns from the outcome to the values, going back from the end."""
-    discount: float = 0.5
+    discount: Share = 0.5
     """``code``: of the returns that are added to the step advantage."""
-    margin: float = 0.05
+    margin: Real = 0.05
     """``code``: what a step must be better than expected by."""
     erase_loops: bool = True
     """No step is good whose screen comes back later, before anything was earned (false: as published)."""
     hindsight: HindsightSettings = field(default_factory=HindsightSettings)
-    frames: int = 2
+    frames: Few = 2
     """Observations, newest last, that the step-level value looks at together."""
-    validation_share: float = 0.2
+    validation_share: Share = 0.2
     """Share of the episodes that train nothing and on which losses and accuracies are measured."""
-    warmup_iterations: int = 0
+    warmup_iterations: CountOrNone = 0
     """First iterations in which only the value functions learn."""
-    value_episodes: int = 1024
+    value_episodes: Count = 1024
     """Newest episodes on which the value functions are fitted and among which is chosen; offline all."""
     instruction_value: ValueSettings = field(default_factory=ValueSettings)
     step_value: ValueSettings = field(default_factory=ValueSettings)

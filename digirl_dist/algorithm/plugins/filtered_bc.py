@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, hindsight_of
 from digirl_dist.settings.algorithms import ActorSettings, HindsightSettings
+from digirl_dist.settings.ranges import Real, Share, SomeShare
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import AlgorithmFactory
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
 class FilteredBcSettings(AlgorithmPlugin):
     """Reward-filtered behaviour cloning."""
 
-    top_share: float = 0.1
+    top_share: SomeShare = 0.1
     """The best tenth of the replay by return is imitated, with all that tie with its last …"""
-    min_return: float = 0.0
+    min_return: Real = 0.0
     """… if their return is above this."""
-    discount: float = 0.7
+    discount: Share = 0.7
     """Steps weigh by their discounted return to go, so that detours long before a success count little."""
     erase_loops: bool = True
     """Steps are not imitated whose screen comes back later, before anything was earned. Set it to false where a needed

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, LearnsFrom, hindsight_of
 from digirl_dist.settings.algorithms import ActorSettings, HindsightSettings
+from digirl_dist.settings.ranges import Amount, Count, Few, Positive, Rate, Share
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import AlgorithmFactory
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 class GrpoActorSettings(ActorSettings):
     """How the policy climbs its clipped objective."""
 
-    learning_rate: float = 1e-3
-    epochs: int = 4
-    max_examples: int = 4000
+    learning_rate: Rate = 1e-3
+    epochs: Few = 4
+    max_examples: Count = 4000
 
 
 @dataclass
@@ -26,23 +27,23 @@ class GrpoSettings(AlgorithmPlugin):
     """Group-relative policy optimisation."""
 
     learns_from: ClassVar[LearnsFrom] = LearnsFrom.groups
-    group_size: int = 8
+    group_size: Few = 8
     """Episodes of one task from one start; ``rollout_size`` must be a multiple."""
     scale_by_deviation: bool = True
     """Divide advantages by the deviation of their group (false: Dr. GRPO)."""
-    clip_low: float = 0.2
+    clip_low: Share = 0.2
     """The ratio of new to old probability earns nothing below 1 - this …"""
-    clip_high: float = 5.0
+    clip_high: Positive = 5.0
     """… or above 1 + this: high, for an action of probability 0.3 % would need many updates otherwise."""
-    replay_weight: float = 1.0
+    replay_weight: Amount = 1.0
     """How much a step counts that is imitated because its episode, of any iteration in the replay, ended better than
     its task lately does on average (self-imitation); 0: the fresh episodes alone."""
-    discount: float = 0.7
+    discount: Share = 0.7
     """Steps that are imitated weigh by their discounted return to go …"""
     erase_loops: bool = True
     """… and not at all if their screen comes back later, before anything was earned."""
     hindsight: HindsightSettings = field(default_factory=HindsightSettings)
-    max_importance: float = 2.0
+    max_importance: Positive = 2.0
     """Largest weight of a step that another policy took than the one that learns: an older one (``collect_ahead``), or
     one of another precision."""
     actor: GrpoActorSettings = field(default_factory=GrpoActorSettings)

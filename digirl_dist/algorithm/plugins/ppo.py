@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from digirl_dist.algorithm.plugins import AlgorithmPlugin, Framework, LearningContext, LearnsFrom
 from digirl_dist.settings.algorithms import OptimizerSettings
+from digirl_dist.settings.ranges import Amount, Count, Few, Positive, Share, Width
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import AlgorithmFactory
@@ -19,20 +20,20 @@ class PpoSettings(OptimizerSettings, AlgorithmPlugin):
 
     learns_from: ClassVar[LearnsFrom] = LearnsFrom.steps
     frameworks: ClassVar[tuple[Framework, ...]] = (Framework.torch, Framework.jax)
-    epochs: int = 4
-    max_examples: int = 1_000_000
-    clip_norm: float = 0.5
-    adam_eps: float = 1e-5
-    anneal_iterations: int | None = None
+    epochs: Few = 4
+    max_examples: Count = 1_000_000
+    clip_norm: Positive = 0.5
+    adam_eps: Positive = 1e-5
+    anneal_iterations: Count | None = None
     """The learning rate falls linearly to 0 over this many iterations; null: over the run's."""
-    clip_ratio: float = 0.2
+    clip_ratio: Share = 0.2
     """The ratio of new to old probability earns nothing below 1 - this, or above 1 + this."""
-    discount: float = 0.99
-    lam: float = 0.95
+    discount: Share = 0.99
+    lam: Share = 0.95
     """Of the generalised advantage."""
-    value_weight: float = 0.5
+    value_weight: Amount = 0.5
     """How much the value function's loss counts beside the policy's."""
-    width: int = 64
+    width: Width = 64
     """Units of the value function's hidden layer."""
 
     def build(self, context: LearningContext) -> AlgorithmFactory:

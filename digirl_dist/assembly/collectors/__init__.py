@@ -25,3 +25,6 @@ class CollectorPlugin(CollectorSettings, ABC):
 
     def check(self, settings: Settings) -> None:
         """Raises SettingsError for a configuration that it cannot run, before anything is made."""
+
+    def reach(self, settings: Settings, is_new: bool) -> None:
+        """Raises SettingsError if there is no worker; ``is_new`` tells a new run from one that is continued."""

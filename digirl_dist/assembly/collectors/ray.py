@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from digirl_dist.assembly.collectors import CollectorPlugin
 from digirl_dist.errors import SettingsError
+from digirl_dist.settings.ranges import Processes
 from digirl_dist.settings.ray import RayActorSettings
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class RayCollectorSettings(RayActorSettings, CollectorPlugin):
     address: str | None = None
     """HOST, HOST:PORT, ray://HOST:PORT, or ``local`` to start one here; null: as RAY_ADDRESS says, or the cluster
     that runs on this machine."""
-    workers: int = 2
+    workers: Processes = 2
 
     def check(self, settings: Settings) -> None:
         if settings.emulator.packages or settings.emulator.setup:

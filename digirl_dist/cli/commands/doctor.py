@@ -6,7 +6,7 @@ import argparse
 import json
 
 from digirl_dist.cli.configured import add_configuration, add_emulator, settings_of
-from digirl_dist.plain_text import printable
+from digirl_dist.plain_text import printable, without_secrets_in
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ def execute(options: argparse.Namespace) -> int:
 
     checks = list(setup_doctor.doctor(settings_of(options), options.try_emulators))
     if options.json:
-        print(json.dumps([check.to_json() for check in checks], indent=1, ensure_ascii=True))
+        print(json.dumps(without_secrets_in([check.to_json() for check in checks]), indent=1, ensure_ascii=True))
     else:
         print(printable(as_table(checks)))
     return 0 if would_start(checks) else 1

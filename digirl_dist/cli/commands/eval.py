@@ -20,5 +20,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     words = options.overrides
     if words and "=" not in words[0]:
-        return run(of_run_folder(words[0], (*_MEASURES, *words[1:])))
+        return run(of_run_folder(words[0], (*_MEASURES, *words[1:])), watched=False)
     return run(source_of(options))

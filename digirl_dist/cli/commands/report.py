@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from digirl_dist.cli.configured import add_run_folder
-from digirl_dist.errors import RunFolderError
+from digirl_dist.errors import RunFolderError, SettingsError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     folder = Path(options.run).expanduser().resolve()
     if not (folder / "run.json").is_file():
-        raise RunFolderError(f"{folder} is no run folder: name the save_path of a run")
+        raise SettingsError(f"{folder} is no run folder: name the save_path of a run")
     from digirl_dist.report.page import write_page
 
     try:

@@ -41,6 +41,11 @@ class EmulatorPlugin(EmulatorSettings, ABC):
     starts_at_once: ClassVar[bool] = False
     """Whether it starts within seconds, so that ``doctor`` always tries it."""
 
+    @property
+    def tells_success(self) -> bool:
+        """Whether an episode's success means something even where all episodes are alike in it."""
+        return True
+
     @abstractmethod
     def build(self) -> Device:
         """The emulator, without tasks. Raises SettingsError before anything is made."""

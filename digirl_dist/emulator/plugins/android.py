@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from digirl_dist.capacity import Needs
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
+from digirl_dist.settings.paths import EmulatorFolder, EmulatorOutput
+from digirl_dist.settings.ranges import Box, Few, ImageSize, Pause, Port, Quality, Seconds
 from digirl_dist.settings.workers import InstallSettings
 from digirl_dist.tasks import Task
 
@@ -27,35 +28,35 @@ class AndroidSettings(EmulatorPlugin):
     """Devices that run already, one per slot: ``10.0.0.7:5555`` by network, or a USB serial (see adb_server)."""
     adb_server: str | None = None
     """For ``serials``: host:port of an adb server that runs. Null: each slot has its own, which ends with it."""
-    sdk_path: str | None = None
+    sdk_path: EmulatorFolder | None = None
     """Android SDK with ``emulator/emulator``; null: ANDROID_HOME, ANDROID_SDK_ROOT, ~/Android/Sdk …"""
-    avd_home: str | None = None
+    avd_home: EmulatorFolder | None = None
     """Folder with the AVDs; null: ANDROID_AVD_HOME, else ~/.android/avd."""
     emulator_args: list[str] = field(default_factory=lambda: ["-gpu", "swiftshader_indirect"])
     """Further arguments of the emulator program."""
-    first_port: int = 5600
+    first_port: Port = 5600
     """Instances take pairs of ports from here on. Not the usual 5554: any adb server on the machine claims those."""
     snapshot: str | None = "digirl"
     """State of the AVD in which it starts and to which each reset returns; null: each reset starts it anew."""
-    boots_at_once: int = 2
+    boots_at_once: Few = 2
     """Instances that may boot at the same time on one machine; the others wait …"""
-    turn_s: float = 600.0
+    turn_s: Seconds = 600.0
     """… at most this long for their turn."""
-    boot_s: float = 240.0
+    boot_s: Seconds = 240.0
     """Longest start of one instance, until ``sys.boot_completed``; also how long a device by serial may be away."""
-    load_s: float = 30.0
+    load_s: Seconds = 30.0
     """Longest load of the snapshot; after that the instance is started anew."""
-    command_s: float = 20.0
+    command_s: Seconds = 20.0
     """Longest answer to one adb command."""
-    settle_s: float = 5.0
+    settle_s: Pause = 5.0
     """A screen that still moves after this long is taken as it is."""
-    settle_gap_s: float = 0.2
+    settle_gap_s: Pause = 0.2
     """The screen has settled when two pictures, at least this far apart, are equal …"""
-    masked: list[Any] = field(default_factory=lambda: [[0.0, 0.0, 1.0, 0.04]])
+    masked: list[Box] = field(default_factory=lambda: [[0.0, 0.0, 1.0, 0.04]])
     """… outside these parts, [left, top, right, bottom] as shares of the screen: clock and battery."""
-    image_size: list[int] = field(default_factory=lambda: [800, 360])
+    image_size: ImageSize = field(default_factory=lambda: [800, 360])
     """Height and width to which screenshots are scaled for the agent and the trajectories."""
-    jpeg_quality: int | None = None
+    jpeg_quality: Quality | None = None
     """Store screenshots as JPEG of this quality; null: as PNG."""
     adb_keyboard: bool | None = None
     """Type through the app ADBKeyboard, which takes any Unicode; null: if it is installed. Without it, ASCII only."""
@@ -67,9 +68,9 @@ class AndroidSettings(EmulatorPlugin):
         ]
     )
     """Shell commands on the device at the start of each episode. Think twice on a phone that somebody uses."""
-    record_path: str | None = None
+    record_path: EmulatorOutput | None = None
     """Folder for a film of each episode as mp4, made by the device's ``screenrecord`` (at most 3 minutes each)."""
-    lock_path: str | None = None
+    lock_path: EmulatorOutput | None = None
     """Folder by which the slots of a machine agree on ports and turns, with logs; null: one of this user under /tmp."""
 
     def build(self) -> Device:

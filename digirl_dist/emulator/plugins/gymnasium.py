@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
+from digirl_dist.settings.ranges import Real
 from digirl_dist.tasks import Task
 
 
@@ -21,13 +22,18 @@ class GymnasiumSettings(EmulatorPlugin):
     entry_point: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
     """What the environment is built with, beside its registered arguments."""
-    success_reward: float = 0.0
-    """An episode is a success when its return is above this, unless the environment says ``info["success"]``."""
+    success_reward: Real | None = None
+    """An episode is a success when its return is above this, unless the environment says ``info["success"]``. null:
+    above 0, and no rate of success is reported until there were both successes and failures."""
     observe: list[str] = field(default_factory=list)
     """Which entries of a dict observation are used; empty: all."""
     touch: str | None = None
     """What puts touch-screen actions into the environment's own form, as ``digirl_dist.emulator.browsergym:touch`` or
     ``my_file:my_function``. Such an environment takes ``agent=device``."""
+
+    @property
+    def tells_success(self) -> bool:
+        return self.success_reward is not None
 
     def build(self) -> Device:
         from digirl_dist.emulator.gymnasium import gymnasium_factory, gymnasium_spec

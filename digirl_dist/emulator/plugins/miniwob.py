@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from digirl_dist.capacity import Needs
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
+from digirl_dist.settings.ranges import FewOrNone
 from digirl_dist.tasks import Task
 
 
@@ -20,7 +21,7 @@ class MiniwobSettings(EmulatorPlugin):
     name: str = "miniwob"
     task: Any = "click-test-2"
     """A page by name, several as a list or with commas between them, or ``all``."""
-    focus_ring: int = 4
+    focus_ring: FewOrNone = 4
     """Width in pixels of a ring around what has the focus, so that an agent sees where it clicked last; 0: as the page
     and the browser draw it."""
 

@@ -1,0 +1,55 @@
+"""Compares a run with one that was made again from its configuration: tickets, and figures that follow from them."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from digirl_dist.report.metrics import Figures, Metrics
+from digirl_dist.types import Json
+
+_OF_THE_MACHINE = re.compile(
+    r"time$|_s$|_s_mean$|_bytes$|_by_worker$|^slot_seconds|^emulator_busy$|^episodes_retried$|^workers_lost$|^judge"
+)
+_TICKET = ["iteration", "ticket", "purpose", "task", "seed"]
+
+Ticket = tuple[tuple[str, Json], ...]
+
+
+def tickets_of(run: Path, iterations: int) -> set[Ticket]:
+    """Returns the tickets whose episodes a run folder holds, of its first iterations."""
+    found: set[Ticket] = set()
+    for path in sorted((run / "trajectories").glob("[0-9]*.parquet"))[:iterations]:
+        columns = [name for name in _TICKET if name in pq.read_schema(path).names]
+        rows = pq.read_table(path, columns=columns).to_pylist()
+        found.update(tuple((name, str(row[name])) for name in columns) for row in rows if row["iteration"] < iterations)
+    return found
+
+
+def differences(one: Path, other: Path, iterations: int) -> list[str]:
+    """Returns how the figures of two runs differ in their first iterations; not in durations, bytes or losses."""
+    told: list[str] = []
+    lines = [Metrics(run / "metrics.jsonl").lines[:iterations] for run in (one, other)]
+    if len(lines[0]) != len(lines[1]):
+        return [f"{len(lines[0])} iterations and {len(lines[1])}"]
+    for first, second in zip(*lines, strict=True):
+        told += _differences(first, second)
+    return told
+
+
+def _differences(first: Figures, second: Figures) -> list[str]:
+    keys = [key for key in first if key in second and not _OF_THE_MACHINE.search(key)]
+    return [
+        f"iteration {first['iteration']}: {key} {first[key]} and {second[key]}"
+        for key in keys
+        if not _equal(first[key], second[key])
+    ]
+
+
+def _equal(one: Json, other: Json) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
+    return bool(one == other)

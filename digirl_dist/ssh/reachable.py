@@ -1,0 +1,72 @@
+"""Looks, before a run begins, whether names resolve and machines accept connections; logs in nowhere."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import paramiko
+
+_LIMIT_S = 10.0
+_CONFIGS = ("~/.ssh/config", "/etc/ssh/ssh_config")
+
+
+@dataclass
+class Reached:
+    """What is known of one machine so far."""
+
+    host: str
+    resolves: bool = False
+    defect: str | None = "its name was not resolved in time"
+    """None: it accepts connections, or is behind another host, and only a login would tell."""
+
+
+def reach(hosts: Sequence[tuple[str, int | None]]) -> list[Reached]:
+    """Looks at all hosts, each a name or a ``Host`` of ~/.ssh/config and a port, at once; takes 10 s at most."""
+    config = _ssh_config()
+    found = [Reached(host) for host, _ in hosts]
+    threads = [
+        threading.Thread(target=_look, args=(each, port, config), daemon=True)  # a resolver cannot be interrupted
+        for each, (_, port) in zip(found, hosts, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + _LIMIT_S
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return found
+
+
+def _look(machine: Reached, port: int | None, config: paramiko.SSHConfig) -> None:
+    known = config.lookup(machine.host)
+    if known.get("proxyjump", "none") != "none" or known.get("proxycommand", "none") != "none":
+        machine.resolves, machine.defect = True, None
+        return
+    host, at = known.get("hostname", machine.host), port or int(known.get("port", 22))
+    try:
+        socket.getaddrinfo(host, at, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        machine.defect = f"the host name {host} is unknown"
+        return
+    machine.resolves, machine.defect = True, f"{host}:{at} did not answer within {_LIMIT_S:g} s"
+    try:
+        socket.create_connection((host, at), timeout=_LIMIT_S).close()
+        machine.defect = None
+    except OSError as error:
+        machine.defect = f"{host}:{at} cannot be reached ({error.strerror or error})"
+
+
+def _ssh_config() -> paramiko.SSHConfig:
+    """Returns the user's and the system's settings as ``ssh`` has them; a file that cannot be read counts as empty."""
+    config = paramiko.SSHConfig()
+    for path in _CONFIGS:
+        try:
+            with Path(path).expanduser().open() as file:
+                config.parse(file)
+        except (OSError, UnicodeError, paramiko.ConfigParseError):
+            pass  # the login reads it as well, and tells what is wrong
+    return config

@@ -1,0 +1,116 @@
+"""``provenance.jsonl``: what each start of a run was made of, so that the run can be made again."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+import yaml  # type: ignore[import-untyped]
+
+import digirl_dist
+from digirl_dist.errors import SettingsError
+from digirl_dist.plain_text import without_secrets, without_secrets_in
+from digirl_dist.storage import atomic_files, strict_json
+from digirl_dist.types import Json
+
+_FIXED = ("seed", "rollout_size", "agent", "emulator.name", "emulator.id", "emulator.entry_point", "emulator.task")
+"""A run whose tickets or weights were made with other values of these is another run."""
+_GIT_S = 10.0
+_MOST_DIFFERENCE = 1 << 20
+
+Changes = dict[str, list[Json]]
+"""Keys, each with the value before and the value now."""
+
+
+def changes_of(run: Path, configuration: Mapping[str, Json]) -> Changes:
+    """Returns what ``configuration`` has otherwise than the ``config.yaml`` of a run folder; none without it."""
+    try:
+        before = dict(_flat(yaml.safe_load((run / "config.yaml").read_text())))
+    except (OSError, ValueError, yaml.YAMLError, AttributeError):
+        return {}
+    now = dict(_flat(configuration))
+    return {key: [before[key], now[key]] for key in now if key in before and before[key] != now[key]}
+
+
+def refuse_changes(run: Path, configuration: Mapping[str, Json]) -> None:
+    """Raises SettingsError, with both values, for a change that makes the run in ``run`` another one."""
+    for key, (before, now) in changes_of(run, configuration).items():
+        if any(key == fixed or key.startswith(f"{fixed}.") for fixed in _FIXED):
+            raise SettingsError(
+                f"{key}={now}, but the run in save_path={run} has {key}={before} and continues with that alone -> "
+                f"leave {key} as it was, or use another save_path"
+            )
+
+
+def record_start(run: Path, changes: Changes) -> None:
+    """Appends how this process was started to ``provenance.jsonl``; differences to a commit go to ``provenance/``."""
+    started = time.time()
+    checkout = Path(digirl_dist.__file__).resolve().parent.parent
+    content = {
+        "time": round(started, 3),
+        "version": digirl_dist.__version__,
+        "package": _commit(checkout, run, f"{started:.0f}-package") if (checkout / ".git").exists() else None,
+        "working_directory": {
+            "path": os.getcwd(),
+            **(_commit(Path.cwd(), run, f"{started:.0f}-working-directory") or {}),
+        },
+        "command": without_secrets_in(list(sys.argv)),
+        "host": _machine(),
+        "packages": {each.metadata["Name"]: each.version for each in metadata.distributions()},
+        "changes": changes,
+    }
+    with (run / "provenance.jsonl").open("a") as file:
+        file.write(strict_json.dumps(content) + "\n")
+
+
+def _flat(value: Json, key: str = "") -> Iterator[tuple[str, Json]]:
+    if isinstance(value, Mapping) and value:
+        for name, entry in value.items():
+            yield from _flat(entry, f"{key}.{name}".lstrip("."))
+    else:
+        yield key, value
+
+
+def _commit(folder: Path, run: Path, name: str) -> dict[str, Json] | None:
+    """Returns commit and uncommitted difference of the checkout that ``folder`` is in; None where there is none."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    difference = _git(folder, "diff", "HEAD", "--", ".") or ""
+    saved = None
+    if difference:
+        (run / "provenance").mkdir(exist_ok=True)
+        saved = f"provenance/{name}.diff"
+        atomic_files.write_text(run / saved, without_secrets(difference[:_MOST_DIFFERENCE]))
+    return {"commit": commit.strip(), "uncommitted": saved}
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", folder, *words], capture_output=True, timeout=_GIT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else None
+
+
+def _machine() -> dict[str, Json]:
+    return {
+        "name": platform.node(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": _gpus(),
+    }
+
+
+def _gpus() -> list[str]:
+    torch = sys.modules.get("torch")  # whoever trains has it; nobody else needs to know
+    return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())] if torch else []
