@@ -54,6 +54,19 @@ class Moody(Coin):
         return [Decision(int((self._acts // 4 % 2 == 0) == luck), 0.0) for _ in observations]
 
 
+class Fragile(Counter):
+    """Cannot be reset with about half of the seeds."""
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        if self.suffers(seed):
+            raise RuntimeError(f"no way to begin with seed {seed}")
+        return super().reset(task, seed)
+
+    @staticmethod
+    def suffers(seed: int) -> bool:
+        return seed >> 4 & 1 == 1
+
+
 class Faulty(Coin):
     """Cannot learn on rank 1."""
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from digirl_dist.errors import SettingsError
 from digirl_dist.evaluate.jobs import EvalJob, read_jobs
-from digirl_dist.evaluate.results import DONE, FAILED, JobResult, OutputFolder, merge, table, wait_for_all
+from digirl_dist.evaluate.results import DONE, FAILED, INCOMPLETE, JobResult, OutputFolder, merge, table, wait_for_all
 from digirl_dist.exit_status import end_by_sigterm_as_by_ctrl_c, exit_status
 from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
 from digirl_dist.parallel.rank import Rank, launched_rank
@@ -73,7 +73,7 @@ class EvalRun:
         print(f"rank {self.rank.rank} ({self.device}) runs {job.name}", flush=True)
         started = time.monotonic()
         try:
-            metrics = measure(job, self.device, self._work(job), self.folder.dataset(job, self.rank))
+            measured = measure(job, self.device, self._work(job), self.folder.dataset(job, self.rank))
         except (Exception, SystemExit) as error:  # a job's own code may raise anything; the table must show it
             trace = traceback.format_exc()
             seconds = round(time.monotonic() - started, 3)
@@ -82,8 +82,13 @@ class EvalRun:
             print(f"rank {self.rank.rank}: {job.name} failed: {reason}", file=sys.stderr, flush=True)
             return False
         seconds = round(time.monotonic() - started, 3)
-        self.folder.write(job, JobResult(job.name, DONE, self.rank.rank, job.seed, metrics, seconds))
-        return True
+        status = INCOMPLETE if measured.missing else DONE
+        result = JobResult(job.name, status, self.rank.rank, job.seed, measured.metrics, seconds, measured.missing)
+        self.folder.write(job, result)
+        if measured.missing:
+            said = printable(measured.missing)
+            print(f"rank {self.rank.rank}: {job.name} is incomplete: {said}", file=sys.stderr, flush=True)
+        return not measured.missing
 
     def _work(self, job: EvalJob) -> Path:
         work = self.folder.work(job)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,12 +34,22 @@ from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 
 
-def measure(job: EvalJob, device: str, work: Path, dataset: Path) -> dict[str, Json]:
-    """Runs the job with its policy on ``device``, writes its episodes to ``dataset`` and returns its metrics.
+@dataclass(frozen=True)
+class Measured:
+    """The metrics of a job's episodes; ``missing`` says which of them failed again and again, and why."""
 
-    ``work`` keeps the progress of an interrupted job. A job shares no state with others and ignores their order.
+    metrics: dict[str, Json]
+    missing: str = ""
+
+
+def measure(job: EvalJob, device: str, work: Path, dataset: Path) -> Measured:
+    """Runs the job with its policy on ``device``, and writes its episodes to ``dataset``.
+
+    ``work`` keeps the progress of an interrupted job. A job shares no state with others and ignores their order. Raises
+    CollectionError if no episode succeeds in running at all.
     """
     settings = configuration.load(job.config_path, job.config_name, job.overrides)
+    settings = replace(settings, limits=replace(settings.limits, set_aside_share=1.0))
     refuse_contradictions(settings, command=Command.measure)
     emulator = build_device(settings, settings.emulator)
     agent = build_agent(settings, emulator.spec)
@@ -50,10 +61,15 @@ def measure(job: EvalJob, device: str, work: Path, dataset: Path) -> dict[str, J
     status = Status(work / "status.json")
     collector = inline_collector(settings, emulator, Placed(agent, device), store, events, status, Closing())
     with _own_randomness(job.seed), closing(events), closing(collector):
-        episodes = _episodes(job, collector, plan, checkpoint, store)
+        episodes, aside = _episodes(job, collector, plan, checkpoint, store)
     parquet.write(dataset, episodes)
-    shutil.rmtree(work)
-    return _metrics(episodes, checkpoint)
+    metrics = _metrics(episodes, checkpoint)
+    if not aside:
+        shutil.rmtree(work)
+        return Measured(metrics)
+    wanted = "" if job.num_episodes is None else f" of {job.num_episodes}"
+    reasons = "; ".join(_reasons(work / "events.jsonl")[-aside:])
+    return Measured(metrics, f"{len(episodes)}{wanted} episodes; set aside: {reasons}")
 
 
 @contextmanager
@@ -73,27 +89,34 @@ def _own_randomness(seed: int) -> Iterator[None]:
 
 def _episodes(
     job: EvalJob, collector: Collector, plan: Plan, checkpoint: Checkpoint, store: Store
-) -> Sequence[Trajectory]:
-    """Returns the episodes of the first ``num_episodes`` tickets, or of as many as have ``num_steps`` in total.
+) -> tuple[Sequence[Trajectory], int]:
+    """Returns the episodes of the first ``num_episodes`` tickets, or of as many as have ``num_steps`` in total, and the
+    number of tickets that failed too often.
 
     The order is that of the tickets, so the result does not depend on which slot was faster.
     """
     found: list[Trajectory] = []
-    rounds = 0
-    while not _enough(job, found):
+    rounds = aside = 0
+    while not _enough(job, found, aside):
         result = collector.collect(checkpoint, plan.tickets(rounds, checkpoint.iteration))
         store.append(result)
         for episode in result.trajectories:
-            if not _enough(job, found):
+            if not _enough(job, found, aside):
                 # A round is not an iteration of the run, so the dataset numbers its episodes consecutively.
                 found.append(replace(episode, ticket=replace(episode.ticket, iteration=0, index=len(found))))
         rounds += 1
-    return found
+        aside += result.set_aside
+    return found, aside
 
 
-def _enough(job: EvalJob, found: Sequence[Trajectory]) -> bool:
+def _reasons(events: Path) -> list[str]:
+    told = [json.loads(line) for line in events.read_text().splitlines() if '"ticket_set_aside"' in line]
+    return [", ".join(f"{key} {value}" for key, value in each.items() if key not in ("time", "event")) for each in told]
+
+
+def _enough(job: EvalJob, found: Sequence[Trajectory], aside: int) -> bool:
     if job.num_episodes is not None:
-        return len(found) >= job.num_episodes
+        return len(found) + aside >= job.num_episodes
     assert job.num_steps is not None
     return sum(len(episode.steps) for episode in found) >= job.num_steps
 

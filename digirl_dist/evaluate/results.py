@@ -21,7 +21,7 @@ from digirl_dist.parallel.rank import Rank
 from digirl_dist.storage import atomic_files
 from digirl_dist.types import Json
 
-DONE, FAILED, MISSING = "done", "failed", "missing"
+DONE, INCOMPLETE, FAILED, MISSING = "done", "incomplete", "failed", "missing"
 _LOOK_S = 0.2
 
 
@@ -36,6 +36,7 @@ class JobResult:
     metrics: dict[str, Json] = field(default_factory=dict)
     seconds: float = 0.0
     traceback: str = ""
+    """Of a job that failed; of an incomplete one, which episodes are missing and why."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from rank_launch import Ended, example, launch, rank_process, started, torchrun
+from user_classes_on_ranks import Fragile
 
 from digirl_dist.errors import EvalJobsError
 from digirl_dist.evaluate.eval_runner import main
@@ -131,6 +132,20 @@ def test_d4_whatever_a_job_raises_is_told_and_the_rest_run(
     assert statuses(tmp_path / "out") == {"bad": "failed", "good": "done"}
     assert kind.split(":")[0] in merged(tmp_path / "out")[0]["traceback"]
     assert f"bad failed: {kind}" in capsys.readouterr().err or kind == "ZeroDivisionError"
+
+
+@pytest.mark.component
+def test_a_job_keeps_the_episodes_that_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fragile = [*MOODY, "emulator.entry_point=user_classes_on_ranks:Fragile", "limits.episode_attempts=2"]
+    jobs = write(tmp_path / "jobs.json", [job("odd", overrides=fragile, num_episodes=6), job("good", overrides=MOODY)])
+    assert main(arguments(jobs, tmp_path / "out", "--continue_on_error")) == 1
+    assert statuses(tmp_path / "out") == {"odd": "incomplete", "good": "done"}
+    [odd, _] = merged(tmp_path / "out")
+    kept = parquet.read(tmp_path / "out" / "dataset_odd.parquet")
+    assert 0 < len(kept) == odd["metrics"]["episodes"] < 6 and not any(Fragile.suffers(one.ticket.seed) for one in kept)
+    told = f"{len(kept)} of 6 episodes; set aside: "
+    assert odd["traceback"].startswith(told) and "no way to begin with seed" in odd["traceback"]
+    assert f"odd is incomplete: {told}" in capsys.readouterr().err
 
 
 def test_d4_with_continue_on_error_the_rest_run_and_the_launch_fails_all_the_same(tmp_path: Path) -> None:
