@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from digirl_dist.agent.plugins import AgentPlugin
 from digirl_dist.agent.plugins.custom import CustomAgentSettings
@@ -56,6 +57,16 @@ def build_device(settings: Settings, emulator: EmulatorSettings) -> Device:
         extras=(*device.extras, *(agent.extras if acts_there else ())),
         guard=EpisodeGuard(emulator.name, device.spec, max_steps, check_action, agent.knows_log_prob),
     )
+
+
+def build_environment(emulator: EmulatorSettings) -> Callable[[], Any]:
+    """What makes the Gymnasium environment itself, on any machine. Raises SettingsError for another emulator."""
+    from digirl_dist.emulator.gymnasium import environment_maker
+    from digirl_dist.emulator.plugins.gymnasium import GymnasiumSettings
+
+    if not isinstance(emulator, GymnasiumSettings):
+        raise SettingsError(f"a vector environment has emulator=gymnasium, not {emulator.name}")
+    return environment_maker(emulator)
 
 
 def emulator_of(worker_config: WorkerConfig, settings: Settings) -> EmulatorSettings:

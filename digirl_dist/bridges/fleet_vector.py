@@ -17,9 +17,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from digirl_dist.emulator.gymnasium import environment_maker
-from digirl_dist.emulator.plugins.gymnasium import GymnasiumSettings
-from digirl_dist.errors import EmulatorError, SettingsError, WorkerError
+from digirl_dist.assembly.parts import build_environment
+from digirl_dist.errors import EmulatorError, WorkerError
 from digirl_dist.fleet.install import ensure_installed, this_package
 from digirl_dist.fleet.roster import WorkerConfig, localhost_worker_configs, this_python, worker_configs
 from digirl_dist.settings import LimitSettings, Settings, SshSettings, configuration
@@ -206,10 +205,7 @@ def fleet_vector_env(
     With ``dry_run=true``, the workers are localhost ones behind real SSH servers. Raises SettingsError or WorkerError.
     """
     settings = configuration.load(config_path, config_name, overrides)
-    emulator = settings.emulator
-    if not isinstance(emulator, GymnasiumSettings):
-        raise SettingsError(f"a vector environment has emulator=gymnasium, not {emulator.name}")
-    make = environment_maker(emulator)
+    make = build_environment(settings.emulator)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="digirl-dist-fleet-")))
         prepared = partial(_member, settings, pack(make), folder)
