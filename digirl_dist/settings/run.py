@@ -124,7 +124,7 @@ class Settings:
     parallel: Parallel = Parallel.host
     save_path: OutputFolder = "runs/host"
     """The run folder. Repeating the command continues the run in it."""
-    start_from: Input | None = None
+    start_from: Elsewhere | None = None  # a run that goes on needs it no more
     """Checkpoint whose policy, and nothing else of its run, a new run begins with: a folder like
     ``RUN/checkpoints/000014`` or ``RUN/checkpoints/best``, or a run folder, whose newest one counts."""
     save_freq: Count = 1

@@ -51,7 +51,7 @@ def start_of(start_from: str | None, run: Path) -> Start | None:
     """
     if start_from is None:
         return None
-    asked = os.path.abspath(Path(start_from).expanduser())
+    asked = os.path.abspath(os.path.expanduser(start_from))
     if Checkpoints(run / "checkpoints").has_any():
         began = _content(run / "start.json").get("start_from")
         if began != asked:
@@ -62,7 +62,7 @@ def start_of(start_from: str | None, run: Path) -> Start | None:
             )
         return None
     for folder in (Path(asked), Path(asked) / "checkpoints" / "latest"):
-        if (folder / "manifest.json").is_file():
+        if os.path.isfile(folder / "manifest.json"):  # False for paths that no system would take
             try:
                 return Start(asked, read_checkpoint(folder.resolve()))
             except CheckpointError as error:

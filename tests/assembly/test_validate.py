@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -143,15 +144,17 @@ def test_collecting_without_learning_takes_instances_of_training(collected: Path
 def test_a_run_of_another_algorithm_starts_with_a_checkpoint_and_says_so(collected: Path, tmp_path: Path) -> None:
     learned = Checkpoints(collected / "checkpoints").newest()
     assert learned is not None
-    start = {"start_from": str(collected), "train_algorithm": "digirl"}
-    run(settings(tmp_path, train_iterations=1, keep_checkpoints=None, **start))
-    first = Checkpoints(tmp_path / "checkpoints").open(0)
-    assert first.tensors == learned.tensors
-    assert json.loads((tmp_path / "start.json").read_text())["checkpoint"] == str(learned.folder)
-    (event,) = events(tmp_path, "started_from")
+    source, own = shutil.copytree(collected, tmp_path / "source", symlinks=True), tmp_path / "own"
+    start = {"start_from": str(source), "train_algorithm": "digirl"}
+    run(settings(own, train_iterations=1, keep_checkpoints=None, **start))
+    assert Checkpoints(own / "checkpoints").open(0).tensors == learned.tensors
+    record = json.loads((own / "start.json").read_text())
+    assert Path(record["checkpoint"]).name == learned.folder.name
+    (event,) = events(own, "started_from")
     assert event["run_id"] == json.loads((collected / "run.json").read_text())["run_id"]
-    run(settings(tmp_path, train_iterations=2, **start))
-    assert [line["iteration"] for line in metrics(tmp_path)] == [0, 1]
+    shutil.rmtree(source)  # a run that goes on needs it no more
+    run(settings(own, train_iterations=2, keep_checkpoints=None, **start))
+    assert [line["iteration"] for line in metrics(own)] == [0, 1]
 
 
 @pytest.mark.long
@@ -178,7 +181,7 @@ def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
             {
                 "train_mode": TrainMode.offline,
                 "train_algorithm": "grpo",
-                "offline": OfflineSettings(["here"]),
+                "offline": OfflineSettings(["."]),
             },
             "train_mode=online",
         ),
