@@ -17,7 +17,7 @@ from digirl_dist.settings import Inference
 HOSTILE_LIMITS = {
     **LIMITS,
     "ssh.stall_s": 4.0,
-    "limits.start_s": 10.0,
+    "limits.start_s": 8.0,
     "limits.lease_s": 12.0,
     "limits.quarantine_s": 10.0,
     "limits.worker_offences": 2,
@@ -120,7 +120,7 @@ class _Hostility:
         limit_s = _BOUNDED_S if lie.is_bounded else _JOIN_S + _OUT_S
         while (since := time.monotonic() - began) < limit_s and None in (result.named_s, result.out_s):
             time.sleep(0.3)
-            said_at = self._lied_at(began)
+            said_at = self._lied_at(lie, began)
             if result.named_s is None and self._is_named(since) and since - said_at < _NAMED_S:
                 result.named_s = since
             if result.out_s is None and (out := self._out(began)) is not None:
@@ -134,10 +134,14 @@ class _Hostility:
             self._restart(out.at)
         return result
 
-    def _lied_at(self, began: float) -> float:
-        """Returns when the liar was there, in seconds since ``began``: only then could it lie."""
+    def _lied_at(self, lie: Lie, began: float) -> float:
+        """Returns when the liar was there, in seconds since ``began``: only then could it lie.
+
+        A file is a lie once it has stood still for as long as one may.
+        """
         joined = self._watch.first(began, lambda event: event.kind == "worker_joined" and event.of(self._liar.name))
-        return _JOIN_S if joined is None else joined.at - began
+        stands_s = HOSTILE_LIMITS["ssh.stall_s"] if lie.send is not None else 0.0
+        return stands_s + (_JOIN_S if joined is None else joined.at - began)
 
     def _is_named(self, since: float) -> bool:
         """Returns whether ``digirl-dist why`` tells what is wrong with the worker, and began to since the strike."""

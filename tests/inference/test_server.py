@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 from user_classes import Coin, Counter
 
+from digirl_dist.errors import PolicyLostError
+from digirl_dist.inference.child import PolicyProcess
 from digirl_dist.inference.policy_process import RequestHandler
 from digirl_dist.inference.policy_server import Batching, PolicyServer
 from digirl_dist.inference.requests import (
@@ -113,3 +116,21 @@ def test_batches_are_bounded_in_size_and_time_and_survive_the_process(
         said = explain(tmp_path)
         assert "the host's policy: wait for requests" in said
         assert "last trouble" in said and "ended while it had to" in said
+
+
+def test_a_stopped_process_is_killed_at_its_limit_though_not_even_the_request_fits(
+    saved: dict[int, Checkpoint], tmp_path: Path
+) -> None:
+    process = PolicyProcess(pack(partial(Moody, Counter.spec)), tmp_path / "policy.log", limit_s=60.0)
+    try:
+        assert process.serve(saved) == {}
+        assert process._process is not None
+        process._process.send_signal(signal.SIGSTOP)
+        process._limit_s = 2.0
+        with pytest.raises(PolicyLostError, match="did not decide 1 actions within 2 s"):
+            process.decide([ask(0, "x" * (8 << 20))])
+        process._limit_s = 60.0
+        process.serve(saved)
+        assert len(process.decide([ask(1)])) == 1, "it was not started again"
+    finally:
+        process.close()
