@@ -49,7 +49,7 @@ def mutated_json(random: Random, samples: Sequence[bytes]) -> bytes:
 
 def pages(data: bytes) -> list[tuple[int, int, int]]:
     """Returns, for each page of a Parquet file, where its checksum's five bytes lie and where it begins and ends."""
-    group = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0)
+    group = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0)  # of our own file, whose footer is right
     found = []
     for number in range(group.num_columns):
         at = group.column(number).data_page_offset

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -27,10 +28,17 @@ _TAIL = struct.Struct("<I4s")
 _DATA_PAGE, _PLAIN, _RLE = 0, 0, 3
 _WRITER = "parquet-cpp-arrow"
 _SMALLEST_FLOAT = 4
-_DEEPEST = 4
+_DEEPEST = 8
+_CODECS = (0, 6)
+"""Uncompressed, and zstd."""
+_CHUNK_FIELDS = {2, 3}
+_COLUMN_FIELDS = {1, 2, 3, 4, 5, 6, 7, 9, 13, 16}
+"""Of ColumnChunk and ColumnMetaData: no path to another file, no dictionary, no filter, no encryption."""
+_MOST_PARTS = 2
+"""Of the path of a column that is no list: ``observation.text``."""
 
 Thrift = dict[int, Any]
-"""A struct of Thrift: the value of each field by its number; lists and binaries are passed over."""
+"""A struct of Thrift: the value of each field by its number."""
 
 
 def bounded(file: BinaryIO, schema: pa.Schema, most_rows: int) -> pq.ParquetFile:
@@ -44,40 +52,58 @@ def bounded(file: BinaryIO, schema: pa.Schema, most_rows: int) -> pq.ParquetFile
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         footer, magic = _TAIL.unpack(content[-_TAIL.size :])
         _require(magic == _MAGIC == content[: len(_MAGIC)], "it is not Parquet")
-        _require(footer <= min(_LONGEST_FOOTER, size), f"its footer has {footer} bytes")
-        opened = pq.ParquetFile(
-            file,
-            page_checksum_verification=True,
-            thrift_string_size_limit=_LONGEST_FOOTER,
-            thrift_container_size_limit=_LONGEST_LIST,
-        )
-        _check_footer(opened, schema, most_rows)
-        group = opened.metadata.row_group(0)
-        columns = [(group.column(number), opened.schema.column(number)) for number in range(group.num_columns)]
-        _require(sum(column.total_compressed_size for column, _ in columns) <= size, "its columns overlap")
-        unpacked = sum(
-            _check_pages(content, column, group.num_rows, kind.max_repetition_level > 0) for column, kind in columns
-        )
-        _require(unpacked <= size + MOST_UNPACKED, f"{size} bytes would unpack to {unpacked}")
+        _require(footer <= min(_LONGEST_FOOTER, size - _TAIL.size), f"its footer has {footer} bytes")
+        metadata, _ = ThriftReader(content, size - _TAIL.size - footer, size - _TAIL.size).struct()
+        try:
+            _check(content, metadata, most_rows)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise TrajectoryError(f"its footer lacks something, or has it in another form: {error}") from error
+    opened = pq.ParquetFile(
+        file,
+        page_checksum_verification=True,
+        thrift_string_size_limit=_LONGEST_FOOTER,
+        thrift_container_size_limit=_LONGEST_LIST,
+    )
+    same = opened.schema_arrow.equals(schema, check_metadata=False)
+    _require(same, f"its columns are not those of a trajectory: {', '.join(opened.schema_arrow.names)[:300]}")
     return opened
 
 
-def _check_footer(opened: pq.ParquetFile, schema: pa.Schema, most_rows: int) -> None:
-    metadata = opened.metadata
-    _require(0 < metadata.num_rows <= most_rows, f"it has {metadata.num_rows} rows; at most {most_rows} are allowed")
-    _require(metadata.num_row_groups == 1, f"it has {metadata.num_row_groups} row groups")
-    _require(metadata.row_group(0).num_rows == metadata.num_rows, "its footer contradicts itself")
-    _require(str(metadata.created_by).startswith(_WRITER), f"it was written by {str(metadata.created_by)[:80]}")
-    same = opened.schema_arrow.equals(schema, check_metadata=False)
-    _require(same, f"its columns are not those of a trajectory: {', '.join(opened.schema_arrow.names)[:300]}")
+def _check(content: mmap.mmap, metadata: Thrift, most_rows: int) -> None:
+    """Checks a footer, field by field; pyarrow's own accessors end the process on some that are wrong."""
+    rows, groups, writer = metadata[3], metadata[4], metadata[6].decode()
+    _require(0 < rows <= most_rows, f"it has {rows} rows; at most {most_rows} are allowed")
+    _require(len(groups) == 1 and groups[0][3] == rows, f"it has {len(groups)} row groups")
+    _require(writer.startswith(_WRITER), f"it was written by {writer[:80]}")
+    columns = [_Column.of(chunk) for chunk in groups[0][1]]
+    _require(sum(column.size for column in columns) <= len(content), "its columns overlap")
+    unpacked = sum(_check_pages(content, column, rows) for column in columns)
+    _require(unpacked <= len(content) + MOST_UNPACKED, f"{len(content)} bytes would unpack to {unpacked}")
 
 
-def _check_pages(content: mmap.mmap, column: pq.ColumnChunkMetaData, rows: int, lists: bool) -> int:
+@dataclass(frozen=True)
+class _Column:
+    """Where a column lies in the file: its pages fill ``size`` bytes from ``start``."""
+
+    name: str
+    start: int
+    size: int
+    is_list: bool
+
+    @classmethod
+    def of(cls, chunk: Thrift) -> _Column:
+        """Raises TrajectoryError for one with more, or less, than this package writes: dictionaries, statistics …"""
+        told: Thrift = chunk[3]
+        path = [part.decode() for part in told[3]]
+        ours = chunk.keys() <= _CHUNK_FIELDS and told.keys() <= _COLUMN_FIELDS and told[4] in _CODECS
+        _require(ours, f"column {'.'.join(path)[:100]} is not stored as this package stores it")
+        return cls(".".join(path), told[9], told[7], len(path) > _MOST_PARTS)
+
+
+def _check_pages(content: mmap.mmap, column: _Column, rows: int) -> int:
     """Returns the bytes that the column's pages unpack to; they must fill its part of the file exactly."""
-    name, at = column.path_in_schema, column.data_page_offset
-    end = at + column.total_compressed_size
-    plain = not column.has_dictionary_page and column.compression in ("ZSTD", "UNCOMPRESSED") and not column.file_path
-    _require(plain and 0 < at <= end <= len(content), f"column {name} is not stored as this package stores it")
+    name, at, end = column.name, column.start, column.start + column.size
+    _require(0 < at <= end <= len(content), f"column {name} lies outside of the file")
     unpacked = values = 0
     while at < end:
         page, at = ThriftReader(content, at, end).struct()
@@ -90,7 +116,7 @@ def _check_pages(content: mmap.mmap, column: pq.ColumnChunkMetaData, rows: int, 
         _require(min(sizes) >= 0, f"column {name} has a page of sizes {sizes}")
         unpacked, at, values = unpacked + sizes[0], at + sizes[1], values + sizes[2]
         _require(unpacked <= len(content) + MOST_UNPACKED, f"column {name} would unpack to more than {unpacked} bytes")
-    most = rows + (unpacked // _SMALLEST_FLOAT if lists else 0)
+    most = rows + (unpacked // _SMALLEST_FLOAT if column.is_list else 0)
     _require(at == end and rows <= values <= most, f"column {name} has {values} values in {rows} rows")
     return unpacked
 
@@ -108,7 +134,7 @@ class ThriftReader:
         return self._fields(0), self._at
 
     def _fields(self, depth: int) -> Thrift:
-        _require(depth < _DEEPEST, "a page header is nested too deeply")
+        _require(depth < _DEEPEST, "a header is nested too deeply")
         found: Thrift = {}
         number = 0
         while head := self._byte():
@@ -124,14 +150,25 @@ class ThriftReader:
                 return self._byte()
             case 4 | 5 | 6:
                 return self._integer()
+            case 7:
+                return self._bytes(8)
             case 8:
-                return self._skip(self._varint())
+                return self._bytes(self._varint())
+            case 9 | 10:
+                return self._list(depth)
             case 12:
                 return self._fields(depth + 1)
-        raise TrajectoryError(f"a page header has a field of type {kind}")
+        raise TrajectoryError(f"a header has a field of type {kind}")
+
+    def _list(self, depth: int) -> list[Any]:
+        head = self._byte()
+        length = head >> 4 if head >> 4 < 15 else self._varint()
+        _require(length <= self._end - self._at, "a list in a header is longer than it")
+        of_bools = head & 15 in (1, 2)
+        return [self._byte() == 1 if of_bools else self._value(head & 15, depth) for _ in range(length)]
 
     def _byte(self) -> int:
-        _require(self._at < self._end, "a page header is cut off")
+        _require(self._at < self._end, "a header is cut off")
         self._at += 1
         return self._content[self._at - 1]
 
@@ -142,14 +179,16 @@ class ThriftReader:
             value |= (byte & 127) << shift
             if byte < 128:
                 return value
-        raise TrajectoryError("a number in a page header does not end")
+        raise TrajectoryError("a number in a header does not end")
 
     def _integer(self) -> int:
         value = self._varint()
         return (value >> 1) ^ -(value & 1)
 
-    def _skip(self, length: int) -> None:
+    def _bytes(self, length: int) -> bytes:
+        _require(length <= self._end - self._at, "a text in a header is longer than it")
         self._at += length
+        return self._content[self._at - length : self._at]
 
 
 def _require(holds: bool, otherwise: str) -> None:

@@ -55,7 +55,7 @@ class RefusedEpisodes:
         """Returns whether this iteration's update was marked."""
         try:
             return bool(json.loads(self._mark.read_text()) == iteration)
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return False
 
     def clear(self) -> None:
@@ -73,5 +73,5 @@ class RefusedEpisodes:
 def _read(path: Path) -> RefusedEpisode:
     try:
         return RefusedEpisode(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise RunFolderError(f"{path} is damaged; restore it or choose another save_path") from error

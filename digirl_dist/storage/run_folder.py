@@ -105,5 +105,5 @@ class RunFolder:
             atomic_files.write_json(path, {"run_id": uuid.uuid4().hex[:12]})
         try:
             return str(json.loads(path.read_text())["run_id"])
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RunFolderError(f"{path} is damaged; restore it or choose another save_path") from error

@@ -94,3 +94,17 @@ def test_a_byte_that_changed_in_the_values_is_noticed(tmp_path: Path) -> None:
     for read in (parquet.read, lambda file: parquet.read_bounded(file, most_rows=3)):
         with pytest.raises(TrajectoryError):
             read(path)
+
+
+@pytest.mark.parametrize("codec", [14, 1, 63])
+def test_a_footer_on_which_pyarrow_would_end_the_process_is_refused(tmp_path: Path, codec: int) -> None:
+    """Its accessors throw through frames that cannot pass C++'s exceptions on."""
+    path = tmp_path / "e.parquet"
+    parquet.write(path, [episode()])
+    whole = path.read_bytes()
+    place = whole.index(b"\x15\x0c\x16", len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"))  # codec: zstd, as 6
+    changed = bytearray(whole)
+    changed[place + 1] = (2 * codec) & 127
+    path.write_bytes(changed)
+    with pytest.raises(TrajectoryError, match="not stored as this package stores it"):
+        parquet.read_bounded(path, most_rows=3)
