@@ -1,11 +1,19 @@
 """Packaging. The top-level folders config/ and worker/ travel inside the package as config and worker."""
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
 VERSION = (ROOT / "digirl_dist" / "__init__.py").read_text().split('__version__ = "')[1].split('"')[0]
+
+
+def without_relative_links(text: str) -> str:
+    """The README where its neighbours are missing, as on PyPI: pictures are left out, links become their words."""
+    text = re.sub(r"!\[[^\]]*\]\((?!https:)[^)]*\)\n*", "", text)
+    return re.sub(r"\[([^\]]*)\]\((?!https:)[^)]*\)", r"\1", text)
+
 
 MINIWOB = ["miniwob>=1.0"]
 WANDB = ["wandb>=0.19"]
@@ -26,7 +34,7 @@ setup(
     name="digirl_dist",
     version=VERSION,
     description="Train device-control agents with reinforcement learning on any machines you can ssh to",
-    long_description=(ROOT / "README.md").read_text(),
+    long_description=without_relative_links((ROOT / "README.md").read_text()),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10",
@@ -86,6 +94,7 @@ setup(
             *VIEW,
             *VLM,
             *WANDB,
+            "axe-core-python",
             "build",
             "datasets",
             "hypothesis",

@@ -16,8 +16,11 @@ NOTEBOOK = Path(__file__).parent.parent / "examples" / "tour.ipynb"
 
 def test_the_tour_runs_and_shows_curves_and_an_episode(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    kernel = AsyncKernelManager(transport="ipc")  # no port that others could use
-    NotebookClient(notebook, km=kernel, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    connection = str(tmp_path / "kernel.json")
+    kernel = AsyncKernelManager(transport="ipc", connection_file=connection)  # no port that others could use
+    NotebookClient(
+        notebook, km=kernel, timeout=600, startup_timeout=300, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
     shown = [output for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
     assert any("image/png" in output["data"] for output in shown), "the curves"
     films = [output["data"]["text/html"] for output in shown if "digirl-film" in output["data"].get("text/html", "")]

@@ -65,6 +65,16 @@ def test_the_readme_names_the_commands_that_these_tests_run() -> None:
     assert os.access(ROOT / "script" / "test", os.X_OK), "script/test is what runs this"
 
 
+@pytest.mark.unit
+def test_the_readme_is_short_and_links_to_what_is_there() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) <= 600
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    for page in pages:
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
 def test_the_main_command_asks_for_workers(checkout: Path) -> None:
     done = shell(COMMANDS[0], checkout, 60)
     assert done.returncode == 2 and "worker_ips is empty" in done.stderr
