@@ -91,6 +91,8 @@ def meta_allows(bounds: Any, value: float) -> bool:
 
 def test_every_numeric_key_is_refused_by_name_whatever_its_yaml_says() -> None:
     for place, kind, name, _ in NUMBERS:
+        if kind is Settings:  # which is composed of all, see below
+            continue
         needed = {each.name: "x" for each in fields(kind) if each.default == "???" and types_of(kind)[each.name] is str}
         for given in ("abc", "", [1], {"a": 1}, float("nan"), float("inf"), 10**400, True):
             with pytest.raises(SettingsError) as refusal:

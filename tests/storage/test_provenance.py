@@ -32,6 +32,7 @@ def test_what_may_not_change_is_refused_with_both_values(word: str, before: str,
     assert key in str(refusal.value) and value in str(refusal.value) and f"={before}" in str(refusal.value)
 
 
+@pytest.mark.component
 def test_what_may_change_is_recorded(tmp_path: Path) -> None:
     started(tmp_path)
     now = configuration.as_mapping(configuration.load(HERE, "host", ["train_iterations=99", "limits.boot_s=7"]))
