@@ -82,6 +82,8 @@ class FleetCollector:
         self.dispatch = Dispatch(fleet, self.table.states, self.leases, self.reliability, rules, events, clock)
         self.all_stats: dict[Round, IterationStats] = {}
         self.prefetches: queue.SimpleQueue[tuple[Checkpoint, Sequence[Ticket]]] = queue.SimpleQueue()
+        self.spares: dict[tuple[str, Key], set[str]] = {}
+        """Episodes that a worker has beside the one of the same ticket that is being pulled from there."""
         self.pulls = itertools.count()
         """Keeps the files of two pulls apart, also of one ticket."""
         self.closed = threading.Event()
@@ -111,6 +113,7 @@ class _Collection:
         self._status = collector.status
         self._prefetches = collector.prefetches
         self._pulls = collector.pulls
+        self._spares = collector.spares
         self._closed = collector.closed
         self._limits = collector.limits
         self._reliability = collector.reliability
@@ -175,7 +178,7 @@ class _Collection:
         """Asks every worker where its slots' time went; a late answer counts in the next iteration."""
         states = self._table.states
         self._asked = {name for name, each in states.items() if each.slots}
-        for name in self._asked:
+        for name in sorted(self._asked):
             self._fleet.workers[name].collected()
         deadline = self._clock() + _ACCOUNTS_S
         while self._asked and self._clock() < deadline:
@@ -211,6 +214,8 @@ class _Collection:
             case Lost(worker, error, out_s):
                 self._stats.worker_result(worker).losses.append(error.reason)
                 self._asked.discard(worker)
+                for spare in [spare for spare in self._spares if spare[0] == worker]:
+                    del self._spares[spare]  # it announces them when it comes back
                 if out_s is not None or isinstance(error, MisconductError):  # it is to blame, and not the tickets
                     self._leases.forgive(worker)
                     self._reliability.suspect(worker)
@@ -266,6 +271,8 @@ class _Collection:
             name = f"{worker}-{key.iteration}-{key.number}-{next(self._pulls)}"
             path = self._store.incoming(self._iteration.counts_in(key), name)
             self._fleet.workers[worker].pull(manifest, ticket, path)
+        else:
+            self._spares.setdefault((worker, key), set()).add(manifest.episode_id)
 
     def _land(self, pulled: Pulled) -> None:
         """Makes the episode durable, and only then lets the worker delete it."""
@@ -294,12 +301,17 @@ class _Collection:
             )
         else:
             pulled.path.unlink(missing_ok=True)
-        self._fleet.workers[worker].forget(manifest.episode_id)
+        self._forget(worker, manifest)
 
     def _refused(self, worker: str, manifest: EpisodeManifest, reason: str) -> None:
         self._table.tell("episode_refused", worker, episode=manifest.episode_id, reason=reason)
-        self._fleet.workers[worker].forget(manifest.episode_id)
+        self._forget(worker, manifest)
         self._retry(worker, manifest.slot, manifest.key, reason)
+
+    def _forget(self, worker: str, manifest: EpisodeManifest) -> None:
+        """Lets the worker delete the episode, and others of its ticket."""
+        for episode in sorted({manifest.episode_id, *self._spares.pop((worker, manifest.key), ())}):
+            self._fleet.workers[worker].forget(episode)
 
     def _retry(self, worker: str, slot: int | None, key: Key, reason: str) -> None:
         if key not in self._leases.tickets:

@@ -279,7 +279,7 @@ class Rollout:
         ticket = episode.ticket
         trajectory = Trajectory(
             ticket=ticket,
-            episode_id=f"{ticket.iteration:06d}-{ticket.index:05d}-{ticket.attempt}-{self.name}-{slot.index}",
+            episode_id=episode_id(ticket, self.name, slot.index),
             worker=self.name,
             slot=slot.index,
             steps=episode.steps,
@@ -359,3 +359,9 @@ class Rollout:
         stream = RandomStream(ticket.seed, ticket.index, step)
         self._policies.expect(stream)
         return stream
+
+
+def episode_id(ticket: Ticket, worker: str, slot: int) -> str:
+    """Returns the name of an attempt's episode; no two attempts share one."""
+    measured = "" if ticket.purpose == "train" else f"-{ticket.purpose}"  # the numbers are those of training as well
+    return f"{ticket.iteration:06d}-{ticket.index:05d}-{ticket.attempt}-{worker}-{slot}{measured}"

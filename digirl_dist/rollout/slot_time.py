@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 
+from digirl_dist.types import Clock
+
 ACTIVITIES = ("boot", "reset", "step", "policy", "push", "barrier", "update", "faults", "speculation", "closed", "away")
 """In words: starting an emulator; its reset; its steps; waiting for the policy's action; having no ticket while the
 checkpoint comes, while other slots finish, or while the host learns; work that was lost with an emulator; work that
@@ -14,9 +16,10 @@ another worker finished first; being out of service; what nobody can tell, since
 class SlotTime:
     """The clock of one slot, in seconds of this machine."""
 
-    def __init__(self, activity: str = "boot") -> None:
+    def __init__(self, activity: str = "boot", clock: Clock = time.monotonic) -> None:
         self._activity = activity
-        self._since = time.monotonic()
+        self._clock = clock
+        self._since = clock()
         self._spent: defaultdict[str, float] = defaultdict(float)
         self._uncertain: defaultdict[str, float] = defaultdict(float)
 
@@ -40,7 +43,7 @@ class SlotTime:
         return spent
 
     def _book(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         in_episode = self._activity in ("reset", "step", "policy")
         (self._uncertain if in_episode else self._spent)[self._activity] += now - self._since
         self._since = now

@@ -61,5 +61,5 @@ def test_a_busy_share_is_one_at_most_whatever_workers_say_or_bring_from_before(s
         stats.ended("w1", seconds, age_s)
         clock.at += 1.0
     stats.ended("w2", 0.5, 0.0)
-    busy = stats.result([], 0, 0).busy
+    busy = stats.result([], 0, 0, 0).busy
     assert busy is not None and 0.0 <= busy <= 1.0

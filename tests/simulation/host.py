@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from simulation.program import SimulatedProgram
-from simulation.world import RUN, Behaviour, World
-
 from digirl_dist.protocol.messages import (
     SPOKEN,
     EpisodeManifest,
@@ -21,6 +18,9 @@ from digirl_dist.protocol.messages import (
     TensorEntry,
     WorkerMessage,
 )
+from digirl_dist.simulation.behaviour import Behaviour
+from digirl_dist.simulation.program import RUN, SimulatedProgram
+from digirl_dist.simulation.world import World
 from digirl_dist.tasks import Key
 
 M = TypeVar("M")

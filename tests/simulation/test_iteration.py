@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 from simulation.fleet import Simulation, tickets
-from simulation.world import RUN, Behaviour
 
 from digirl_dist.protocol import messages
 from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.settings import LimitSettings
+from digirl_dist.simulation.behaviour import Behaviour
+from digirl_dist.simulation.link import Way
+from digirl_dist.simulation.program import RUN
 from digirl_dist.tasks import Key
 
 LIMITS = LimitSettings(silence_s=8.0, start_s=8.0, back_off_s=0.5, steady_s=5.0, boot_s=5.0, stuck_s=30.0)
@@ -32,16 +34,13 @@ def test_an_iteration_of_eight_workers_survives_losses_stale_answers_a_half_open
     behaviours = {f"w{number}": Behaviour(slots=4, episode_s=1.0) for number in range(7)}
     behaviours["slow"] = Behaviour(slots=4, episode_s=30.0)
     here = Simulation.of(behaviours, LIMITS)
-    worker = here.fleet.workers
+    worker = here.machines
 
     def cut() -> None:
-        worker["w1"].to_host = worker["w1"].to_program = False
-
-    def mend() -> None:
-        worker["w1"].to_host = worker["w1"].to_program = True
+        worker["w1"].link.to_host = worker["w1"].link.to_program = Way.STALLED
 
     def half_open() -> None:
-        worker["w2"].to_program = False
+        worker["w2"].link.to_program = Way.SWALLOWS
 
     def stale() -> None:
         old = manifest(Key(7, 3), "of-another-iteration")
@@ -51,14 +50,14 @@ def test_an_iteration_of_eight_workers_survives_losses_stale_answers_a_half_open
 
     here.world.later(1.5, worker["w0"].program.kill)
     here.world.later(1.6, cut)
-    here.world.later(12.0, mend)
+    here.world.later(12.0, worker["w1"].link.mend)
     here.world.later(1.7, half_open)
-    here.world.later(30.0, lambda: setattr(worker["w2"], "to_program", True))
+    here.world.later(30.0, worker["w2"].link.mend)
     here.world.later(1.2, stale)
     result = here.collect(tickets(160))
 
     assert_complete(result, 160)
-    assert here.store.refused == 0, "an episode came to the store twice"
+    assert not here.store.came_twice, "an episode came to the store twice"
     losses = [(one["worker"], one["reason"]) for one in here.events.of("worker_lost")]
     assert any(name == "w2" and "half-open" in reason for name, reason in losses)
     assert {"w0", "w1", "w2"} == {name for name, _ in losses}
@@ -123,16 +122,16 @@ def test_a_lease_without_end_goes_elsewhere() -> None:
 
 def test_a_worker_that_lost_its_program_keeps_what_was_spooled() -> None:
     here = Simulation.of({"w0": Behaviour(slots=2, episode_s=1.0)}, LIMITS)
-    worker = here.fleet.workers["w0"]
+    worker = here.machines["w0"]
 
     def die_between_episode_and_pull() -> None:
-        worker.to_host = False
+        worker.link.to_host = Way.SWALLOWS
         here.world.later(0.5, worker.program.kill)
-        here.world.later(1.0, lambda: setattr(worker, "to_host", True))
+        here.world.later(1.0, worker.link.mend)
 
     here.world.later(1.03, die_between_episode_and_pull)
     assert_complete(here.collect(tickets(6)), 6)
-    assert here.store.refused == 0
+    assert not here.store.came_twice
 
 
 @pytest.mark.parametrize("iterations", [3])
@@ -147,15 +146,15 @@ def test_iterations_follow_each_other_on_the_same_fleet(iterations: int) -> None
 def test_an_iteration_survives_a_program_that_is_killed_at_any_moment() -> None:
     for moment in range(40):
         here = Simulation.of({"w0": Behaviour(), "w1": Behaviour()}, LIMITS)
-        here.world.later(0.02 + 0.1 * moment, here.fleet.workers["w0"].program.kill)
+        here.world.later(0.02 + 0.1 * moment, here.machines["w0"].program.kill)
         assert_complete(here.collect(tickets(24)), 24)
-        assert here.store.refused == 0, "an episode came to the store twice"
+        assert not here.store.came_twice, "an episode came to the store twice"
 
 
 def test_of_two_episodes_of_one_lease_one_is_fetched() -> None:
     """The second is forged: were it written to the first one's file, it could land unchecked."""
     here = Simulation.of({"w0": Behaviour(slots=1)}, LIMITS)
-    program = here.fleet.workers["w0"].program
+    program = here.machines["w0"].program
 
     def forge_behind_the_first() -> None:
         if not program.ready:
@@ -172,12 +171,21 @@ def test_of_two_episodes_of_one_lease_one_is_fetched() -> None:
 
 def test_the_busy_share_counts_the_slots_of_a_worker_that_was_lost() -> None:
     here = Simulation.of({"w0": Behaviour(slots=2), "w1": Behaviour(slots=2)}, LIMITS, speculate=False)
-    lost = here.fleet.workers["w1"]
+    lost = here.machines["w1"]
 
     def lose() -> None:
-        lost.to_host = lost.to_program = False
+        lost.link.to_host = lost.link.to_program = Way.STALLED
 
     here.world.later(8.5, lose)
     result = here.collect(tickets(40))
     assert sum(one.slots for one in result.worker_results) == 4
     assert result.busy is not None and 0.5 < result.busy <= 1.0
+
+
+def test_nothing_is_leased_to_a_program_that_tells_of_its_slots_before_it_works() -> None:
+    """Those of a former host may just have come up. What was leased was never sent, and nobody noticed."""
+    here = Simulation.of({"w0": Behaviour(slots=2)}, LIMITS)
+    program = here.machines["w0"].program
+    here.world.later(0.025, lambda: program.say(messages.SlotChanged(0, "ready", "", 2)))
+    assert_complete(here.collect(tickets(4)), 4)
+    assert here.world.now < 10.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from simulation.fleet import tickets
 from simulation.host import ASKING_JOB, JOB, Host, manifest, policy
-from simulation.world import RUN
 
 from digirl_dist.capacity import PoolSize
 from digirl_dist.protocol.messages import (
@@ -31,6 +30,7 @@ from digirl_dist.protocol.messages import (
     UnknownFile,
     Working,
 )
+from digirl_dist.simulation.program import RUN
 from digirl_dist.tasks import Key
 from digirl_dist.worker_program import effects
 from digirl_dist.worker_program.core import ProgramCore
@@ -89,7 +89,7 @@ def test_a_policy_is_loaded_once_its_tensors_are_there() -> None:
     host.work()
     assert host.say(policy(1, "0b")) == [Need("policy", ["0b"])]
     assert host.say(Pushed("policy")) == [Loaded(1)]
-    assert host.program.versions == {1}
+    assert host.program.slots.versions == {1}
     assert host.program.blobs == {"0b", "a1", "e1"}
     booked = [effect.activity for effect in host.did(effects.IdleBecause)]
     assert booked[-3:] == ["push", "push", "barrier"]
@@ -101,10 +101,10 @@ def test_a_version_that_a_ticket_still_needs_outlives_the_next() -> None:
     host.say(Lease(1, tickets(1)))
     host.say(policy(1, "0b"))
     host.say(Pushed("policy"))
-    assert host.program.versions == {0, 1}
+    assert host.program.slots.versions == {0, 1}
     host.wait(2.0)
     host.say(policy(2, "0b"))
-    assert host.program.versions == {2} and host.did(effects.ShareTensors) == [effects.ShareTensors(2, 1)]
+    assert host.program.slots.versions == {2} and host.did(effects.ShareTensors) == [effects.ShareTensors(2, 1)]
 
 
 def test_a_version_that_is_ready_is_ready_at_once() -> None:
@@ -212,7 +212,8 @@ def test_accounts_are_told_when_the_host_has_all_it_wanted() -> None:
     host = Host()
     assert host.say(Collected()) == []
     host.work()
-    assert host.say(Collected()) == [SlotSeconds({"step": 1.0})]
+    host.wait(3.0)
+    assert host.say(Collected()) == [SlotSeconds({"boot": 0.0, "barrier": 6.0})]
     assert host.did(effects.IdleBecause)[-1].activity == "update"
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from simulation.fleet import tickets
 from simulation.host import ASKING_JOB, JOB, Host, policy
-from simulation.program import SimulatedProgram
-from simulation.world import RUN
 
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.protocol.messages import (
@@ -23,6 +21,7 @@ from digirl_dist.protocol.messages import (
     Stop,
     Working,
 )
+from digirl_dist.simulation.program import RUN, SimulatedProgram
 from digirl_dist.tasks import Key, Ticket
 from digirl_dist.worker_program import effects
 
@@ -114,7 +113,7 @@ def test_an_agent_that_raises_ends_the_job() -> None:
     host.program.act_fails(RuntimeError("CUDA is out of memory"))
     broken = host.heard[-1]
     assert isinstance(broken, Broken) and broken.during == "act" and "CUDA is out of memory" in broken.reason
-    assert host.did(effects.CloseSlots) and host.beat().held == [] and host.program.slots == 0
+    assert host.did(effects.CloseSlots) and host.beat().held == [] and host.program.slots is None
     assert host.say(JOB) == [Working(2, "", [])]
 
 

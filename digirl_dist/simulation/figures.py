@@ -1,0 +1,155 @@
+"""The figures that a forecast starts from: stated, of the rehearsal's settings, or measured in a run folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from statistics import mean, pstdev
+from typing import TYPE_CHECKING
+
+from digirl_dist.errors import RunFolderError, SettingsError
+from digirl_dist.types import Json
+
+if TYPE_CHECKING:
+    from digirl_dist.emulator.plugins.rehearsal import RehearsalSettings
+
+_LEAST_PUSH = 1 << 20
+"""A smaller push ends in the buffers on the way and says nothing of the link."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What machines and links are like. Times are means in seconds."""
+
+    reset_s: float
+    """A reset."""
+    step_s: float
+    """A step of the emulator."""
+    steps: float
+    """Steps of an episode."""
+    steps_spread: float = 0.4
+    """Standard deviation of the logarithm of an episode's length."""
+    reset_spread: float = 0.3
+    """The same for a reset."""
+    policy_s: float = 0.02
+    """The wait for an action."""
+    fail_rate: float = 0.0
+    """The share of episodes that are lost with their emulator."""
+    boot_s: float = 2.0
+    """The start of an emulator."""
+    update_s: float = 1.0
+    """From the end of a collection to the next checkpoint."""
+    push_mb: float = 1.0
+    """What a checkpoint sends to one worker, in 10^6 bytes."""
+    episode_mb: float = 0.1
+    """An episode's file."""
+    link_mb_s: float = 10.0
+    """A worker's link, in 10^6 bytes per second."""
+    host_mb_s: float = 100.0
+    """The host's own link, which all workers share."""
+    host_episode_s: float = 0.005
+    """What an episode takes of the host's one collecting thread."""
+
+
+def stated(words: Sequence[str], measured: Figures | None = None) -> Figures:
+    """Returns ``measured`` with what is stated as ``step_s=0.5``. Raises SettingsError naming what is wrong."""
+    known = [field.name for field in fields(Figures)]
+    said: dict[str, float] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in known:
+            raise SettingsError(f"--figure {word}: there is no figure {name!r}; there are {', '.join(known)}")
+        try:
+            said[name] = float(value)
+        except ValueError:
+            said[name] = math.nan
+        if not 0 <= said[name] < 1e9 or (name.endswith("mb_s") and not said[name]):
+            raise SettingsError(f"--figure {word}: must be a number of at least 0, and above 0 for a link")
+    if measured is not None:
+        return replace(measured, **said)
+    if missing := [name for name in ("reset_s", "step_s", "steps") if name not in said]:
+        raise SettingsError(
+            f"nothing is known of {', '.join(missing)}: name the folder of a run that measured it, or state it, as "
+            "--figure reset_s=2 --figure step_s=1 --figure steps=10"
+        )
+    return Figures(**said)
+
+
+def of_rehearsal(settings: RehearsalSettings) -> Figures:
+    """Returns what the settings of ``emulator=rehearsal`` say: the means of its log-normal times."""
+    faults = settings.hang_rate + settings.crash_rate + settings.error_rate
+    step_s = settings.step_s * math.exp(settings.step_sigma**2 / 2)
+    steps = settings.steps * math.exp(settings.steps_sigma**2 / 2)
+    return Figures(
+        reset_s=settings.reset_s * math.exp(settings.reset_sigma**2 / 2),
+        step_s=step_s,
+        steps=steps,
+        steps_spread=math.hypot(settings.steps_sigma, settings.step_sigma / math.sqrt(steps)),
+        reset_spread=settings.reset_sigma,
+        fail_rate=1 - (1 - faults) ** steps,
+        boot_s=settings.boot_s,
+    )
+
+
+def of_run(folder: Path) -> Figures:
+    """Returns what a run measured, its first iteration left out. Raises RunFolderError if it measured nothing."""
+    lines = [line for line in _lines(folder / "metrics.jsonl") if line.get("slot_seconds") and line.get("episodes")]
+    lines = lines[1:] or lines
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for line in lines:
+        for activity, each in line["slot_seconds"].items():
+            seconds[activity] += each
+    episodes = sum(line["episodes"] for line in lines)
+    steps = sum(line["episodes"] * (line["steps_mean"] or 0.0) for line in lines)
+    if not episodes or not steps or not seconds["step"]:
+        raise RunFolderError(f"{folder} has no finished iteration that was collected; plan with a run that has one")
+    retried = sum(line.get("episodes_retried") or 0 for line in lines)
+    updates = [line["iteration_s"] - line["collect_s"] for line in lines if line.get("iteration_s")]
+    pushes = _pushes(folder)
+    figures = Figures(
+        reset_s=seconds["reset"] / episodes,
+        step_s=seconds["step"] / steps,
+        steps=steps / episodes,
+        steps_spread=_steps_spread(folder),
+        policy_s=seconds["policy"] / steps,
+        fail_rate=retried / (episodes + retried),
+        update_s=max(0.0, mean(updates)) if updates else 1.0,
+        episode_mb=sum(line.get("pull_bytes") or 0 for line in lines) / episodes / 1e6,
+    )
+    if not pushes:
+        return figures
+    rate = sum(size for size, _ in pushes) / sum(took_s for _, took_s in pushes)
+    return replace(figures, push_mb=mean(size for size, _ in pushes) / 1e6, link_mb_s=rate / 1e6)
+
+
+def _pushes(folder: Path) -> list[tuple[int, float]]:
+    """Returns bytes and seconds of each push that was large enough to measure the link."""
+    found = [line for line in _lines(folder / "events.jsonl") if line.get("event") == "pushed"]
+    return [(line["bytes"], line["seconds"]) for line in found if line["bytes"] >= _LEAST_PUSH and line["seconds"] > 0]
+
+
+def _steps_spread(folder: Path) -> float:
+    """Returns the spread of the newest iteration's lengths."""
+    import pyarrow.parquet
+
+    paths = sorted((folder / "trajectories").glob("[0-9]*.parquet"))
+    if not paths:
+        return 0.4
+    rows = pyarrow.parquet.read_table(paths[-1], columns=["episode_id"]).column("episode_id").to_pylist()
+    return pstdev([math.log(count) for count in Counter(rows).values()])
+
+
+def _lines(path: Path) -> list[Mapping[str, Json]]:
+    if not path.exists():
+        raise RunFolderError(f"{path} does not exist; name the folder of a run, its save_path")
+    found = []
+    for line in path.read_text().splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue  # a run that goes on, or was killed, may end in half a line
+    return found

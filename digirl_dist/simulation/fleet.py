@@ -1,0 +1,163 @@
+"""A fleet on virtual time: fulfils what the real collector needs of a ``Fleet``."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from digirl_dist.fleet.outgoing import Blob
+from digirl_dist.fleet.worker_events import Added, Leaving, Pulled, WorkerEvent
+from digirl_dist.protocol.messages import TensorEntry
+from digirl_dist.settings import LimitSettings
+from digirl_dist.simulation.machine import Machine
+from digirl_dist.simulation.worker import SimulatedWorker
+from digirl_dist.simulation.world import World
+
+_PING_S = 3.0
+
+
+@dataclass(frozen=True)
+class SimulatedPolicy:
+    """A policy version of two tensors: one that never changes, and one of ``size`` bytes that always does."""
+
+    iteration: int
+    size: int = 1000
+
+    def tensor_entries(self) -> dict[str, TensorEntry]:
+        return {
+            "frozen": TensorEntry("f0", "float32", [1]),
+            "learned": TensorEntry(f"a{self.iteration:x}", "float32", [1]),
+        }
+
+    def blobs(self, digests: set[str]) -> list[Blob]:
+        return [Blob(digest, 4 if digest == "f0" else self.size, lambda: memoryview(b"")) for digest in sorted(digests)]
+
+
+class SimulatedFleet:
+    """The host's side of the machines, until the host is gone. ``seed`` is that of the back-offs' jitter."""
+
+    def __init__(
+        self, world: World, machines: Sequence[Machine], limits: LimitSettings, seed: str = "", policy_bytes: int = 1000
+    ) -> None:
+        self.world, self.limits, self.seed = world, limits, seed
+        self.policy_bytes = policy_bytes
+        self.host_rate = float("inf")
+        """Bytes per second of files that the host's own link carries, to and from all workers together."""
+        self.episode_s = 0.0
+        """Seconds of the collector's thread that an episode takes."""
+        self.disk_is_full = False
+        self.each_turn: Callable[[], object] = lambda: None
+        """Called before the collector waits for an event."""
+        self._events: deque[WorkerEvent] = deque()
+        self._announced: SimulatedPolicy | None = None
+        self._suspended_until = 0.0
+        self._uplink_free_at = 0.0
+        self._busy_until = 0.0
+        self.alive = True
+        """Whether the host's process is there."""
+        self.workers = {machine.spec.name: SimulatedWorker(self, machine) for machine in machines}
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the host's process is stopped: it hears nothing, and nothing of it happens."""
+        return self.world.now < self._suspended_until
+
+    def post(self, event: WorkerEvent) -> None:
+        self._events.append(event)
+
+    def later(self, seconds: float, action: Callable[[], object]) -> None:
+        """Something that the host does; never once the host is gone, nor while it is suspended."""
+        self.world.later(seconds, lambda: self._do(action))
+
+    def sending_s(self, size: int, rate: float) -> float:
+        """Returns how long a file takes over a worker's link and the host's own, which carries one after the other."""
+        free_at = self._uplink_free_at = max(self._uplink_free_at, self.world.now) + size / self.host_rate
+        return max(free_at - self.world.now, size / rate)
+
+    def start(self) -> None:
+        for worker in self.workers.values():
+            worker.start()
+        self.later(_PING_S, self._ping)
+
+    def publish(self, checkpoint: Any, in_use: Any = frozenset()) -> None:
+        self._announced = SimulatedPolicy(checkpoint.iteration, self.policy_bytes)
+        for worker in self.workers.values():
+            worker.publish(self._announced)
+
+    def add(self, machine: Machine) -> None:
+        """Adds a worker while the fleet is at work."""
+        name = machine.spec.name
+        worker = SimulatedWorker(self, machine)
+        self.post(Added(name))
+        self.workers = {**self.workers, name: worker}
+        if self._announced is not None:
+            worker.publish(self._announced)
+        worker.start()
+
+    def release(self, name: str) -> None:
+        """Asks the collector to let a worker go when it has finished what it holds."""
+        self.post(Leaving(name))
+
+    def remove(self, name: str) -> None:
+        worker = self.workers[name]
+        self.workers = {other: each for other, each in self.workers.items() if other != name}
+        worker.stop()
+
+    def next_event(self, timeout_s: float) -> WorkerEvent | None:
+        self.each_turn()
+        until = self.world.now + timeout_s
+        while self._is_away or not self._events:
+            if not self.world.advance(max(until, self._suspended_until, self._busy_until)) and not self._is_away:
+                break
+        if not self._events:
+            return None
+        event = self._events.popleft()
+        if isinstance(event, Pulled):
+            self._busy_until = self.world.now + self.episode_s
+        return event
+
+    def suspend(self, seconds: float) -> None:
+        """Stops the host's process for so long. Nobody's silence meanwhile counts against them."""
+        self._suspended_until = max(self._suspended_until, self.world.now + seconds)
+        self.world.later(self._suspended_until - self.world.now, self._wake)
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.stop()
+
+    def vanish(self) -> None:
+        """The host process is killed."""
+        self.alive = False
+        for worker in self.workers.values():
+            worker.vanish()
+
+    @property
+    def waiting(self) -> int:
+        """Events that the collector has not taken."""
+        return len(self._events)
+
+    @property
+    def _is_away(self) -> bool:
+        """Whether the collector's thread gets to no event."""
+        return self.world.now < max(self._suspended_until, self._busy_until)
+
+    def _do(self, action: Callable[[], object]) -> None:
+        if not self.alive:
+            return
+        if self.suspended:
+            self.later(self._suspended_until - self.world.now, action)
+        else:
+            action()
+
+    def _wake(self) -> None:
+        for worker in self.workers.values() if not self.suspended else ():
+            if (attached := worker.attached) is not None:
+                attached.heard_at = self.world.now
+                attached.to_host.flow()
+
+    def _ping(self) -> None:
+        for worker in self.workers.values():
+            worker.ping()
+        self.later(_PING_S, self._ping)

@@ -1,0 +1,159 @@
+"""A host on virtual time: the loop of ``host.train`` over the real collector, begun again wherever it was killed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+from digirl_dist.collect.ahead import Ahead
+from digirl_dist.collect.dispatch import DispatchRules
+from digirl_dist.collect.fleet_collector import FleetCollector
+from digirl_dist.collect.iteration import Closing
+from digirl_dist.collection import CollectionResult
+from digirl_dist.fleet.fleet import Fleet
+from digirl_dist.settings import LimitSettings
+from digirl_dist.simulation.fleet import SimulatedFleet
+from digirl_dist.simulation.store import MemoryLedger, MemoryStore, Recorder, SilentStatus
+from digirl_dist.simulation.world import World
+from digirl_dist.storage.checkpoint import Checkpoint
+from digirl_dist.tasks import Plan, Task, Ticket
+
+_MAX_STEPS = 10
+
+Step = Generator["float | Future[CollectionResult]", Any, None]
+"""Gives the seconds, or the collection, that it waits for."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a host does, as the settings of a run say it."""
+
+    limits: LimitSettings
+    rules: DispatchRules = DispatchRules()  # noqa: RUF009 - frozen
+    closing: Closing = Closing()  # noqa: RUF009 - frozen
+    iterations: int = 1
+    rollout_size: int = 8
+    ahead: int = 0
+    max_staleness: int | None = None
+    evaluate_every: int = 0
+    evaluation_episodes: int = 4
+    update_s: float = 1.0
+    seed: int = 0
+
+    def tickets(self, iteration: int, version: int) -> list[Ticket]:
+        return Plan([Task("t")], self.rollout_size, self.seed).tickets(iteration, version)
+
+    def evaluation(self, version: int) -> list[Ticket]:
+        """As ``host.Evaluator`` draws them."""
+        tickets = Plan([Task("t")], self.evaluation_episodes, self.seed).tickets(0, version)
+        return [replace(ticket, iteration=version, purpose="evaluate") for ticket in tickets]
+
+
+@dataclass
+class Disk:
+    """What outlives a host."""
+
+    store: MemoryStore
+    ledger: MemoryLedger = field(default_factory=MemoryLedger)
+    newest: int = 0
+    """The newest checkpoint."""
+    measured: set[int] = field(default_factory=set)
+    used: list[tuple[int, Sequence[Any]]] = field(default_factory=list)
+    """Iteration and episodes of each update."""
+
+
+class SimulatedHost:
+    """One host process, from its start to its end. ``done`` gets each result as it is collected."""
+
+    def __init__(
+        self,
+        world: World,
+        fleet: SimulatedFleet,
+        disk: Disk,
+        events: Recorder,
+        schedule: Schedule,
+        done: Callable[[CollectionResult], object] = lambda result: None,
+    ) -> None:
+        self.world, self.fleet, self.disk, self.schedule = world, fleet, disk, schedule
+        self.finished = False
+        self._done = done
+        self.collector = FleetCollector(
+            cast("Fleet[Any]", fleet),
+            schedule.limits,
+            schedule.rules,
+            schedule.closing,
+            disk.store,
+            events,
+            SilentStatus(),
+            _MAX_STEPS,
+            world.clock,
+            disk.ledger,
+        )
+        self._order = Ahead(self, schedule.tickets, schedule.ahead, schedule.iterations - 1)
+
+    def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
+        result = self.collector.collect(checkpoint, tickets)
+        self._done(result)
+        return result
+
+    def prefetch(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
+        self.collector.prefetch(checkpoint, tickets)
+
+    def close(self) -> None:
+        self.collector.close()
+
+    def run(self) -> None:
+        """Trains to the end. Raises HostKilled, and CollectionError as a run would."""
+        loop = self._train()
+        self._resume(loop, None)
+        while not self.finished:
+            if self._order.work.empty():
+                self.world.advance(float("inf"))
+            elif (work := self._order.work.get()) is not None:
+                self._order.run(work)
+                if (error := work[1].exception()) is not None:
+                    raise error
+        self.close()
+
+    def _resume(self, loop: Step, value: object) -> None:
+        try:
+            waits_for = loop.send(value)
+        except StopIteration:
+            self.finished = True
+            return
+        if isinstance(waits_for, Future):
+            waits_for.add_done_callback(lambda future: self._collected(loop, future))
+        else:
+            self.fleet.later(waits_for, lambda: self._resume(loop, None))
+
+    def _collected(self, loop: Step, future: Future[CollectionResult]) -> None:
+        if future.exception() is None:
+            result = future.result()
+            self.fleet.later(0.0, lambda: self._resume(loop, result))
+
+    def _train(self) -> Step:
+        disk, schedule = self.disk, self.schedule
+        yield from self._evaluate(disk.newest)
+        while (number := disk.newest) < schedule.iterations:
+            result = yield self._order.begin(_checkpoint(number), schedule.tickets(number, number))
+            disk.store.append(result)
+            yield schedule.update_s
+            if disk.store.has(result.round):
+                disk.used.append((number, disk.store.fresh(number, schedule.max_staleness)))
+            disk.newest = number + 1
+            yield from self._evaluate(disk.newest)
+
+    def _evaluate(self, version: int) -> Step:
+        every, last = self.schedule.evaluate_every, self.schedule.iterations
+        is_due = every > 0 and (version % every == 0 or version == last)
+        if is_due and version not in self.disk.measured:
+            result = yield self._order.begin(_checkpoint(version), self.schedule.evaluation(version))
+            self.disk.store.append(result)
+            self.disk.measured.add(version)
+
+
+def _checkpoint(version: int) -> Any:
+    return SimpleNamespace(iteration=version)

@@ -1,0 +1,120 @@
+"""What a simulated host keeps on its disk, and what it tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from digirl_dist.collect.leases import Grant
+from digirl_dist.collection import CollectionResult
+from digirl_dist.simulation.world import World
+from digirl_dist.storage.events import Events
+from digirl_dist.storage.status import Status
+from digirl_dist.storage.trajectory_store import Store
+from digirl_dist.tasks import Key, Round, Ticket
+from digirl_dist.trajectory import Trajectory
+
+
+class MemoryStore(Store):
+    """The real store's rules without its files. ``touches`` is called before and after each change of the disk."""
+
+    def __init__(self, touches: Callable[[], object] = lambda: None) -> None:
+        self.episodes: dict[Round, dict[Key, Trajectory]] = {}
+        self.files: dict[Round, Sequence[Trajectory]] = {}
+        self.closed: dict[int, tuple[list[Ticket], list[Ticket]]] = {}
+        self.came_twice: list[Key] = []
+        """Episodes that came although their ticket had landed, or their round was closed."""
+        self.pulled_to: list[str] = []
+        self._touches = touches
+        self._recent = {}
+
+    def incoming(self, counts_in: Round, name: str) -> Path:
+        self.pulled_to.append(name)
+        return Path("simulated", name)
+
+    def landed(self, wanted: Round) -> dict[Key, Trajectory]:
+        if wanted in self.files:
+            return {trajectory.ticket.key: trajectory for trajectory in self.files[wanted]}
+        return dict(self.episodes.get(wanted, {}))
+
+    def land(self, counts_in: Round, trajectory: Trajectory, checked: Path | None = None) -> bool:
+        known = self.episodes.setdefault(counts_in, {})
+        if trajectory.ticket.key in known or self.is_closed(counts_in):
+            self.came_twice.append(trajectory.ticket.key)
+            return False
+        self._touches()
+        known[trajectory.ticket.key] = trajectory
+        self._touches()
+        return True
+
+    def is_closed(self, wanted: Round) -> bool:
+        return wanted in self.files or (wanted.purpose == "train" and wanted.number in self.closed)
+
+    def close(self, iteration: int, carried: Sequence[Ticket], cancelled: Sequence[Ticket]) -> None:
+        self._touches()
+        self.closed.setdefault(iteration, (list(carried), list(cancelled)))
+        self._touches()
+
+    def left_out(self, iteration: int) -> tuple[list[Ticket], list[Ticket]]:
+        return self.closed.get(iteration, ([], []))
+
+    def append(self, result: CollectionResult) -> None:
+        self._touches()
+        if result.trajectories:
+            self.files.setdefault(result.round, result.trajectories)
+        self._touches()
+        self.episodes.pop(result.round, None)
+        if result.purpose == "train":
+            self._recent[result.iteration] = result.trajectories
+
+    def has(self, wanted: Round) -> bool:
+        return wanted in self.files
+
+    def read(self, iteration: int) -> Sequence[Trajectory]:
+        return self.files[Round(iteration)]
+
+
+class MemoryLedger:
+    """The leases that hosts gave; implements ``Ledger``."""
+
+    def __init__(self) -> None:
+        self._grants: list[Grant] = []
+
+    def known(self) -> Sequence[Grant]:
+        return [replace(grant, at=None) for grant in self._grants]
+
+    def add(self, grants: Sequence[Grant]) -> None:
+        self._grants.extend(grants)
+
+    def replace(self, grants: Sequence[Grant]) -> None:
+        self._grants = list(grants)
+
+
+class Recorder(Events):
+    """Events in memory and in the trace."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.lines: list[tuple[float, str, dict[str, Any]]] = []
+
+    def emit(self, kind: str, **content: Any) -> None:
+        self.lines.append((self._world.now, kind, content))
+        self._world.trace("event", f"{kind} {content}".encode())
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [content for _, one, content in self.lines if one == kind]
+
+    def close(self) -> None:
+        """There is no file."""
+
+
+class SilentStatus(Status):
+    """Kept, and not written."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("status.json"))
+
+    def write(self) -> None:
+        """Nobody reads it."""

@@ -1,0 +1,169 @@
+"""Bugs that are planted in the product, each as a patch of one function; the simulator must find every one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from digirl_dist.collect.ahead import Ahead
+from digirl_dist.collect.iteration import Iteration
+from digirl_dist.collect.leases import Leases
+from digirl_dist.collect.slot_time_ledger import SlotTimeLedger
+from digirl_dist.fleet.effects import Tell
+from digirl_dist.fleet.reconnecting import Reconnecting
+from digirl_dist.fleet.session import Session
+from digirl_dist.fleet.worker_events import LeasesLost
+from digirl_dist.protocol.messages import Heartbeat
+from digirl_dist.storage.trajectory_store import Store
+from digirl_dist.worker_program.core import ProgramCore
+from digirl_dist.worker_program.effects import ListSpooled
+
+Patch = pytest.MonkeyPatch
+
+
+def lost_lease(patch: Patch) -> None:
+    """The tickets of a lost worker go to nobody."""
+    real = Leases.release
+
+    def release(self: Any, worker: str) -> int:
+        queued, count = self.queued, real(self, worker)
+        while self.queued > queued:
+            self._queue.popleft()
+        return count
+
+    patch.setattr(Leases, "release", release)
+
+
+def lost_news_of_a_lost_lease(patch: Patch) -> None:
+    """A ticket that a program lost without a word is noticed, and nobody is told."""
+    real = Session._compared
+
+    def compared(self: Any, *arguments: Any) -> Any:
+        found = real(self, *arguments)
+        return [one for one in found if not (isinstance(one, Tell) and isinstance(one.event, LeasesLost))]
+
+    patch.setattr(Session, "_compared", compared)
+
+
+def ignored_heartbeats(patch: Patch) -> None:
+    """Nothing follows from what a heartbeat says: a link may be half-open, a program stuck, a lease lost."""
+    real = Session._receive
+
+    def receive(self: Any, message: Any, *more: Any) -> Any:
+        return [] if isinstance(message, Heartbeat) else real(self, message, *more)
+
+    patch.setattr(Session, "_receive", receive)
+
+
+def double_landing(patch: Patch) -> None:
+    """A ticket that has landed may land again."""
+    real = Leases.land
+
+    def land(self: Any, key: Any) -> bool:
+        real(self, key)
+        return True
+
+    patch.setattr(Leases, "land", land)
+
+
+def forgotten_spool(patch: Patch) -> None:
+    """A program does not announce the episodes that it finds in its folder."""
+    real = ProgramCore._working
+    patch.setattr(ProgramCore, "_working", lambda self: [one for one in real(self) if not isinstance(one, ListSpooled)])
+
+
+def kept_spool(patch: Patch) -> None:
+    """Workers are not told which episodes have landed."""
+    patch.setattr(Session, "forget", lambda self, episode_id: [])
+
+
+def one_iteration_too_far_ahead(patch: Patch) -> None:
+    """Collecting ahead goes one iteration further than it may."""
+    real = Ahead.__init__
+
+    def init(self: Any, inner: Any, tickets: Any, ahead: int, last: int) -> None:
+        real(self, inner, tickets, ahead + 1, last)
+
+    patch.setattr(Ahead, "__init__", init)
+
+
+def learned_from_too_old(patch: Patch) -> None:
+    """An update learns from episodes that are one version older than ``max_staleness`` allows."""
+    real = Store.fresh
+
+    def fresh(self: Any, iteration: int, max_staleness: int | None = None) -> Any:
+        return real(self, iteration, None if max_staleness is None else max_staleness + 1)
+
+    patch.setattr(Store, "fresh", fresh)
+
+
+def never_again(patch: Patch) -> None:
+    """A worker that is lost twice in a row is never tried again."""
+    real = Reconnecting.lost
+
+    def lost(self: Any, error: Any, now: float) -> float | None:
+        pause_s = real(self, error, now)
+        return None if self._losses > 1 else pause_s
+
+    patch.setattr(Reconnecting, "lost", lost)
+
+
+def carried_over_and_out(patch: Patch) -> None:
+    """What an iteration closed without is not taken over by the next."""
+    patch.setattr(Iteration, "_left_out", lambda self, number: ([], []))
+
+
+def measured_while_carried(patch: Patch) -> None:
+    """An episode counts in its own iteration, though that may have closed without it."""
+
+    def counts_in(self: Any, key: Any) -> Any:
+        return self.round if key in self._wanted else key.round
+
+    patch.setattr(Iteration, "counts_in", counts_in)
+
+
+def time_away_forgotten(patch: Patch) -> None:
+    """Nobody accounts for the seconds in which a worker was lost."""
+    patch.setattr(SlotTimeLedger, "lost", lambda self, worker: None)
+
+
+def half_open_before_the_job(patch: Patch) -> None:
+    """Whether the program hears the host is asked only once the job runs."""
+    real = Session._compared
+
+    def compared(self: Any, beat: Heartbeat, now: float) -> Any:
+        return real(self, beat if self._working else msgspec.structs.replace(beat, unheard_s=0.0), now)
+
+    patch.setattr(Session, "_compared", compared)
+
+
+def older_policy(patch: Patch) -> None:
+    """Evaluations are run with the version before."""
+    real = Session.lease
+
+    def lease(self: Any, tickets: Any) -> Any:
+        older = [replace(one, policy_version=max(0, one.policy_version - 1)) for one in tickets]
+        return real(self, older)
+
+    patch.setattr(Session, "lease", lease)
+
+
+BUGS = (
+    lost_lease,
+    lost_news_of_a_lost_lease,
+    ignored_heartbeats,
+    double_landing,
+    forgotten_spool,
+    kept_spool,
+    one_iteration_too_far_ahead,
+    learned_from_too_old,
+    never_again,
+    carried_over_and_out,
+    measured_while_carried,
+    time_away_forgotten,
+    half_open_before_the_job,
+    older_policy,
+)

@@ -1,0 +1,103 @@
+"""Forecasts of fleets: held against what the benchmarks measured, and against each other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from digirl_dist.cli.main import main
+from digirl_dist.collect.iteration import Closing
+from digirl_dist.errors import RunFolderError, SettingsError
+from digirl_dist.settings import RehearsalSettings
+from digirl_dist.simulation.figures import Figures, of_rehearsal, of_run, stated
+from digirl_dist.simulation.forecast import FleetPlan, by_collector, by_queue, forecast
+
+DEVICE = RehearsalSettings(reset_s=0.5, reset_sigma=0.4, step_s=0.15, step_sigma=0.5, steps=10, steps_sigma=0.5)
+BENCH = replace(of_rehearsal(DEVICE), policy_s=0.003, update_s=0.05, push_mb=0.01, episode_mb=0.02)
+"""The device of ``script/bench scaling`` and ``straggler``, with a linear policy."""
+EPISODE_S = BENCH.reset_s + BENCH.steps * (BENCH.step_s + BENCH.policy_s)
+FIGURES = Figures(reset_s=2.0, step_s=1.0, steps=10.0)
+
+
+@pytest.mark.parametrize(
+    ("plan", "measured"), [(FleetPlan(1, 4, 32), (3.669, 3.611)), (FleetPlan(8, 4, 256), (24.07, 27.85))]
+)
+def test_weak_scaling_is_forecast_within_a_tenth_of_what_was_measured(
+    plan: FleetPlan, measured: tuple[float, float]
+) -> None:
+    """Seconds of episodes per second in both pairs of ``script/bench scaling``, 2026-11-22, two busy cores."""
+    rate = by_collector(BENCH, plan, 8).episodes_per_hour / 3600 * EPISODE_S
+    assert rate == pytest.approx(sum(measured) / len(measured), rel=0.1)
+
+
+def test_a_straggler_is_forecast_within_a_tenth_of_what_was_measured() -> None:
+    """The median of the three iterations of ``script/bench straggler``, 2026-11-22, two busy cores: 27.96 s."""
+    plan = FleetPlan(4, 4, 128, slowness=(1.0, 1.0, 1.0, 4.0))
+    assert by_collector(BENCH, plan, 8).iteration_s == pytest.approx(27.956, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        FleetPlan(1, 2, 32),
+        FleetPlan(8, 2, 128),
+        FleetPlan(8, 2, 128, Closing(0.8)),
+        FleetPlan(8, 2, 128, Closing(after_s=60.0)),
+        FleetPlan(8, 2, 64, ahead=1),
+    ],
+)
+def test_the_queue_alone_forecasts_what_the_collector_does_where_workers_are_alike(plan: FleetPlan) -> None:
+    real, fast = by_collector(FIGURES, plan, 6), by_queue(FIGURES, plan, 6)
+    assert fast.episodes_per_hour == pytest.approx(real.episodes_per_hour, rel=0.1)
+    assert fast.busy == pytest.approx(real.busy, abs=0.1)
+
+
+@pytest.mark.parametrize("workers", [1, 16, 1000, 10_000])
+def test_shares_are_shares_and_the_hosts_own_limits_bound_a_large_fleet(workers: int) -> None:
+    found = forecast(FIGURES, FleetPlan(workers, 2, 128))
+    assert 0 <= found.busy <= 1 and sum(found.shares.values()) == pytest.approx(1.0)
+    assert found.episodes_per_hour <= 3600 / FIGURES.host_episode_s
+    assert found.by_collector == (workers <= 16)
+
+
+def test_failing_emulators_cost_what_their_lost_episodes_took() -> None:
+    plan, failing = FleetPlan(4, 2, 64), replace(FIGURES, fail_rate=0.2)
+    for way in (by_collector, by_queue):
+        assert way(failing, plan).episodes_per_hour < 0.9 * way(FIGURES, plan).episodes_per_hour
+
+
+def test_figures_of_a_run_are_read_from_its_files_without_its_first_iteration(tmp_path: Path) -> None:
+    def line(number: int, reset_s: float) -> str:
+        seconds = {"reset": reset_s, "step": 80.0, "policy": 4.0, "barrier": 9.0}
+        more = {"collect_s": 10.0, "iteration_s": 13.0, "episodes_retried": 2, "pull_bytes": 4_000_000}
+        return json.dumps({"iteration": number, "episodes": 8, "steps_mean": 5.0, "slot_seconds": seconds, **more})
+
+    (tmp_path / "metrics.jsonl").write_text("\n".join([line(0, 500.0), line(1, 16.0), line(2, 16.0), '{"half']))
+    pushed = {"event": "pushed", "bytes": 8_000_000, "seconds": 2.0}
+    (tmp_path / "events.jsonl").write_text(json.dumps(pushed) + "\n" + json.dumps({**pushed, "bytes": 9}) + "\n")
+    found = of_run(tmp_path)
+    assert (found.reset_s, found.step_s, found.policy_s, found.steps) == (2.0, 2.0, 0.1, 5.0)
+    assert (found.update_s, found.fail_rate, found.episode_mb) == (3.0, 0.2, 0.5)
+    assert (found.push_mb, found.link_mb_s) == (8.0, 4.0)
+    with pytest.raises(RunFolderError, match="does not exist"):
+        of_run(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("word", ["step=1", "step_s=-1", "step_s=nan", "step_s=", "link_mb_s=0", "steps=inf"])
+def test_a_figure_that_is_none_is_named(word: str) -> None:
+    with pytest.raises(SettingsError, match=word.split("=")[0]):
+        stated([word], FIGURES)
+
+
+def test_a_plan_names_what_is_missing_and_prints_what_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = ["--figure", "reset_s=2", "--figure", "step_s=1"]
+    assert main(["plan", "--fleet", "1,8", *figures]) == 2
+    assert "steps" in capsys.readouterr().err
+    assert main(["plan", "--fleet", "1,8", *figures, "--figure", "steps=10"]) == 0
+    assert "collect_ahead=1" in capsys.readouterr().out
+    assert main(["plan", "--fleet", "2", "--json", "emulator=rehearsal", "rollout_size=16"]) == 0
+    assert json.loads(capsys.readouterr().out)["forecasts"][0]["rollout_size"] == 16
+    assert main(["plan", "--fleet", "many", "emulator=rehearsal"]) == 2

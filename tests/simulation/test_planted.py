@@ -1,0 +1,17 @@
+"""The simulator finds bugs: each planted one within a few seeds."""
+
+from __future__ import annotations
+
+import pytest
+from simulation.planted import BUGS, Patch
+
+from digirl_dist.simulation.search import examine
+
+_SEEDS = 60
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: str(bug.__name__))
+def test_a_planted_bug_is_found(bug: object, monkeypatch: Patch) -> None:
+    assert callable(bug)
+    bug(monkeypatch)
+    assert any(examine(seed).promise for seed in range(_SEEDS))

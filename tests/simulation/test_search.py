@@ -1,0 +1,98 @@
+"""Seeds: that they hold, replay, and become smaller when they do not."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+from simulation.planted import lost_lease
+
+from digirl_dist.child_process import environment
+from digirl_dist.collection import CollectionResult
+from digirl_dist.simulation.__main__ import main
+from digirl_dist.simulation.faults import KINDS
+from digirl_dist.simulation.scenario import draw
+from digirl_dist.simulation.search import command, examine, outcome, shrunk
+from digirl_dist.simulation.store import MemoryStore
+from digirl_dist.storage.trajectory_store import Store
+from digirl_dist.tasks import Round, Task, Ticket
+from digirl_dist.trajectory import Observation, Step, Trajectory
+
+
+def test_promises_hold_in_the_first_seeds() -> None:
+    broken = [found.detail for found in map(examine, range(150)) if found.promise]
+    assert not broken
+
+
+def test_the_seeds_draw_every_kind_of_fault_and_every_way_to_close_an_iteration() -> None:
+    drawn = [draw(seed) for seed in range(300)]
+    assert {fault.kind for scenario in drawn for fault in scenario.faults} == set(KINDS)
+    closings = [scenario.schedule.closing for scenario in drawn]
+    assert {one.share < 1 for one in closings} == {one.after_s < 100 for one in closings} == {True, False}
+    assert {scenario.schedule.ahead for scenario in drawn} == {0, 1, 2}
+    assert any(scenario.schedule.evaluate_every for scenario in drawn)
+
+
+@pytest.mark.component
+def test_a_seed_replays_byte_for_byte_whatever_the_interpreters_hashes_are() -> None:
+    program = "from digirl_dist.simulation.search import examine; print([examine(n).digest for n in range(20)])"
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**environment(), "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert digests == {f"{[examine(number).digest for number in range(20)]}\n"}
+
+
+def test_a_failing_seed_is_made_small_and_its_command_breaks_the_same_promise(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost_lease(monkeypatch)
+    seed = next(number for number in range(60) if examine(number).promise)
+    promise, scenario = examine(seed).promise, draw(seed)
+    small = shrunk(scenario, promise)
+    assert outcome(small).promise == promise
+    assert len(small.faults) <= len(scenario.faults) and small.schedule.rollout_size <= scenario.schedule.rollout_size
+    assert main(shlex.split(command(small))[1:]) == 1
+    assert f"{promise}:" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_the_store_in_memory_does_what_the_store_on_disk_does(tmp_path: Path) -> None:
+    for seed in range(5):
+        stores: list[Store] = [Store(tmp_path / f"{seed}" / "trajectories"), MemoryStore()]
+        assert [_walk(store, Random(seed)) for store in stores] == [_walk(MemoryStore(), Random(seed))] * 2
+
+
+def _walk(store: Store, rng: Random) -> list[object]:
+    """Does the same at random with any store; returns what it answered."""
+    said: list[object] = []
+    for _ in range(30):
+        wanted = Round(rng.randrange(3), rng.choice(("train", "train", "evaluate")))
+        episodes = [_episode(Ticket(wanted.number, index, Task("t"), 0, 0, 0, wanted.purpose)) for index in range(3)]
+        match rng.randrange(5):
+            case 0 | 1:
+                said.append(store.land(wanted, rng.choice(episodes)))
+            case 2 if wanted.purpose == "train":
+                store.close(wanted.number, [episodes[0].ticket], [episodes[1].ticket])
+            case 3:
+                landed = list(store.landed(wanted).values())
+                store.append(CollectionResult(wanted.number, landed, purpose=wanted.purpose))
+            case _:
+                left_out = store.left_out(wanted.number)
+                said += [sorted(store.landed(wanted)), store.is_closed(wanted), store.has(wanted), left_out]
+    return said
+
+
+def _episode(ticket: Ticket) -> Trajectory:
+    seen = Observation("seen", None, None)
+    step = Step(seen, 0, None, 1.0, terminated=True, truncated=False)
+    return Trajectory(ticket, f"{ticket.index}-{ticket.purpose}", "w1", 0, [step], seen, success=True)
