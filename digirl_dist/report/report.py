@@ -123,6 +123,7 @@ class Report:
         if self._before is not None:
             self._write_page()
             _print_summary(self._metrics.lines)
+            self._progress.say(f"run folder {self._folder.root}, report {self._folder.root / 'report.html'}")
         self._events.emit("run_ended", iterations=len(self._metrics.lines))
 
     def _results(self, iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
