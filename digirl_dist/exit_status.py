@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -13,7 +14,8 @@ _RESUMES = "the same command resumes where it stopped"
 
 
 def exit_status(command: Callable[[], int], after_interruption: str = _RESUMES) -> int:
-    """Returns ``command``'s status; 2 after a SettingsError, 1 after another DigirlDistError, 130 if interrupted."""
+    """Returns ``command``'s status; 2 after a SettingsError, 1 after another DigirlDistError, 130 if interrupted,
+    141 if its output is no longer read."""
     try:
         return command()
     except DigirlDistError as error:
@@ -22,6 +24,9 @@ def exit_status(command: Callable[[], int], after_interruption: str = _RESUMES) 
     except KeyboardInterrupt:
         print(f"interrupted; {after_interruption}", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # who reads the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def end_by_sigterm_as_by_ctrl_c() -> None:
