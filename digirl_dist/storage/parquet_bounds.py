@@ -28,7 +28,7 @@ _TAIL = struct.Struct("<I4s")
 _DATA_PAGE, _PLAIN, _RLE = 0, 0, 3
 _WRITER = "parquet-cpp-arrow"
 _SMALLEST_FLOAT = 4
-_DEEPEST = 8
+_DEEPEST = 10
 _CODECS = (0, 6)
 """Uncompressed, and zstd."""
 _CHUNK_FIELDS = {2, 3}
@@ -161,11 +161,12 @@ class ThriftReader:
         raise TrajectoryError(f"a header has a field of type {kind}")
 
     def _list(self, depth: int) -> list[Any]:
+        _require(depth < _DEEPEST, "a header is nested too deeply")
         head = self._byte()
         length = head >> 4 if head >> 4 < 15 else self._varint()
         _require(length <= self._end - self._at, "a list in a header is longer than it")
         of_bools = head & 15 in (1, 2)
-        return [self._byte() == 1 if of_bools else self._value(head & 15, depth) for _ in range(length)]
+        return [self._byte() == 1 if of_bools else self._value(head & 15, depth + 1) for _ in range(length)]
 
     def _byte(self) -> int:
         _require(self._at < self._end, "a header is cut off")

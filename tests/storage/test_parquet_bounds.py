@@ -12,6 +12,7 @@ import pytest
 
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.storage import parquet
+from digirl_dist.storage.parquet_bounds import ThriftReader
 from tests.storage.test_parquet import episode
 
 ROWS = 1000
@@ -108,3 +109,9 @@ def test_a_footer_on_which_pyarrow_would_end_the_process_is_refused(tmp_path: Pa
     path.write_bytes(changed)
     with pytest.raises(TrajectoryError, match="not stored as this package stores it"):
         parquet.read_bounded(path, most_rows=3)
+
+
+def test_headers_nested_without_end_are_refused() -> None:
+    for endless in (b"\x1c" * 5000, b"\x19" * 5000):  # structs in structs, lists in lists
+        with pytest.raises(TrajectoryError, match="nested too deeply"):
+            ThriftReader(endless, 0, len(endless)).struct()
