@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from digirl_dist.settings.ranges import Amount, Count, Pause, Positive, Seconds, Share
+from digirl_dist.settings.ranges import Count, Pause, Positive, Seconds, Share
 
 
 class SshTransport(Enum):
@@ -33,7 +33,7 @@ class SshSettings:
     """Longest silence of a link before the host drops it."""
     stall_s: Seconds = 60.0
     """Longest time without progress of a transfer although the link itself answers (a hanging disk, for example)."""
-    slowest_kb_s: Amount = 16.0
+    slowest_kb_s: Positive = 16.0
     """Lowest mean rate of a transfer, in KiB per second: one that is slower for longer than ``stall_s`` has failed."""
 
 
