@@ -40,7 +40,8 @@ class Invariants:
         self._doubtful: dict[tuple[str, str, object], float] = {}
         """For how many seconds something has been so that must pass by itself."""
         self._told: defaultdict[str, float] = defaultdict(float)
-        self._joined_at: dict[str, float] = {}
+        self._joined_at: dict[str, tuple[float, float]] = {}
+        """When its slots were started, and when the host learned of them."""
         self._left: set[str] = set()
         self._set_aside: set[Key] = set()
 
@@ -120,7 +121,7 @@ class Invariants:
             elif kind == "worker_joined":
                 slots = self._run.machine(content["worker"]).program.slots
                 since = self._run.world.now if slots is None else slots.started_at
-                self._joined_at.setdefault(content["worker"], since)
+                self._joined_at.setdefault(content["worker"], (since, self._run.world.now))
             elif kind == "worker_left":
                 self._left.add(content["worker"])
         self._seen = len(lines)
@@ -200,10 +201,12 @@ class Invariants:
             if bent or slots is None or joined_at is None or not answered:
                 continue
             count, told_s = machine.spec.slots, self._told[one.worker]
-            whole_s, slack_s = count * (slots.counted_at - joined_at), count * _SECONDS_SLACK_S
-            said = f"{one.worker} told {told_s:.2f} of {whole_s:.2f} slot-seconds, {slots.under_way_s:.2f} under way"
-            _hold(told_s <= whole_s + slack_s, "seconds", said)
-            _hold(told_s >= whole_s - slots.under_way_s - slack_s, "seconds", said)
+            most_s, least_s = (count * (slots.counted_at - at) for at in joined_at)
+            slack_s = count * _SECONDS_SLACK_S
+            whole = f"{least_s:.2f} to {most_s:.2f} slot-seconds, {slots.under_way_s:.2f} under way"
+            said = f"{one.worker} told {told_s:.2f} of {whole}"
+            _hold(told_s <= most_s + slack_s, "seconds", said)
+            _hold(told_s >= least_s - slots.under_way_s - slack_s, "seconds", said)
 
 
 def _hold(holds: bool, promise: str, detail: str) -> None:

@@ -139,7 +139,7 @@ def test_an_error_of_the_background_surfaces_in_the_loop_with_its_traceback(tmp_
         with pytest.raises(CollectionError, match="the device is on fire") as caught:
             ahead.collect(here.save(1), broken)
         ahead.close()
-    assert any(entry.name == "_collect_all" for entry in caught.traceback)
+    assert any(entry.name == "run" for entry in caught.traceback)
 
 
 def test_a_run_that_collects_ahead_can_be_closed_in_the_middle(tmp_path: Path) -> None:
