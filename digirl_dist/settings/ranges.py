@@ -43,8 +43,6 @@ Seed = Annotated[int, Meta(ge=0, le=2**53)]
 Quality = Annotated[int, Meta(ge=1, le=100)]
 ImageSize = Annotated[list[Few], Meta(min_length=2, max_length=2)]
 """Height and width."""
-Box = Annotated[list[Share], Meta(min_length=4, max_length=4)]
-"""Left, top, right, bottom as shares of a screen."""
 NoOrImageSize = Annotated[list[Few], Meta(max_length=2)]
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from digirl_dist.capacity import Needs
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
 from digirl_dist.settings.paths import EmulatorFolder, EmulatorOutput
-from digirl_dist.settings.ranges import Box, Few, ImageSize, Pause, Port, Quality, Seconds
+from digirl_dist.settings.ranges import Few, ImageSize, Pause, Port, Quality, Seconds
 from digirl_dist.settings.workers import InstallSettings
 from digirl_dist.tasks import Task
 
@@ -52,7 +53,7 @@ class AndroidSettings(EmulatorPlugin):
     """A screen that still moves after this long is taken as it is."""
     settle_gap_s: Pause = 0.2
     """The screen has settled when two pictures, at least this far apart, are equal …"""
-    masked: list[Box] = field(default_factory=lambda: [[0.0, 0.0, 1.0, 0.04]])
+    masked: list[Any] = field(default_factory=lambda: [[0.0, 0.0, 1.0, 0.04]])
     """… outside these parts, [left, top, right, bottom] as shares of the screen: clock and battery."""
     image_size: ImageSize = field(default_factory=lambda: [800, 360])
     """Height and width to which screenshots are scaled for the agent and the trajectories."""

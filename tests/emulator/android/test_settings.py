@@ -21,7 +21,8 @@ def test_an_avd_is_all_that_must_be_named() -> None:
     device = build_device(settings, settings.emulator)
     assert device.extras == ("android",) and device.max_steps == MAX_STEPS
     assert device.spec.image_size == (800, 360)
-    assert device.factory.func is AndroidEmulator and device.factory.args == (settings.emulator,)  # type: ignore[attr-defined]
+    own = device.factory.factory  # type: ignore[attr-defined]  # below the memory of the agent
+    assert own.func is AndroidEmulator and own.args == (settings.emulator,)
     build_agent(settings, device.spec)
 
 
@@ -44,7 +45,10 @@ def test_values_can_be_given_per_worker() -> None:
         ([], "needs either emulator.avd=NAME or emulator.serials"),
         (["emulator.avd=a", "emulator.serials=['1.2.3.4:5555']"], "needs either"),
         (["emulator.serials=[R58M]"], "on USB.*adb start-server.*emulator.adb_server=127.0.0.1:5037"),
-        (["emulator.avd=a", "emulator.image_size=[800]"], "not [height, width]"),
+        (
+            ["emulator.avd=a", "emulator.image_size=[800]"],
+            "emulator.image_size=[800] is out of range: set it to a list of 2",
+        ),
         (["emulator.avd=a", "emulator.first_port=5601"], "must be even"),
         (["emulator.avd=a", "emulator.masked=[[0,0,2,1]]"], "not [left, top, right, bottom]"),
         (["emulator.avd=a", "emulator.masked=[0,0,1,1]"], "not [left, top, right, bottom]"),
@@ -52,8 +56,8 @@ def test_values_can_be_given_per_worker() -> None:
     ],
 )
 def test_what_cannot_work_is_refused_on_the_host(overrides: list[str], message: str) -> None:
-    settings = load(*overrides)
     with pytest.raises(SettingsError, match=re.escape(message).replace(r"\.\*", ".*")):
+        settings = load(*overrides)
         build_device(settings, settings.emulator)
 
 
