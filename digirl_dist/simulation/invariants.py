@@ -198,7 +198,7 @@ class Invariants:
             machine, joined_at = self._run.machine(one.worker), self._joined_at.get(one.worker)
             slots, answered = machine.program.slots, machine.accounted_at >= result.ended_at - _SECONDS_SLACK_S
             bent = self._run.hosts > 1 or self._run.bends_time or one.worker in self._left
-            if bent or slots is None or joined_at is None or not answered:
+            if bent or slots is None or joined_at is None or not answered or slots.counted_at > machine.accounted_at:
                 continue
             count, told_s = machine.spec.slots, self._told[one.worker]
             most_s, least_s = (count * (slots.counted_at - at) for at in joined_at)
