@@ -65,7 +65,9 @@ def test_control_groups_limit_cores_and_memory(tmp_path: Path) -> None:
 def test_a_worker_may_choose_while_the_others_are_told() -> None:
     settings = Settings(worker_ips=["a", {"host": "b", "bsize": "auto"}], bsize=3)
     assert [member.slots for member in worker_configs(settings)] == [3, None]
-    with pytest.raises(SettingsError, match="bsize of b must be a whole number above 0 or auto, not 'many'"):
+    with pytest.raises(
+        SettingsError, match=r"worker_ips\[0\]: bsize='many' must be a whole number from 1 to 4,096, or auto"
+    ):
         worker_configs(Settings(worker_ips=[{"host": "b", "bsize": "many"}]))
 
 

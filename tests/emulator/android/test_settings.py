@@ -47,7 +47,7 @@ def test_values_can_be_given_per_worker() -> None:
         (["emulator.serials=[R58M]"], "on USB.*adb start-server.*emulator.adb_server=127.0.0.1:5037"),
         (
             ["emulator.avd=a", "emulator.image_size=[800]"],
-            "emulator.image_size=[800] is out of range: set it to a list of 2",
+            "image_size=[800] is out of range: set it to a list of 2",
         ),
         (["emulator.avd=a", "emulator.first_port=5601"], "must be even"),
         (["emulator.avd=a", "emulator.masked=[[0,0,2,1]]"], "not [left, top, right, bottom]"),
