@@ -18,7 +18,7 @@ from digirl_dist.emulator.plugins import Device
 from digirl_dist.errors import SettingsError
 from digirl_dist.fleet.roster import worker_configs
 from digirl_dist.report.why import explain
-from digirl_dist.settings import LimitSettings, Parallel, Settings
+from digirl_dist.settings import InProcessSettings, LimitSettings, Parallel, Settings
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
@@ -91,7 +91,9 @@ class OnlyTwo(Counter):
 def test_slots_that_do_not_boot_are_given_up_and_the_episodes_come_home(tmp_path: Path, kind: Parallel) -> None:
     heard: list[tuple[str, dict[str, Any]]] = []
     limits = LimitSettings(slot_failures=1, no_worker_s=60, orphan_s=3)
-    settings = Settings(parallel=kind, dry_run=True, dry_run_workers=1, bsize="auto", limits=limits)
+    settings = Settings(
+        parallel=kind, dry_run=True, dry_run_workers=1, bsize="auto", limits=limits, trainer=InProcessSettings()
+    )
     needs = Needs(memory_mib=10, cores=Machine.here().cores / 4.5)  # four by the cores
     device = Device(partial(OnlyTwo, str(tmp_path)), OnlyTwo.spec, [], None, needs=needs)
     with ExitStack() as stack:
