@@ -95,35 +95,13 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None) -> None:
         trainer = _trainer(settings, trainer_spec, folder, write_policy, rank, stack)
         stack.callback(trainer.close)
         media = Media(folder.media, settings.media, events)
-        report = Report(
-            folder,
-            events,
-            progress,
-            status,
-            build_curves(settings, folder),
-            media,
-            write_policy,
-            tells_success(settings),
-        )
+        curves = build_curves(settings, folder)
+        report = Report(folder, events, progress, status, curves, media, write_policy, tells_success(settings))
         stack.callback(report.close)
         measured = trainer.resume() if only_measures(settings) else None
         store = Store(folder.evaluation(measured.iteration) if measured else folder.trajectories, write_policy)
-        collector = build_collector(
-            RunContext(
-                settings,
-                spec.device,
-                spec.agent,
-                plan,
-                folder,
-                store,
-                events,
-                status,
-                spec.closing,
-                spec.ahead,
-                spec.source,
-            ),
-            stack,
-        )
+        shared = settings, spec.device, spec.agent, plan, folder, store, events, status
+        collector = build_collector(RunContext(*shared, spec.closing, spec.ahead, spec.source), stack)
         if measured:
             host.evaluate(collector, measured, store, plan, report, settings.eval_iterations)
         else:
