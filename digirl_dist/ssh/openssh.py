@@ -113,9 +113,7 @@ class Master:
         self._address = address
         self.socket = self._folder / "socket"
         try:
-            config = self._folder / "config"
-            config.write_text("\n".join(_configuration(address, settings)) + "\n")
-            self._base = ["ssh", "-F", str(config), *_where(address)]
+            self._base = _base(self._folder, address, settings)
             self.target, ciphers = _resolve(self._base, address)
             self._process = self._start(ciphers)
         except BaseException:
@@ -210,15 +208,34 @@ def _quoted(path: str) -> str:
     return '"' + path.replace("%", "%%") + '"'
 
 
-def _resolve(base: Sequence[str], address: Address) -> tuple[Target, list[str]]:
-    """Returns what ``ssh`` itself makes of the address and the configuration files, and the ciphers it would offer."""
+def route(address: Address, settings: SshSettings) -> dict[str, str]:
+    """Returns what ``ssh`` makes of an address: its options by their names in lower case, as ``ssh -G`` prints them.
+
+    Raises LoginError if it cannot use its configuration.
+    """
+    with tempfile.TemporaryDirectory(prefix="digirl-ssh-") as folder:
+        return _asked(_base(Path(folder), address, settings), address)
+
+
+def _base(folder: Path, address: Address, settings: SshSettings) -> list[str]:
+    """Writes the configuration to ``folder``; returns the command that connects with it."""
+    config = folder / "config"
+    config.write_text("\n".join(_configuration(address, settings)) + "\n")
+    return ["ssh", "-F", str(config), *_where(address)]
+
+
+def _asked(base: Sequence[str], address: Address) -> dict[str, str]:
     asked = subprocess.run([base[0], "-G", *base[1:]], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if asked.returncode != 0:
         said = (asked.stderr.strip() or "it says nothing").splitlines()[0]
         raise LoginError(address.name, f"`ssh` cannot use its configuration: {said}", "correct ~/.ssh/config")
-    found = dict(line.partition(" ")[::2] for line in asked.stdout.splitlines())
+    return dict(line.partition(" ")[::2] for line in asked.stdout.splitlines())
+
+
+def _resolve(base: Sequence[str], address: Address) -> tuple[Target, list[str]]:
+    """Returns the machine that ``ssh`` would connect to, and the ciphers that it would offer."""
+    found = _asked(base, address)
     files = shlex.split(found.get("userknownhostsfile", ""))
-    target = Target(
-        found["hostname"], int(found["port"]), found["user"], address.host, Path(files[0]) if files else None
-    )
+    file = Path(files[0]).expanduser() if files else None
+    target = Target(found["hostname"], int(found["port"]), found["user"], address.host, file)
     return target, found.get("ciphers", "").split(",")

@@ -5,11 +5,18 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import paramiko
+
+from digirl_dist.errors import LoginError
+from digirl_dist.settings import SshSettings, SshTransport
+from digirl_dist.ssh.connect import carrier
+from digirl_dist.ssh.connection import Address
+from digirl_dist.ssh.openssh import route
 
 _LIMIT_S = 10.0
 _CONFIGS = ("~/.ssh/config", "/etc/ssh/ssh_config")
@@ -25,12 +32,14 @@ class Reached:
     """None: it accepts connections, or is behind another host, and only a login would tell."""
 
 
-def reach(hosts: Sequence[tuple[str, int | None]]) -> list[Reached]:
+def reach(hosts: Sequence[tuple[str, int | None]], settings: SshSettings) -> list[Reached]:
     """Looks at all hosts, each a name or a ``Host`` of ~/.ssh/config and a port, at once; takes 10 s at most."""
-    config = _ssh_config()
+    way = (
+        partial(_by_openssh, settings) if carrier(settings) is SshTransport.openssh else partial(_known, _ssh_config())
+    )
     found = [Reached(host) for host, _ in hosts]
     threads = [
-        threading.Thread(target=_look, args=(each, port, config), daemon=True)  # a resolver cannot be interrupted
+        threading.Thread(target=_look, args=(each, port, way), daemon=True)  # a resolver cannot be interrupted
         for each, (_, port) in zip(found, hosts, strict=True)
     ]
     for thread in threads:
@@ -41,8 +50,12 @@ def reach(hosts: Sequence[tuple[str, int | None]]) -> list[Reached]:
     return found
 
 
-def _look(machine: Reached, port: int | None, config: paramiko.SSHConfig) -> None:
-    known = config.lookup(machine.host)
+def _look(machine: Reached, port: int | None, way: Callable[[str, int | None], Mapping[str, str]]) -> None:
+    try:
+        known = way(machine.host, port)
+    except LoginError as error:
+        machine.resolves, machine.defect = True, str(error)
+        return
     if known.get("proxyjump", "none") != "none" or known.get("proxycommand", "none") != "none":
         machine.resolves, machine.defect = True, None
         return
@@ -58,6 +71,14 @@ def _look(machine: Reached, port: int | None, config: paramiko.SSHConfig) -> Non
         machine.defect = None
     except OSError as error:
         machine.defect = f"{host}:{at} cannot be reached ({error.strerror or error})"
+
+
+def _by_openssh(settings: SshSettings, host: str, port: int | None) -> Mapping[str, str]:
+    return route(Address(host, host, port), settings)
+
+
+def _known(config: paramiko.SSHConfig, host: str, port: int | None) -> Mapping[str, str]:
+    return config.lookup(host)
 
 
 def _ssh_config() -> paramiko.SSHConfig:

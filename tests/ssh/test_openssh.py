@@ -21,6 +21,7 @@ from digirl_dist.errors import HostKeyError, LoginError, SettingsError
 from digirl_dist.settings import SshSettings, SshTransport
 from digirl_dist.ssh.connect import carrier, connect
 from digirl_dist.ssh.connection import Address
+from digirl_dist.ssh.reachable import reach
 
 pytestmark = pytest.mark.component
 
@@ -114,6 +115,7 @@ import sys, time
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address
+from digirl_dist.ssh.reachable import reach
 import threading
 links = []
 starter = threading.Thread(target=lambda: links.append(connect(Address("w1", *eval(sys.argv[1])), SshSettings())))
@@ -154,3 +156,11 @@ def _wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.05)
+
+
+def test_a_machine_behind_another_one_is_not_looked_for_directly(limits: SshSettings, home: Path) -> None:
+    (home / ".ssh/more").write_text("Host hidden\n HostName nowhere.invalid\n ProxyJump gate.invalid\n")
+    (home / ".ssh/config").write_text(f"Match exec true\n Include {home}/.ssh/more\n")
+    hidden, unknown = reach([("hidden", None), ("no-such-machine.invalid", None)], limits)
+    assert hidden.resolves and hidden.defect is None
+    assert unknown.defect == "the host name no-such-machine.invalid is unknown"

@@ -43,7 +43,7 @@ class SshCollectorSettings(CollectorPlugin):
         from digirl_dist.ssh.reachable import reach
 
         entries = worker_entries(settings)
-        found = reach([(entry.host, entry.port) for entry in entries])
+        found = reach([(entry.host, entry.port) for entry in entries], settings.ssh)
         if any(each.defect is None or (each.resolves and not is_new) for each in found):
             return
         defects = "; ".join(f"{worker_name(entry)}: {each.defect}" for entry, each in zip(entries, found, strict=True))
