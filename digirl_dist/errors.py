@@ -29,6 +29,7 @@
     │   ├── JobError             fatal: the worker cannot run the job at all
     │   ├── FileRefusedError     transient: a file cannot be read or written there; the connection remains
     │   ├── UnreachableError     transient: no connection within its limit
+    │   │   └── UnknownHostError   nobody knows an address of the machine's name
     │   ├── LinkLostError        transient: an open connection broke or fell silent
     │   │   └── TooSlowError     a transfer stands still, or takes too long on the whole, though the link answers
     │   └── MisconductError      transient: the worker breaks the protocol, or all that it is given fails
@@ -177,6 +178,10 @@ class FileRefusedError(WorkerError):
 
 class UnreachableError(WorkerError):
     """No connection succeeded within its limit."""
+
+
+class UnknownHostError(UnreachableError):
+    """Nobody knows an address of the machine's name."""
 
 
 class LinkLostError(WorkerError):

@@ -22,6 +22,7 @@ from digirl_dist.cli.main import main
 from digirl_dist.ssh.localhost_server import LocalhostServer
 from digirl_dist.storage import parquet
 from digirl_dist.tasks import Key
+from digirl_dist.worker_program.bootstrap import OWN_FOLDER
 
 pytestmark = [pytest.mark.system, pytest.mark.long]
 ROOT = Path(__file__).resolve().parent.parent
@@ -281,7 +282,8 @@ def test_a_refused_key_is_named(say: Say, home: Path, tmp_path: Path) -> None:
 def test_an_unreachable_worker_is_named_in_bounded_time(say: Say, home: Path, tmp_path: Path) -> None:
     with LocalhostServer("w1", tmp_path / "server") as address:
         pass
-    assert_refused(on(address, home, tmp_path, "limits.no_worker_s=5", run=say), "nothing listens")
+    done = on(address, home, tmp_path, "limits.no_worker_s=5", run=say)
+    assert done.returncode == 2 and "no worker can be reached (w1: " in done.stderr and "refused" in done.stderr
 
 
 def test_a_missing_python_is_named(say: Say, home: Path, tmp_path: Path) -> None:
@@ -297,10 +299,10 @@ def test_the_host_installs_itself_on_a_worker_once(home: Path, tmp_path: Path) -
         trust(home, tmp_path / "server" / "known_hosts")
         done = on(address, home, tmp_path, *words)
         assert done.returncode == 0, done.stderr
-        installed = (tmp_path / "env" / "installed.json").stat().st_mtime_ns
+        installed = (tmp_path / "env" / OWN_FOLDER / "installed.json").stat().st_mtime_ns
         done = on(address, home, tmp_path, *words, "train_iterations=3")
         assert done.returncode == 0, done.stderr
-        assert (tmp_path / "env" / "installed.json").stat().st_mtime_ns == installed
+        assert (tmp_path / "env" / OWN_FOLDER / "installed.json").stat().st_mtime_ns == installed
     assert len(metrics(tmp_path / "run")) == 3
     assert not list((tmp_path / "jobs").iterdir()), "a finished run leaves no folder on its workers"
 

@@ -90,14 +90,16 @@ class Recorded(Corridor):
         super().__init__(length=5)
         Recorded.made += 1
         self._rank = str(own_rank(os.environ).rank)
-        self._is_third = Recorded.made == 3  # after the one whose spaces are read and that of the only slot
+        self._evaluates = (
+            Recorded.made == 4
+        )  # after those whose spaces and test tasks are read, and that of the only slot
         self._evaluation_s = evaluation_s
         self._breaks = self._rank == str(breaks_on)
         self._log = log
         self._write("made")
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
-        if self._is_third:
+        if self._evaluates:
             time.sleep(self._evaluation_s)
             self._evaluation_s = 0.0
         return super().reset(seed=seed, options=options)

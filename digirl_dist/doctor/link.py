@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Iterator
 
 from digirl_dist.doctor.check import Check
-from digirl_dist.errors import HostKeyError, LoginError, UnreachableError, WorkerError
+from digirl_dist.errors import HostKeyError, LoginError, UnknownHostError, WorkerError
 from digirl_dist.ssh.connection import Connection
 
 _STAGES = ("name", "port", "host key", "login")
@@ -63,7 +62,7 @@ def _stage(error: WorkerError) -> str:
             return "host key"
         case LoginError():
             return "login"
-        case UnreachableError(__cause__=socket.gaierror()):
+        case UnknownHostError():
             return "name"
         case _:
             return "port"

@@ -8,7 +8,6 @@ ours says so and then includes the user's.
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -235,7 +234,7 @@ def _asked(base: Sequence[str], address: Address) -> dict[str, str]:
 def _resolve(base: Sequence[str], address: Address) -> tuple[Target, list[str]]:
     """Returns the machine that ``ssh`` would connect to, and the ciphers that it would offer."""
     found = _asked(base, address)
-    files = shlex.split(found.get("userknownhostsfile", ""))
+    files = [address.known_hosts] if address.known_hosts else found.get("userknownhostsfile", "").split()
     file = Path(files[0]).expanduser() if files else None
     target = Target(found["hostname"], int(found["port"]), found["user"], address.host, file)
     return target, found.get("ciphers", "").split(",")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import paramiko
 
-from digirl_dist.errors import HostKeyError, UnreachableError, WorkerError
+from digirl_dist.errors import HostKeyError, UnknownHostError, UnreachableError, WorkerError
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.host_keys import KnownKeys, changed_key, known_hosts_files, revoked_key, target_name, unknown_key
@@ -55,6 +55,8 @@ def explain(log: str, address: Address, target: Target, settings: SshSettings, n
         return _host_key(log, address, target, host, port)
     if "Permission denied (" in log:
         return _login(log, address.name, user, f"{host}:{port}", notes)
+    if found := _UNRESOLVED.search(log):
+        return UnknownHostError(address.name, f"the host name {found[1]} is unknown", "correct the worker's `host`")
     within = f"within {settings.connect_s:g} s"
     look = f"look whether the machine is up and `ssh {target.asked_for}` works"
     return UnreachableError(address.name, *_unreachable(log, f"{host}:{port}", within, look))
@@ -62,8 +64,6 @@ def explain(log: str, address: Address, target: Target, settings: SshSettings, n
 
 def _unreachable(log: str, at: str, within: str, look: str) -> tuple[str, str]:
     """Returns the reason and the remedy."""
-    if found := _UNRESOLVED.search(log):
-        return f"the host name {found[1]} is unknown", "correct the worker's `host`"
     if found := _FORWARD.search(log):
         return f"the jump host cannot reach {at} ({found[1]})", look
     if "Connection refused" in log:

@@ -15,7 +15,7 @@ import paramiko
 from paramiko.auth_strategy import AuthFailure
 from paramiko.ssh_exception import NoValidConnectionsError
 
-from digirl_dist.errors import LinkLostError, LoginError, UnreachableError, WorkerError
+from digirl_dist.errors import LinkLostError, LoginError, UnknownHostError, UnreachableError, WorkerError
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connection import Address, Connection, quote, too_many_channels
 from digirl_dist.ssh.host_keys import KnownKeys, RefuseUnknown, changed_key, known_hosts_files, revoked_key, target_name
@@ -153,7 +153,7 @@ def _explain(
         case AuthFailure():
             return login_error(name, error, session.host, session.port)
         case socket.gaierror():
-            return UnreachableError(name, f"the host name {session.host} is unknown", "correct the worker's `host`")
+            return UnknownHostError(name, f"the host name {session.host} is unknown", "correct the worker's `host`")
         case NoValidConnectionsError() if not any(map(_refused, error.errors.values())):
             return UnreachableError(name, f"{at} cannot be reached ({next(iter(error.errors.values()))})", look)
         case NoValidConnectionsError():

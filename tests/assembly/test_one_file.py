@@ -223,7 +223,9 @@ def test_each_came_as_one_file_and_all_four_train_together(copy: Path) -> None:
     assert lines[-1]["climb_loss"] < lines[0]["climb_loss"]
     assert '"near"' in (copy / "made/events.jsonl").read_text()
     kept = yaml.safe_load((copy / "made/config.yaml").read_text())
-    assert kept["emulator"] == {"name": "lamp", "tries": 3} and kept["agent"] == {"name": "bias", "start": 0.0}
+    everybodys = {"packages": [], "setup": None}
+    assert kept["emulator"] == {"name": "lamp", "tries": 3, **everybodys}
+    assert kept["agent"] == {"name": "bias", "start": 0.0}
     assert kept["algorithm"]["climb"] == {"rate": 0.5} and kept["collector"]["emulators"] == 3
 
 

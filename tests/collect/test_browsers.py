@@ -21,7 +21,15 @@ from digirl_dist.assembly.collector import RunContext, build_collector
 from digirl_dist.assembly.parts import build_device
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator import EmulatorSpec
-from digirl_dist.settings import DeviceAgentSettings, LimitSettings, MiniwobSettings, Parallel, Settings, TaskOrder
+from digirl_dist.settings import (
+    DeviceAgentSettings,
+    InProcessSettings,
+    LimitSettings,
+    MiniwobSettings,
+    Parallel,
+    Settings,
+    TaskOrder,
+)
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
@@ -53,7 +61,13 @@ class Browsers:
         emulator = MiniwobSettings(task=PAGES)
         limits = LimitSettings(step_s=8, reset_s=20, no_worker_s=60, orphan_s=5)
         settings = Settings(
-            parallel=kind, dry_run=True, emulator=emulator, agent=DeviceAgentSettings(), max_steps=8, limits=limits
+            parallel=kind,
+            dry_run=True,
+            emulator=emulator,
+            agent=DeviceAgentSettings(),
+            trainer=InProcessSettings(),
+            max_steps=8,
+            limits=limits,
         )
         device = build_device(settings, emulator)
         run_folder = RunFolder(folder, "")

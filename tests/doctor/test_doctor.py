@@ -121,7 +121,7 @@ def test_settings_that_no_run_could_start_with() -> None:
 def test_emulators_of_the_host_itself_are_looked_at() -> None:
     found = {
         check.check: check
-        for check in examine_emulators(Settings(bsize=10**6), MachineRequirements("big", 1000, 0.0001))
+        for check in examine_emulators(Settings(bsize=4096), MachineRequirements("big", 10**6, 0.0001))
     }
     assert not found["memory"].ok and found["python"].ok and found["memory"].worker == "host"
 

@@ -16,6 +16,7 @@ from digirl_dist.doctor.requirements import MachineRequirements
 from digirl_dist.doctor.trial import Trial, some_action
 from digirl_dist.errors import SettingsError
 from digirl_dist.fleet.install import Package, build_wheel, ensure_installed, installed_python, requirements
+from digirl_dist.fleet.pip_logins import PipArgs
 from digirl_dist.fleet.roster import WorkerConfig
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.settings import GymnasiumSettings, Settings, SshSettings, configuration
@@ -65,7 +66,7 @@ def test_a_package_of_the_environments_is_installed_and_tried_there(
     trial = Trial(
         pack(device.factory), emulator.tasks("", "")[0], some_action(device.spec), SlotLimits(boot_s=90), False
     )
-    no_index = ("--no-index",)
+    no_index = PipArgs(("--no-index",))
     plain = Package(build_wheel(tmp_path), requirements(), pip_args=no_index, reuse_packages=True, limit_s=120.0)
     with LocalhostServer("w1", tmp_path / "server") as address, connect(address, SshSettings()) as connection:
         config = WorkerConfig(address, 1, str(tmp_path / "jobs"), str(tmp_path / "env"), sys.executable)

@@ -18,6 +18,7 @@ from user_classes import Coin, Counter
 from digirl_dist.collect.dispatch import DispatchRules
 from digirl_dist.collect.fleet_collector import FleetCollector
 from digirl_dist.collect.iteration import Closing
+from digirl_dist.collect.lease_ledger import LeaseLedger
 from digirl_dist.collection import CollectionResult
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.roster import this_python
@@ -68,9 +69,8 @@ class Site:
         job = _job(self.folder.run_id, limits[1], step_s)
         specs = [WorkerSpec(one.address, 2, self.job_folder(one), this_python, package=package) for one in machines]
         self.fleet = Fleet([(spec, job) for spec in specs], SshConnector(*limits), limits[1])
-        self._collector = FleetCollector(
-            self.fleet, limits[1], DispatchRules(speculate=False), Closing(), self.store, self.log, self.status
-        )
+        parts = self.fleet, limits[1], DispatchRules(speculate=False), Closing(), self.store, self.log, self.status
+        self._collector = FleetCollector(*parts, ledger=LeaseLedger(self.folder.leases))
         stack.callback(self._collector.close)
 
     def job_folder(self, machine: Machine) -> str:

@@ -11,11 +11,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from network.fleet_site import Site, assert_once_each, job_folder, site, tickets
+from network.fleet_site import USUAL, Site, assert_once_each, job_folder, site, tickets
 from network.machines import Machine, freeze
 from process_watch import eventually
 
 import digirl_dist
+from digirl_dist.collect.lease_ledger import LeaseLedger
+from digirl_dist.collect.leases import Grant
 from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.protocol.messages import EpisodeManifest, decode_manifest, encode_manifest
 from digirl_dist.storage import parquet
@@ -104,13 +106,14 @@ class Spool:
     def __init__(self, machine: Machine, run: Path) -> None:
         folder = RunFolder(run, "")
         folder.close()
-        self.run = folder.run_id
+        self.run, self._ledger = folder.run_id, LeaseLedger(folder.leases)
         self.folder = JobFolder(job_folder(machine, self.run))
         self.folder.create()
 
     def episode(self, ticket: Ticket, *holds: Trajectory, **manifest: Any) -> Path:
-        """An episode of ``ticket`` whose file ``holds`` something else, or whose manifest says something else."""
-        episode_id = f"{ticket.iteration:06d}-{ticket.index:05d}-w1-0"
+        """An episode of a leased ``ticket`` whose file ``holds`` something else, or whose manifest says so."""
+        episode_id = _episode_id(ticket)
+        self._ledger.add([Grant("w1", ticket.key, 0, ticket.policy_version)])
         path = self.folder.episode(episode_id)
         parquet.write(path, holds or [spooled(ticket)])
         announced = EpisodeManifest(
@@ -135,7 +138,11 @@ def spooled(ticket: Ticket, worker: str = "w1") -> Trajectory:
     """An episode that can be told from those that are run."""
     seen = Observation("spooled", None, np.zeros(2, np.float32))
     step = Step(seen, action=1, log_prob=-0.5, reward=1.0, terminated=True, truncated=False)
-    return Trajectory(ticket, f"{ticket.key}-{worker}", worker, 0, [step], seen, success=True)
+    return Trajectory(ticket, _episode_id(ticket), worker, 0, [step], seen, success=True)
+
+
+def _episode_id(ticket: Ticket) -> str:
+    return f"{ticket.iteration:06d}-{ticket.index:05d}-w1-0"
 
 
 def is_spooled(trajectory: Trajectory) -> bool:
@@ -173,13 +180,14 @@ def test_a_whole_file_that_is_not_the_tickets_episode_is_refused(
     garbage.write_bytes(b"not a table")
     spool.episode(ours[6], size=11, digest=file_digest(garbage))
     garbage.write_bytes(b"not a table")
-    with site(tmp_path / "run", machines[:1]) as here:
+    patient = USUAL[0], replace(USUAL[1], slot_failures=10)  # a worker whose every file is wrong is soon given up
+    with site(tmp_path / "run", machines[:1], limits=patient) as here:
         result = here.collecting(ours).result(50)
         assert_once_each(here, result, 8)
         assert not any(map(is_spooled, result.trajectories))
         retried = {content["ticket"]: content["reason"] for content in here.seen("episode_retried")}
         assert sorted(retried) == list(range(7))
-        assert all("another ticket" in retried[index] for index in range(5))
+        assert all("the episode" in retried[index] for index in range(5))
         assert "2 episodes instead of one" in retried[5] and "not a trajectory file" in retried[6]
         assert not here.seen("worker_lost")
 

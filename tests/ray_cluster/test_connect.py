@@ -111,6 +111,7 @@ def test_a_cluster_of_our_own_asks_others_for_its_token() -> None:
 @pytest.mark.component
 def test_what_is_no_cluster_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # other tests may have left this process in a cluster
     web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
     threading.Thread(target=web.serve_forever, daemon=True).start()
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -47,23 +48,25 @@ def test_why_points_at_a_hung_emulator_and_tells_of_a_killed_host(tmp_path: Path
 
 
 def test_why_shows_what_a_worker_is_waited_for(tmp_path: Path) -> None:
-    worker = "{host: 127.0.0.1, port: 1, name: w1}"
+    mute = socket.create_server(("127.0.0.1", 0))
+    worker = f"{{host: 127.0.0.1, port: {mute.getsockname()[1]}, name: w1}}"
     process = subprocess.Popen(
-        [*RUN, *MINE, f"worker_ips=[{worker}]", f"save_path={tmp_path}"],
+        [*RUN, *MINE, f"worker_ips=[{worker}]", f"save_path={tmp_path}", "ssh.connect_s=2"],
         cwd=ROOT / "tests",
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
         eventually(lambda: events(tmp_path, "worker_lost"), 30)
-        eventually(lambda: "nothing listens at 127.0.0.1:1" in why(tmp_path), 10)
+        eventually(lambda: "accepts connections but did not greet within 2 s" in why(tmp_path), 10)
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(30)
+        mute.close()
     assert "ended in order" in why(tmp_path)
 
 
 def test_why_without_a_run_says_so(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "run.py"), "why", "--save-path", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    assert done.returncode == 1 and "status.json cannot be read" in done.stderr
+    assert done.returncode == 2 and f"{tmp_path}/status.json cannot be read" in done.stderr

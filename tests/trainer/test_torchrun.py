@@ -125,7 +125,7 @@ def rank_parents(host: int) -> list[int]:
     return [child.pid for child in descendants(host) if "digirl_dist.parallel.launch" in " ".join(child.cmdline())]
 
 
-@pytest.mark.unit
+@pytest.mark.component
 def test_b10_cuda_is_refused_where_there_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")

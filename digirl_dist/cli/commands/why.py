@@ -10,11 +10,11 @@ from digirl_dist.cli.configured import add_run_folder
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_folder(parser)
-    parser.add_argument("--save-path", dest="run", help="the same as RUN", default=argparse.SUPPRESS)
+    parser.add_argument("--save-path", metavar="RUN", help="the same as RUN")
 
 
 def execute(options: argparse.Namespace) -> int:
     from digirl_dist.report.why import explain
 
-    print(explain(Path(options.run).expanduser()))
+    print(explain(Path(options.save_path or options.run).expanduser()))
     return 0
