@@ -90,9 +90,8 @@ class Recorded(Corridor):
         super().__init__(length=5)
         Recorded.made += 1
         self._rank = str(own_rank(os.environ).rank)
-        self._evaluates = (
-            Recorded.made == 4
-        )  # after those whose spaces and test tasks are read, and that of the only slot
+        # After those whose spaces and test tasks are read, and that of the only slot.
+        self._evaluates = Recorded.made == 4
         self._evaluation_s = evaluation_s
         self._breaks = self._rank == str(breaks_on)
         self._log = log

@@ -63,7 +63,7 @@ def test_why_shows_what_a_worker_is_waited_for(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         process.wait(30)
         mute.close()
-    assert "ended in order" in why(tmp_path)
+    assert "was ended before it was complete" in why(tmp_path)
 
 
 def test_why_without_a_run_says_so(tmp_path: Path) -> None:
