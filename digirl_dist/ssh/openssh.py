@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from digirl_dist.errors import LinkLostError, LoginError, UnreachableError, WorkerError
+from digirl_dist.errors import LinkLostError, LoginError, UnreachableError
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connection import Address, Connection, quote, too_many_channels
 from digirl_dist.ssh.login import check_key_file
@@ -89,15 +89,12 @@ def connect_by_openssh(address: Address, settings: SshSettings) -> Connection:
     notes = check_key_file(address.name, address.key)
     master = Master(address, settings)
     try:
-        if error := master.wait_for_login(settings.connect_s * 2 + settings.login_s):
-            raise explain(master.log(), address, master.target, settings, notes) if error is _REFUSED else error
+        if not master.wait_for_login(settings.connect_s * 2 + settings.login_s):
+            raise explain(master.log(), address, master.target, settings, notes)
         return OpenSshConnection(address, settings, master)
     except BaseException:
         master.close()
         raise
-
-
-_REFUSED = WorkerError("", "ssh ended")
 
 
 class Master:
@@ -119,17 +116,17 @@ class Master:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
 
-    def wait_for_login(self, timeout_s: float) -> WorkerError | None:
-        """Returns None once sessions are served, ``_REFUSED`` if ``ssh`` has ended, or the error of a slow machine."""
+    def wait_for_login(self, timeout_s: float) -> bool:
+        """Returns True once sessions are served, False if ``ssh`` has ended. Raises UnreachableError."""
         deadline = time.monotonic() + timeout_s
         while not self.socket.exists():
             if self._process.poll() is not None:
-                return _REFUSED
+                return False
             if time.monotonic() > deadline:
                 at = f"{self.target.host}:{self.target.port}"
-                return UnreachableError(self._address.name, f"{at} did not let us in within {timeout_s:g} s")
+                raise UnreachableError(self._address.name, f"{at} did not let us in within {timeout_s:g} s")
             time.sleep(_LOOK_S)
-        return None
+        return True
 
     def ended(self, wait_s: float) -> str | None:
         """Waits so long for the end of the link; returns what ended it, None while it lives."""
