@@ -141,7 +141,7 @@ def site(folder: Path, machines: Sequence[Machine], **options: Any) -> Iterator[
     assert_nothing_left(machines)
 
 
-def assert_nothing_left(machines: Sequence[Machine], limit_s: float = USUAL[1].orphan_s + 15) -> None:
+def assert_nothing_left(machines: Sequence[Machine], limit_s: float = USUAL[1].orphan_s + 45) -> None:
     """``limit_s`` covers the orphan time of a program that could not be told to stop."""
     deadline = time.monotonic() + limit_s
     while left := {machine.name: names for machine in machines if (names := machine.left())}:

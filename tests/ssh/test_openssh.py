@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -146,8 +147,9 @@ def test_openssh_that_is_asked_for_and_missing_is_an_error(monkeypatch: pytest.M
 def _master(folder: Path) -> int | None:
     """The ``ssh`` of this process with that folder."""
     for child in psutil.Process(os.getpid()).children():
-        if str(folder / "socket") in child.cmdline():
-            return child.pid
+        with suppress(psutil.Error):  # it has ended meanwhile
+            if str(folder / "socket") in child.cmdline():
+                return child.pid
     return None
 
 
