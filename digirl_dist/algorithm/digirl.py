@@ -20,7 +20,7 @@ from digirl_dist.algorithm.advantages import (
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
 from digirl_dist.algorithm.imitation import Example, Imitation
 from digirl_dist.algorithm.plugins.digirl import DigirlSettings
-from digirl_dist.algorithm.selection import held_out, on_the_way, top_quantile
+from digirl_dist.algorithm.selection import held_out, leading_on, top_quantile
 from digirl_dist.algorithm.values import SuccessValue
 from digirl_dist.errors import TrainingError
 from digirl_dist.parallel.peers import ALONE, Peers
@@ -322,7 +322,7 @@ class DigiRL:
 
     def _on_the_way(self, seen: Seen) -> np.ndarray:
         """Of each step, whether it is outside of loops, as far as that matters."""
-        return np.array(on_the_way(seen.episode) if self._settings.erase_loops else [True] * len(seen.episode.steps))
+        return np.array(leading_on(seen.episode, self._settings.erase_loops))
 
 
 def stack(features: torch.Tensor, frames: int) -> torch.Tensor:

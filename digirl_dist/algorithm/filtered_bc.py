@@ -13,7 +13,7 @@ from digirl_dist.algorithm.advantages import returns_to_go
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
 from digirl_dist.algorithm.imitation import Imitation, worth_repeating
 from digirl_dist.algorithm.plugins.filtered_bc import FilteredBcSettings
-from digirl_dist.algorithm.selection import best, on_the_way, task_weights
+from digirl_dist.algorithm.selection import best, leading_on, task_weights
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.trajectory import Trajectory
 
@@ -35,17 +35,14 @@ class FilteredBC:
 
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
         episodes, relabelled = self._hindsight.added(replay)
-        returns = np.array([trajectory.reward for trajectory in episodes])
-        chosen = best(returns, self._settings.top_share, self._settings.min_return)
-        kept = [episodes[index] for index in chosen]
-        shares = task_weights([trajectory.ticket.task.id for trajectory in kept])
+        kept, shares = self._chosen(episodes)
         pairs = zip(kept, shares, strict=True)
         discount, erase_loops = self._settings.discount, self._settings.erase_loops
         rows = [row for trajectory, share in pairs for row in worth_repeating(trajectory, share, discount, erase_loops)]
         loss = self._imitation.fit(rows)
         good = sum(len(worth_repeating(trajectory, 1.0, discount, erase_loops=False)) for trajectory in kept)
         counts = {
-            "kept_trajectories": len(chosen),
+            "kept_trajectories": len(kept),
             "kept_steps": len(rows),
             "left_not_chosen": _steps(episodes) - _steps(kept),
             "left_not_good": _steps(kept) - good,
@@ -61,9 +58,7 @@ class FilteredBC:
         after: Mapping[str, Any],
     ) -> list[StepOutcome]:
         episodes, _ = self._hindsight.added(replay)
-        chosen = best(np.array([each.reward for each in episodes]), self._settings.top_share, self._settings.min_return)
-        kept = [episodes[index] for index in chosen]
-        shares = task_weights([each.ticket.task.id for each in kept])
+        kept, shares = self._chosen(episodes)
         pairs = zip(kept, shares, strict=True)
         own = {each.ticket.task.id: share for each, share in pairs if each.episode_id == episode.episode_id}
         share = own.pop(episode.ticket.task.id, None)
@@ -73,8 +68,14 @@ class FilteredBC:
             met = f"; the way to {', '.join(own)}, which it met, was learned under that instruction" if own else ""
             return [StepOutcome(False, reason + met) for _ in episode.steps]
         togo = returns_to_go([step.reward for step in episode.steps], self._settings.discount)
-        leads = on_the_way(episode) if self._settings.erase_loops else [True] * len(togo)
+        leads = leading_on(episode, self._settings.erase_loops)
         return [_outcome(worth, leads_on, share) for worth, leads_on in zip(togo, leads, strict=True)]
+
+    def _chosen(self, episodes: Sequence[Trajectory]) -> tuple[list[Trajectory], list[float]]:
+        """Returns the episodes to imitate, and what each counts for."""
+        returns = np.array([episode.reward for episode in episodes])
+        kept = [episodes[index] for index in best(returns, self._settings.top_share, self._settings.min_return)]
+        return kept, task_weights([episode.ticket.task.id for episode in kept])
 
     def state_dict(self) -> dict[str, Any]:
         return {"imitation": self._imitation.state_dict()}

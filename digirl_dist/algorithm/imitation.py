@@ -12,7 +12,7 @@ import torch
 from digirl_dist.agent import Agent
 from digirl_dist.algorithm.advantages import returns_to_go
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer
-from digirl_dist.algorithm.selection import on_the_way
+from digirl_dist.algorithm.selection import leading_on
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.settings import ActorSettings
 from digirl_dist.trajectory import Observation, Trajectory
@@ -37,8 +37,7 @@ def worth_repeating(episode: Trajectory, weight: float, discount: float, erase_l
     every button before the right one is not worth imitating.
     """
     worth = weight * np.array(returns_to_go([step.reward for step in episode.steps], discount))
-    if erase_loops:
-        worth *= on_the_way(episode)
+    worth *= leading_on(episode, erase_loops)
     steps = zip(episode.steps, worth.tolist(), strict=True)
     return [Example(step.observation, step.action, heavy) for step, heavy in steps if heavy > 0]
 

@@ -68,6 +68,11 @@ def on_the_way(trajectory: Trajectory) -> list[bool]:
     return forward
 
 
+def leading_on(trajectory: Trajectory, erase_loops: bool) -> list[bool]:
+    """Of each step, whether it may be learned from: every one, or with ``erase_loops`` those on the way."""
+    return on_the_way(trajectory) if erase_loops else [True] * len(trajectory.steps)
+
+
 def _screen(seen: Observation) -> bytes | str:
     """What tells one situation from another. Texts count only where nothing else was seen: with some agents they tell
     of the actions before."""
