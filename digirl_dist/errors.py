@@ -17,7 +17,7 @@
     │   ├── ChatRefused          a chat server refuses, and a retry cannot help
     │   └── ChatAway             a chat server was unavailable for too long
     ├── AgentError               an agent cannot decide, or lacks a requested ability
-    ├── ClusterError             a Ray cluster does not answer, or lacks resources
+    ├── ClusterError             a Ray or Slurm cluster does not answer, or lacks resources
     ├── ActionError              an action that the emulator does not know
     ├── EmulatorError            an emulator failed
     │   ├── EmulatorHung         an emulator did not answer within its limit
@@ -105,7 +105,7 @@ class AgentError(DigirlDistError):
 
 
 class ClusterError(DigirlDistError, RuntimeError):
-    """A Ray cluster does not answer, or lacks the requested resources."""
+    """A Ray or Slurm cluster does not answer, refuses, or lacks the requested resources."""
 
 
 class PolicyLostError(DigirlDistError):

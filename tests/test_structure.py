@@ -30,7 +30,7 @@ LAYERS = [
     ["agent", "judge", "ssh"],
     ["algorithm", "inference"],
     ["rollout", "trainer"],
-    ["report", "worker_program"],
+    ["report", "slurm", "worker_program"],
     ["fleet"],
     ["collect", "doctor", "ray_cluster", "setup"],
     ["host", "simulation", "vec_env"],

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from digirl_dist.fleet.roster import WorkerConfig
     from digirl_dist.fleet.spec import Job, WorkerSpec
     from digirl_dist.inference.policy_server import PolicyServer
+    from digirl_dist.slurm.nodes import Nodes
 
 
 @dataclass(frozen=True)
@@ -174,12 +175,26 @@ def ssh_fleet(context: RunContext, stack: ExitStack) -> Fleet[Any]:
     def prepare(worker_config: WorkerConfig) -> tuple[WorkerSpec, Job]:
         return _worker_spec(worker_config, context, package), _job(_own_device(worker_config, context), context)
 
-    connector = SshConnector(settings.ssh, settings.limits)
+    connector = SshConnector(settings.ssh, settings.limits, _slurm_nodes(context, stack))
     prepared = [prepare(worker_config) for worker_config in found]
     fleet = Fleet(prepared, connector, settings.limits, settings.push_dtype, _host_policy(context))
     if context.source and not settings.dry_run and not context.source.overrides_key("worker_ips"):
         _watch_roster(context.source, prepare, fleet, stack)
     return fleet
+
+
+def _slurm_nodes(context: RunContext, stack: ExitStack) -> Nodes:
+    """The nodes that Slurm gives to workers; their jobs end with the run."""
+    from digirl_dist.slurm.jobs import Jobs
+    from digirl_dist.slurm.nodes import Nodes
+
+    settings, limits = context.settings, context.settings.limits
+    name = f"digirl-dist-{context.folder.run_id}"
+    silence_s = limits.orphan_s + limits.back_off_max_s
+    jobs = Jobs(settings.slurm, name, context.folder.root.absolute() / "slurm", silence_s)
+    nodes = Nodes(jobs, settings.ssh, settings.slurm.pending_s)
+    stack.callback(nodes.close)
+    return nodes
 
 
 def _watch_roster(

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 
+from digirl_dist.assembly.collectors.ssh import slurm_says
 from digirl_dist.assembly.parts import build_device, emulator_of
 from digirl_dist.assembly.validate import refuse_contradictions
 from digirl_dist.doctor.check import HOST, Check
@@ -16,13 +17,14 @@ from digirl_dist.doctor.host import examine_emulators, examine_host
 from digirl_dist.doctor.requirements import requirements_of
 from digirl_dist.doctor.trial import Trial, some_action
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
-from digirl_dist.errors import SettingsError, WorkerError
+from digirl_dist.errors import ClusterError, SettingsError, WorkerError
 from digirl_dist.fleet.install import Package, installed_python, this_package
 from digirl_dist.fleet.roster import WorkerConfig, localhost_worker_configs, this_python, worker_configs
 from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import Parallel, Settings
 from digirl_dist.setup.prepare import Preparation, Tell, prepare
 from digirl_dist.setup.scripts import steps
+from digirl_dist.slurm.address import SlurmAddress
 from digirl_dist.user_code.packing import pack
 
 _AT_ONCE = 64
@@ -32,8 +34,8 @@ def setup(settings: Settings, dry_run: bool, tell: Tell) -> list[WorkerError]:
     """Prepare all workers at once; returns the failures. Raises SettingsError."""
     with ExitStack() as stack:
         package = _package(settings, build_device(settings, settings.emulator), stack)
-        found = [_preparation(worker_config, settings, package, dry_run) for worker_config in worker_configs(settings)]
-        with ThreadPoolExecutor(min(_AT_ONCE, len(found))) as pool:
+        found = [_preparation(worker_config, settings, package, dry_run) for worker_config in _machines(settings)]
+        with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(found)))) as pool:
             done = pool.map(lambda one: prepare(one, settings.ssh, tell), found)
             return [error for error in done if error is not None]
 
@@ -46,11 +48,13 @@ def doctor(settings: Settings, try_emulators: bool) -> Iterator[Check]:
             refuse_contradictions(settings)
             device = build_device(settings, settings.emulator)
             targets = _targets(settings, device, try_emulators, stack)
-        except SettingsError as error:
+            nodes = slurm_says(settings) if settings.parallel is Parallel.host and not settings.dry_run else {}
+        except (SettingsError, ClusterError) as error:
             reason, _, remedy = str(error).partition(" -> ")
             yield Check(HOST, "settings", False, reason, remedy or "correct the configuration")
             return
-        yield Check(HOST, "settings", True, f"emulator={settings.emulator.name}, {len(targets)} workers")
+        yield Check(HOST, "settings", True, f"emulator={settings.emulator.name}, {len(targets) + len(nodes)} workers")
+        yield from (Check(worker, "slurm", True, said) for worker, said in nodes.items())
         if settings.parallel is not Parallel.host:
             yield from examine_emulators(settings, requirements_of(settings.emulator, device.needs))
         with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(targets)))) as pool:
@@ -71,9 +75,14 @@ def _targets(settings: Settings, device: Device, try_emulators: bool, stack: Exi
         found = localhost_worker_configs(settings, Path(mkdtemp(prefix="digirl-dist-doctor-")), stack)
         package = None
     else:
-        found = worker_configs(settings)
+        found = _machines(settings)
         package = _package(settings, device, stack)
     return [_target(worker_config, settings, package, try_emulators) for worker_config in found]
+
+
+def _machines(settings: Settings) -> list[WorkerConfig]:
+    """The workers that are there before a run starts: a node that Slurm gives is looked at, and set up, by the run."""
+    return [each for each in worker_configs(settings) if not isinstance(each.address, SlurmAddress)]
 
 
 def _target(worker_config: WorkerConfig, settings: Settings, package: Package | None, try_emulators: bool) -> Target:

@@ -18,10 +18,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from digirl_dist.assembly.parts import build_environment
-from digirl_dist.errors import EmulatorError, WorkerError
+from digirl_dist.errors import EmulatorError, SettingsError, WorkerError
 from digirl_dist.fleet.install import ensure_installed, this_package
 from digirl_dist.fleet.roster import WorkerConfig, localhost_worker_configs, this_python, worker_configs
 from digirl_dist.settings import LimitSettings, Settings, SshSettings, configuration
+from digirl_dist.slurm.address import SlurmAddress
 from digirl_dist.ssh.channel import Channel
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Connection
@@ -210,6 +211,8 @@ def fleet_vector_env(
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="digirl-dist-fleet-")))
         prepared = partial(_member, settings, pack(make), folder)
         found = localhost_worker_configs(settings, folder, stack) if settings.dry_run else worker_configs(settings)
+        if any(isinstance(each.address, SlurmAddress) for each in found):
+            raise SettingsError("worker_ips: environments for other libraries are on machines over SSH, not on slurm")
         with ThreadPoolExecutor(len(found)) as pool:
             members = list(pool.map(prepared, found))
         env = FleetVectorEnv(make, num_envs, members, settings.limits, settings.seed)

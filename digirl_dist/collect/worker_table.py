@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from digirl_dist.types import Clock, Json
 _EVENTS, _EVENTS_PER_S = 60.0, 40.0
 """Events that a worker may cause at once, and every second: together 100 in any second."""
 _LONGEST_REASON = 4000
+_QUEUED_EVERY_S = 30.0
 _SHORT_REASON = 400
 
 
@@ -36,6 +38,10 @@ class WorkerState:
     """Whether it gets no further tickets."""
     is_out: bool = False
     """Whether it is out of service for what it did."""
+    queued_at: float | None = None
+    """Since when it waits in a queue of others; None: it does not."""
+    told_at: float = -math.inf
+    """When it was last told that it waits."""
 
     @property
     def able(self) -> bool:
@@ -88,7 +94,7 @@ class WorkerTable:
             case Lost(worker, error, out_s):
                 self._lost(worker, error, out_s)
             case Connecting(worker, doing, limit_s):
-                self._status.workers[worker] = WorkerStatus(doing, limit_s=limit_s)
+                self._connecting(worker, doing, limit_s)
             case Added(worker):
                 self.states[worker] = WorkerState()
                 self.tell("worker_added", worker)
@@ -150,7 +156,7 @@ class WorkerTable:
     def check_that_somebody_can(self, iteration: int, missing: int) -> None:
         """Raises CollectionError when every worker is out for good, or none could run anything for too long."""
         now = self._clock()
-        if any(state.able for state in self.states.values()):
+        if any(state.able or state.queued_at is not None for state in self.states.values()):
             self._able_at = now
             return
         for_good = all(state.is_out_for_good for state in self.states.values())
@@ -169,6 +175,19 @@ class WorkerTable:
         if state.slots and not state.in_service:
             return f"worker {name}: every emulator failed: {next(iter(state.slot_reasons.values()), '')}"
         return f"worker {name}: it has not answered yet ({self._status.worker(name).doing})"
+
+    def _connecting(self, worker: str, doing: str, limit_s: float | None) -> None:
+        state, now = self.states[worker], self._clock()
+        self._status.workers[worker] = WorkerStatus(doing, limit_s=limit_s)
+        if limit_s is not None:
+            state.queued_at = None
+            return
+        if state.queued_at is None:
+            state.queued_at = state.told_at = now
+        self._status.workers[worker].since = state.queued_at
+        if now - state.told_at >= _QUEUED_EVERY_S:
+            state.told_at = now
+            self.tell("worker_queued", worker, doing=doing, seconds=round(now - state.queued_at))
 
     def _joined(self, worker: str, working: Working) -> None:
         slots, held = working.slots, working.held

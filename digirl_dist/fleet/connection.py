@@ -52,8 +52,10 @@ class WorkerConnection(Protocol):
         """Ends it at once; a second call is harmless."""
 
 
-ConnectProgress = Callable[[str, float], None]
-"""Called with what is being done to reach a worker, and its limit in seconds."""
+ConnectProgress = Callable[[str, float | None], None]
+"""Called with what is being done to reach a worker, and its limit in seconds; None: it waits in a queue of others.
+
+Raises LinkLostError if the worker is not wanted any more."""
 
 AnySpec = TypeVar("AnySpec", bound=Spec, contravariant=True)
 

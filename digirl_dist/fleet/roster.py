@@ -14,7 +14,8 @@ from digirl_dist.child_process import SOURCE
 from digirl_dist.errors import SettingsError
 from digirl_dist.fleet.install import Package, ensure_installed
 from digirl_dist.settings import Settings
-from digirl_dist.settings.hosts import WorkerEntry, worker_entries, worker_name
+from digirl_dist.settings.hosts import SlurmEntry, WorkerEntry, worker_entries, worker_name
+from digirl_dist.slurm.address import SlurmAddress
 from digirl_dist.ssh.connection import Address, Connection
 from digirl_dist.ssh.localhost_server import LocalhostServer
 from digirl_dist.storage.events import Events
@@ -44,21 +45,25 @@ def worker_configs(settings: Settings) -> list[WorkerConfig]:
 
 
 def _worker_config(entry: WorkerEntry, settings: Settings) -> WorkerConfig:
-    address = Address(
-        name=worker_name(entry),
-        host=entry.host,
-        port=entry.port,
-        user=entry.username or settings.worker_username,
-        key=None if entry.key is None else str(Path(entry.key).expanduser()),
-    )
     return WorkerConfig(
-        address=address,
+        address=_address(entry, settings),
         slots=_slots(entry.bsize or settings.bsize),
         temp_path=entry.temp_path or settings.worker_temp_path,
         run_path=entry.run_path or settings.worker_run_path,
         python=entry.python or settings.worker_python,
         emulator=entry.emulator,
     )
+
+
+def _address(entry: WorkerEntry, settings: Settings) -> Address:
+    name = worker_name(entry)
+    if isinstance(entry, SlurmEntry):
+        cpus = settings.slurm.cpus or _slots(entry.bsize or settings.bsize)
+        folder = entry.temp_path or settings.worker_temp_path
+        return SlurmAddress(name, entry.host, node=entry.node, folder=folder, cpus=cpus)
+    user = entry.username or settings.worker_username
+    key = None if entry.key is None else str(Path(entry.key).expanduser())
+    return Address(name, entry.host, entry.port, user, key)
 
 
 def _slots(bsize: int | str) -> int | None:

@@ -13,22 +13,25 @@ from digirl_dist.fleet.spec import Job, WorkerSpec
 from digirl_dist.protocol.job_folder import episode_name
 from digirl_dist.protocol.messages import MOST_BYTES, EpisodeManifest
 from digirl_dist.settings import LimitSettings, SshSettings
+from digirl_dist.slurm.address import SlurmAddress
+from digirl_dist.slurm.nodes import Nodes
 from digirl_dist.ssh.channel import Channel
 from digirl_dist.ssh.connect import connect
-from digirl_dist.ssh.connection import Connection
+from digirl_dist.ssh.connection import Address, Connection
 from digirl_dist.ssh.courier import CourierClient
 
 
 class SshConnector:
     """Logs in, installs the package if need be, and attaches to the worker program, which it starts if need be."""
 
-    def __init__(self, ssh: SshSettings, limits: LimitSettings) -> None:
+    def __init__(self, ssh: SshSettings, limits: LimitSettings, nodes: Nodes | None = None) -> None:
+        """``nodes`` brings the connections to workers that Slurm finds a node for."""
+        self._nodes = nodes
         self._ssh = ssh
         self._limits = limits
 
     def connect(self, spec: WorkerSpec, job: Job, replace: bool, progress: ConnectProgress) -> SshWorkerConnection:
-        progress("connect and log in", self._ssh.connect_s + self._ssh.login_s)
-        connection = connect(spec.address, self._ssh)
+        connection = self._reach(spec.address, progress)
         try:
             progress("install or check the package", spec.install_limit_s)
             python = spec.install(connection)
@@ -41,6 +44,12 @@ class SshConnector:
         except BaseException:
             connection.close()
             raise
+
+    def _reach(self, address: Address, progress: ConnectProgress) -> Connection:
+        if self._nodes is not None and isinstance(address, SlurmAddress):
+            return self._nodes.connect(address, progress)
+        progress("connect and log in", self._ssh.connect_s + self._ssh.login_s)
+        return connect(address, self._ssh)
 
 
 class SshWorkerConnection:

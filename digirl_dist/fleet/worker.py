@@ -275,5 +275,7 @@ class RemoteWorker:
             return error
         return LinkLostError(self.spec.name, "the worker program ended")
 
-    def _progress(self, doing: str, limit_s: float) -> None:
+    def _progress(self, doing: str, limit_s: float | None) -> None:
+        if self._stopping.is_set():
+            raise LinkLostError(self.spec.name, "the worker is not wanted any more")
         self.post(Connecting(self.spec.name, doing, limit_s))

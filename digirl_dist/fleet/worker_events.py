@@ -88,11 +88,14 @@ class Lost:
 
 @dataclass(frozen=True)
 class Connecting:
-    """The host is busy with getting the worker to work; it gives up after ``limit_s``."""
+    """The host is busy with getting the worker to work; it gives up after ``limit_s``.
+
+    None: the worker waits in a queue of others, for as long as that takes.
+    """
 
     worker: str
     doing: str
-    limit_s: float
+    limit_s: float | None
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,8 @@ class Progress:
                     self._count_workers()
                     remedy = f" -> {content['remedy']}" if content["remedy"] else ""
                     self.say(f"worker {content['worker']} lost: {content['reason']}{remedy}")
+                case "worker_queued":
+                    self.say(f"worker {content['worker']}: {content['doing']} (since {content['seconds']} s)")
                 case "slot" if content["state"] == "long":
                     self.say(f"worker {content['worker']}, slot {content['slot']}: {content['reason']}")
                 case "slot" if content["state"] == "closed":

@@ -34,6 +34,7 @@ from digirl_dist.settings.run import (
     TrainMode,
     is_bsize,
 )
+from digirl_dist.settings.slurm import SlurmSettings
 from digirl_dist.settings.trainers import InProcessSettings, JaxSettings, TorchrunSettings, TrainerSettings
 from digirl_dist.settings.workers import (
     AndroidInstallSettings,
@@ -68,6 +69,7 @@ __all__ = [
     "PushDtype",
     "RayActorSettings",
     "Settings",
+    "SlurmSettings",
     "SshSettings",
     "SshTransport",
     "Success",

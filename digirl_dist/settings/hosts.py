@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from digirl_dist.errors import SettingsError
@@ -16,7 +17,9 @@ from digirl_dist.settings.paths import Elsewhere, FilePath, refuse_bad_paths
 from digirl_dist.settings.ranges import Port, shown
 from digirl_dist.settings.run import Settings, is_bsize
 
-_FORMS = "write host, user@host, host:port, an IPv6 address, or [IPv6]:port"
+_FORMS = "write host, user@host, host:port, an IPv6 address, [IPv6]:port, or slurm:4"
+_SLURM = re.compile(r"slurm(?::(.*))?", re.DOTALL)
+_MOST_NODES = 1024
 
 
 @dataclass
@@ -37,6 +40,14 @@ class WorkerEntry:
     """Overrides of the emulator's settings for this worker."""
 
 
+@dataclass
+class SlurmEntry(WorkerEntry):
+    """A worker on a node that Slurm gives."""
+
+    node: int | None = None
+    """The node's place in this allocation, from 0; None: that of a job of its own."""
+
+
 def worker_entries(settings: Settings) -> list[WorkerEntry]:
     """Returns the workers of ``worker_ips``. Raises SettingsError naming the entry that is wrong."""
     if not settings.worker_ips:
@@ -44,7 +55,9 @@ def worker_entries(settings: Settings) -> list[WorkerEntry]:
             "worker_ips is empty: name machines that you can ssh to, as worker_ips=[10.0.0.2,10.0.0.3], "
             "or try it on this machine with dry_run=true"
         )
-    found = [_entry(given, f"worker_ips[{place}]") for place, given in enumerate(settings.worker_ips)]
+    found = [
+        entry for place, given in enumerate(settings.worker_ips) for entry in _entries(given, f"worker_ips[{place}]")
+    ]
     names = [worker_name(entry) for entry in found]
     for name in names:
         if names.count(name) > 1:
@@ -74,6 +87,32 @@ def split_host(text: str) -> tuple[str | None, str, int | None]:
     return user or None, host, int(port) if port else None
 
 
+def _entries(given: Any, where: str) -> Iterator[WorkerEntry]:
+    entry = _entry(given, where)
+    if found := _SLURM.fullmatch(entry.host):
+        yield from _slurm_entries(entry, found[1], where)
+    else:
+        yield _located(entry, where)
+
+
+def _slurm_entries(entry: WorkerEntry, count: str | None, where: str) -> Iterator[SlurmEntry]:
+    """Yields ``count`` workers with a job each; without a count those of the allocation in which this process is."""
+    if given := [key for key in ("port", "username", "key") if getattr(entry, key) is not None]:
+        raise SettingsError(f"{where}: {entry.host} takes no {given[0]}, as srun carries its sessions: leave it out")
+    nodes = os.environ.get("SLURM_JOB_NUM_NODES", "") if count is None else count
+    if count is None and not nodes:
+        raise SettingsError(
+            f"{where}: slurm stands for the nodes of an allocation, and this command runs in none: "
+            "start it by sbatch or salloc, or write slurm:4 for four jobs"
+        )
+    if not re.fullmatch("[0-9]{1,4}", nodes) or not 0 < int(nodes) <= _MOST_NODES:
+        raise SettingsError(f"{where}: {shown(entry.host)} must have a number of nodes from 1 to {_MOST_NODES:,}")
+    name = entry.name or "slurm"
+    for number in range(int(nodes)):
+        values = {**asdict(entry), "host": "slurm", "name": f"{name}-{number}"}
+        yield SlurmEntry(**values, node=number if count is None else None)
+
+
 def _entry(given: Any, where: str) -> WorkerEntry:
     if isinstance(given, str):
         given = {"host": given}
@@ -87,7 +126,7 @@ def _entry(given: Any, where: str) -> WorkerEntry:
     if entry.bsize is not None and not is_bsize(entry.bsize):
         raise SettingsError(f"{where}: bsize={entry.bsize!r} must be a whole number from 1 to 4,096, or auto")
     refuse_bad_paths(entry, emulators_here=False, prefix=f"{where}.")
-    return _located(entry, where)
+    return entry
 
 
 def _located(entry: WorkerEntry, where: str) -> WorkerEntry:

@@ -26,6 +26,7 @@ from digirl_dist.settings.ranges import (
     SomeShare,
     refuse_out_of_range,
 )
+from digirl_dist.settings.slurm import SlurmSettings
 from digirl_dist.settings.trainers import TrainerSettings
 from digirl_dist.settings.workers import InstallSettings, LimitSettings, SshSettings
 
@@ -135,10 +136,11 @@ class Settings:
     wandb_project: str | None = None
     """Project of Weights & Biases that also gets the curves (extra ``wandb``; the key comes from the environment)."""
 
-    worker_ips: list[Any] = field(default_factory=list)
+    worker_ips: Any = field(default_factory=list)
     """Workers: host names, or mappings with ``host`` and any of ``name port username key bsize temp_path run_path
     python emulator`` that override the values below for that worker. Workers added to the YAML file mid-run join;
-    removed ones drain and leave. If the command line sets them, they stay fixed."""
+    removed ones drain and leave. If the command line sets them, they stay fixed. ``slurm:4`` in place of a host name
+    stands for four nodes that Slurm is asked for (see ``slurm``), and ``slurm`` for those of this allocation."""
     worker_username: str | None = None
     """Login name on the workers; null: the choice of ``ssh``."""
     worker_temp_path: Elsewhere = "~/.cache/digirl_dist/jobs"
@@ -218,6 +220,7 @@ class Settings:
     distributed: DistributedSettings = field(default_factory=DistributedSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     ssh: SshSettings = field(default_factory=SshSettings)
+    slurm: SlurmSettings = field(default_factory=SlurmSettings)
     install: InstallSettings = field(default_factory=InstallSettings)
 
     def __post_init__(self) -> None:
@@ -225,6 +228,10 @@ class Settings:
         refuse_out_of_range(self)
         if self.train_algorithm == "filteredbc":  # DigiRL's word for it
             self.train_algorithm = "filtered_bc"
+        if isinstance(self.worker_ips, str):
+            self.worker_ips = [self.worker_ips]
+        if not isinstance(self.worker_ips, list):
+            raise SettingsError(f"worker_ips must be a list of machines, not {self.worker_ips!r}")
         known = ALGORITHM.names()
         if self.train_algorithm not in known:
             hint = nearest(self.train_algorithm, known)

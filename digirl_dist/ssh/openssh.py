@@ -11,17 +11,15 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 
 from digirl_dist.errors import LinkLostError, LoginError, UnreachableError
 from digirl_dist.settings import SshSettings
+from digirl_dist.ssh import tied_process
 from digirl_dist.ssh.connection import Address, Connection, quote, too_many_channels
 from digirl_dist.ssh.login import check_key_file
 from digirl_dist.ssh.mux import Session, SessionRefused
@@ -33,10 +31,6 @@ _ANSWER_S = 3.0
 _LOOK_S = 0.02
 _LONGEST_FOLDER = 60
 """``ssh`` adds to the name of its socket, and a Unix socket's path has at most 107 bytes."""
-_DIES_WITH_ITS_PARENT = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); "
-    "os.getppid() == int(sys.argv[1]) and os.execvp(sys.argv[2], sys.argv[2:])"
-)
 
 
 class OpenSshConnection(Connection):
@@ -153,22 +147,9 @@ class Master:
             options += ["-o", "Ciphers=" + ",".join([*fast, *(each for each in ciphers if each not in fast)])]
         command = [*self._base[:1], *options, *self._base[1:]]
         with open(self._folder / "log", "wb") as log:
-            return _spawner().submit(_spawn, command, log.fileno()).result()
-
-
-def _spawn(command: list[str], log: int) -> subprocess.Popen[bytes]:
-    """Starts a command that has no terminal to ask at, and that ends with this process."""
-    if sys.platform == "linux":
-        command = [sys.executable, "-ISc", _DIES_WITH_ITS_PARENT, str(os.getpid()), *command]
-    environment = {**os.environ, "SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C"}
-    null = subprocess.DEVNULL
-    return subprocess.Popen(command, stdin=null, stdout=null, stderr=log, env=environment, start_new_session=True)
-
-
-@cache
-def _spawner() -> ThreadPoolExecutor:
-    """Returns the one thread that starts processes: what ends with its parent ends with the thread that started it."""
-    return ThreadPoolExecutor(1, thread_name_prefix="ssh-start")
+            environment = {**os.environ, "SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C"}
+            null = subprocess.DEVNULL
+            return tied_process.start(command, null, null, log.fileno(), environment)
 
 
 def _where(address: Address) -> Iterator[str]:

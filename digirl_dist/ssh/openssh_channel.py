@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from digirl_dist.errors import LinkLostError
 from digirl_dist.ssh.channel import LINK_END_S, READ_BYTES, Channel
-from digirl_dist.ssh.mux import Session
+from digirl_dist.ssh.mux import Pipes
 
 _SIGNALLED = -1
+
+
+class PipedSession(Protocol):
+    """A command that another program carries: ``ssh`` (see ``mux.Session``), or ``srun``."""
+
+    pipes: Pipes
+
+    def exit_status(self, wait_s: float = 0.0) -> int | None: ...
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def close(self) -> None: ...
 
 
 class OpenSshChannel(Channel):
@@ -18,7 +32,7 @@ class OpenSshChannel(Channel):
 
     def __init__(
         self,
-        session: Session,
+        session: PipedSession,
         worker: str,
         command: str,
         stall_s: float,

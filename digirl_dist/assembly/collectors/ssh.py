@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from digirl_dist.assembly.collectors import CollectorPlugin
-from digirl_dist.errors import SettingsError
+from digirl_dist.errors import ClusterError, SettingsError
 from digirl_dist.fleet.pip_logins import split_logins
 from digirl_dist.settings.configuration import merged
-from digirl_dist.settings.hosts import worker_entries, worker_name
+from digirl_dist.settings.hosts import SlurmEntry, worker_entries, worker_name
 
 if TYPE_CHECKING:
     from digirl_dist.assembly.collector import RunContext
     from digirl_dist.collect import Collector
     from digirl_dist.settings import Settings
+
+
+def slurm_says(settings: Settings) -> dict[str, str]:
+    """Returns, for each worker that Slurm finds a node for, what Slurm says of that. Raises ClusterError."""
+    from digirl_dist.fleet.roster import worker_configs
+    from digirl_dist.slurm.address import SlurmAddress
+    from digirl_dist.slurm.jobs import Jobs
+
+    jobs = Jobs(settings.slurm, "digirl-dist", Path("/tmp"), 60.0)
+    said: dict[tuple[int | None, bool], str] = {}
+    found = {}
+    for worker_config in worker_configs(settings):
+        if isinstance(address := worker_config.address, SlurmAddress):
+            kind = address.cpus, address.node is None
+            if kind not in said:
+                said[kind] = jobs.would_start(address) if address.node is None else "a node of this allocation"
+            found[address.name] = said[kind]
+    return found
 
 
 @dataclass
@@ -33,7 +53,13 @@ class SshCollectorSettings(CollectorPlugin):
         if settings.dry_run:
             return
         split_logins(settings.install.pip_args)
-        for place, entry in enumerate(worker_entries(settings)):
+        entries = worker_entries(settings)
+        needed = "sbatch" if any(isinstance(each, SlurmEntry) and each.node is None for each in entries) else "srun"
+        if any(isinstance(each, SlurmEntry) for each in entries) and shutil.which(needed) is None:
+            raise SettingsError(
+                f"worker_ips: slurm needs `{needed}`, which this machine lacks: start the run where it is"
+            )
+        for place, entry in enumerate(entries):
             merged(settings.emulator, entry.emulator, f"worker_ips[{place}].emulator")
 
     def reach(self, settings: Settings, is_new: bool) -> None:
@@ -42,7 +68,13 @@ class SshCollectorSettings(CollectorPlugin):
             return
         from digirl_dist.ssh.reachable import reach
 
-        entries = worker_entries(settings)
+        entries = [entry for entry in worker_entries(settings) if not isinstance(entry, SlurmEntry)]
+        try:
+            nodes = slurm_says(settings)
+        except ClusterError as error:
+            raise SettingsError(f"worker_ips: Slurm would give no node ({error}) -> correct `slurm`") from error
+        if nodes:
+            return
         found = reach([(entry.host, entry.port) for entry in entries], settings.ssh)
         if any(each.defect is None or (each.resolves and not is_new) for each in found):
             return

@@ -1,0 +1,154 @@
+"""The jobs of a run: each holds one node for a worker as long as the host talks to it."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from digirl_dist.settings.slurm import SlurmSettings
+from digirl_dist.slurm.address import SlurmAddress
+from digirl_dist.slurm.commands import EXPORT, ask
+from digirl_dist.ssh.connection import quote
+from digirl_dist.types import Clock
+
+_LOOK_S = 3.0
+_CHECK_S = 2
+_LOG_LINES = 8
+_LIVES = ("CONFIGURING", "COMPLETING", "PENDING", "RUNNING", "SUSPENDED")
+_WILL_LIVE = ("REQUEUE", "RESIZING", "RESV", "SIGNALING", "SPECIAL", "STAGE", "STOPPED")
+"""What the names of states begin with from which a job comes back."""
+_FIELDS = "%i|%T|%r|%N"
+
+
+@dataclass(frozen=True)
+class JobState:
+    """A job as ``squeue`` shows it."""
+
+    job: str
+    state: str
+    reason: str = ""
+    node: str = ""
+
+    @property
+    def is_running(self) -> bool:
+        return self.state == "RUNNING"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it will never run again. One that is requeued has not."""
+        return not self.state.startswith((*_LIVES, *_WILL_LIVE))
+
+
+def parse(listing: str) -> dict[str, JobState]:
+    """Returns the jobs in the output of ``squeue``, by id."""
+    rows = (line.strip().split("|") for line in listing.splitlines() if line.count("|") == _FIELDS.count("|"))
+    return {job: JobState(job, state, reason, node) for job, state, reason, node in rows}
+
+
+class Jobs:
+    """Submits, watches and cancels the jobs of one run, from the threads of its workers."""
+
+    def __init__(
+        self, settings: SlurmSettings, name: str, logs: Path, silence_s: float, clock: Clock = time.monotonic
+    ) -> None:
+        """``name`` is that of all jobs of this run and of no others; a job ends ``silence_s`` after the host."""
+        self._settings = settings
+        self._name = name
+        self._logs = logs
+        self._silence_s = silence_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: dict[str, JobState] = {}
+        self._looked_at = -math.inf
+        self._has_submitted = False
+
+    def would_start(self, address: SlurmAddress) -> str:
+        """Returns what Slurm says of a job like this. Raises ClusterError if it would refuse it."""
+        return ask([*self._sbatch(address), "--test-only"], _keeper(address, self._silence_s))[1].strip()
+
+    def submit(self, address: SlurmAddress) -> str:
+        """Submits a job for a worker; returns its id. The first call cancels what a killed host has left."""
+        with self._lock:
+            if not self._has_submitted:
+                self._cancel()
+                self._logs.mkdir(parents=True, exist_ok=True)
+                self._has_submitted = True
+            said, _ = ask([*self._sbatch(address), "--parsable"], _keeper(address, self._silence_s))
+            job = said.strip().partition(";")[0]
+            self._known[job] = JobState(job, "PENDING")
+            return job
+
+    def look(self, job: str) -> JobState:
+        """Returns a job's state, a few seconds old at most. Raises ClusterError."""
+        with self._lock:
+            if self._clock() - self._looked_at > _LOOK_S:
+                listing, _ = ask(["squeue", "--noheader", "--states=all", f"--format={_FIELDS}", *self._mine()])
+                self._known = parse(listing)
+                self._looked_at = self._clock()
+            return self._known.get(job, JobState(job, "GONE"))
+
+    def log_tail(self, job: str) -> str:
+        """Returns the last lines of the job's log; empty if the nodes do not see the run folder."""
+        try:
+            return "\n".join((self._logs / f"{job}.log").read_text(errors="replace").splitlines()[-_LOG_LINES:])
+        except OSError:
+            return ""
+
+    def close(self) -> None:
+        """Cancels all jobs, also those that still wait."""
+        with self._lock:
+            if self._has_submitted:
+                self._cancel()
+
+    def _cancel(self) -> None:
+        ask(["scancel", *self._mine()])
+
+    def _mine(self) -> list[str]:
+        return [f"--name={self._name}", f"--user={os.getuid()}"]
+
+    def _sbatch(self, address: SlurmAddress) -> list[str]:
+        settings = self._settings
+        named = {"partition": settings.partition, "account": settings.account, "qos": settings.qos}
+        options = [f"--{name}={value}" for name, value in named.items() if value is not None]
+        options.append("--exclusive" if address.cpus is None else f"--cpus-per-task={address.cpus}")
+        if settings.time_h is not None:
+            options.append(f"--time={math.ceil(settings.time_h * 60)}")
+        if settings.memory_gb is not None:
+            options.append(f"--mem={math.ceil(settings.memory_gb * 1024)}M")
+        own = [f"--job-name={self._name}", "--nodes=1", "--ntasks=1", "--requeue", EXPORT]
+        log = [f"--output={self._logs}/%j.log", "--open-mode=append", "--chdir=/"]
+        return ["sbatch", *own, *log, *options, *settings.options]
+
+
+def why_ended(state: JobState, log: str) -> str:
+    """Returns how a job ended, for people."""
+    how = "is gone" if state.state == "GONE" else f"ended: {state.state}"
+    reason = f" ({state.reason})" if state.reason not in ("", "None") else ""
+    return f"Slurm job {state.job} {how}{reason}" + (f"; the end of its log: {log}" if log else "")
+
+
+def sign_of_life(folder: str, job: str) -> str:
+    """Returns the folder on the node in which a file says that the host was there; for a shell."""
+    return f"{quote([folder])}/slurm-{job}"
+
+
+def _keeper(address: SlurmAddress, silence_s: float) -> str:
+    """Returns the script of a job: it waits until the host has been silent for too long."""
+    checks = math.ceil(silence_s / _CHECK_S)
+    return f"""#!/bin/sh
+umask 077
+life={sign_of_life(address.folder, "$SLURM_JOB_ID")}
+mkdir -p "$life" || exit 1
+trap 'rm -rf "$life"' EXIT
+trap 'exit 143' TERM
+silent=0
+while [ $silent -lt {checks} ]; do
+    sleep {_CHECK_S} & wait $!
+    if rm "$life/heard" 2>/dev/null; then silent=0; else silent=$((silent + 1)); fi
+done
+echo "no word of the host for {checks * _CHECK_S} s: this job ends" >&2
+"""

@@ -1,0 +1,93 @@
+"""What is decided of Slurm without Slurm: which workers there are, what its states mean, what is told of a queue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from digirl_dist.collect.leases import Leases
+from digirl_dist.collect.worker_table import WorkerTable
+from digirl_dist.errors import CollectionError, SettingsError
+from digirl_dist.fleet.fleet import Fleet
+from digirl_dist.fleet.roster import worker_configs
+from digirl_dist.fleet.worker_events import Added, Connecting
+from digirl_dist.settings import LimitSettings, Settings, SlurmSettings
+from digirl_dist.slurm.address import SlurmAddress
+from digirl_dist.slurm.jobs import parse, why_ended
+from digirl_dist.storage.events import Events
+from digirl_dist.storage.status import Status
+
+
+def addresses(*entries: Any, **settings: Any) -> list[SlurmAddress]:
+    found = [each.address for each in worker_configs(Settings(worker_ips=list(entries), **settings))]
+    return [each for each in found if isinstance(each, SlurmAddress)]
+
+
+def test_a_number_of_nodes_stands_for_as_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = addresses("10.0.0.2", "slurm:2", {"host": "slurm:1", "name": "large", "bsize": 8}, bsize=3)
+    assert [(each.name, each.node, each.cpus) for each in found] == [
+        ("slurm-0", None, 3),
+        ("slurm-1", None, 3),
+        ("large-0", None, 8),
+    ]
+    assert addresses("slurm:1", bsize="auto")[0].cpus is None
+    assert addresses("slurm:1", slurm=SlurmSettings(cpus=5))[0].cpus == 5
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    assert [(each.name, each.node) for each in addresses("slurm")] == [("slurm-0", 0), ("slurm-1", 1)]
+
+
+@pytest.mark.parametrize(
+    ("entry", "remedy"),
+    [
+        ("slurm:0", "from 1 to 1,024"),
+        ("slurm:many", "from 1 to 1,024"),
+        ("slurm:", "from 1 to 1,024"),
+        ("slurm:5000", "from 1 to 1,024"),
+        ("slurm", "sbatch or salloc"),
+        ({"host": "slurm:2", "username": "ann"}, "leave it out"),
+    ],
+)
+def test_an_entry_that_names_no_nodes_is_refused(entry: Any, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_NUM_NODES", raising=False)
+    with pytest.raises(SettingsError, match=remedy):
+        addresses(entry)
+
+
+@pytest.mark.parametrize("option", ["constraint=x", "--", "--nodes=2", "--output=x"])
+def test_an_option_that_is_none_or_is_the_hosts_own_is_refused(option: str) -> None:
+    with pytest.raises(SettingsError, match="slurm.options"):
+        SlurmSettings(options=[option])
+
+
+def test_a_job_has_ended_unless_it_may_run_again() -> None:
+    lives = ["PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "STOPPED"]
+    ends = ["COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL"]
+    listing = "\n".join(f"{number}|{state}|None|n1" for number, state in enumerate([*lives, *ends]))
+    found = parse(f"slurm_load: a word of another kind\n{listing}\n")
+    assert [each.state for each in found.values() if each.has_ended] == ends
+    assert [each.job for each in found.values() if each.is_running] == ["2"]
+    assert "ended: TIMEOUT (TimeLimit); the end of its log: why" in why_ended(parse("7|TIMEOUT|TimeLimit|")["7"], "why")
+
+
+def test_waiting_in_a_queue_is_told_every_half_minute_and_ends_no_run(tmp_path: Path) -> None:
+    now, told = 0.0, []
+    limits = LimitSettings(no_worker_s=100)
+    events = Events(tmp_path / "events.jsonl", (lambda kind, content: told.append((kind, content.get("seconds"))),))
+    fleet: Fleet[Any] = Fleet([], None, limits)  # type: ignore[arg-type]
+    status = Status(tmp_path / "status.json")
+    table = WorkerTable(fleet, Leases(3, lambda: now), limits, events, status, lambda: now)
+    table.take_in(Added("slurm-0"))
+    for _ in range(400):
+        table.take_in(Connecting("slurm-0", "wait for Slurm job 7: pending, Priority", None))
+        table.check_that_somebody_can(0, 1)
+        now += 1.0
+    queued = [seconds for kind, seconds in told if kind == "worker_queued"]
+    assert queued == list(range(30, 400, 30))
+    assert "pending, Priority" in status.workers["slurm-0"].doing
+    table.take_in(Connecting("slurm-0", "start a step on its node", 40.0))
+    now += limits.no_worker_s + 1
+    with pytest.raises(CollectionError, match="start a step"):
+        table.check_that_somebody_can(0, 1)
+    events.close()
