@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import pytest
 from digirl_dist.errors import UnreachableError
 from digirl_dist.exit_status import exit_status
 from digirl_dist.plain_text import HIDDEN, hide, one_line, printable, secrets_of, without_secrets, without_secrets_in
+from digirl_dist.report.output import Lines
 from digirl_dist.report.progress import Progress
 from digirl_dist.report.why import explain
+from digirl_dist.storage.status import Status
 
 HOSTILE = "a\x1b[2J\x1b]0;owned\x07b\x9b31mc\r\x08d\u202ee"
 SHOWN = "a\\x1b[2J\\x1b]0;owned\\x07b\\x9b31mc\\r\\x08d\\u202ee"
@@ -35,8 +38,8 @@ def test_an_error_with_a_workers_words_is_harmless(capsys: pytest.CaptureFixture
 
 def test_progress_and_why_are_harmless(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lost = {"worker": "w1", "reason": HOSTILE, "remedy": ""}
-    Progress(1).listen("worker_lost", lost)
-    said = capsys.readouterr().err
+    Progress(Status(), Lines(sys.stdout)).listen("worker_lost", lost)
+    said = capsys.readouterr().out
     assert SHOWN in said and "\x1b" not in said
     status = {"time": 0.0, "since": 0.0, "pid": 1, "doing": "collect", "workers": {}}
     (tmp_path / "status.json").write_text(json.dumps(status))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from digirl_dist.parallel.group import GroupLimits
 from digirl_dist.parallel.rank import Rank, launched_rank
 from digirl_dist.report.curves import Curves, TensorBoard, WeightsAndBiases
 from digirl_dist.report.media import Media
+from digirl_dist.report.output import shown
 from digirl_dist.report.progress import Progress
 from digirl_dist.report.report import Report
 from digirl_dist.settings import Settings, TorchrunSettings, configuration
@@ -39,7 +41,6 @@ from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.disk_full import WaitForSpace
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
-from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.trainer import Trainer
 from digirl_dist.trainer.rank_process import TrainerSpec
@@ -59,13 +60,19 @@ class RunSpec:
     agent: AgentFactory
 
 
-def run(settings: Settings, source: configuration.Source | None = None) -> None:
+def run(settings: Settings, source: configuration.Source | None = None, progress: Progress | None = None) -> None:
     """Build the parts that ``settings`` ask for, run the loop, and take everything down again.
 
-    ``source`` is where they came from: workers that are added there while the run goes on join it. Of the ranks of a
-    ``torchrun run.py``, the first does all this, and the others learn with it.
+    ``source`` is where they came from: workers that are added there while the run goes on join it. ``progress`` shows
+    how it gets on, on stdout if none is given. Of the ranks of a ``torchrun run.py``, the first does all this, and the
+    others learn with it.
     """
     rank = launched_rank(os.environ)
+    if progress is None:
+        with shown("load the parts of the run", sys.stdout if rank is None or rank.is_first else None) as own:
+            own.work_on(settings.save_path)
+            run(settings, source, own)
+        return
     validate.refuse_contradictions(settings, rank=rank)
     closing, ahead = schedule.closing(settings), schedule.iterations_ahead(settings)
     device = build_device(settings, settings.emulator)
@@ -73,35 +80,37 @@ def run(settings: Settings, source: configuration.Source | None = None) -> None:
     root = run_root(settings)
     trainer_spec = _trainer_spec(settings, device, agent, root)
     if rank is None or rank.is_first:
-        _lead(RunSpec(settings, source, root, closing, ahead, device, agent), trainer_spec, rank)
+        _lead(RunSpec(settings, source, root, closing, ahead, device, agent), trainer_spec, rank, progress)
     else:
         _follow(trainer_spec, rank)
 
 
-def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None) -> None:
-    settings = spec.settings
+def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress: Progress) -> None:
+    settings, status = spec.settings, progress.status
     plan = schedule.plan(settings, spec.device.tasks)
     with ExitStack() as stack:
         changes = provenance.changes_of(spec.root, configuration.as_mapping(settings))
         folder = RunFolder(spec.root, configuration.to_yaml(settings), keep=only_measures(settings))
         stack.callback(folder.close)
         provenance.record_start(spec.root, changes)
-        progress = Progress(settings.rollout_size)
         events = Events(folder.events, (progress.listen,))
         stack.callback(events.close)
         record_start(settings, events)
-        status = Status(folder.root / "status.json")
+        status.path = folder.root / "status.json"
+        status.host("load the agent and its newest checkpoint")
         write_policy = WaitForSpace(events, status, settings.limits.full_disk_s)
         trainer = _trainer(settings, trainer_spec, folder, write_policy, rank, stack)
         stack.callback(trainer.close)
         media = Media(folder.media, settings.media, events)
         curves = build_curves(settings, folder)
-        report = Report(folder, events, progress, status, curves, media, write_policy, tells_success(settings))
+        report = Report(folder, events, progress, curves, media, write_policy, tells_success(settings))
         stack.callback(report.close)
         measured = trainer.resume() if only_measures(settings) else None
         store = Store(folder.evaluation(measured.iteration) if measured else folder.trajectories, write_policy)
+        status.host("prepare the workers")
         shared = settings, spec.device, spec.agent, plan, folder, store, events, status
         collector = build_collector(RunContext(*shared, spec.closing, spec.ahead, spec.source), stack)
+        stack.callback(status.host, "stop the workers")
         if measured:
             host.evaluate(collector, measured, store, plan, report, settings.eval_iterations)
         else:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 
@@ -22,26 +23,48 @@ from digirl_dist.fleet.install import Package, installed_python, this_package
 from digirl_dist.fleet.roster import WorkerConfig, localhost_worker_configs, this_python, worker_configs
 from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import Parallel, Settings
-from digirl_dist.setup.prepare import Preparation, Tell, prepare
+from digirl_dist.setup.prepare import Preparation, SetupProgress, Tell, prepare
 from digirl_dist.setup.scripts import steps
 from digirl_dist.slurm.address import SlurmAddress
+from digirl_dist.storage.status import Status, WorkerStatus
 from digirl_dist.user_code.packing import pack
 
 _AT_ONCE = 64
 
 
-def setup(settings: Settings, dry_run: bool, tell: Tell) -> list[WorkerError]:
-    """Prepare all workers at once; returns the failures. Raises SettingsError."""
+def setup(settings: Settings, dry_run: bool, tell: Tell, status: Status) -> list[WorkerError]:
+    """Prepares all workers at once; returns the failures. ``status`` shows who is at which step.
+
+    Raises SettingsError.
+    """
+
+    def prepare_one(preparation: Preparation) -> WorkerError | None:
+        with _at_work(status, preparation.worker_config.name) as seen:
+
+            def told(progress: SetupProgress) -> None:
+                seen.doing, seen.since = progress.step, time.monotonic()
+                tell(progress)
+
+            return prepare(preparation, settings.ssh, told)
+
     with ExitStack() as stack:
         package = _package(settings, build_device(settings, settings.emulator), stack)
         found = [_preparation(worker_config, settings, package, dry_run) for worker_config in _machines(settings)]
         with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(found)))) as pool:
-            done = pool.map(lambda one: prepare(one, settings.ssh, tell), found)
+            done = pool.map(prepare_one, found)
             return [error for error in done if error is not None]
 
 
-def doctor(settings: Settings, try_emulators: bool) -> Iterator[Check]:
-    """Look at the host and at all workers at once. What is wrong in the settings is a failed check as well."""
+def doctor(settings: Settings, try_emulators: bool, status: Status) -> Iterator[Check]:
+    """Looks at the host and at all workers at once; ``status`` says at whom.
+
+    What is wrong in the settings is a failed check as well.
+    """
+
+    def examine_one(target: Target) -> list[Check]:
+        with _at_work(status, target.worker_config.name):
+            return examine(target, settings)
+
     yield from examine_host(settings)
     with ExitStack() as stack:
         try:
@@ -58,8 +81,18 @@ def doctor(settings: Settings, try_emulators: bool) -> Iterator[Check]:
         if settings.parallel is not Parallel.host:
             yield from examine_emulators(settings, requirements_of(settings.emulator, device.needs))
         with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(targets)))) as pool:
-            for checks in pool.map(lambda target: examine(target, settings), targets):
+            for checks in pool.map(examine_one, targets):
                 yield from checks
+
+
+@contextmanager
+def _at_work(status: Status, worker: str) -> Iterator[WorkerStatus]:
+    """Shows the worker until the block ends."""
+    status.workers[worker] = WorkerStatus("connect and look around")
+    try:
+        yield status.workers[worker]
+    finally:
+        del status.workers[worker]
 
 
 def _preparation(worker_config: WorkerConfig, settings: Settings, package: Package, dry_run: bool) -> Preparation:

@@ -7,6 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from digirl_dist.exit_status import end_by_sigterm_as_by_ctrl_c
+from digirl_dist.parallel.rank import launched_rank
+from digirl_dist.report.output import shown
 
 if TYPE_CHECKING:
     from digirl_dist.settings.configuration import Source
@@ -14,15 +16,18 @@ if TYPE_CHECKING:
 
 def run(source: Source, watched: bool = True) -> int:
     """Returns the exit status; if ``watched``, workers join and leave as in the files. Raises DigirlDistError."""
-    from digirl_dist.assembly import validate
-    from digirl_dist.parallel.rank import launched_rank
-
-    settings = source.load()
-    if notice := source.notice:
-        print(notice, file=sys.stderr)
+    rank = launched_rank(os.environ)
     end_by_sigterm_as_by_ctrl_c()
-    validate.refuse_before_start(settings, launched_rank(os.environ))
-    from digirl_dist.assembly import run as assembled
+    with shown("read the configuration", sys.stdout if rank is None or rank.is_first else None) as progress:
+        from digirl_dist.assembly import validate
 
-    assembled.run(settings, source if watched else None)
+        settings = source.load()
+        progress.work_on(settings.save_path)
+        if notice := source.notice:
+            progress.say(notice)
+        validate.refuse_before_start(settings, rank)
+        progress.status.host("load torch and the parts of the run")
+        from digirl_dist.assembly import run as assembled
+
+        assembled.run(settings, source if watched else None, progress)
     return 0

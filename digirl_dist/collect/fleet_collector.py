@@ -127,7 +127,7 @@ class _Collection:
 
     def run(self) -> CollectionResult:
         number = self._iteration.number
-        self._status.host(f"collect iteration {number}")
+        self._tell_progress()
         self._table.begin()
         for name, state in self._table.states.items():
             self._stats.has_slots(name, state.slots)
@@ -136,11 +136,15 @@ class _Collection:
             self._fleet.publish(self._checkpoint, self._leases.versions())
         while not self._iteration.is_over:
             self._turn(_LOOK_S)
-            self._status.collecting(number, self._iteration.missing)
+            self._tell_progress()
             self._table.check_that_somebody_can(number, self._iteration.missing)
         self._settle_accounts()
-        self._status.host(f"store iteration {number} and learn from it")
+        self._status.collected(self._iteration.round)
         return self._iteration.close(self._all_stats.pop(self._iteration.round))
+
+    def _tell_progress(self) -> None:
+        iteration = self._iteration
+        self._status.collecting(iteration.round, iteration.landed, iteration.wanted)
 
     def _turn(self, timeout_s: float) -> None:
         """Leases what there is, then handles the next event, if one comes in that time."""

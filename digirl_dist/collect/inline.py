@@ -90,7 +90,7 @@ class InlineCollector:
         stats = self._stats_of(iteration.round)
         stats.started_at = time.monotonic()
         stats.has_slots(NAME, len(self._rollout.slots))
-        self._status.host(f"collect iteration {iteration.number}")
+        self._look(iteration)
         if not iteration.is_over:
             self._act_with(checkpoint)
         while not iteration.is_over:
@@ -106,7 +106,7 @@ class InlineCollector:
                 raise CollectionError(f"no emulator can be run on this machine: {reasons}")
         stats.spent(NAME, self._rollout.spent())
         self._rollout.idle("update")
-        self._status.host(f"store iteration {iteration.number} and learn from it")
+        self._status.collected(iteration.round)
         return iteration.close(self._all_stats.pop(iteration.round))
 
     def _act_with(self, checkpoint: Checkpoint) -> None:
@@ -136,7 +136,7 @@ class InlineCollector:
         here = self._status.worker(NAME)
         here.doing, here.heard_at = "run episodes", time.monotonic()
         here.slots = [msgspec.to_builtins(wait) for wait in self._rollout.waits()]
-        self._status.collecting(iteration.number, iteration.missing)
+        self._status.collecting(iteration.round, iteration.landed, iteration.wanted)
 
     def close(self) -> None:
         self._closed.set()

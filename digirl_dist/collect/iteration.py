@@ -86,6 +86,16 @@ class Iteration:
         return len(self._missing - self._leases.set_aside.keys())
 
     @property
+    def wanted(self) -> int:
+        """Episodes of the iteration, without those whose tickets are set aside."""
+        return len(self._wanted) - len(self._missing & self._leases.set_aside.keys())
+
+    @property
+    def landed(self) -> int:
+        """Those of them that have landed."""
+        return len(self._wanted) - len(self._missing)
+
+    @property
     def is_over(self) -> bool:
         """Raises CollectionError when more tickets were set aside than may be."""
         if self._was_closed:

@@ -178,7 +178,9 @@ class WorkerTable:
 
     def _connecting(self, worker: str, doing: str, limit_s: float | None) -> None:
         state, now = self.states[worker], self._clock()
-        self._status.workers[worker] = WorkerStatus(doing, limit_s=limit_s)
+        seen = self._status.worker(worker)
+        trouble, at = seen.last_trouble, seen.troubled_at
+        self._status.workers[worker] = WorkerStatus(doing, limit_s=limit_s, last_trouble=trouble, troubled_at=at)
         if limit_s is not None:
             state.queued_at = None
             return
@@ -209,7 +211,7 @@ class WorkerTable:
         self.states[worker] = WorkerState(error=error, leaving=self.states[worker].leaving, is_out=is_out)
         seen = self._status.worker(worker)
         seen.doing = "out for good" if error.fatal else "out of service" if is_out else "lost, to be tried again"
-        seen.since, seen.limit_s, seen.slots = self._clock(), None, []
+        seen.since, seen.limit_s, seen.slots, seen.lost = self._clock(), None, [], True
         self.tell("worker_lost", worker, reason=error.reason, remedy=error.remedy, fatal=error.fatal, released=released)
         if is_out:
             self.tell("worker_out_of_service", worker, seconds=out_s, reason=error.reason)

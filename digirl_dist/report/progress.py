@@ -1,91 +1,216 @@
-"""The terminal output of a running run."""
+"""Tells people how a command gets on: what it does now, who of the workers does what, what happened, what is left."""
 
 from __future__ import annotations
 
-import sys
+import os
+import statistics
 import threading
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
-from tqdm import tqdm
+from digirl_dist.report.repeats import Repeats
+from digirl_dist.storage.status import RoundStatus, Status
+from digirl_dist.tasks import Round
+from digirl_dist.types import Clock, Json
 
-from digirl_dist.plain_text import printable
-from digirl_dist.report.metrics import Figures
-from digirl_dist.types import Json
+if TYPE_CHECKING:
+    from digirl_dist.report.metrics import Figures
+
+_EARLIEST_GUESS = 0.2
+"""Share of the first iteration's episodes from which its length is extrapolated."""
+
+
+class Output(Protocol):
+    """Where progress is shown: the lines of a file, or a terminal."""
+
+    def line(self, text: str, style: str = "") -> None:
+        """Adds a line for good, from any thread. ``style`` is one of rich's, such as "bold red"."""
+
+    def check(self) -> None:
+        """Raises BrokenPipeError if nobody reads the output any more."""
 
 
 class Progress:
-    """A bar over the episodes of an iteration, fed by events, and one line per finished iteration."""
+    """What ``output`` shows beside ``status``: speeds, the time left, and messages, each reason once with a count."""
 
-    def __init__(self, episodes: int) -> None:
-        self._bar = tqdm(total=episodes, unit="ep", leave=False, file=sys.stderr, disable=not sys.stderr.isatty())
+    def __init__(self, status: Status, output: Output, clock: Clock = time.monotonic) -> None:
+        self.status = status
+        self.name = ""
+        """What is worked on, such as the run folder."""
+        self.iterations: int | None = None
+        """How many there will be."""
+        self.finished = 0
+        """How many there are."""
+        self.began_at = clock()
+        self._output = output
+        self._clock = clock
         self._lock = threading.Lock()
+        self._repeats = Repeats(clock)
+        self._round: Round | None = None
         self._successes = 0
-        self._verdicts: list[bool] = []
-        self._workers: set[str] = set()
+        self._episodes: Counter[str] = Counter()
+        self._iteration_at: float | None = None
+        self._took_s: deque[float] = deque(maxlen=5)
+
+    def work_on(self, folder: str) -> None:
+        """Names the run folder, relative to the working directory if it lies there."""
+        relative = os.path.relpath(folder)
+        self.name = folder if relative.startswith("..") else relative
+
+    def begin(self, finished: int, iterations: int) -> None:
+        """So many iterations are there already, and so many there will be."""
+        self.finished, self.iterations, self._iteration_at = finished, iterations, self._clock()
 
     def listen(self, kind: str, content: dict[str, Json]) -> None:
-        """Handles an event: moves the bar, or prints a message for the user."""
+        """Handles an event: counts an episode, or prints a message about a fault."""
         with self._lock:
-            match kind:
-                case "episode":
-                    self._successes += content["success"]
-                    self._bar.update()
-                    self._bar.set_postfix(success=f"{self._successes / max(1, self._bar.n):.2f}", refresh=False)
-                case "judged":
-                    self._verdicts.append(content["success"])
-                    judged = f"{sum(self._verdicts) / len(self._verdicts):.2f} of {len(self._verdicts)}"
-                    self._bar.set_postfix(judged=judged, refresh=False)
-                case "judge_away":
-                    self.say(f"the judge is unavailable: {content['reason']}; retry in {content['again_in_s']} s")
-                case "worker_joined":
-                    self._workers.add(content["worker"])
-                    self._count_workers()
-                case "worker_lost":
-                    self._workers.discard(content["worker"])
-                    self._count_workers()
-                    remedy = f" -> {content['remedy']}" if content["remedy"] else ""
-                    self.say(f"worker {content['worker']} lost: {content['reason']}{remedy}")
-                case "worker_queued":
-                    self.say(f"worker {content['worker']}: {content['doing']} (since {content['seconds']} s)")
-                case "slot" if content["state"] == "long":
-                    self.say(f"worker {content['worker']}, slot {content['slot']}: {content['reason']}")
-                case "slot" if content["state"] == "closed":
-                    place = f"worker {content['worker']}, slot {content['slot']}"
-                    self.say(f"{place} is out of service: {content['reason']}")
-                case "bsize":
-                    self.say(f"worker {content['worker']}: bsize: auto chose {content['slots']}: {content['reason']}")
-                case "installing":
-                    self.say(f"worker {content['worker']}: checking or installing digirl_dist in {content['run_path']}")
+            if kind == "episode":
+                self._enter(Round(content["iteration"], content.get("purpose", "train")))
+                self._episodes[content["worker"]] += 1
+                self._successes += bool(content["success"])
+                return
+        text = _message(kind, content)
+        if text is not None and self._repeats.is_new(kind, content):
+            self.say(text, "" if kind in _HARMLESS else "yellow")
 
     def iteration(self, figures: Figures) -> None:
-        """Prints the line of a finished iteration and resets the bar."""
-        with self._lock:
-            parts = [f"{name} {figures[key]:.2f}" for name, key in _SHOWN.items() if figures.get(key) is not None]
-            tqdm.write(f"iteration {figures['iteration']:>3}  " + "  ".join(parts), file=sys.stdout)
-            sys.stdout.flush()
-            self._successes = 0
-            self._verdicts.clear()
-            self._bar.reset()
+        """Prints the line of a finished iteration. Raises BrokenPipeError if nobody reads the output."""
+        now = self._clock()
+        if self._iteration_at is not None:
+            self._took_s.append(now - self._iteration_at)
+        self._iteration_at, self.finished = now, figures["iteration"] + 1
+        parts = [f"{name} {figures[key]:.2f}" for name, key in _SHOWN.items() if figures.get(key) is not None]
+        self.say(f"iteration {figures['iteration']:>3}  " + "  ".join(parts))
+        self._output.check()
 
     def evaluation(self, figures: Figures) -> None:
-        with self._lock:
-            self._successes = 0
-            self._bar.reset()
-        self.say(
-            f"checkpoint {figures['checkpoint']}: success {figures['success_rate']:.2f} "
-            f"({figures['success_low']:.2f} to {figures['success_high']:.2f}), "
-            f"reward {figures['reward_mean']:.2f} over {figures['episodes']} episodes"
-        )
+        """Prints the line of a measured checkpoint. Raises BrokenPipeError if nobody reads the output."""
+        rate, text = figures["success_rate"], f"checkpoint {figures['checkpoint']}: "
+        if rate is not None:
+            text += f"success {rate:.2f} ({figures['success_low']:.2f} to {figures['success_high']:.2f}), "
+        self.say(f"{text}reward {figures['reward_mean']:.2f} over {figures['episodes']} episodes")
+        self._output.check()
 
-    def say(self, text: str) -> None:
-        tqdm.write(printable(text), file=sys.stderr)
+    def summary(self, lines: Sequence[Figures]) -> None:
+        """Prints what all iterations came to: episodes, time, and the first and last figures of learning."""
+        if not lines:
+            return
+        parts = [f"{len(lines)} iterations", f"{sum(line['episodes'] for line in lines)} episodes"]
+        for name, key in (("success", "success_rate"), ("reward", "reward_mean")):
+            known = [line[key] for line in lines if line.get(key) is not None]
+            parts += [f"{name} {known[0]:.2f} → {known[-1]:.2f}"] if known else []
+        self.say(f"{', '.join(parts)}, in {duration(self.elapsed_s)}", "bold")
+
+    def say(self, text: str, style: str = "") -> None:
+        self._output.line(text, style)
+
+    def look(self, everything: bool = False) -> None:
+        """Prints how often messages came again, if that is due; the output calls it now and then."""
+        for text in self._repeats.due(everything):
+            self.say(text, "yellow")
 
     def close(self) -> None:
-        self._bar.close()
+        """Prints what is still to be told."""
+        self.look(everything=True)
 
-    def _count_workers(self) -> None:
-        self._bar.set_description(f"{len(self._workers)} workers")
+    def ago_s(self, at: float) -> float:
+        """Returns how many seconds ago that was."""
+        return self._clock() - at
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock() - self.began_at
+
+    @property
+    def success_rate(self) -> float | None:
+        """The rate of the collection under way."""
+        landed = self._episodes.total()
+        return self._successes / landed if landed else None
+
+    def episodes_per_s(self, worker: str) -> float | None:
+        """Returns a worker's speed in the collection under way; None before its first episode."""
+        count, round = self._episodes[worker], self.status.round
+        if not count or round is None or round.round != self._round:
+            return None
+        return count / max(1e-3, self._clock() - round.since)
+
+    def left_s(self) -> float | None:
+        """Returns the seconds until the end of the run, by the median of the last iterations; None if unknown."""
+        if self.iterations is None or self._iteration_at is None:
+            return None
+        passed_s = self._clock() - self._iteration_at
+        each_s = statistics.median(self._took_s) if self._took_s else _extrapolated(self.status.round, passed_s)
+        if each_s is None:
+            return None
+        return max(0.0, each_s * (self.iterations - self.finished) - min(passed_s, each_s))
+
+    def sentence(self) -> str:
+        """Returns the state in one line, for a file."""
+        workers = self.status.workers
+        at_work = sum(bool(worker.slots) and not worker.lost for worker in workers.values())
+        left_s, rate = self.left_s(), self.success_rate if self.status.round else None
+        parts = [
+            f"{self.status.now}, for {duration(self.ago_s(self.status.since_now))}",
+            f"success {rate:.2f}" if rate is not None else "",
+            f"{at_work} of {len(workers)} workers run emulators" if workers else "",
+            f"about {duration(left_s)} left" if left_s is not None else "",
+        ]
+        return "; ".join(part for part in parts if part)
+
+    def _enter(self, round: Round) -> None:
+        """Counts anew in a new collection; episodes that it took over count in it."""
+        current = round if self.status.round is None else self.status.round.round
+        if current != self._round:
+            self._round, self._successes = current, 0
+            self._episodes.clear()
 
 
+def duration(seconds: float) -> str:
+    """Returns seconds as ``8 s``, ``2:05 min`` or ``3:07 h``."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02} min"
+    return f"{whole // 3600}:{whole // 60 % 60:02} h"
+
+
+def _extrapolated(round: RoundStatus | None, passed_s: float) -> float | None:
+    if round is None or round.landed < max(1.0, _EARLIEST_GUESS * round.wanted):
+        return None
+    return passed_s * round.wanted / round.landed
+
+
+def _message(kind: str, content: dict[str, Json]) -> str | None:
+    """Returns what people are told of an event; None if it is not for them."""
+    worker = f"worker {content.get('worker')}"
+    match kind:
+        case "judge_away":
+            return f"the judge is unavailable: {content['reason']}; retry in {content['again_in_s']} s"
+        case "worker_lost":
+            remedy = f" -> {content['remedy']}" if content["remedy"] else ""
+            return f"{worker} lost: {content['reason']}{remedy}"
+        case "worker_queued":
+            return f"{worker}: {content['doing']}, for {duration(content['seconds'])}"
+        case "slot" if content["state"] == "long":
+            return f"{worker}, slot {content['slot']}: {content['reason']}"
+        case "slot" if content["state"] == "closed":
+            return f"{worker}, slot {content['slot']} is out of service: {content['reason']}"
+        case "bsize":
+            return f"{worker}: bsize: auto chose {content['slots']}: {content['reason']}"
+        case "installing":
+            return f"{worker}: checking or installing digirl_dist in {content['run_path']}"
+        case "roster_refused" | "policy_lost" | "disk_full":
+            return f"{kind.replace('_', ' ')}: {content['reason']}"
+        case "worker_added" | "worker_left":
+            return f"{worker} was added" if kind == "worker_added" else f"{worker} has left"
+        case _:
+            return None
+
+
+_HARMLESS = ("bsize", "installing", "worker_added", "worker_left", "worker_queued")
 _SHOWN = {
     "success": "success_rate",
     "reward": "reward_mean",

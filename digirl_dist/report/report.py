@@ -17,7 +17,6 @@ from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.disk_full import WritePolicy
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
-from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Round
 from digirl_dist.trainer import Update
@@ -35,7 +34,6 @@ class Report:
         folder: RunFolder,
         events: Events,
         progress: Progress,
-        status: Status,
         curves: Sequence[Curves],
         media: Media,
         write_policy: WritePolicy,
@@ -45,7 +43,7 @@ class Report:
         self._folder = folder
         self._events = events
         self._progress = progress
-        self._status = status
+        self._status = progress.status
         self._media = media
         self._write_policy = write_policy
         self._metrics = Metrics(folder.metrics, write_policy)
@@ -65,6 +63,8 @@ class Report:
                 episodes = store.read(iteration) if store.has(Round(iteration)) else ()
                 self._metrics.append(self._results(iteration, episodes))
         self._events.emit("run_started", iteration=checkpoint.iteration)
+        self._progress.begin(checkpoint.iteration, iterations)
+        self._status.host(None)
         if checkpoint.iteration >= iterations:
             self._progress.say(f"{self._folder.root} has all {iterations} iterations; set a larger train_iterations")
         elif checkpoint.iteration:
@@ -90,6 +90,7 @@ class Report:
         self._progress.iteration(figures)
         if time.monotonic() - self._page_at > _PAGE_EVERY_S:
             self._write_page()
+        self._status.host(None)
 
     def evaluation(self, result: CollectionResult, checkpoint: Checkpoint) -> float:
         """Reports a measurement of ``checkpoint`` in ``evaluation.jsonl``; returns the rate, or the mean reward."""
@@ -104,6 +105,7 @@ class Report:
         for curves in self._curves:
             curves.add({f"evaluation/{name}": figures.get(name) for name in _MEASURED}, checkpoint.iteration)
         self._progress.evaluation(figures)
+        self._status.host(None)
         rate = figures["success_rate"]
         return float(figures["reward_mean"] or 0.0) if rate is None else float(rate)
 
@@ -116,14 +118,16 @@ class Report:
         """Writes the page and prints the summary, even for an interrupted run."""
         interrupted = sys.exc_info()[0] is not None
         self._status.end("the run was ended before it was complete" if interrupted else "the run finished")
-        self._progress.close()
         for curves in self._curves:
             curves.close()
         self._media.close()
         if self._before is not None:
             self._write_page()
-            _print_summary(self._metrics.lines)
-            self._progress.say(f"run folder {self._folder.root}, report {self._folder.root / 'report.html'}")
+        self._progress.summary(self._metrics.lines)
+        report = self._folder.root / "report.html"
+        self._progress.say(
+            f"run folder {self._folder.root}" + (f", report {report}" if report.exists() else ""), "bold"
+        )
         self._events.emit("run_ended", iterations=len(self._metrics.lines))
 
     def _results(self, iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
@@ -139,27 +143,3 @@ class Report:
             write_page(self._folder.root)
         except OSError as error:  # not worth waiting for: the page is written again soon
             self._progress.say(f"report.html cannot be written: {error.strerror}")
-
-
-def _print_summary(lines: Sequence[Figures], most: int = 12) -> None:
-    """Prints the last iterations as a table."""
-    columns = {
-        "iteration": "iteration",
-        "episodes": "episodes",
-        "success": "success_rate",
-        "reward": "reward_mean",
-        "collect s": "collect_s",
-        "update s": "update_s",
-        "overhead s": "overhead_s",
-        "busy": "emulator_busy",
-        "retried": "episodes_retried",
-    }
-    rows = [list(columns), *([_short(line.get(key)) for key in columns.values()] for line in lines[-most:])]
-    if len(lines) > most:
-        print(f"the last {most} of {len(lines)} iterations:")
-    for row in rows:
-        print(" ".join(value.rjust(len(title)) for title, value in zip(columns, row, strict=True)))
-
-
-def _short(value: object) -> str:
-    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)

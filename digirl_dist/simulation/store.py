@@ -114,7 +114,7 @@ class SilentStatus(Status):
     """Kept, and not written."""
 
     def __init__(self) -> None:
-        super().__init__(Path("status.json"))
+        super().__init__()
 
     def write(self) -> None:
         """Nobody reads it."""

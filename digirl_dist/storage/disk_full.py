@@ -46,10 +46,13 @@ class WaitForSpace:
     def wait_for(self, what: str, write: Callable[[], T]) -> T:
         """Returns the result of ``write``, which must be idempotent. Raises RunFolderError after ``limit_s``."""
         deadline = time.monotonic() + self._limit_s
-        pause_s = _FIRST_PAUSE_S
+        pause_s, doing = _FIRST_PAUSE_S, self._status.doing
         while True:
             try:
-                return write()
+                written = write()
+                if pause_s != _FIRST_PAUSE_S:
+                    self._status.host(doing)
+                return written
             except OSError as error:
                 if error.errno not in FULL:
                     raise

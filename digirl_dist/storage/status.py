@@ -9,6 +9,7 @@ from pathlib import Path
 
 from digirl_dist.plain_text import without_secrets_in
 from digirl_dist.storage import strict_json
+from digirl_dist.tasks import Round
 from digirl_dist.types import Json
 
 _EVERY_S = 1.0
@@ -30,15 +31,40 @@ class WorkerStatus:
     last_trouble: str = ""
     """The last event that reports a loss or a refusal."""
     troubled_at: float | None = None
+    lost: bool = False
+    """Whether the host has lost it, and has not begun to connect again."""
+
+
+@dataclass(frozen=True)
+class RoundStatus:
+    """A collection under way."""
+
+    round: Round
+    landed: int
+    wanted: int
+    since: float
+
+    @property
+    def name(self) -> str:
+        return f"{'collect iteration' if self.round.purpose == 'train' else 'evaluate checkpoint'} {self.round.number}"
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.wanted - self.landed} episodes are missing"
 
 
 @dataclass
 class Status:
-    """The host's view of a run, written for ``digirl-dist why``. Nothing depends on the file."""
+    """What goes on now: all parts of a run report it here, and ``report.progress`` and ``digirl-dist why`` show it.
 
-    path: Path
-    doing: str = "starting"
+    Nothing depends on the file; while ``path`` is None it is not written.
+    """
+
+    path: Path | None = None
+    doing: str | None = "start"
+    """What the host's loop does; None while it waits for the episodes of ``round``."""
     since: float = field(default_factory=time.monotonic)
+    round: RoundStatus | None = None
+    """The collection under way; with ``collect_ahead`` it goes on while the host learns."""
     workers: dict[str, WorkerStatus] = field(default_factory=dict)
     policy: WorkerStatus | None = None
     """Status of the host's policy process, if there is one."""
@@ -52,16 +78,29 @@ class Status:
         self.workers.clear()
         self.host(how)
 
-    def host(self, doing: str) -> None:
-        """Records the loop's current activity."""
+    def host(self, doing: str | None) -> None:
+        """Records the loop's current activity; None: it waits for episodes."""
         self.doing, self.since = doing, time.monotonic()
         self.write()
 
-    def collecting(self, iteration: int, missing: int) -> None:
-        """Records the progress of an iteration's collection; writes the file at most once per second."""
-        self.doing = f"collect iteration {iteration}: {missing} episodes are missing"
+    def collecting(self, round: Round, landed: int, wanted: int) -> None:
+        """Records the progress of a collection; writes the file at most once per second."""
+        before = self.round
+        since = before.since if before is not None and before.round == round else time.monotonic()
+        self.round = RoundStatus(round, landed, wanted, since)
         if time.monotonic() - self._written_at > _EVERY_S:
             self.write()
+
+    def collected(self, round: Round) -> None:
+        """Records the end of a collection."""
+        self.round = None
+        training = round.purpose == "train"
+        self.host(f"store iteration {round.number} and learn from it" if training else "store the evaluation")
+
+    @property
+    def now(self) -> str:
+        """What the host does, and what is collected meanwhile."""
+        return "; ".join(str(part) for part in (self.doing, self.round) if part is not None) or "begin to collect"
 
     def worker(self, name: str) -> WorkerStatus:
         return self.workers.setdefault(name, WorkerStatus())
@@ -69,8 +108,10 @@ class Status:
     def write(self) -> None:
         """Writes the file without flushing it to disk: people read it, and only its latest state matters."""
         self._written_at = time.monotonic()
+        if self.path is None:
+            return
         workers = {name: self._in_unix_time(asdict(status)) for name, status in self.workers.items()}
-        host = self._in_unix_time({"doing": self.doing, "since": self.since})
+        host = self._in_unix_time({"doing": self.now, "since": self.since_now})
         policy = None if self.policy is None else self._in_unix_time(asdict(self.policy))
         content = {"pid": os.getpid(), "time": time.time(), "ended": self.ended, **host, "policy": policy}
         part = self.path.with_name(self.path.name + ".part")
@@ -79,6 +120,11 @@ class Status:
             part.replace(self.path)
         except OSError:
             pass  # a full disk is reported by those who must write
+
+    @property
+    def since_now(self) -> float:
+        """Since when the host does what ``now`` says."""
+        return self.round.since if self.doing is None and self.round is not None else self.since
 
     def _in_unix_time(self, content: dict[str, Json]) -> dict[str, Json]:
         """For other processes: the file's ``time`` less these is how long ago they were."""

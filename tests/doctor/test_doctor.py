@@ -28,6 +28,7 @@ from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.settings import DeviceAgentSettings, InProcessSettings, PhoneSettings, Settings, SshSettings
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.localhost_server import LocalhostServer
+from digirl_dist.storage.status import Status
 from digirl_dist.tasks import Task
 from digirl_dist.user_code.packing import pack
 
@@ -111,7 +112,7 @@ def test_a_host_without_torch(tmp_path: Path) -> None:
 @pytest.mark.unit
 def test_settings_that_no_run_could_start_with() -> None:
     settings = Settings(emulator=PhoneSettings(), agent=DeviceAgentSettings(), trainer=InProcessSettings())
-    checks = list(setup_doctor.doctor(settings, try_emulators=False))
+    checks = list(setup_doctor.doctor(settings, False, Status()))
     failed = [check for check in checks if not check.ok]
     assert [(check.worker, check.check) for check in failed] == [("host", "settings")]
     assert "worker_ips is empty" in failed[0].detail and not would_start(checks)

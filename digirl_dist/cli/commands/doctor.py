@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
 from digirl_dist.cli.configured import add_configuration, add_emulator, settings_of
 from digirl_dist.plain_text import printable, without_secrets_in
+from digirl_dist.report.output import shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,10 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Returns 0 if a run would start, 1 if it would not."""
-    from digirl_dist.assembly import setup_doctor
-    from digirl_dist.doctor.check import as_table, would_start
+    with shown("read the configuration", sys.stderr) as progress:
+        from digirl_dist.assembly import setup_doctor
+        from digirl_dist.doctor.check import as_table, would_start
 
-    checks = list(setup_doctor.doctor(settings_of(options), options.try_emulators))
+        settings = settings_of(options)
+        progress.status.host("examine the host and the workers")
+        checks = list(setup_doctor.doctor(settings, options.try_emulators, progress.status))
     if options.json:
         print(json.dumps(without_secrets_in([check.to_json() for check in checks]), indent=1, ensure_ascii=True))
     else:

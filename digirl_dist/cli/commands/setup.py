@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-import threading
-import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from digirl_dist.cli.configured import add_configuration, add_emulator, settings_of
+from digirl_dist.exit_status import end_by_sigterm_as_by_ctrl_c
 from digirl_dist.plain_text import printable
+from digirl_dist.report.output import shown
 
 if TYPE_CHECKING:
     from digirl_dist.setup.prepare import SetupProgress
@@ -23,34 +24,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Returns 0 if all are ready, 1 if some are not."""
-    settings = settings_of(options)
-    from digirl_dist.assembly import setup_doctor
+    counts: Counter[str] = Counter()
+    end_by_sigterm_as_by_ctrl_c()
+    with shown("read the configuration", sys.stdout) as progress:
+        settings = settings_of(options)
+        from digirl_dist.assembly import setup_doctor
 
-    printer = _Printer()
-    errors = setup_doctor.setup(settings, options.dry_run, printer.tell)
+        def tell(told: SetupProgress) -> None:
+            counts[told.state] += 1
+            text = f"{told.step}: {told.message}" if told.message else told.step
+            progress.say(f"{told.worker:<16} {told.state:<6} {text}", "red" if told.state == "failed" else "")
+
+        progress.status.host("prepare the workers")
+        errors = setup_doctor.setup(settings, options.dry_run, tell, progress.status)
     for error in errors:
         print(f"error: {printable(str(error))}", file=sys.stderr)
-    print(printer.summary(len(errors), options.dry_run))
+    print(_summary(counts, len(errors), options.dry_run))
     return 1 if errors else 0
 
 
-class _Printer:
-    """Prints a line per step of all workers as it happens."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._started = time.monotonic()
-        self._counts = {"ok": 0, "done": 0, "would": 0}
-
-    def tell(self, progress: SetupProgress) -> None:
-        with self._lock:
-            if progress.state in self._counts:
-                self._counts[progress.state] += 1
-            passed_s = time.monotonic() - self._started
-            text = f"{progress.step}: {progress.message}" if progress.message else progress.step
-            print(f"{passed_s:6.1f} s  {progress.worker:<16} {progress.state:<6} {printable(text)}", flush=True)
-
-    def summary(self, failures: int, dry_run: bool) -> str:
-        changed = f"{self._counts['would']} steps would be done" if dry_run else f"{self._counts['done']} steps done"
-        verdict = f"{failures} workers failed" if failures else "all workers are ready" if not dry_run else "no failure"
-        return f"{changed}, {self._counts['ok']} were done before; {verdict}"
+def _summary(counts: Counter[str], failures: int, dry_run: bool) -> str:
+    changed = f"{counts['would']} steps would be done" if dry_run else f"{counts['done']} steps done"
+    verdict = f"{failures} workers failed" if failures else "all workers are ready" if not dry_run else "no failure"
+    return f"{changed}, {counts['ok']} were done before; {verdict}"

@@ -1,0 +1,180 @@
+"""How a command's progress looks: on terminals of all sizes, and in files."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from digirl_dist.report.frame import frame
+from digirl_dist.report.output import Lines
+from digirl_dist.report.progress import Progress, duration
+from digirl_dist.storage.status import RoundStatus, Status, WorkerStatus
+from digirl_dist.tasks import Round
+
+BUSY = [{"activity": "step", "for_s": 0.1, "limit_s": 60.0, "ticket": 3}, {"activity": "policy"}]
+HOSTILE = "a\x1b[2J\x1b]0;owned\x07b\x9b31m\r\u202e[bold]"
+
+
+class Kept:
+    """Implements ``Output`` in memory."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def line(self, text: str, style: str = "") -> None:
+        self.lines.append(text)
+
+    def check(self) -> None:
+        """It is always read."""
+
+
+class Site:
+    """A run of 4 iterations with 10 episodes each, on a clock that the test moves."""
+
+    def __init__(self, workers: int = 2) -> None:
+        self.now = 1000.0
+        self.kept = Kept()
+        self.progress = Progress(Status(doing=None, since=1000.0), self.kept, lambda: self.now)
+        self.progress.name = "runs/demo"
+        self.progress.begin(0, 4)
+        self.status = self.progress.status
+        for number in range(workers):
+            self.status.workers[f"w{number}"] = WorkerStatus("waiting", 1000.0, heard_at=1000.0, slots=BUSY)
+
+    def collect(self, landed: int, iteration: int = 0) -> None:
+        self.status.round = RoundStatus(Round(iteration), landed, 10, self.now)
+
+    def land(self, worker: str, success: bool, iteration: int = 0) -> None:
+        self.progress.listen("episode", {"worker": worker, "iteration": iteration, "success": success})
+
+    def shown(self, width: int = 100, height: int = 20) -> list[str]:
+        """Returns the frame as it looks; nothing is wider or higher than was asked for."""
+        console = Console(file=io.StringIO(), width=width, height=height, record=True, force_terminal=True)
+        console.print(frame(self.progress, width, height))
+        rows = console.export_text().splitlines()
+        assert len(rows) <= height and all(len(row) <= width for row in rows), rows
+        return [row.rstrip() for row in rows]
+
+
+def figures(iteration: int, **more: Any) -> dict[str, Any]:
+    return {"iteration": iteration, "success_rate": 0.5, "reward_mean": 0.5, "collect_s": 1.0, "episodes": 10, **more}
+
+
+def test_each_worker_has_a_line_with_its_speed_and_its_trouble() -> None:
+    site = Site()
+    site.collect(4)
+    site.status.workers["w1"].last_trouble, site.status.workers["w1"].troubled_at = "slot: Chromium crashed", 990.0
+    for success in (True, False, True, True):
+        site.land("w0", success)
+    site.now += 8
+    rows = site.shown()
+    assert rows[0].startswith("runs/demo  0 of 4 iterations ─") and rows[0].endswith("8 s · about 1:12 min left")
+    assert rows[1] == "host  collect iteration 0  8 s" and rows[2].endswith("4/10 episodes · success 0.75")
+    assert rows[4].split() == ["worker", "now", "episodes/s", "busy", "last", "trouble"]
+    assert rows[5].split(maxsplit=5)[:4] == ["w1", "runs", "episodes", "–"], "the one in trouble comes first"
+    assert rows[5].endswith("18 s ago  slot: Chromium crashed")
+    assert rows[6].split() == ["w0", "runs", "episodes", "0.50", "2/2"]
+
+
+def test_the_time_left_follows_the_last_iterations() -> None:
+    site = Site()
+    assert site.progress.left_s() is None, "nothing is known yet"
+    for iteration, seconds in enumerate((90.0, 10.0, 12.0)):
+        site.now += seconds
+        site.progress.iteration(figures(iteration))
+    assert site.progress.left_s() == 12.0
+    site.now += 5
+    assert site.progress.left_s() == 7.0
+    site.now += 50
+    assert site.progress.left_s() == 0.0
+    assert site.kept.lines[0] == "iteration   0  success 0.50  reward 0.50  collect 1.00"
+
+
+def test_who_is_on_the_way_says_since_when() -> None:
+    site = Site()
+    site.status.host("prepare the workers")
+    site.status.since = 995.0
+    site.status.workers = {"w0": WorkerStatus("install or check the package", 940.0, limit_s=1800.0)}
+    assert site.shown()[1] == "host  prepare the workers  5 s"
+    assert site.shown()[-1].split() == ["w0", *["install", "or", "check", "the", "package", "1:00", "min"]]
+
+
+@pytest.mark.parametrize("height", [1, 2, 5, 8, 16, 24])
+@pytest.mark.parametrize("width", [8, 20, 46, 80, 200])
+def test_many_workers_fit_on_any_screen_the_worst_first(width: int, height: int) -> None:
+    site = Site(300)
+    site.collect(0)
+    site.status.workers["w299"] = WorkerStatus("lost, to be tried again", lost=True, last_trouble="x" * 300)
+    rows = site.shown(width, height)
+    if width >= 80 and height >= 16:
+        assert rows[5].split()[0] == "w299" and rows[6].split()[0] == "w0"
+        assert rows[-1] == f"and {300 - (len(rows) - 6)} more: {300 - (len(rows) - 6)} runs episodes"
+
+
+def test_what_workers_say_steers_neither_terminal_nor_markup() -> None:
+    site = Site()
+    site.collect(0)
+    site.status.workers = {
+        HOSTILE: WorkerStatus(HOSTILE, lost=True, last_trouble=HOSTILE, troubled_at=1000.0),
+        "w1": WorkerStatus("waiting", heard_at=1000.0, slots=[{"activity": HOSTILE}]),
+    }
+    console = Console(file=(file := io.StringIO()), width=200, color_system=None, force_terminal=False)
+    console.print(frame(site.progress, 200, 20))
+    assert not any(ord(character) < 32 and character != "\n" for character in file.getvalue())
+    assert "\u202e" not in file.getvalue() and "\\x1b[2J" in file.getvalue() and "[bold]" in file.getvalue()
+
+
+def test_a_reason_is_told_once_and_then_counted() -> None:
+    site = Site()
+    for number in range(40):
+        lost = {"worker": f"w{number}", "reason": f"nothing listens at 10.0.0.{number}:22", "remedy": "start sshd"}
+        site.progress.listen("worker_lost", lost)
+    site.progress.look()
+    assert site.kept.lines == ["worker w0 lost: nothing listens at 10.0.0.0:22 -> start sshd"]
+    site.now += 31
+    site.progress.look()
+    site.progress.look()
+    assert site.kept.lines[1:] == [
+        "39 more like this, 39 workers (w1, w2, w3, …): worker lost: nothing listens at 10.0.0.0:22"
+    ]
+    site.progress.listen("worker_lost", {"worker": "w7", "reason": "host key changed", "remedy": ""})
+    assert site.kept.lines[2] == "worker w7 lost: host key changed"
+
+
+def test_reasons_without_end_are_counted_together() -> None:
+    site = Site()
+    for number in range(1000):
+        reason = "".join(chr(ord("g") + int(digit)) for digit in str(number))
+        site.progress.listen("worker_lost", {"worker": "w0", "reason": reason, "remedy": ""})
+    site.progress.close()
+    assert len(site.kept.lines) == 201 and "other reasons, which events.jsonl has" in site.kept.lines[-1]
+
+
+def test_a_file_gets_lines_with_the_time_of_day_and_no_escapes() -> None:
+    site, file = Site(), io.StringIO()
+    site.collect(5)
+    lines = Lines(file)
+    lines.line(site.progress.sentence())
+    lines.line(f"two\nlines {HOSTILE}", "bold red")
+    first, second, third = file.getvalue().splitlines()
+    assert first[2] == first[5] == ":" and first[10:].startswith("collect iteration 0: 5 episodes are missing, for 0 s")
+    assert first.endswith("2 of 2 workers run emulators; about 0 s left")
+    assert second[10:] == "two" and third.startswith(" " * 10 + "lines a\\x1b") and "\x1b" not in file.getvalue()
+
+
+def test_a_reader_that_is_gone_ends_the_run_at_the_next_iteration_and_no_thread() -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    progress = Progress(Status(), Lines(Gone()))
+    progress.say("from any thread")
+    with pytest.raises(BrokenPipeError):
+        progress.iteration(figures(0))
+
+
+def test_durations() -> None:
+    assert [duration(each) for each in (0.4, 59.9, 125, 11220)] == ["0 s", "59 s", "2:05 min", "3:07 h"]
