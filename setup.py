@@ -16,6 +16,8 @@ def without_relative_links(text: str) -> str:
 
 
 MINIWOB = ["miniwob>=1.0"]
+MLFLOW = ["mlflow-skinny>=2.10"]
+TRACKIO = ["trackio>=0.20"]
 WANDB = ["wandb>=0.19"]
 ANDROID = ["adbutils>=2.8"]
 ATARI = ["ale-py>=0.10"]
@@ -75,8 +77,10 @@ setup(
         "jax": JAX,
         "judge": JUDGE,
         "miniwob": MINIWOB,
+        "mlflow": MLFLOW,
         "peers": PEERS,
         "ray": RAY,
+        "trackio": TRACKIO,
         "view": VIEW,
         "vlm": VLM,
         "wandb": WANDB,
@@ -90,6 +94,7 @@ setup(
             *JAX,
             *JUDGE,
             *MINIWOB,
+            *MLFLOW,
             *RAY,
             *VIEW,
             *VLM,

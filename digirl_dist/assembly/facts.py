@@ -14,7 +14,7 @@ from digirl_dist.emulator.plugins import Device
 from digirl_dist.settings import Settings, configuration
 from digirl_dist.storage.digest import digest
 
-_OWN = ("save_path", "wandb_project")
+_OWN = ("save_path", "loggers", "logger_project", "wandb_project")
 """Settings of which rank 0 alone makes use."""
 _PACKAGES = ("torch", "numpy", "gymnasium", "jax")
 

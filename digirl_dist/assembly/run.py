@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import yaml  # type: ignore[import-untyped]
+
 from digirl_dist import host
 from digirl_dist.agent import AgentFactory
 from digirl_dist.assembly import schedule, validate
@@ -29,7 +31,9 @@ from digirl_dist.host import Evaluator
 from digirl_dist.parallel.failure import telling
 from digirl_dist.parallel.group import GroupLimits
 from digirl_dist.parallel.rank import Rank, launched_rank
-from digirl_dist.report.curves import Curves, TensorBoard, WeightsAndBiases
+from digirl_dist.report.experiment_log import ExperimentLog
+from digirl_dist.report.logged import flat
+from digirl_dist.report.loggers import LoggedRun
 from digirl_dist.report.media import Media
 from digirl_dist.report.output import shown
 from digirl_dist.report.progress import Progress
@@ -102,8 +106,8 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress:
         trainer = _trainer(settings, trainer_spec, folder, write_policy, rank, stack)
         stack.callback(trainer.close)
         media = Media(folder.media, settings.media, events)
-        curves = build_curves(settings, folder)
-        report = Report(folder, events, progress, curves, media, write_policy, tells_success(settings))
+        log = experiment_log(settings, folder, events)
+        report = Report(folder, events, progress, log, media, write_policy, tells_success(settings))
         stack.callback(report.close)
         measured = trainer.resume() if only_measures(settings) else None
         store = Store(folder.evaluation(measured.iteration) if measured else folder.trajectories, write_policy)
@@ -120,12 +124,16 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress:
             host.train(collector, trainer, store, plan, evaluator, report, settings.train_iterations)
 
 
-def build_curves(settings: Settings, folder: RunFolder) -> list[Curves]:
-    """Where the figures are drawn."""
-    drawn: list[Curves] = [TensorBoard(folder.tensorboard)]
-    if settings.wandb_project:
-        drawn.append(WeightsAndBiases(settings.wandb_project, folder.run_id, folder.root))
-    return drawn
+def experiment_log(settings: Settings, folder: RunFolder, events: Events) -> ExperimentLog:
+    """Returns the loggers that the settings choose."""
+    config = flat(yaml.safe_load(configuration.to_yaml(settings)))
+    project = settings.wandb_project or settings.logger_project
+    run = LoggedRun(folder.run_id, folder.root.name, str(folder.root), project, config)
+
+    def failed(name: str, reason: str) -> None:
+        events.emit("logger_failed", logger=name, reason=reason)
+
+    return ExperimentLog(validate.loggers_of(settings), run, failed)
 
 
 def _trainer_spec(settings: Settings, device: Device, agent: AgentFactory, root: Path) -> TrainerSpec:

@@ -7,6 +7,7 @@ contradiction is refused before torch is loaded.
 from __future__ import annotations
 
 from enum import Enum
+from importlib.util import find_spec
 
 from digirl_dist.algorithm.plugins import AlgorithmPlugin
 from digirl_dist.assembly.parts import (
@@ -19,10 +20,12 @@ from digirl_dist.assembly.parts import (
 )
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.rank import Rank
+from digirl_dist.report import loggers
 from digirl_dist.settings import JaxSettings, Parallel, Settings, Success, TaskMode, TorchrunSettings, TrainMode
 from digirl_dist.settings.configuration import as_mapping
 from digirl_dist.settings.extras import extra_needed
 from digirl_dist.settings.modes import needs_emulators, only_measures
+from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.paths import refuse_bad_paths
 from digirl_dist.settings.plugins import ALGORITHM, settings_classes
 from digirl_dist.settings.ranges import refuse_out_of_range
@@ -59,7 +62,9 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None, command:
             _refuse_collection(settings)
             _refuse_judge(settings)
             _refuse_start(settings)
+            _refuse_loggers(settings)
         case Command.ranks:
+            _refuse_loggers(settings)
             _refuse_on_ranks(settings)
             _refuse_learning(settings)
             _refuse_start(settings)
@@ -84,6 +89,20 @@ def refuse_before_start(settings: Settings, rank: Rank | None) -> None:
         )
     if settings.parallel is Parallel.host and needs_emulators(settings):
         collector_plugin(settings).reach(settings, is_new)
+
+
+def loggers_of(settings: Settings) -> list[str]:
+    """Returns the chosen loggers."""
+    also = ["wandb"] if settings.wandb_project else []
+    return list(dict.fromkeys([*settings.loggers, *also]))
+
+
+def _refuse_loggers(settings: Settings) -> None:
+    for name in loggers_of(settings):
+        if name not in (known := loggers.names()):
+            raise SettingsError(f"loggers: there is no {name!r}; {nearest(name, known)}")
+        if find_spec(loggers.module(name).PACKAGE) is None:
+            raise SettingsError(f"loggers: {name} needs a package: pip install 'digirl_dist[{name}]'")
 
 
 def _refuse_launch(settings: Settings, rank: Rank | None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from digirl_dist.collection import CollectionResult
-from digirl_dist.report.curves import Curves
+from digirl_dist.report.experiment_log import ExperimentLog
 from digirl_dist.report.media import Media
 from digirl_dist.report.metrics import Figures, Metrics, collection, confidence, measured_version, overhead_s, results
 from digirl_dist.report.page import write_page
@@ -23,7 +23,6 @@ from digirl_dist.trainer import Update
 from digirl_dist.trajectory import Trajectory
 
 _PAGE_EVERY_S = 30.0
-_MEASURED = ("success_rate", "success_low", "success_high", "reward_mean")
 
 
 class Report:
@@ -34,7 +33,7 @@ class Report:
         folder: RunFolder,
         events: Events,
         progress: Progress,
-        curves: Sequence[Curves],
+        log: ExperimentLog,
         media: Media,
         write_policy: WritePolicy,
         tells_success: bool = True,
@@ -47,7 +46,8 @@ class Report:
         self._media = media
         self._write_policy = write_policy
         self._metrics = Metrics(folder.metrics, write_policy)
-        self._curves = curves
+        self._log = log
+        self._logs = False
         self._tells_success = tells_success or any(line.get("success_rate") is not None for line in self._metrics.lines)
         self._outcomes: set[bool] = set()
         self._before: Update | None = None
@@ -64,6 +64,7 @@ class Report:
                 self._metrics.append(self._results(iteration, episodes))
         self._events.emit("run_started", iteration=checkpoint.iteration)
         self._progress.begin(checkpoint.iteration, iterations)
+        self._begin_log(checkpoint.iteration, iterations)
         self._status.host(None)
         if checkpoint.iteration >= iterations:
             self._progress.say(f"{self._folder.root} has all {iterations} iterations; set a larger train_iterations")
@@ -85,8 +86,7 @@ class Report:
         self._told_at = time.monotonic()
         self._media.add(result.trajectories)
         self._metrics.append(figures)
-        for curves in self._curves:
-            curves.add(figures, result.iteration)
+        self._log.iteration(figures, result.trajectories, result.iteration)
         self._progress.iteration(figures)
         if time.monotonic() - self._page_at > _PAGE_EVERY_S:
             self._write_page()
@@ -102,12 +102,17 @@ class Report:
         }
         Metrics(self._folder.evaluations, self._write_policy).append(figures)
         self._media.add(result.trajectories)
-        for curves in self._curves:
-            curves.add({f"evaluation/{name}": figures.get(name) for name in _MEASURED}, checkpoint.iteration)
+        self._begin_log(None, 0)
+        self._log.evaluation(figures, checkpoint.iteration)
         self._progress.evaluation(figures)
         self._status.host(None)
         rate = figures["success_rate"]
         return float(figures["reward_mean"] or 0.0) if rate is None else float(rate)
+
+    def _begin_log(self, first: int | None, iterations: int) -> None:
+        if not self._logs:
+            self._logs = True
+            self._log.begin(first, self._metrics.lines, Metrics(self._folder.evaluations).lines, iterations)
 
     def has_evaluation(self, checkpoint: Checkpoint) -> bool:
         """Returns whether ``checkpoint`` was evaluated during training."""
@@ -118,8 +123,7 @@ class Report:
         """Writes the page and prints the summary, even for an interrupted run."""
         interrupted = sys.exc_info()[0] is not None
         self._status.end("the run was ended before it was complete" if interrupted else "the run finished")
-        for curves in self._curves:
-            curves.close()
+        self._log.close()
         self._media.close()
         if self._before is not None:
             self._write_page()

@@ -133,8 +133,13 @@ class Settings:
     keep_checkpoints: Count | None = None
     """Largest number of kept checkpoints; null: no limit."""
 
+    loggers: list[str] = field(default_factory=lambda: ["tensorboard"])
+    """Tools that get figures and episodes: any of tensorboard, wandb, mlflow, trackio (extras of these names). Their
+    own environment variables name servers and keys, such as ``WANDB_API_KEY`` and ``MLFLOW_TRACKING_URI``."""
+    logger_project: str = "digirl_dist"
+    """Project (W&B, trackio) or experiment (MLflow) of the run there."""
     wandb_project: str | None = None
-    """Project of Weights & Biases that also gets the curves (extra ``wandb``; the key comes from the environment)."""
+    """DigiRL's key: adds wandb to ``loggers``, with this ``logger_project``."""
 
     worker_ips: Any = field(default_factory=list)
     """Workers: host names, or mappings with ``host`` and any of ``name port username key bsize temp_path run_path

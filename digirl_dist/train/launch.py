@@ -134,16 +134,18 @@ def _record_ranks(folder: RunFolder | None, group: Group, settings: Settings, de
 def _rank_zero_reporter(
     context: RankContext, folder: RunFolder, learner: RankLearner, state: ResumedState, stack: ExitStack
 ) -> Reporter:
-    from digirl_dist.assembly.run import build_curves
+    from digirl_dist.assembly.run import experiment_log
     from digirl_dist.report.metrics import Metrics
-    from digirl_dist.train.reporter import RankZeroReporter, StreamEvaluator  # TensorBoard is slow to import
+    from digirl_dist.train.reporter import RankZeroReporter, StreamEvaluator
 
     settings, own = context.settings, context.settings.distributed
     metrics = Metrics(folder.metrics)
     metrics.keep_until(state.iteration)
-    curves = build_curves(settings, folder)
-    for drawn in curves:
-        stack.callback(drawn.close)
+    events = Events(folder.events)
+    stack.callback(events.close)
+    log = experiment_log(settings, folder, events)
+    stack.callback(log.close)
+    log.begin(state.iteration, metrics.lines, (), settings.train_iterations)
     stream = partial(evaluation_stream, context)
     return RankZeroReporter(
         learner=learner,
@@ -151,7 +153,7 @@ def _rank_zero_reporter(
         trajectories=folder.trajectories,
         checkpoints=checkpoints_of(folder, settings, describe_policy(settings, context.emulator.spec)),
         metrics=metrics,
-        curves=curves,
+        log=log,
         say=partial(print, flush=True),
         steps=own.steps * context.bsize * context.rank.world_size,
         global_step=state.global_step,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import torch
 
 from digirl_dist.agent import Agent
 from digirl_dist.collection import CollectionResult
-from digirl_dist.report.curves import Curves
+from digirl_dist.report.experiment_log import ExperimentLog
 from digirl_dist.report.metrics import Metrics, results
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.trajectory_store import Store
@@ -66,7 +66,7 @@ class RankZeroReporter:
     trajectories: Path
     checkpoints: Checkpoints
     metrics: Metrics
-    curves: Sequence[Curves]
+    log: ExperimentLog
     say: Callable[[str], None]
     steps: int
     """Of all emulators of all ranks in one iteration."""
@@ -88,8 +88,7 @@ class RankZeroReporter:
         figures["iteration_s"] = round(time.monotonic() - self._began_at, 4)
         self._began_at = time.monotonic()
         self.metrics.append(figures)
-        for curves in self.curves:
-            curves.add(figures, report.iteration)
+        self.log.iteration(figures, report.episodes, report.iteration)
         average = figures.get("episode_reward_avg_100")
         told = "-" if average is None else f"{average:.2f}"
         self.say(f"iteration {report.iteration:3d}  steps {self.global_step}  episode_reward_avg_100 {told}")

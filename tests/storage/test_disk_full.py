@@ -18,7 +18,8 @@ from user_classes import Coin, Counter
 
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import RunFolderError
-from digirl_dist.report.curves import TensorBoard
+from digirl_dist.report.loggers import LoggedRun
+from digirl_dist.report.loggers.tensorboard import TensorBoard
 from digirl_dist.report.metrics import Metrics
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.disk_full import WaitForSpace
@@ -119,14 +120,14 @@ def test_what_cannot_be_written_waits_for_room(disk: Disk, write: Callable[[Disk
 @pytest.mark.component
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of tensorboard's writer
 def test_curves_go_on_after_a_full_disk(disk: Disk) -> None:
-    curves = TensorBoard(disk.folder / "tensorboard")
+    curves = TensorBoard(LoggedRun("run1", "run", str(disk.folder), "project", {}))
     disk.fill()
     for iteration in range(300):
-        curves.add({f"figure {iteration % 30} {'x' * 200}": 1.0}, iteration)
+        curves.figures({f"figure {iteration % 30} {'x' * 200}": 1.0}, iteration)
     time.sleep(0.5)
     disk.make_room()
     for iteration in range(300, 310):
-        curves.add({"figure": 1.0}, iteration)
+        curves.figures({"figure": 1.0}, iteration)
     curves.close()
     assert any(b"figure" in path.read_bytes() for path in (disk.folder / "tensorboard").iterdir())
 

@@ -1,0 +1,49 @@
+"""trackio: a local database, in TRACKIO_DIR if that is set, or the server or Space that its variables name."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from PIL import Image
+
+from digirl_dist.report.loggers import LoggedRun
+from digirl_dist.types import Json
+
+PACKAGE = "trackio"
+ISOLATED = True
+
+_COLUMNS = ("iteration", "ticket", "task", "success", "reward", "steps", "worker", "policy_version")
+
+
+def build(run: LoggedRun) -> Trackio:
+    return Trackio(run)
+
+
+class Trackio:
+    """Implements ``Logger``. A resumed run continues its curves."""
+
+    def __init__(self, run: LoggedRun) -> None:
+        import trackio
+
+        self._trackio: Any = trackio
+        name = f"{run.name}-{run.run_id}"
+        self._run = trackio.init(run.project, name=name, config=run.config, resume="allow", embed=False)
+
+    def figures(self, figures: dict[str, float], step: int) -> None:
+        self._trackio.log(figures, step=step)
+
+    def episodes(self, rows: Sequence[dict[str, Json]], step: int) -> None:
+        shown: dict[str, Any] = {}
+        for row in rows:
+            if "picture" in row:
+                image = Image.open(io.BytesIO(base64.b64decode(row["picture"])))
+                kind = "success" if row["success"] else "failure"
+                shown[f"episodes/{kind}"] = self._trackio.Image(image, caption=str(row["task"]))
+        data = [[row[column] for column in _COLUMNS] for row in rows]
+        self._trackio.log({"episodes/all": self._trackio.Table(columns=list(_COLUMNS), data=data), **shown}, step=step)
+
+    def close(self) -> None:
+        self._trackio.finish()
