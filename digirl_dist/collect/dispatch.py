@@ -58,8 +58,21 @@ class Dispatch:
 
     def hand_out(self, version: int) -> None:
         """Leases to every able worker what it has slots for, to be run with that policy version."""
+        may_double = self._rules.speculate and self._clock() >= self._double_at
+        if not self._leases.queued and not may_double:
+            return
         slots = self._slots()
         able = sorted(slots, key=lambda name: self.pace.of(name) or 0.0)
+        if self._leases.queued:
+            self._lease(able, slots, version)
+        if may_double and not self._leases.queued:
+            now = self._clock()
+            rooms = {name: room for name in able if (room := slots[name] - self._leases.running(name)) > 0}
+            if rooms:
+                self._double_all(rooms, version)
+            self._double_at = self._clock() + _PAUSE * (self._clock() - now)
+
+    def _lease(self, able: Sequence[str], slots: Mapping[str, int], version: int) -> None:
         plenty = self._leases.queued > sum(slots.values())
         start = not any(self._leases.running(name) for name in able)
         for name in able:
@@ -69,10 +82,6 @@ class Dispatch:
                 if tickets := self._leases.take(name, room, version, able):
                     self._reliability.holds(name, self._leases.running(name))
                     self._fleet.workers[name].lease(tickets)
-        if self._rules.speculate and not self._leases.queued and (now := self._clock()) >= self._double_at:
-            rooms = {name: room for name in able if (room := slots[name] - self._leases.running(name)) > 0}
-            self._double_all(rooms, version)
-            self._double_at = self._clock() + _PAUSE * (self._clock() - now)
 
     def _slots(self) -> dict[str, int]:
         """Returns how many slots each worker has that may be given tickets now.
@@ -112,7 +121,7 @@ class Dispatch:
 
     def _double_all(self, rooms: Mapping[str, int], version: int) -> None:
         """Leases duplicates to slots without a ticket, as far as any pay."""
-        undoubled = self._leases.undoubled(version) if rooms else []
+        undoubled = self._leases.undoubled(version)
         for name, room in rooms.items():
             doubled = self._double(name, room, undoubled)
             undoubled = [held for held in undoubled if held[0] not in doubled]

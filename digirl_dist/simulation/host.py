@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -44,12 +45,17 @@ class Schedule:
     seed: int = 0
 
     def tickets(self, iteration: int, version: int) -> list[Ticket]:
-        return Plan([Task("t")], self.rollout_size, self.seed).tickets(iteration, version)
+        return list(_tickets(self.rollout_size, self.seed, iteration, version))
 
     def evaluation(self, version: int) -> list[Ticket]:
         """As ``host.Evaluator`` draws them."""
-        tickets = Plan([Task("t")], self.evaluation_episodes, self.seed).tickets(0, version)
+        tickets = _tickets(self.evaluation_episodes, self.seed, 0, version)
         return [replace(ticket, iteration=version, purpose="evaluate") for ticket in tickets]
+
+
+@lru_cache(64)
+def _tickets(count: int, seed: int, iteration: int, version: int) -> Sequence[Ticket]:
+    return Plan([Task("t")], count, seed, order="sequential").tickets(iteration, version)
 
 
 @dataclass

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 
-import numpy as np
-
 from digirl_dist.protocol.messages import Acting, EpisodeFailed, SlotChanged, SlotLimits
 from digirl_dist.rollout.rollout import Finished, Happening, episode_id
 from digirl_dist.rollout.slot_time import SlotTime
@@ -15,7 +13,7 @@ from digirl_dist.simulation.world import World
 from digirl_dist.tasks import Key, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
-SEEN = Observation("seen", None, np.zeros(1, np.float32))
+SEEN = Observation("seen", None, None)
 finished_step = Step(SEEN, 0, -1.0, 1.0, terminated=True, truncated=False)
 
 
