@@ -99,7 +99,7 @@ def _pull(address: Address, source: Path, episodes: Sequence[tuple[Ticket, Episo
     with connect(address, SshSettings()) as connection, CourierClient(connection, command, SshSettings()) as courier:
         courier.delete([])  # it has started
         transfers = Transfers(
-            CourierFiles(courier), "w0", events.put, lambda error: events.put(Lost("w0", error)), EpisodeGuard()
+            CourierFiles(courier), "w0", events.put, lambda error: events.put(Lost("w0", error)), EpisodeGuard(), 0.0
         )
         started = time.monotonic()
         for ticket, manifest in episodes:

@@ -32,12 +32,17 @@
     │   │   └── UnknownHostError   nobody knows an address of the machine's name
     │   ├── LinkLostError        transient: an open connection broke or fell silent
     │   │   └── TooSlowError     a transfer stands still, or takes too long on the whole, though the link answers
-    │   └── MisconductError      transient: the worker breaks the protocol, or all that it is given fails
+    │   ├── MisconductError      transient: the worker breaks the protocol, or all that it is given fails
+    │   └── HandlingError        transient: what the worker says meets a defect of this program
     └── CollectionError          an iteration cannot be completed; names every worker's reason
 
 Errors of paramiko, fabric, asyncssh, adbutils and others become one of these inside the module that
 calls them, with ``from``. All of them can be pickled.
 """
+
+from __future__ import annotations
+
+import traceback
 
 
 class DigirlDistError(Exception):
@@ -202,6 +207,16 @@ class MisconductError(WorkerError):
         super().__init__(worker, reason, remedy)
         self.args = (worker, reason, remedy, proven)
         self.proven = proven
+
+
+class HandlingError(WorkerError):
+    """What a worker says meets a defect of this program: costs the connection, and in the end the worker."""
+
+    @classmethod
+    def of(cls, worker: str, doing: str, defect: Exception) -> HandlingError:
+        """Returns the error with the traceback of the defect."""
+        trace = "".join(traceback.format_exception(defect))
+        return cls(worker, f"internal error: this program cannot {doing}\n{trace}", "please report it")
 
 
 class CollectionError(DigirlDistError):

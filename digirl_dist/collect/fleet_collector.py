@@ -17,7 +17,7 @@ from digirl_dist.collect.reliability import Reliability
 from digirl_dist.collect.worker_table import WorkerTable
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator.episode_guard import MOST_STEPS
-from digirl_dist.errors import CollectionError, MisconductError
+from digirl_dist.errors import CollectionError, DigirlDistError, HandlingError, MisconductError
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.worker_events import (
     Added,
@@ -28,6 +28,7 @@ from digirl_dist.fleet.worker_events import (
     Pulled,
     PullRefused,
     Said,
+    Words,
     WorkerEvent,
 )
 from digirl_dist.protocol.messages import (
@@ -199,6 +200,28 @@ class _Collection:
         worker = getattr(event, "worker", None)
         if worker is not None and not self._table.knows(worker) and not isinstance(event, Added):
             return  # the last words of one that was let go
+        try:
+            self._act_on(event)
+        except DigirlDistError:
+            raise
+        except Exception as defect:
+            if not isinstance(event, Words):
+                raise
+            self._stumble(event, defect)
+
+    def _stumble(self, event: Words, defect: Exception) -> None:
+        """Has a defect of ours cost the worker whose words met it. Raises CollectionError if all workers' words do."""
+        said = event.message if isinstance(event, Said) else event
+        error = HandlingError.of(event.worker, f"handle a {type(said).__name__}", defect)
+        self._table.tell("handling_failed", event.worker, reason=error.reason, remedy=error.remedy)
+        if self._reliability.defect(event.worker, self._table.states):
+            raise CollectionError(
+                f"iteration {self._iteration.number}: it fails with every worker\n  {error}"
+            ) from defect
+        self._iteration.mend()
+        self._fleet.workers[event.worker].refuse(error)
+
+    def _act_on(self, event: WorkerEvent) -> None:
         match event:
             case Said(worker, message):
                 self._hear(worker, message, event)
@@ -285,7 +308,6 @@ class _Collection:
         stats = self._stats_of(self._iteration.counts_in(key))
         self._stats.worker_result(worker).pull_bytes += manifest.size
         self._dispatch.landed(worker, key)
-        self._reliability.landed(worker)
         leased = self._leases.as_leased(worker, manifest)
         if self._iteration.land(pulled.trajectory, pulled.path):
             stats.worker_result(worker).episodes += 1
@@ -305,6 +327,7 @@ class _Collection:
             )
         else:
             pulled.path.unlink(missing_ok=True)
+        self._reliability.landed(worker)
         self._forget(worker, manifest)
 
     def _refused(self, worker: str, manifest: EpisodeManifest, reason: str) -> None:

@@ -65,8 +65,8 @@ class Iteration:
         self._landed = store.landed(self.round)
         left_over, _ = self._left_out(self.number - 1)
         wanted = [*left_over, *tickets]
-        self._tasks = {ticket.key: ticket.task.id for ticket in wanted}
-        self._wanted = self._tasks.keys()
+        self._tickets = {ticket.key: ticket for ticket in wanted}
+        self._wanted = self._tickets.keys()
         self._missing = self._wanted - set(self._landed)
         self._was_closed = store.is_closed(self.round)
         if not self._was_closed:
@@ -83,7 +83,7 @@ class Iteration:
     @property
     def missing(self) -> int:
         """Episodes that have not landed, and may."""
-        return len(self._missing - self._leases.set_aside.keys())
+        return len(self._missing) - len(self._aside())
 
     @property
     def wanted(self) -> int:
@@ -100,15 +100,19 @@ class Iteration:
         """Raises CollectionError when more tickets were set aside than may be."""
         if self._was_closed:
             return True
-        aside = self._missing & self._leases.set_aside.keys()
+        aside = self._aside()
         if len(aside) > self._terms.most_set_aside(len(self._wanted)):
             raise self._too_many(aside)
-        wanted = len(self._wanted) - len(aside)
-        return self._closing.is_due(wanted - self.missing, wanted, self._clock() - self._started_at)
+        landed = len(self._wanted) - len(self._missing)
+        return self._closing.is_due(landed, len(self._wanted) - len(aside), self._clock() - self._started_at)
+
+    def _aside(self) -> set[Key]:
+        """Returns the tickets that were set aside; of all that are missing, which may be many, none is looked at."""
+        return {key for key in self._leases.set_aside if key in self._missing}
 
     def _too_many(self, aside: Collection[Key]) -> CollectionError:
         said = [
-            f"ticket {key.number} (task {self._tasks[key]}): "
+            f"ticket {key.number} (task {self._tickets[key].task.id}): "
             + "; ".join(f"on {failure.worker}: {failure.reason}" for failure in self._leases.set_aside[key][-_SHOWN:])
             for key in sorted(aside)[:_SHOWN]
         ]
@@ -139,9 +143,15 @@ class Iteration:
             self._missing.discard(key)
         return True
 
+    def mend(self) -> None:
+        """Finds its way back after a defect stopped a change halfway: what is durable landed, the rest is open."""
+        self._landed |= self._store.landed(self.round)
+        self._missing -= self._landed.keys()
+        self._leases.mend(self._tickets[key] for key in sorted(self._missing) if not self._was_closed)
+
     def close(self, stats: IterationStats) -> CollectionResult:
         """Closes the iteration for good; missing tickets are carried over or cancelled, but for those set aside."""
-        aside = self._missing & self._leases.set_aside.keys()
+        aside = self._aside()
         self._leases.close(self.round, aside)
         if not self._was_closed and self._missing - aside:
             self._store.close(self.number, *self._leases.withdraw(self._missing))

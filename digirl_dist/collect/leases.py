@@ -222,6 +222,15 @@ class Leases:
         if self._ledger:
             self._ledger.replace([grant for grants in self._grants.values() for grant in grants.values()])
 
+    def mend(self, wanted: Iterable[Ticket]) -> None:
+        """Queues what nobody holds, ``wanted`` tickets included, after a defect stopped a change halfway."""
+        self.add(wanted)
+        for held in (*self._running.values(), *self._coming.values()):
+            for key in held.keys() - self.tickets.keys():
+                del held[key]
+        self._queue = deque(key for key in dict.fromkeys(self._queue) if key in self.tickets)
+        self._queue.extend(key for key in self.tickets if self._is_orphan(key))
+
     def release(self, worker: str) -> int:
         """Returns the tickets of a worker that is gone to the head of the queue; returns how many."""
         held = {*self._running.pop(worker, ()), *self._coming.pop(worker, ())}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Collection
 
 from digirl_dist.settings import LimitSettings
 from digirl_dist.tasks import Key
@@ -24,11 +25,13 @@ class Reliability:
         self._most_held: Counter[str] = Counter()
         self._next_at: dict[str, float] = {}
         self._suspects: set[str] = set()
+        self._defects: Counter[str] = Counter()
 
     def landed(self, worker: str) -> None:
         """An episode of the worker is safe on the host."""
         self._landed[worker] += 1
         self._suspects.discard(worker)
+        self._defects.clear()
         self._begin_anew(worker)
 
     def holds(self, worker: str, count: int) -> None:
@@ -57,6 +60,15 @@ class Reliability:
 
     def is_suspect(self, worker: str) -> bool:
         return worker in self._suspects
+
+    def defect(self, worker: str, workers: Collection[str]) -> bool:
+        """Notes that the host failed at what the worker said.
+
+        Returns whether that is no worker's doing: since an episode landed anywhere, it has happened with each as often
+        as takes one out of service.
+        """
+        self._defects[worker] += 1
+        return all(self._defects[name] >= self._limits.worker_offences for name in workers)
 
     def _begin_anew(self, worker: str) -> None:
         self._failed.pop(worker, None)

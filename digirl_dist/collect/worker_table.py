@@ -12,7 +12,7 @@ from digirl_dist.collect.leases import Leases
 from digirl_dist.collect.slot_time_ledger import SlotTimeLedger
 from digirl_dist.errors import CollectionError, WorkerError
 from digirl_dist.fleet.fleet import Fleet
-from digirl_dist.fleet.worker_events import Added, Connecting, Leaving, Lost, RosterRefused, Said, WorkerEvent
+from digirl_dist.fleet.worker_events import Added, Connecting, DiskFull, Leaving, Lost, RosterRefused, Said, WorkerEvent
 from digirl_dist.protocol.messages import Heartbeat, SlotChanged, Working
 from digirl_dist.settings import LimitSettings
 from digirl_dist.storage.events import Events
@@ -95,6 +95,8 @@ class WorkerTable:
                 self._lost(worker, error, out_s)
             case Connecting(worker, doing, limit_s):
                 self._connecting(worker, doing, limit_s)
+            case DiskFull(worker, reason):
+                self.tell("disk_full", worker, reason=reason, remedy="free some space on the host")
             case Added(worker):
                 self.states[worker] = WorkerState()
                 self.tell("worker_added", worker)

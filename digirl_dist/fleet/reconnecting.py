@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from digirl_dist.errors import MisconductError, TooSlowError, WorkerError
+from digirl_dist.errors import HandlingError, MisconductError, TooSlowError, WorkerError
 from digirl_dist.fleet.session import ProgramDeaf, ProgramSilent
 from digirl_dist.settings import LimitSettings
 
@@ -41,7 +41,7 @@ class Reconnecting:
 
     def _has_offended(self, error: WorkerError, now: float) -> bool:
         """Returns whether this is one offence too many; after its time out of service, a single one more is."""
-        if not isinstance(error, MisconductError | ProgramSilent | ProgramDeaf | TooSlowError):
+        if not isinstance(error, MisconductError | HandlingError | ProgramSilent | ProgramDeaf | TooSlowError):
             return False
         memory_s = self._limits.quarantine_s + self._limits.steady_s
         self._offences = [at for at in self._offences if now - at < memory_s] + [now]

@@ -5,23 +5,31 @@ from __future__ import annotations
 import queue
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from digirl_dist.emulator.episode_guard import EpisodeGuard
-from digirl_dist.errors import FileRefusedError, JobError, LinkLostError, RunFolderError, TrajectoryError, WorkerError
+from digirl_dist.errors import (
+    FileRefusedError,
+    HandlingError,
+    LinkLostError,
+    RunFolderError,
+    TrajectoryError,
+    WorkerError,
+)
 from digirl_dist.fleet.connection import Files
 from digirl_dist.fleet.outgoing import Blob
-from digirl_dist.fleet.worker_events import Pulled, PullRefused, WorkerEvent
+from digirl_dist.fleet.worker_events import DiskFull, Pulled, PullRefused, WorkerEvent
 from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.storage import atomic_files, parquet
-from digirl_dist.storage.disk_full import require_space
+from digirl_dist.storage.disk_full import FULL, require_space
 from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Trajectory
 
 _UNCHECKED = 32
 """Episodes that may have come but are not checked yet; then the carrying thread waits for the disk."""
+
+_PAUSE_S = 0.5
 
 Work = Callable[[], None]
 
@@ -40,12 +48,16 @@ class Transfers:
         post: Callable[[WorkerEvent], None],
         failed: Callable[[WorkerError], None],
         guard: EpisodeGuard,
+        full_disk_s: float,
     ) -> None:
+        """``full_disk_s`` bounds how long a pull waits for space on the host's disk."""
         self._files = files
         self._worker = worker
         self._post = post
         self._failed = failed
         self._guard = guard
+        self._full_disk_s = full_disk_s
+        self._closing = threading.Event()
         self._jobs: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._arrived: queue.Queue[Work | None] = queue.Queue(_UNCHECKED)
         threading.Thread(target=self._carry, name=f"transfers-{worker}", daemon=True).start()
@@ -60,7 +72,8 @@ class Transfers:
         self._jobs.put(lambda: self._pull(manifest, ticket, path))
 
     def close(self) -> None:
-        """Ends once the transfers before have been made."""
+        """Ends once the transfers before have been made, or as soon as one waits for space."""
+        self._closing.set()
         self._jobs.put(None)
 
     def _carry(self) -> None:
@@ -82,14 +95,14 @@ class Transfers:
             self._failed(error)
         except RunFolderError as error:  # the host's disk is full: try again later, with all that is still spooled
             self._failed(LinkLostError(self._worker, str(error), "free some space on the host"))
-        except Exception:  # a fault of ours must not end this thread without a word
-            self._failed(JobError(self._worker, f"internal error: {traceback.format_exc()}", "please report it"))
+        except Exception as error:  # a defect of ours must not end this thread without a word
+            self._failed(HandlingError.of(self._worker, "carry or check its files", error))
         return False
 
     def _pull(self, manifest: EpisodeManifest, ticket: Ticket, path: Path) -> None:
         started = time.monotonic()
         try:
-            _require_space(manifest.size, path)
+            self._await_space(manifest.size, path)
             self._files.fetch(manifest, path)
         except (TrajectoryError, FileRefusedError) as error:
             refused = PullRefused(self._worker, manifest, str(error))
@@ -99,6 +112,21 @@ class Transfers:
             raise
         else:
             self._arrived.put(lambda: self._check(manifest, ticket, path, started))
+
+    def _await_space(self, size: int, path: Path) -> None:
+        """Waits while the host's disk has no room for the file; nobody else waits for this worker's transfers.
+
+        Raises RunFolderError after ``full_disk_s``, LinkLostError at the end of the connection.
+        """
+        deadline, is_told = time.monotonic() + self._full_disk_s, False
+        while (reason := _lacks_space(size, path)) is not None:
+            if time.monotonic() > deadline:
+                raise RunFolderError(reason)
+            if not is_told:
+                self._post(DiskFull(self._worker, reason))
+                is_told = True
+            if self._closing.wait(_PAUSE_S):
+                raise LinkLostError(self._worker, f"the connection ended while {reason}")
 
     def _check(self, manifest: EpisodeManifest, ticket: Ticket, path: Path, started: float) -> None:
         try:
@@ -127,9 +155,13 @@ class Transfers:
         return episode
 
 
-def _require_space(size: int, path: Path) -> None:
-    """Raises RunFolderError if the disk has no space for the file, which concerns this worker's transfers alone."""
+def _lacks_space(size: int, path: Path) -> str | None:
+    """Returns why the file cannot be written now; None if it can. Raises RunFolderError if it never can."""
     try:
         require_space(size, path.parent)
     except OSError as error:
-        raise RunFolderError(f"cannot write {path} on this machine: {error.strerror}") from error
+        reason = f"{path} cannot be written on this machine: {error.strerror}"
+        if error.errno not in FULL:
+            raise RunFolderError(reason) from error
+        return reason
+    return None

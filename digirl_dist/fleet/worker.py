@@ -8,12 +8,11 @@ from __future__ import annotations
 import random
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from digirl_dist.errors import JobError, LinkLostError, MisconductError, ProtocolError, WorkerError
+from digirl_dist.errors import HandlingError, JobError, LinkLostError, MisconductError, ProtocolError, WorkerError
 from digirl_dist.fleet.connection import Connector, WorkerConnection
 from digirl_dist.fleet.effects import Decide, HangUp, Push, Send, Tell
 from digirl_dist.fleet.outbox import Outbox
@@ -56,13 +55,24 @@ class _Attached:
         self._error: WorkerError | None = None
         name = worker.spec.name
         self._outbox = Outbox(connection, name, self.fail)
-        self.transfers = Transfers(connection.files, name, worker.post, self.fail, worker.job.guard)
+        self.transfers = Transfers(
+            connection.files, name, worker.post, self.fail, worker.job.guard, worker.limits.full_disk_s
+        )
 
     def ask(self, action: Callable[[Session], Effects]) -> None:
         """Has the session act and carries out the effects; none of them waits."""
         with self._lock:
             for effect in action(self._session):
                 self._carry_out(effect)
+
+    def command(self, action: Callable[[Session], Effects]) -> None:
+        """As ``ask``, for threads that serve other workers too: a failure ends this connection alone."""
+        try:
+            self.ask(action)
+        except WorkerError as error:
+            self.fail(error)
+        except Exception as error:
+            self.fail(HandlingError.of(self._worker.spec.name, "tell it what to do", error))
 
     def serve(self) -> None:
         """Acts on what the program says until it ends. Raises WorkerError when that is too early."""
@@ -138,7 +148,7 @@ class _Attached:
     def _decide(self, request: InferenceRequest) -> None:
         """Ignored without an inference service: the request is of a former job, which ends as ours arrives."""
         if self._worker.inference is not None:
-            self._worker.inference.ask(request, lambda reply: self.ask(lambda session: session.decided(reply)))
+            self._worker.inference.ask(request, lambda reply: self.command(lambda session: session.decided(reply)))
 
 
 class RemoteWorker:
@@ -227,7 +237,7 @@ class RemoteWorker:
 
     def _ask(self, action: Callable[[Session], Effects]) -> None:
         if (attached := self._attached) is not None:
-            attached.ask(action)
+            attached.command(action)
 
     def _live(self) -> None:
         coming_back = Reconnecting(self.limits, random.uniform)
@@ -258,8 +268,8 @@ class RemoteWorker:
             return self._served(attached)
         except WorkerError as error:
             return error
-        except Exception:  # a fault of ours must not end this thread without a word
-            return JobError(self.spec.name, f"internal error: {traceback.format_exc()}", "please report it")
+        except Exception as error:  # a defect of ours must not end this thread without a word
+            return HandlingError.of(self.spec.name, "act on what it says", error)
         finally:
             self._attached = None
             if attached is not None:

@@ -113,22 +113,20 @@ class Leaving:
 
 
 @dataclass(frozen=True)
+class DiskFull:
+    """An episode of the worker waits for space on the host's disk."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class RosterRefused:
     """The workers that the configuration names now cannot be used; the fleet stays as it is."""
 
     reason: str
 
 
-WorkerEvent = (
-    Said
-    | PolicyLoaded
-    | Pulled
-    | PullRefused
-    | LeasesLost
-    | ClaimsRefused
-    | Lost
-    | Connecting
-    | Added
-    | Leaving
-    | RosterRefused
-)
+Words = Said | PolicyLoaded | Pulled | PullRefused | LeasesLost | ClaimsRefused
+"""What a worker said, or sent, and what followed from it."""
+WorkerEvent = Words | Lost | Connecting | DiskFull | Added | Leaving | RosterRefused

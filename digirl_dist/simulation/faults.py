@@ -114,6 +114,11 @@ def _kill_host_at_its_disk(run: SimulatedRun, machine: Machine, seconds: float) 
     run.kill_host_at_write(1 + int(7 * seconds) % 13, seconds)
 
 
+def _stumble(run: SimulatedRun, machine: Machine, seconds: float) -> None:
+    """The host meets a defect of its own as the next episode lands."""
+    run.disk.store.stumbles_at = int(7 * seconds) % 2
+
+
 def _suspend_host(run: SimulatedRun, machine: Machine, seconds: float) -> None:
     run.fleet.suspend(seconds)
 
@@ -240,6 +245,7 @@ KINDS: dict[str, Strike] = {
         _fill_host_disk,
         _kill_host,
         _kill_host_at_its_disk,
+        _stumble,
         _suspend_host,
         _jump_clock,
         _damage_spool,

@@ -104,6 +104,11 @@ class Invariants:
         _hold(not twice, "exactly once", f"counted twice: {twice}")
         self._check_updates()
 
+    def left_alone(self) -> None:
+        """Programs that could not be told that the run is over have ended by themselves."""
+        left = [machine.spec.name for machine in self._run.machines if machine.program.ended is None]
+        _hold(not left, "deadline", f"orphans that never end: {left}")
+
     def _check_updates(self) -> None:
         limit = self._run.scenario.schedule.max_staleness
         for number, trajectories in self._run.disk.used:
@@ -122,6 +127,8 @@ class Invariants:
                 slots = self._run.machine(content["worker"]).program.slots
                 since = self._run.world.now if slots is None else slots.started_at
                 self._joined_at.setdefault(content["worker"], (since, self._run.world.now))
+            elif kind == "handling_failed":
+                _hold("a defect of ours" in content["reason"], "no exception", content["reason"])
             elif kind == "worker_left":
                 self._left.add(content["worker"])
         self._seen = len(lines)
@@ -133,9 +140,11 @@ class Invariants:
         leases = self._run.host.collector.leases
         self._set_aside |= leases.set_aside.keys()
         queued = set(leases._queue)
-        held = {key for keys in (*leases._running.values(), *leases._coming.values()) for key in keys}
-        _hold(len(queued) == len(leases._queue), "leases", "a ticket is queued twice")
+        held = set().union(*leases._running.values(), *leases._coming.values())
         open_ = leases.tickets.keys()
+        _hold(len(queued) == len(leases._queue), "leases", "a ticket is queued twice")
+        if queued <= open_ <= queued | held and queued.isdisjoint(held):
+            return
         _hold(queued <= open_, "leases", f"queued, and not open: {sorted(queued - open_)}")
         _hold(open_ <= queued | held, "leases", f"nobody has {sorted(open_ - queued - held)}")
         _hold(not queued & held, "leases", f"queued, and held: {sorted(queued & held)}")
@@ -164,7 +173,7 @@ class Invariants:
         self._doubt("deadline", name, "nobody connects again after", tried, passed_s, _BACK_S)
         leases, program = self._run.host.collector.leases, machine.program
         calm = attached is not None and not broken and not program.frozen and state is not None and state.slots > 0
-        calm = calm and not self._run.fleet.waiting and machine.link.jitter_s < 1.0
+        calm = calm and not self._run.fleet.disk_is_full and not self._run.fleet.waiting and machine.link.jitter_s < 1.0
         held = {ticket.key for ticket in program.held()}
         ready = {manifest.key for manifest, _ in program.ready.values()}
         believed = set(leases._running.get(name, ()))

@@ -23,6 +23,8 @@ from digirl_dist.tasks import Ticket
 _MOST_HOSTS = 30
 _MOST_HAPPENINGS = 200_000
 _JOIN_AGAIN_S = 3.0
+_LAST_S = 60.0
+"""More than what a program that nobody could stop has begun when it is orphaned."""
 
 
 class SimulatedRun:
@@ -64,6 +66,8 @@ class SimulatedRun:
                 self.away_s = 1.0
             self.world.sleep(self.away_s)
         self.invariants.finished()
+        self.world.sleep(max(0.0, self.calm_at - self.world.now) + self.scenario.schedule.limits.orphan_s + _LAST_S)
+        self.invariants.left_alone()
 
     def later(self, seconds: float, action: Callable[[], object]) -> None:
         """The end of a fault."""

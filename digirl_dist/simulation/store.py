@@ -27,6 +27,8 @@ class MemoryStore(Store):
         self.came_twice: list[Key] = []
         """Episodes that came although their ticket had landed, or their round was closed."""
         self.pulled_to: list[str] = []
+        self.stumbles_at: int | None = None
+        """Meets a defect as the next episode lands: just before that (0), or just after (1)."""
         self._touches = touches
         self._recent = {}
 
@@ -45,9 +47,16 @@ class MemoryStore(Store):
             self.came_twice.append(trajectory.ticket.key)
             return False
         self._touches()
+        self._stumble(0)
         known[trajectory.ticket.key] = trajectory
         self._touches()
+        self._stumble(1)
         return True
+
+    def _stumble(self, place: int) -> None:
+        if self.stumbles_at == place:
+            self.stumbles_at = None
+            raise ZeroDivisionError("a defect of ours")
 
     def is_closed(self, wanted: Round) -> bool:
         return wanted in self.files or (wanted.purpose == "train" and wanted.number in self.closed)

@@ -265,7 +265,8 @@ class SimulatedWorker:
         name, program = self.machine.spec.name, self.machine.program
         _, spooled = program.ready.get(manifest.episode_id, (None, None))
         if self.fleet.disk_is_full:
-            self.lost(attached, LinkLostError(name, "cannot write on this machine: No space left on device"))
+            if attached is self.attached:
+                self.fleet.later(0.5, lambda: self._pulled(attached, manifest, ticket, path, began_at))
         elif spooled is None or manifest.episode_id in program.damaged:
             self.fleet.post(PullRefused(name, manifest, "the file is gone or damaged"))
         else:

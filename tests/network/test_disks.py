@@ -63,4 +63,4 @@ def test_the_hosts_full_disk_pauses_the_run_until_there_is_room(machines: list[M
         keep_full(disk, 3.0)
         assert_once_each(here, collecting.result(70), 40)
         assert any(FULL in content["reason"] for content in [*here.seen("disk_full"), *here.seen("worker_lost")])
-        assert len(here.seen("worker_lost")) <= 2 * len(machines)  # by transfers, with pauses that grow
+        assert len(here.seen("worker_lost")) <= len(machines)  # by a transfer that was under way as the disk filled

@@ -1,0 +1,92 @@
+"""What a worker says, or is told, meets a defect of the host: that connection ends, and whoever caused it goes on."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from digirl_dist.errors import HandlingError, LinkLostError
+from digirl_dist.fleet.session import Session
+from digirl_dist.fleet.spec import Job
+from digirl_dist.fleet.worker import RemoteWorker
+from digirl_dist.fleet.worker_events import Lost, Said
+from digirl_dist.protocol.messages import PROTOCOL, Ready, SlotLimits, Working, encode
+from digirl_dist.settings import LimitSettings
+
+LIMITS = LimitSettings(back_off_s=0.01, back_off_max_s=0.01, quarantine_s=300.0, worker_offences=3)
+SAID = [encode(Ready(PROTOCOL, "package", "3.11", 1)), encode(Working(2, "", []))]
+
+
+class Honest:
+    """The connection to a program that starts to work, and then says nothing until it is closed."""
+
+    files: Any = None
+
+    def __init__(self) -> None:
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        for said in SAID:
+            self._lines.put(said)
+
+    def connect(self, *_: Any) -> Honest:
+        return Honest()
+
+    def write(self, line: bytes) -> None:
+        """Nobody answers."""
+
+    def readline(self, timeout_s: float) -> bytes:
+        return self._lines.get(timeout=timeout_s)
+
+    def why_ended(self) -> LinkLostError:
+        return LinkLostError("w1", "it was closed")
+
+    def close(self) -> None:
+        self._lines.put(b"")
+
+
+@pytest.fixture
+def told() -> Iterator[tuple[RemoteWorker, queue.Queue[Any]]]:
+    events: queue.Queue[Any] = queue.Queue()
+    spec: Any = SimpleNamespace(name="w1", slots=2, package="package")
+    connector: Any = Honest()
+    worker = RemoteWorker(spec, Job("r1", b"agent", b"e", 10, SlotLimits(), 1, 60.0), connector, LIMITS, events.put)
+    yield worker, events
+    worker.stop()
+    worker.hang_up()
+    worker.join(10.0)
+
+
+def test_a_defect_in_acting_on_a_message_takes_the_worker_out_of_service(
+    monkeypatch: pytest.MonkeyPatch, told: tuple[RemoteWorker, queue.Queue[Any]]
+) -> None:
+    def broken(self: Session, message: Any, *_: Any) -> Any:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(Session, "_receive", broken)
+    worker, events = told
+    worker.start()
+    lost = [events.get(timeout=10.0) for _ in range(3)]
+    assert all(isinstance(one, Lost) and isinstance(one.error, HandlingError) for one in lost)
+    assert all("Traceback" in one.error.reason and "planted" in one.error.reason for one in lost)
+    assert [one.out_s for one in lost] == [None, None, 300.0]
+
+
+def test_a_defect_in_telling_a_worker_something_does_not_reach_who_tells_it(
+    monkeypatch: pytest.MonkeyPatch, told: tuple[RemoteWorker, queue.Queue[Any]]
+) -> None:
+    def broken(self: Session, *_: Any) -> Any:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(Session, "lease", broken)
+    worker, events = told
+    worker.start()
+    while not isinstance(event := events.get(timeout=10.0), Said):
+        time.sleep(0.01)
+    worker.lease([])
+    while not isinstance(event := events.get(timeout=10.0), Lost):
+        pass
+    assert isinstance(event.error, HandlingError) and "planted" in event.error.reason
