@@ -124,15 +124,17 @@ class ProgramCore:
 
         ``held`` is what the slots say that they hold, after everything that happened on them has gone in: heartbeats
         tell that, whatever it should be. Of an orphan, tickets that no slot has begun (``queued``) are dropped; without
-        a host, an episode whose actions are decided there goes no further.
+        a host, an episode goes no further if its actions are decided there, or its policy has not come yet.
         """
         self._held = {ticket.key: ticket for ticket in held}
         if now - heard_at < self._orphan_s:
             return []
         if self._job is None:
             return [End(stopped=False)]
-        hopeless = self._held if self._job.agent is None else queued
-        effects = self._drop(list(hopeless), "faults")
+        alone = set() if self._job.agent is None else self._ready.keys()
+        effects = self._drop(
+            [key for key, ticket in self._held.items() if key in queued or ticket.policy_version not in alone], "faults"
+        )
         return effects if self._held else [*effects, End(stopped=False)]
 
     def receive(self, message: HostMessage, now: float) -> Effects:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from simulation.fleet import tickets
 from simulation.host import ASKING_JOB, JOB, Host, policy
@@ -42,6 +44,17 @@ def test_an_orphan_whose_host_decides_gives_up_what_runs_and_ends() -> None:
     host.say(Lease(1, tickets(5)))
     host.wait(11.0)
     assert host.program.ended == effects.End(stopped=False) and not host.program.ready
+
+
+def test_an_orphan_gives_up_what_waits_for_a_policy_that_did_not_come() -> None:
+    host = Host(episode_s=1.0)
+    host.work()
+    host.say(Lease(1, [replace(ticket, policy_version=1) for ticket in tickets(2)]))
+    host.say(policy(1, "0b"))
+    host.wait(5.0)
+    assert host.beat().held == [Key(0, 0), Key(0, 1)]
+    host.wait(7.0)
+    assert host.program.ended == effects.End(stopped=False)
 
 
 def test_a_program_without_a_job_ends_when_no_host_comes_and_a_ping_keeps_it() -> None:
