@@ -65,7 +65,7 @@ setup(
         "rich>=13.7",
         "safetensors>=0.4",
         "tensorboard>=2.14",
-        "torch>=2.2",
+        "torch>=2.6",
         "xxhash>=3.4",
     ],
     extras_require={

@@ -6,6 +6,8 @@ import io
 import json
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,7 +30,7 @@ from digirl_dist.report.metrics import Metrics
 from digirl_dist.settings import LimitSettings, SshSettings
 from digirl_dist.ssh.courier import CourierClient
 from digirl_dist.storage import import_digirl, parquet, task_file
-from digirl_dist.storage.checkpoint import Checkpoints
+from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
 from digirl_dist.storage.digest import digest
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.trajectory_store import Store
@@ -295,31 +297,43 @@ class Manifests(Target):
 
 
 class TrainerState(Target):
-    """``trainer.pt`` and the weights of a checkpoint, which have digests: nothing altered is read."""
+    """``trainer.pt`` and the weights of a checkpoint, which have digests: nothing altered is read.
+
+    Whoever made the checkpoint made the digests as well, so ``trainer.pt`` is read without its own, too.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._checkpoints = Checkpoints(folder / "checkpoints")
         trainer = {"algorithm": {"step": 3, "moments": torch.ones(9)}, "replayed": 4}
-        self._saved = self._checkpoints.save(0, {"w": torch.ones(3)}, trainer, {})
-        self.samples = [(self._saved.folder / name).read_bytes() for name in ("trainer.pt", "policy.safetensors")]
+        saved = self._checkpoints.save(0, {"w": torch.ones(3)}, trainer, {})
+        self._readers = {
+            saved.folder / "trainer.pt": Checkpoint.trainer_state,
+            saved.folder / "policy.safetensors": Checkpoint.state,
+        }
+        self.samples = [place.read_bytes() for place in self._readers]
 
     def feed(self, data: bytes) -> None:
-        places = [self._saved.folder / name for name in ("trainer.pt", "policy.safetensors")]
-        pairs = zip(places, self.samples, strict=True)
+        self._read_as_given(data)
+        pairs = zip(self._readers, self.samples, strict=True)
         read = [place.name for place, whole in pairs if self._reads(place, data, whole)]
         if read:
             raise AssertionError(f"altered files were read: {read}")
         if data not in self.samples:
             raise CheckpointError("altered files are refused")
 
+    def _read_as_given(self, data: bytes) -> None:
+        place = next(iter(self._readers))
+        place.write_bytes(data)
+        with suppress(CheckpointError):
+            replace(self._checkpoints.open(0), files={}).trainer_state()
+        place.write_bytes(self.samples[0])
+
     def _reads(self, place: Path, data: bytes, whole: bytes) -> bool:
         """Returns whether the file is read with this content, although that is not its own."""
         place.write_bytes(data)
         try:
-            found = self._checkpoints.open(0)
-            found.trainer_state()
-            found.state()
+            self._readers[place](self._checkpoints.open(0))
         except CheckpointError:
             return False
         finally:

@@ -112,6 +112,7 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress:
         measured = trainer.resume() if only_measures(settings) else None
         store = Store(folder.evaluation(measured.iteration) if measured else folder.trajectories, write_policy)
         status.host("prepare the workers")
+        store.sweep()
         shared = settings, spec.device, spec.agent, plan, folder, store, events, status
         collector = build_collector(RunContext(*shared, spec.closing, spec.ahead, spec.source), stack)
         stack.callback(status.host, "stop the workers")

@@ -21,7 +21,8 @@ class WatchedRoster:
     """Looks every few seconds, in a thread of its own, whether the YAML files below ``folder`` changed.
 
     ``read`` gives the workers that they name now, or raises SettingsError; ``prepare`` makes of a worker what the fleet
-    needs. Workers added to the YAML mid-run join; removed ones drain and leave. An entry that changed stays as it was.
+    needs. Workers added to the YAML mid-run join; removed ones drain and leave. An entry that changed stays as it was;
+    one that was removed and comes back joins once the worker has left.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class WatchedRoster:
         self._fleet = fleet
         self._every_s = every_s
         self._known = set(fleet.workers)
-        self._seen = _stamp(folder)
+        self._seen: Stamp | None = _stamp(folder)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="watched-roster", daemon=True)
 
@@ -52,19 +53,23 @@ class WatchedRoster:
 
     def _follow(self) -> None:
         while not self._closing.wait(self._every_s):
-            stamp = _stamp(self._folder)
-            if stamp != self._seen:
-                self._seen = stamp
-                self._look()
+            self.look_if_changed()
 
-    def _look(self) -> None:
+    def look_if_changed(self) -> None:
+        stamp = _stamp(self._folder)
+        if stamp != self._seen:
+            self._seen = stamp
+            self.look()
+
+    def look(self) -> None:
         """Brings the fleet to what the files say; a file that cannot be used changes nothing and is told."""
         try:
             worker_configs = {worker_config.name: worker_config for worker_config in self._read()}
+            leaving = {name for name in worker_configs if name in self._fleet.workers} - self._known
             added = {
                 name: self._prepare(worker_config)
                 for name, worker_config in worker_configs.items()
-                if name not in self._known
+                if name not in self._known | leaving
             }
         except SettingsError as error:
             self._fleet.refuse(str(error))
@@ -73,7 +78,9 @@ class WatchedRoster:
             self._fleet.add(spec, job)
         for name in self._known - set(worker_configs):
             self._fleet.release(name)
-        self._known = set(worker_configs)
+        self._known = set(worker_configs) - leaving
+        if leaving:
+            self._seen = None  # they join at a later look
 
 
 def _stamp(folder: Path) -> Stamp:

@@ -96,11 +96,11 @@ class Checkpoint:
 
     def trainer_state(self) -> dict[str, Any]:
         """Returns optimisers, critics and random states, loaded without unpickling objects. Raises CheckpointError."""
-        import torch
+        from digirl_dist.storage.safe_torch_load import load_state
 
         path = self._intact("trainer.pt")
         try:
-            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            state: dict[str, Any] = load_state(path)
         except Exception as error:  # a damaged pickle raises nearly anything
             raise CheckpointError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}") from error
         return state

@@ -1,4 +1,4 @@
-"""Reads foreign ``torch.save`` files: plain containers, numbers, texts, tensors and numeric NumPy arrays only.
+"""Reads ``torch.save`` files of others: plain containers, numbers, texts, tensors and numeric NumPy arrays only.
 
 ``torch.load(weights_only=True)`` runs only the code behind a short list of names. NumPy's names are not on it. Here
 they resolve to the small classes below, which read bytes and numbers and never reach NumPy's own unpickling.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import resource
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,9 +29,8 @@ _MOST_PER_BYTE = 16
 
 def load_plain(path: Path) -> Any:
     """Returns the content, arrays as np.ndarray. Raises TrajectoryError for any other content, without running it."""
-    if _torch_version() < (2, 6):  # CVE-2025-32434: weights_only gave no protection before 2.6
-        raise TrajectoryError(f"reading {path} safely needs torch 2.6 or newer; here is {torch.__version__}")
     try:
+        _require_safe_torch()
         with (
             limited_memory(_SPARE + _MOST_PER_BYTE * path.stat().st_size),
             torch.serialization.safe_globals(_STAND_INS),
@@ -39,6 +39,23 @@ def load_plain(path: Path) -> Any:
     except Exception as error:  # a damaged pickle raises nearly anything, from MemoryError to AssertionError
         reason = " ".join(str(error).split())[-300:]
         raise TrajectoryError(f"{path} is refused, as it is not plain data and tensors: {reason}") from error
+
+
+def load_state(path: Path) -> Any:
+    """Returns tensors and plain data that ``torch.save`` wrote. Raises nearly anything for a damaged file.
+
+    A file that would unpack to more than it takes is refused: whoever made it made its digest, too.
+    """
+    _require_safe_torch()
+    with zipfile.ZipFile(path) as packed:
+        entries = packed.infolist()
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise ValueError("its parts are compressed")
+    if sum(entry.file_size for entry in entries) > path.stat().st_size:
+        raise ValueError("its parts overlap")
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    _unwrapped(state, {})
+    return state
 
 
 @contextmanager
@@ -129,6 +146,8 @@ def _refuse_views(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _torch_version() -> tuple[int, int]:
+def _require_safe_torch() -> None:
+    """Raises ValueError before torch 2.6: ``weights_only`` gave no protection there (CVE-2025-32434)."""
     major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
+    if (int(major), int(minor)) < (2, 6):
+        raise ValueError(f"reading it safely needs torch 2.6 or newer; here is {torch.__version__}")

@@ -27,30 +27,36 @@ from digirl_dist.trajectory import Trajectory
 
 
 class Store:
-    """Reads and writes the trajectories below ``root``; ``write_policy`` applies while the disk is full."""
+    """Reads and writes the trajectories below ``root``; ``write_policy`` applies while the disk is full.
+
+    To open one changes nothing, as others may be at work there.
+    """
 
     def __init__(self, root: Path, write_policy: WritePolicy | None = None) -> None:
         self.root = root
         self._write_policy = write_policy or FailFast()
         self._landing = root / ".landing"
+        self._incoming = self._landing / "incoming"
+        """Shared by all iterations: a transfer may count in a later one."""
         self._closed = root / ".closed"
         self.refused = RefusedEpisodes(root / ".refused", self._write_policy)
         self._recent: dict[int, Sequence[Trajectory]] = {}
         self._landed: dict[Round, dict[Key, Trajectory]] = {}
         self._lock = threading.Lock()
         self._listeners: list[Callable[[Trajectory], None]] = []
-        root.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(self._landing / "incoming", ignore_errors=True)  # unchecked transfers of a killed host
 
     def listen(self, landed: Callable[[Trajectory], None]) -> None:
         """Calls ``landed`` with each episode that lands after this call."""
         self._listeners.append(landed)
 
+    def sweep(self) -> None:
+        """Deletes unchecked transfers of a killed host; only for the host that holds the run folder."""
+        shutil.rmtree(self._incoming, ignore_errors=True)
+
     def incoming(self, counts_in: Round, name: str) -> Path:
         """Returns the path for an unchecked transfer."""
-        folder = self._landing / "incoming"  # shared by all iterations: a transfer may count in a later one
-        self._write_policy.wait_for(str(folder), lambda: folder.mkdir(parents=True, exist_ok=True))
-        return folder / f"{counts_in.purpose}-{counts_in.number:06d}-{name}"
+        self._write_policy.wait_for(str(self._incoming), lambda: self._incoming.mkdir(parents=True, exist_ok=True))
+        return self._incoming / f"{counts_in.purpose}-{counts_in.number:06d}-{name}"
 
     def land(self, counts_in: Round, trajectory: Trajectory, checked: Path | None = None) -> bool:
         """Makes an episode of this round durable. Returns False if the round is closed or the ticket has landed.
@@ -88,7 +94,7 @@ class Store:
         if not self._closing(iteration).exists():
             path, content = self._closing(iteration), {"carried": carried, "cancelled": cancelled}
             lists = {name: [ticket.to_json() for ticket in tickets] for name, tickets in content.items()}
-            self._write_policy.wait_for(str(self._closed), lambda: self._closed.mkdir(exist_ok=True))
+            self._write_policy.wait_for(str(self._closed), lambda: self._closed.mkdir(parents=True, exist_ok=True))
             self._write_policy.wait_for(str(path), lambda: atomic_files.write_json(path, lists))
 
     def left_out(self, iteration: int) -> tuple[list[Ticket], list[Ticket]]:

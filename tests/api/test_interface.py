@@ -19,9 +19,11 @@ from digirl_dist.assembly.policy import agent_settings_of, describe_policy
 from digirl_dist.child_process import environment
 from digirl_dist.emulator import Actions, BoxActions, DeviceActions, DiscreteActions, EmulatorSpec, ProductActions
 from digirl_dist.errors import AgentError, CheckpointError, RunFolderError, SettingsError, TrajectoryError
+from digirl_dist.report.record import RunRecord
 from digirl_dist.settings import configuration
 from digirl_dist.storage import parquet
 from digirl_dist.storage.checkpoint import Checkpoints
+from digirl_dist.storage.trajectory_store import Store
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,19 @@ def test_the_package_is_imported_without_anything_heavy_and_train_is_a_function_
     )
     shown = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
     assert shown.stdout.split() == ["[]", "True", "True"], shown.stderr
+
+
+def test_readers_change_nothing_in_a_run_folder(folder: Path) -> None:
+    transfer = folder / "trajectories" / ".landing" / "incoming" / "w1-0-3-1"
+    transfer.parent.mkdir(parents=True)
+    transfer.write_bytes(b"rows that a host is pulling")
+    before = {path: path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")]}
+    run = Run(folder)
+    run.config(), run.figures(), run.evaluations(), run.events(), run.episodes(), run.steps(), run.policy()
+    run.explain(run.episode("t1.0"))
+    RunRecord.read(folder)
+    assert Store(folder / "trajectories").read(0)
+    assert {path: path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")]} == before
 
 
 def test_a_run_is_read_as_tables(folder: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import yaml
 from process_watch import eventually, processes_with
 from test_run import MINE, ROOT, events, keys
 
+from digirl_dist.fleet.watched_roster import WatchedRoster
 from digirl_dist.settings.configuration import Source
 from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.localhost_server import LocalhostServer
@@ -102,6 +104,37 @@ def test_a_worker_that_is_added_joins_a_broken_file_is_ignored_and_who_is_remove
         process.wait(40)
     assert process.returncode == 130
     assert set(keys(roster.folder / "run").values()) == {1}
+
+
+class _Named:
+    """Stands for the fleet: only the names of its workers matter here."""
+
+    def __init__(self, *names: str) -> None:
+        self.workers = dict.fromkeys(names)
+        self.did: list[str] = []
+
+    def add(self, spec: Any, job: Any) -> None:
+        self.workers = {**self.workers, spec: None}
+        self.did.append(f"added {spec}")
+
+    def release(self, name: str) -> None:
+        self.did.append(f"released {name}")
+
+
+@pytest.mark.unit
+def test_a_worker_that_comes_back_while_it_still_leaves_joins_once_it_has_left(tmp_path: Path) -> None:
+    named, fleet = ["w1", "w2"], _Named("w1", "w2")
+    read: Any = lambda: [SimpleNamespace(name=name) for name in named]  # noqa: E731
+    watched = WatchedRoster(tmp_path, read, lambda config: (config.name, None), fleet)  # type: ignore
+    named.remove("w2")
+    watched.look()
+    named.append("w2")
+    watched.look()
+    assert fleet.did == ["released w2"]
+    del fleet.workers["w2"]
+    watched.look_if_changed()  # no file has changed since
+    watched.look_if_changed()
+    assert fleet.did == ["released w2", "added w2"]
 
 
 def test_workers_of_the_command_line_are_not_looked_for_in_the_file() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -126,3 +128,29 @@ def test_checkpoints_of_earlier_versions_have_no_digests_of_files(tmp_path: Path
     path = tmp_path / "000000" / "manifest.json"
     path.write_text(json.dumps({name: part for name, part in json.loads(path.read_text()).items() if name != "files"}))
     assert Checkpoints(tmp_path).open(0).trainer_state()["updates"] == 3
+
+
+@pytest.mark.parametrize("made", ["compressed", "overlapping", "stretched"])
+def test_a_trainer_state_that_would_unpack_to_more_than_it_takes_is_refused(tmp_path: Path, made: str) -> None:
+    """Whoever made the checkpoint made its digests, too."""
+    stretched = torch.zeros(1).expand(10**6, 10**6)
+    moments = stretched if made == "stretched" else torch.zeros(1000)
+    saved = Checkpoints(tmp_path).save(0, state(), {"moments": moments}, {})
+    path = saved.folder / "trainer.pt"
+    if made == "compressed":
+        _rewrite(path, zipfile.ZIP_DEFLATED)
+    if made == "overlapping":
+        _rewrite(path, zipfile.ZIP_STORED, again=True)
+    with pytest.raises(CheckpointError, match="compressed|overlap|fewer elements than it claims"):
+        replace(saved, files={}).trainer_state()
+
+
+def _rewrite(path: Path, how: int, again: bool = False) -> None:
+    with zipfile.ZipFile(path) as whole:
+        parts = {name: whole.read(name) for name in whole.namelist()}
+    with zipfile.ZipFile(path, "w", how) as packed:
+        for name, part in parts.items():
+            packed.writestr(name, part)
+        if again:  # a second name for the largest part
+            largest = max(packed.infolist(), key=lambda part: part.file_size)
+            packed.filelist += [largest] * 9

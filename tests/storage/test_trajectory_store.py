@@ -43,6 +43,22 @@ def test_a_file_that_is_still_incoming_has_not_landed(tmp_path: Path) -> None:
     assert store.landed(Round(0)) == {}
 
 
+def test_only_the_host_that_holds_the_folder_sweeps_what_is_incoming(tmp_path: Path) -> None:
+    host = Store(tmp_path)
+    incoming = host.incoming(Round(0), "w-3")
+    parquet.write(incoming, [episode(0, 3)])
+    reader = Store(tmp_path)
+    assert reader.landed(Round(0)) == {} and host.land(Round(0), episode(0, 3), incoming)
+    killed = host.incoming(Round(0), "w-4")
+    killed.write_bytes(b"rows")
+    Store(tmp_path).sweep()
+    assert not killed.exists() and list(Store(tmp_path).landed(Round(0))) == [Key(0, 3)]
+
+
+def test_to_open_a_store_makes_no_folder(tmp_path: Path) -> None:
+    assert not Store(tmp_path / "run").has(Round(0)) and not (tmp_path / "run").exists()
+
+
 def test_a_finished_iteration_counts_as_landed_and_takes_nothing_more(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.land(Round(0), episode(0, 0))
