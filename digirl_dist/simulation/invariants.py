@@ -106,8 +106,10 @@ class Invariants:
 
     def left_alone(self) -> None:
         """Programs that could not be told that the run is over have ended by themselves."""
-        left = [machine.spec.name for machine in self._run.machines if machine.program.ended is None]
-        _hold(not left, "deadline", f"orphans that never end: {left}")
+        _hold(not self.orphans(), "deadline", f"orphans that never end: {self.orphans()}")
+
+    def orphans(self) -> list[str]:
+        return [machine.spec.name for machine in self._run.machines if machine.program.ended is None]
 
     def _check_updates(self) -> None:
         limit = self._run.scenario.schedule.max_staleness

@@ -66,7 +66,9 @@ class SimulatedRun:
                 self.away_s = 1.0
             self.world.sleep(self.away_s)
         self.invariants.finished()
-        self.world.sleep(max(0.0, self.calm_at - self.world.now) + self.scenario.schedule.limits.orphan_s + _LAST_S)
+        until = max(self.calm_at, self.world.now) + self.scenario.schedule.limits.orphan_s + _LAST_S
+        while self.invariants.orphans() and self.world.now < until:
+            self.world.sleep(1.0)
         self.invariants.left_alone()
 
     def later(self, seconds: float, action: Callable[[], object]) -> None:
