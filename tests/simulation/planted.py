@@ -151,6 +151,23 @@ def older_policy(patch: Patch) -> None:
     patch.setattr(Session, "lease", lease)
 
 
+def orphan_that_waits_for_its_policy(patch: Patch) -> None:
+    """A program that is left alone waits for a policy whose push broke off."""
+    real = ProgramCore.tick
+
+    def tick(self: Any, now: float, heard_at: float, held: Any, queued: Any) -> Any:
+        newest = max(self._ready, default=-1)
+        waits = any(ticket.policy_version > newest for ticket in held if ticket.key not in queued)
+        return [] if waits else real(self, now, heard_at, held, queued)
+
+    patch.setattr(ProgramCore, "tick", tick)
+
+
+def no_way_back_from_a_defect(patch: Patch) -> None:
+    """A ticket stays closed whose episode met a defect as it landed."""
+    patch.setattr(Iteration, "mend", lambda self: None)
+
+
 BUGS = (
     lost_lease,
     lost_news_of_a_lost_lease,
@@ -166,4 +183,6 @@ BUGS = (
     time_away_forgotten,
     half_open_before_the_job,
     older_policy,
+    orphan_that_waits_for_its_policy,
+    no_way_back_from_a_defect,
 )

@@ -7,7 +7,7 @@ from simulation.planted import BUGS, Patch
 
 from digirl_dist.simulation.search import examine
 
-_SEEDS = 60
+_SEEDS = 300
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: str(bug.__name__))
