@@ -25,6 +25,9 @@ MOST_STEPS = 10_000
 
 _MOST_PIXELS = 1 << 24
 """Of an image whose size is not known before; a telephone's screen has a quarter of that."""
+_MOST_SCANS = 32
+"""Of a progressive JPEG, which has about ten: each goes over all pixels, and may take 23 bytes."""
+_JPEG_SCAN = b"\xff\xda"
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _LONGEST_ACTION = 1 << 20
 _LONGEST_GOALS = 1 << 16
@@ -155,6 +158,8 @@ def _check_image(image: bytes, size: tuple[int, int] | None) -> None:
                 raise _Misfit(f"an image of {height} x {width} pixels; the emulator's spec says {size[0]} x {size[1]}")
             if width * height > _MOST_PIXELS:
                 raise _Misfit(f"an image of {height} x {width} pixels; at most {_MOST_PIXELS} pixels are allowed")
+            if picture.format == "JPEG" and (scans := image.count(_JPEG_SCAN)) > _MOST_SCANS:
+                raise _Misfit(f"a JPEG of {scans} scans; at most {_MOST_SCANS} are allowed")
             picture.draft(None, (1, 1))  # decodes a JPEG's bytes and skips most of the arithmetic
             picture.load()
     except _Misfit:

@@ -129,6 +129,17 @@ def test_an_image_of_unknown_size_is_bounded() -> None:
             EpisodeGuard(spec=spec).check(episode(step(observation=seen(image=bomb(9000))), LAST), TICKET, "w1")
 
 
+def test_a_jpeg_that_is_decoded_again_and_again_is_refused() -> None:
+    data = io.BytesIO()
+    Image.new("RGB", (4, 6), (90, 0, 0)).save(data, "JPEG", progressive=True)
+    whole = data.getvalue()
+    last = whole[whole.rfind(b"\xff\xda") : -2]
+    GUARD.check(episode(step(observation=seen(image=whole)), LAST), TICKET, "w1")
+    with pytest.raises(TrajectoryError, match=r"step 0: a JPEG of 10\d\d scans; at most 32 are allowed"):
+        image = whole[:-2] + 1000 * last + whole[-2:]
+        GUARD.check(episode(step(observation=seen(image=image)), LAST), TICKET, "w1")
+
+
 def test_an_agent_that_may_not_know_its_probabilities_says_nan_and_not_inf() -> None:
     guard = replace(GUARD, knows_log_prob=EndpointSettings.knows_log_prob)
     guard.check(episode(step(log_prob=math.nan), LAST), TICKET, "w1")
