@@ -25,12 +25,14 @@ from digirl_dist.ssh.login import check_key_file
 from digirl_dist.ssh.mux import Session, SessionRefused
 from digirl_dist.ssh.openssh_channel import OpenSshChannel
 from digirl_dist.ssh.openssh_log import Target, explain, fingerprint, last_words
+from digirl_dist.ssh.socket_folders import SocketFolders
 
 _FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 _ANSWER_S = 3.0
 _LOOK_S = 0.02
-_LONGEST_FOLDER = 60
-"""``ssh`` adds to the name of its socket, and a Unix socket's path has at most 107 bytes."""
+_CONFIGURED_S = 20.0
+"""Commands of the user's configuration may take so long to decide what it says."""
+_FOLDERS = SocketFolders()
 
 
 class OpenSshConnection(Connection):
@@ -96,10 +98,7 @@ class Master:
 
     def __init__(self, address: Address, settings: SshSettings) -> None:
         """Raises LoginError if the configuration of ``ssh`` cannot be used."""
-        temporary = tempfile.gettempdir()
-        self._folder = Path(
-            tempfile.mkdtemp(prefix="digirl-ssh-", dir=temporary if len(temporary) < _LONGEST_FOLDER else "/tmp")
-        )
+        self._folder = _FOLDERS.make()
         self._address = address
         self.socket = self._folder / "socket"
         try:
@@ -190,7 +189,7 @@ def route(address: Address, settings: SshSettings) -> dict[str, str]:
 
     Raises LoginError if it cannot use its configuration.
     """
-    with tempfile.TemporaryDirectory(prefix="digirl-ssh-") as folder:
+    with tempfile.TemporaryDirectory(prefix="digirl-route-") as folder:
         return _asked(_base(Path(folder), address, settings), address)
 
 
@@ -202,7 +201,12 @@ def _base(folder: Path, address: Address, settings: SshSettings) -> list[str]:
 
 
 def _asked(base: Sequence[str], address: Address) -> dict[str, str]:
-    asked = subprocess.run([base[0], "-G", *base[1:]], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    command = [base[0], "-G", *base[1:]]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_CONFIGURED_S)
+    except subprocess.TimeoutExpired as error:
+        reason = f"`ssh -G` did not end within {_CONFIGURED_S:g} s"
+        raise LoginError(address.name, reason, "look at `Match exec` in ~/.ssh/config") from error
     if asked.returncode != 0:
         said = (asked.stderr.strip() or "it says nothing").splitlines()[0]
         raise LoginError(address.name, f"`ssh` cannot use its configuration: {said}", "correct ~/.ssh/config")

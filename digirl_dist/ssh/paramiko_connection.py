@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,7 +60,8 @@ class ParamikoConnection(Connection):
         line = command if isinstance(command, str) else quote(command)
         try:
             raw = self._transport.open_session(timeout=self._settings.connect_s)
-            raw.exec_command(line)
+            with _closed_after(self._settings.connect_s + self._settings.silence_s, raw.close):
+                raw.exec_command(line)  # waits for the answer of a server that may never give one
         except paramiko.ChannelException as error:
             raise too_many_channels(self.worker, line, error.text) from error
         except (paramiko.SSHException, OSError, EOFError) as error:
@@ -79,15 +82,22 @@ def connect_by_paramiko(address: Address, settings: SshSettings) -> Connection:
     logging.getLogger(_LOG_CHANNEL).addHandler(_SILENT)
     session = _session(address, settings)
     files = known_hosts_files(address.known_hosts, session.ssh_config.get("userknownhostsfile"))
+    limit_s = _hops(session) * (2 * settings.connect_s + settings.login_s)
+    is_late = threading.Event()
     try:
         _prepare(session, address, files)
-        session.open()
+        with _closed_after(limit_s, lambda: _close(session), is_late):
+            session.open()
+        _trust(session)
         if not session.transport.is_authenticated():
             raise LoginError(address.name, f"{session.host} demands more than a key", "allow login by key alone there")
         return ParamikoConnection(address, session, settings)
     except BaseException as error:
         failing = _failing_hop(session)
         _close(session)
+        if is_late.is_set():
+            at = f"{failing.host}:{failing.port}"
+            raise UnreachableError(address.name, f"{at} did not let us in within {limit_s:g} s") from error
         if isinstance(error, (paramiko.SSHException, OSError, EOFError, ValueError)):
             raise _explain(error, address, failing, settings, files[0]) from error
         raise
@@ -120,6 +130,36 @@ def _prepare(session: fabric.Connection, address: Address, files: list[Path]) ->
     if isinstance(session.gateway, fabric.Connection):
         jump = Address(address.name, session.gateway.host, known_hosts=address.known_hosts)
         _prepare(session.gateway, jump, files)
+
+
+@contextmanager
+def _closed_after(
+    limit_s: float, close: Callable[[], object], is_late: threading.Event | None = None
+) -> Iterator[None]:
+    """Ends waits that have no limit of their own, or one for each of many parts; sets ``is_late`` if it had to."""
+
+    def end() -> None:
+        if is_late is not None:
+            is_late.set()
+        close()
+
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _trust(session: fabric.Connection) -> None:
+    session.transport.logged_in()
+    if isinstance(session.gateway, fabric.Connection):
+        _trust(session.gateway)
+
+
+def _hops(session: fabric.Connection) -> int:
+    return 1 + (_hops(session.gateway) if isinstance(session.gateway, fabric.Connection) else 0)
 
 
 def _close(session: fabric.Connection) -> None:

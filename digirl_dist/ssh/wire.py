@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -12,6 +13,7 @@ from paramiko.common import cMSG_GLOBAL_REQUEST
 
 from digirl_dist.settings import SshSettings
 
+_MOST_BEFORE_LOGIN = 1 << 20
 _FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
 HELD_S = 2.0
@@ -20,17 +22,25 @@ during that time counts for nothing. A suspended host does not declare its peers
 
 
 class HeardSocket:
-    """A socket, or paramiko's substitute for one, that records when it last received data."""
+    """A socket, or paramiko's substitute for one, that records when it last received data.
+
+    Until the login is over, it ends after ``_MOST_BEFORE_LOGIN`` bytes: paramiko keeps a greeting that never ends.
+    """
 
     def __init__(self, sock: Any) -> None:
         self._sock = sock
         self.send = sock.send
         self.heard = time.monotonic()
+        self._left = float(_MOST_BEFORE_LOGIN)
 
     def recv(self, size: int) -> bytes:
         data: bytes = self._sock.recv(size)
         self.heard = time.monotonic()
-        return data
+        self._left -= len(data)
+        return data if self._left >= 0 else b""
+
+    def logged_in(self) -> None:
+        self._left = math.inf
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
@@ -50,6 +60,10 @@ class Transport(paramiko.Transport):
         message.add_string("keepalive@openssh.com")
         message.add_boolean(True)
         self._send_user_message(message)  # type: ignore[attr-defined]
+
+    def logged_in(self) -> None:
+        """Takes in whatever comes from now on."""
+        cast(HeardSocket, self.sock).logged_in()
 
     def ping_when_quiet(self, every_s: float) -> None:
         self.packetizer.set_keepalive(every_s, self.ping)

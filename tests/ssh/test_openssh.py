@@ -104,7 +104,7 @@ def test_nobody_else_can_enter_the_folder_of_the_socket_and_it_goes_with_the_con
 ) -> None:
     with connect(openssh.address, limits) as link:
         assert link.alive
-        [folder] = {path for path in Path("/tmp").glob("digirl-ssh-*") if _master(path)}
+        [folder] = {path for path in Path("/tmp").glob("digirl-ssh-*/*") if _master(path)}
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         master = _master(folder)
         assert master is not None
