@@ -7,12 +7,12 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import psutil
 
 from chaos import hostility
-from chaos.faults import Fault, faults
+from chaos.faults import Fault, faults, lies
 from chaos.ground import LIMITS, RunContext, ground
 from chaos.invariants import Invariant, judge
 from chaos.lies import Lie
@@ -29,9 +29,15 @@ _SHARE = 0.95
 """Of the others' episodes per second without a liar."""
 
 
-def strike(kinds: Sequence[Fault], count: int, seed: int, inference: Inference) -> tuple[list[Trial], list[Invariant]]:
+def strike(
+    kinds: Sequence[Fault],
+    count: int,
+    seed: int,
+    inference: Inference,
+    limits: Mapping[str, float] = LIMITS,
+) -> tuple[list[Trial], list[Invariant]]:
     """Runs the plan; returns the outcome of every fault and of every invariant."""
-    with ground(_MACHINES, inference) as here:
+    with ground(_MACHINES, inference, limits) as here:
         watch = Watch(here.run)
         try:
             chaos = Chaos(here, watch, seed)
@@ -132,7 +138,9 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=25, help="how many (default: 25)")
     parser.add_argument("--seed", type=int, default=0, help="decides which fault comes when and where (default: 0)")
     parser.add_argument("--inference", type=Inference, default=Inference.worker, help="worker (default) or host")
-    parser.add_argument("--lies", type=int, default=0, help="so many lies of a hostile worker in place of faults")
+    parser.add_argument(
+        "--lies", type=int, default=0, help="so many lies of one of three workers, without other faults"
+    )
     options = parser.parse_args()
     end_by_sigterm_as_by_ctrl_c()  # or servers and small disks stay behind
     started = time.monotonic()
@@ -141,8 +149,8 @@ def main() -> int:
         _show([], invariants)
         print(f"\n{options.lies} lies in {time.monotonic() - started:.0f} s")
         return int(any(one.broken for one in invariants))
-    kinds = faults(options.inference, root=os.geteuid() == 0)
-    trials, invariants = strike(kinds, options.faults, options.seed, options.inference)
+    kinds = [*faults(options.inference, root=os.geteuid() == 0), *lies()]
+    trials, invariants = strike(kinds, options.faults, options.seed, options.inference, hostility.HOSTILE_LIMITS)
     _show(trials, invariants)
     print(f"\n{len(trials)} faults in {time.monotonic() - started:.0f} s")
     if os.geteuid() != 0:

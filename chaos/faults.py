@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from chaos import forgery
 from chaos.ground import LIMITS, POLICY_STUCK_S, RunContext
+from chaos.lies import LIES, Lie
 from chaos.machine import Machine, eventually, send
 from chaos.watch import Event, Watch
 from digirl_dist.settings import Inference
@@ -40,12 +41,13 @@ class Fault:
 
     ``events`` and ``reason`` (a regular expression) describe the event that must appear within ``limit_s``; without
     ``events`` none is expected. ``why`` is the text that ``digirl-dist why`` must then show with the worker's name.
+    ``lie`` has the worker lie in place of ``strike``, until it is named and out of service.
     ``alone``: it concerns the host, so no other fault may be active. ``root``: only root can do it. ``host_acts``: only
     if the policy acts on the host.
     """
 
     name: str
-    strike: Callable[[Scene], bool]
+    strike: Callable[[Scene], bool] = lambda scene: True
     events: tuple[str, ...] = ()
     reason: str = ""
     limit_s: float = _AT_ONCE_S
@@ -54,6 +56,7 @@ class Fault:
     alone: bool = False
     root: bool = False
     host_acts: bool = False
+    lie: Lie | None = None
 
     def is_told_by(self, event: Event, worker: str | None) -> bool:
         said = str(event.content.get("reason", ""))
@@ -334,3 +337,8 @@ def faults(inference: Inference, root: bool) -> list[Fault]:
     """Returns the kinds of faults that can strike such a run."""
     host_acts = inference is Inference.host
     return [fault for fault in FAULTS if (root or not fault.root) and (host_acts or not fault.host_acts)]
+
+
+def lies() -> list[Fault]:
+    """Returns a kind for each lie of a worker whose account is lost."""
+    return [Fault(f"lie: {lie.name}", lie=lie) for lie in LIES.values()]

@@ -72,6 +72,8 @@ class RunContext:
             self.machines.append(machine)
         self.ended_by_itself: list[str] = []
         """The host's last words each time it ended by itself."""
+        self.given_up: set[str] = set()
+        """Machines that the host gave up for good: only its restart brings them back."""
         self._host: subprocess.Popen[bytes] | None = None
         stack.callback(self.kill_host)
         self._trust()
@@ -128,6 +130,12 @@ class RunContext:
             self.ended_by_itself.append(f"status {self.host.returncode}: {' | '.join(said)}")
             time.sleep(1.0)
             self.start_host()
+
+    def restart_host(self) -> None:
+        """Brings back the machines that were given up."""
+        self.end_host()
+        self.start_host()
+        self.given_up.clear()
 
     def why(self) -> str:
         """Returns the output of ``digirl-dist why``."""

@@ -1,4 +1,7 @@
-"""One worker of three lies, in one way after the other; the run and the other workers must not suffer for it."""
+"""A worker lies: ``Liar`` tells one lie; ``strike`` has one of three tell one after the other.
+
+The run and the other workers must not suffer for it.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,8 @@ class Strike:
     lie: Lie
     named_s: float | None = None
     out_s: float | None = None
+    is_fatal: bool = False
+    """Whether the host gave the worker up for good."""
     episodes: int = 0
     """Episodes that landed meanwhile, and for how long that was."""
     seconds: float = 0.0
@@ -87,35 +92,18 @@ def strike(lies: Sequence[Lie], finish: Callable[[RunContext, Watch], object]) -
     return verdict
 
 
-class _Hostility:
-    """A run with one liar."""
+class Liar:
+    """A machine that may lie."""
 
-    def __init__(self, here: RunContext, watch: Watch) -> None:
+    def __init__(self, here: RunContext, watch: Watch, machine: Machine) -> None:
         self._here = here
         self._watch = watch
-        self._liar: Machine = here.machines[_LIAR]
+        self._machine = machine
 
-    def run(self, lies: Sequence[Lie]) -> Verdict:
-        self._liar.relay.refuse(True)
-        self._here.start_host()
-        if self._watch.wait(0.0, lambda event: event.kind == "episode", _START_S) is None:
-            raise TimeoutError(f"the run did not start:\n{self._here.why()}")
-        began = time.monotonic()
-        time.sleep(_ALONE_S)
-        alone = self._landed(began) / (time.monotonic() - began)
-        self._liar.relay.refuse(False)
-        strikes = []
-        for number, lie in enumerate(lies):
-            strikes.append(self._strike(lie))
-            print(f"{number + 1:4d} {lie.name}: {_words(strikes[-1])}", flush=True)
-            self._here.keep_host()
-        self._liar.hostile.write_text("")
-        seconds = sum(one.seconds for one in strikes)
-        return Verdict(strikes, alone, sum(one.episodes for one in strikes) / seconds if seconds else 0.0)
-
-    def _strike(self, lie: Lie) -> Strike:
-        self._liar.hostile.write_text(lie.name)
-        self._liar.relay.cut()
+    def tell(self, lie: Lie) -> Strike:
+        """Lies until that is noticed, or for as long as it may take; the machine goes on lying until ``stop``."""
+        self._machine.hostile.write_text(lie.name)
+        self._machine.relay.cut()
         result, began = Strike(lie), time.monotonic()
         limit_s = _BOUNDED_S if lie.is_bounded else _JOIN_S + _OUT_S
         while (since := time.monotonic() - began) < limit_s and None in (result.named_s, result.out_s):
@@ -124,29 +112,25 @@ class _Hostility:
             if result.named_s is None and self._is_named(since) and since - said_at < _NAMED_S:
                 result.named_s = since
             if result.out_s is None and (out := self._out(began)) is not None:
-                result.out_s = out.at - began
-        out = self._out(began)
-        if out is not None and out.kind == "worker_out_of_service":
-            time.sleep(max(0.0, out.at + HOSTILE_LIMITS["limits.quarantine_s"] - time.monotonic()))
-        result.seconds = time.monotonic() - began
-        result.episodes = self._landed(began)
-        if out is not None and out.kind == "worker_lost":
-            self._restart(out.at)
+                result.out_s, result.is_fatal = out.at - began, out.kind == "worker_lost"
         return result
+
+    def stop(self) -> None:
+        self._machine.hostile.write_text("")
 
     def _lied_at(self, lie: Lie, began: float) -> float:
         """Returns when the liar was there, in seconds since ``began``: only then could it lie.
 
         A file is a lie once it has stood still for as long as one may.
         """
-        joined = self._watch.first(began, lambda event: event.kind == "worker_joined" and event.of(self._liar.name))
+        joined = self._watch.first(began, lambda event: event.kind == "worker_joined" and event.of(self._machine.name))
         stands_s = HOSTILE_LIMITS["ssh.stall_s"] if lie.send is not None else 0.0
         return stands_s + (_JOIN_S if joined is None else joined.at - began)
 
     def _is_named(self, since: float) -> bool:
         """Returns whether ``digirl-dist why`` tells what is wrong with the worker, and began to since the strike."""
         lines = self._here.why().splitlines()
-        start = next((n for n, line in enumerate(lines) if line.startswith(f"worker {self._liar.name}:")), None)
+        start = next((n for n, line in enumerate(lines) if line.startswith(f"worker {self._machine.name}:")), None)
         if start is None:
             return False
         mine = [lines[start]]
@@ -164,9 +148,48 @@ class _Hostility:
     def _out(self, began: float) -> Event | None:
         def is_out(event: Event) -> bool:
             fatal = event.kind == "worker_lost" and event.content.get("fatal")
-            return event.of(self._liar.name) and bool(fatal or event.kind == "worker_out_of_service")
+            return event.of(self._machine.name) and bool(fatal or event.kind == "worker_out_of_service")
 
         return self._watch.first(began, is_out)
+
+
+class _Hostility:
+    """A run with one liar."""
+
+    def __init__(self, here: RunContext, watch: Watch) -> None:
+        self._here = here
+        self._watch = watch
+        self._machine: Machine = here.machines[_LIAR]
+        self._liar = Liar(here, watch, self._machine)
+
+    def run(self, lies: Sequence[Lie]) -> Verdict:
+        self._machine.relay.refuse(True)
+        self._here.start_host()
+        if self._watch.wait(0.0, lambda event: event.kind == "episode", _START_S) is None:
+            raise TimeoutError(f"the run did not start:\n{self._here.why()}")
+        began = time.monotonic()
+        time.sleep(_ALONE_S)
+        alone = self._landed(began) / (time.monotonic() - began)
+        self._machine.relay.refuse(False)
+        strikes = []
+        for number, lie in enumerate(lies):
+            strikes.append(self._strike(lie))
+            print(f"{number + 1:4d} {lie.name}: {_words(strikes[-1])}", flush=True)
+            self._here.keep_host()
+        self._liar.stop()
+        seconds = sum(one.seconds for one in strikes)
+        return Verdict(strikes, alone, sum(one.episodes for one in strikes) / seconds if seconds else 0.0)
+
+    def _strike(self, lie: Lie) -> Strike:
+        began = time.monotonic()
+        result = self._liar.tell(lie)
+        if result.out_s is not None and not result.is_fatal:
+            time.sleep(max(0.0, began + result.out_s + HOSTILE_LIMITS["limits.quarantine_s"] - time.monotonic()))
+        result.seconds = time.monotonic() - began
+        result.episodes = self._landed(began)
+        if result.is_fatal:
+            self._restart(began + (result.out_s or 0.0))
+        return result
 
     def _restart(self, since: float) -> None:
         """Restarts a host that gave the worker up for good."""

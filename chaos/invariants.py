@@ -47,13 +47,15 @@ def judge(
     )
     twice = [f"{key} in {count} rows" for key, count in found.items() if count > 1]
     twice += [f"{key} landed {count} times" for key, count in landed.items() if count > 1]
-    spans = list(_spans(run, watch))
+    lied = [(trial.machine, *trial.lied) for trial in trials if trial.lied]
+    overdue = [f"{name}: {said}" for at, name, said in watch.overdue if not _lies(lied, name, at, at)]
+    spans = list(_spans(run, watch, lied))
     faults = f"{len(trials)} faults"
     return [
         Invariant("0 lost", f"{len(expected)} tickets", [str(key) for key in sorted(expected - set(found))]),
         Invariant("0 repeated", f"{len(trajectories)} episodes", twice),
         Invariant("0 stale, forged or altered", f"{len(trajectories)} episodes", list(_foreign(trajectories))),
-        Invariant("no wait past its deadline", "status every second", watch.overdue),
+        Invariant("no wait past its deadline", "status every second", overdue),
         Invariant(
             "every fault noticed, explained, got over",
             faults,
@@ -99,11 +101,19 @@ def _vector(seen: Observation) -> np.ndarray:
     return seen.vector
 
 
-def _spans(run: Path, watch: Watch) -> Iterator[str]:
+Lied = Sequence[tuple[str, float, float]]
+"""Worker, beginning and end."""
+
+
+def _lies(lied: Lied, worker: str, since: float, until: float) -> bool:
+    return any(name == worker and begun < until and since < ended for name, begun, ended in lied)
+
+
+def _spans(run: Path, watch: Watch, lied: Lied) -> Iterator[str]:
     """Yields a text for each row of iterations of one host and a worker: empty, or the error in slot-seconds.
 
     It compares rows of iterations, because worker and watcher see the end of an iteration at slightly different times.
-    A worker's losses are booked as well.
+    A worker's losses are booked as well. What a liar says of its own seconds is not compared.
     """
     lines = {line["iteration"]: line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())}
     ends = {event.content["iteration"]: event.at for event in watch.events if event.kind == "episode"}
@@ -111,7 +121,8 @@ def _spans(run: Path, watch: Watch) -> Iterator[str]:
         counted = {number: _counted(line, worker) for number, line in lines.items()}
         row: list[int] = []
         for number in range(max(lines) + 2):
-            if counted.get(number) and counted.get(number - 1) and _is_of_one_host(watch, ends, number):
+            is_whole = counted.get(number) and counted.get(number - 1) and _is_of_one_host(watch, ends, number)
+            if is_whole and not _lies(lied, worker, ends[number - 1] - 2.0, ends[number] + 2.0):
                 row.append(number)
             elif row:
                 whole = SLOTS * (ends[row[-1]] - ends[row[0] - 1])

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 from chaos.faults import Fault, Scene
 from chaos.ground import RunContext
+from chaos.hostility import Liar
 from chaos.machine import Machine
 from chaos.watch import Event, Watch
 
-_STRIKE_TRIES = 40
+_STRIKE_TRIES = 400
+_EVERY_S = 0.1
 _WHY_S = 4.0
 _RECOVERY_S = 90.0
 _START_S = 150.0
@@ -28,6 +30,8 @@ class Trial:
     noticed_s: float | None = None
     recovered_s: float | None = None
     problem: str = ""
+    lied: tuple[float, float] | None = None
+    """From when to when, in monotonic seconds, nothing that the machine says of itself counts."""
 
 
 def plan(kinds: Sequence[Fault], count: int, seed: int) -> list[Fault]:
@@ -73,7 +77,10 @@ class Chaos:
         while True:
             self._ground.keep_host()
             free = [one for one in self._ground.machines if not self._is_busy(one.name)]
-            if len(free) == len(self._ground.machines) or (free and not all_of_them):
+            if self._ground.given_up:
+                if {one.name for one in self._ground.machines if one not in free} <= self._ground.given_up:
+                    self._ground.restart_host()
+            elif len(free) == len(self._ground.machines) or (free and not all_of_them):
                 return self._rng.choice(free)
             time.sleep(0.1)
 
@@ -83,7 +90,7 @@ class Chaos:
 
 def _try(fault: Fault, scene: Scene, trial: Trial) -> None:
     try:
-        _suffer(fault, scene, trial)
+        (_suffer if fault.lie is None else _suffer_lie)(fault, scene, trial)
     except Exception as error:  # a defect of the test itself must not pass for a recovery
         trial.problem = f"{type(error).__name__}: {error}"
 
@@ -106,11 +113,35 @@ def _suffer(fault: Fault, scene: Scene, trial: Trial) -> None:
         trial.problem = f"why does not say {fault.why!r}"
         (scene.ground.folder / "host.log").open("a").write(f"\n{trial.problem} of {worker}:\n{scene.ground.why()}\n")
     mended_at = time.monotonic() if told is None or fault.alone else told.at
-    well = scene.watch.wait(mended_at, _is_well(fault, worker), _RECOVERY_S)
+    _await_recovery(fault, scene, trial, worker, struck_at, mended_at)
+
+
+def _await_recovery(
+    fault: Fault, scene: Scene, trial: Trial, worker: str | None, struck_at: float, since: float
+) -> None:
+    well = scene.watch.wait(since, _is_well(fault, worker), _RECOVERY_S)
     if well is None:
         trial.problem = f"not well again within {_RECOVERY_S:.0f} s"
     else:
         trial.recovered_s = well.at - struck_at
+
+
+def _suffer_lie(fault: Fault, scene: Scene, trial: Trial) -> None:
+    assert fault.lie is not None
+    name, liar, began = scene.machine.name, Liar(scene.ground, scene.watch, scene.machine), _strike(fault, scene)
+    try:
+        told = liar.tell(fault.lie)
+    finally:
+        liar.stop()
+    trial.noticed_s, trial.problem = told.out_s, told.problem
+    if told.is_fatal:
+        scene.ground.given_up.add(name)
+        while name in scene.ground.given_up:
+            time.sleep(_EVERY_S)
+    elif told.out_s is None:  # nothing else ends the connection that lies
+        scene.machine.relay.cut()
+    _await_recovery(fault, scene, trial, name, began, time.monotonic())
+    trial.lied = began, time.monotonic()
 
 
 def _strike(fault: Fault, scene: Scene) -> float:
@@ -119,7 +150,7 @@ def _strike(fault: Fault, scene: Scene) -> float:
         at = time.monotonic()
         if (fault.alone or scene.watch.is_joined(scene.machine.name)) and fault.strike(scene):
             return at
-        time.sleep(1.0)
+        time.sleep(_EVERY_S)
     raise TimeoutError("there was nothing to strike")
 
 

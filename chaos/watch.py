@@ -33,7 +33,8 @@ class Watch:
 
     def __init__(self, run: Path) -> None:
         self.events: list[Event] = []
-        self.overdue: list[str] = []
+        self.overdue: list[tuple[float, str, str]] = []
+        """When, of which worker, and what was waited for beyond its limit."""
         self.host_is_held = False
         """True while the host is stopped, or just was: its last status is out of date."""
         self.held_at: list[float] = []
@@ -108,4 +109,4 @@ class Watch:
             waits += [(f"slot {slot['activity']}", slot["for_s"], slot["limit_s"]) for slot in worker["slots"]]
             for doing, for_s, limit_s in waits:
                 if limit_s is not None and for_s > limit_s + _GRACE_S:
-                    self.overdue.append(f"{name}: {doing} for {for_s:.1f} s of at most {limit_s:g}")
+                    self.overdue.append((time.monotonic(), name, f"{doing} for {for_s:.1f} s of at most {limit_s:g}"))
