@@ -214,7 +214,8 @@ class _Collection:
         said = event.message if isinstance(event, Said) else event
         error = HandlingError.of(event.worker, f"handle a {type(said).__name__}", defect)
         self._table.tell("handling_failed", event.worker, reason=error.reason, remedy=error.remedy)
-        if self._reliability.defect(event.worker, self._table.states):
+        is_there = {name: state.slots > 0 for name, state in self._table.states.items()}
+        if self._reliability.defect(event.worker, is_there):
             raise CollectionError(
                 f"iteration {self._iteration.number}: it fails with every worker\n  {error}"
             ) from defect

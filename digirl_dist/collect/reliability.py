@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from digirl_dist.settings import LimitSettings
 from digirl_dist.tasks import Key
@@ -26,12 +26,14 @@ class Reliability:
         self._next_at: dict[str, float] = {}
         self._suspects: set[str] = set()
         self._defects: Counter[str] = Counter()
+        self._defects_since = math.inf
 
     def landed(self, worker: str) -> None:
         """An episode of the worker is safe on the host."""
         self._landed[worker] += 1
         self._suspects.discard(worker)
         self._defects.clear()
+        self._defects_since = math.inf
         self._begin_anew(worker)
 
     def holds(self, worker: str, count: int) -> None:
@@ -61,14 +63,19 @@ class Reliability:
     def is_suspect(self, worker: str) -> bool:
         return worker in self._suspects
 
-    def defect(self, worker: str, workers: Collection[str]) -> bool:
-        """Notes that the host failed at what the worker said.
+    def defect(self, worker: str, is_there: Mapping[str, bool]) -> bool:
+        """Notes that the host failed at what the worker said; ``is_there`` tells of all workers whether they are.
 
         Returns whether that is no worker's doing: since an episode landed anywhere, it has happened with each as often
-        as takes one out of service.
+        as takes one out of service; or for ``no_worker_s``, with all that are there.
         """
+        now = self._clock()
         self._defects[worker] += 1
-        return all(self._defects[name] >= self._limits.worker_offences for name in workers)
+        self._defects_since = min(self._defects_since, now)
+        if all(self._defects[name] >= self._limits.worker_offences for name in is_there):
+            return True
+        has_lasted = now - self._defects_since > self._limits.no_worker_s
+        return has_lasted and all(self._defects[name] for name, there in is_there.items() if there)
 
     def _begin_anew(self, worker: str) -> None:
         self._failed.pop(worker, None)

@@ -11,6 +11,7 @@ from digirl_dist.collect.fleet_collector import _Collection
 from digirl_dist.errors import CollectionError
 from digirl_dist.settings import LimitSettings
 from digirl_dist.simulation.behaviour import Behaviour
+from digirl_dist.simulation.link import Way
 from digirl_dist.tasks import Key
 
 LIMITS = LimitSettings(silence_s=8.0, start_s=8.0, back_off_s=0.5, steady_s=5.0, quarantine_s=40.0)
@@ -58,3 +59,12 @@ def test_a_defect_that_meets_every_worker_ends_the_run_with_its_traceback(
     with pytest.raises(CollectionError, match=r"(?s)Traceback.*planted.*please report it"):
         here.collect(tickets(60))
     assert here.world.now < 60.0
+
+
+def test_a_defect_that_meets_all_who_are_there_ends_the_run_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, "_ended", "w0", "w1")
+    here = Simulation.of({"w0": Behaviour(), "w1": Behaviour(), "away": Behaviour()}, LIMITS)
+    here.machines["away"].link.to_host = Way.STALLED
+    with pytest.raises(CollectionError, match=r"(?s)Traceback.*planted"):
+        here.collect(tickets(60))
+    assert 60.0 < here.world.now < LIMITS.no_worker_s + 2 * LIMITS.quarantine_s
