@@ -214,7 +214,7 @@ def of_behaviour() -> Iterator[Lie]:
     yield Lie("its slots did what there is not", changed("slot_seconds", _set("seconds", to={"lying": 1.0})))
     yield Lie("seconds that nobody asked for", now_and_then=lambda _: iter([line(_SECONDS)]))
     broken = line({"type": "broken", "during": "disk", "reason": "No space left on device"})
-    yield Lie("its disk is always full", now_and_then=lambda _: iter([broken]))
+    yield Lie("its disk is always full", now_and_then=lambda _: iter([broken]), is_bounded=True)  # as it may be
 
 
 _SECONDS = {"type": "slot_seconds", "seconds": {"step": 1.0}}

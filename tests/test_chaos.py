@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import pytest
 
 from chaos.__main__ import strike
-from chaos.faults import FAULTS, Fault, faults
+from chaos.faults import FAULTS, Fault, faults, lies
 from chaos.invariants import Invariant
+from chaos.soak import Sample, growth
 from chaos.trial import Trial, plan
 from digirl_dist.settings import Inference
 
@@ -48,3 +49,19 @@ def test_a_seed_decides_the_plan_and_each_kind_comes_equally_often() -> None:
     assert plan(FAULTS, 60, 1) == plan(FAULTS, 60, 1) != plan(FAULTS, 60, 2)
     counts = [sum(fault.name == kind.name for fault in plan(FAULTS, 60, 1)) for kind in FAULTS]
     assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.unit
+def test_lies_are_drawn_beside_all_other_faults() -> None:
+    kinds = [*faults(Inference.worker, root=True), *lies()]
+    assert len(lies()) >= 60 and all(fault.lie is not None for fault in lies())
+    drawn = plan(kinds, len(kinds), 0)
+    assert {fault.name for fault in drawn} == {fault.name for fault in kinds}
+    assert {fault.lie is None for fault in drawn[:40]} == {True, False}
+
+
+@pytest.mark.unit
+def test_what_grows_in_a_soak_is_seen_by_role_and_kind() -> None:
+    samples = [Sample(number, "host", 100.0 + number, 30, 9) for number in range(100)]
+    found = growth([*samples, Sample(3, "courier", 1.0, 1, 1)], 100)
+    assert found == {("host", "mb"): (129.5, 189.5), ("host", "descriptors"): (30, 30), ("host", "threads"): (9, 9)}
