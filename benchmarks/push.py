@@ -42,7 +42,7 @@ def main() -> None:
         with stage() as here:
             ratios, delta, limited = _limited(here)
             values["limited_vs_scp_serial"] = (median(ratios), ">=3.5")
-            values["delta_bytes_ratio"] = (delta, "<=0.25")
+            values["delta_bytes_ratio"] = (delta, "<=0.12")
             detail.update(limited)
     else:
         detail["limited"] = "not measured, nor are deltas, which are sent on slow links: needs root and iproute2"

@@ -21,11 +21,12 @@ from PIL import Image
 from digirl_dist.agent.plugins.device import DeviceAgentSettings
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.episode_guard import EpisodeGuard
-from digirl_dist.errors import CheckpointError, LinkLostError
+from digirl_dist.errors import CheckpointError, FileRefusedError, LinkLostError
 from digirl_dist.fleet.session import Session
 from digirl_dist.fleet.spec import Job
 from digirl_dist.judge.verdicts import Verdicts
 from digirl_dist.protocol import messages as protocol
+from digirl_dist.protocol import tensor_delta
 from digirl_dist.report.metrics import Metrics
 from digirl_dist.settings import LimitSettings, SshSettings
 from digirl_dist.ssh.courier import CourierClient
@@ -36,6 +37,7 @@ from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Key, Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
+from digirl_dist.worker_program.courier import CourierServer
 from fuzz.chat_answers import ChatAnswers
 from fuzz.mutation import mutated, mutated_json, pages, with_right_checksums
 from fuzz.target import Target
@@ -148,6 +150,35 @@ class _Replay:
 
     def pull_line(self, longest: int, *_: Any) -> bytes:
         return self.pull(min(longest + 1, self._left.find(b"\n") + 1 or len(self._left)))
+
+
+class Delta(Target):
+    """The delta of a tensor that is put beside its base; the first byte chooses one of the tensors."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        draw = np.random.default_rng(0)
+        small = draw.normal(0, 0.02, 3000).astype(np.float32).view(np.uint16)  # unrelated halves are as good
+        sparse, wide = np.where(draw.random(len(small)) < 0.05, small + 1, small), small.copy()
+        wide[100:200] += draw.integers(1 << 15, size=100, dtype=np.uint16)
+        dense, full = small + draw.integers(9, size=len(small), dtype=np.uint16), draw.permutation(small)
+        self._versions = [memoryview(each.tobytes()) for each in (small, sparse, wide, dense, full)]
+        self._base, self._widths = self._versions[0], [2, 2, 4, 2, 8]
+        (folder / "base").write_bytes(self._base)
+        pairs = enumerate(zip(self._versions, self._widths, strict=True))
+        self.samples = [bytes([n]) + tensor_delta.encode(new, self._base, width) for n, (new, width) in pairs]
+
+    def feed(self, data: bytes) -> None:
+        number = data[0] % len(self._versions) if data else 0
+        new, width, delta = self._versions[number], self._widths[number], data[1:]
+        put = {"put": "new", "size": len(delta), "digest": digest(new), "base": "base", "width": width}
+        source, sink = io.BytesIO(json.dumps(put).encode() + b"\n" + delta + b'{"sizes": ["new"]}\n'), io.BytesIO()
+        CourierServer(str(self._folder), source, sink).serve()
+        answer, sizes = map(json.loads, sink.getvalue().splitlines())
+        (self._folder / "new").unlink(missing_ok=True)
+        if "error" in answer:
+            assert not sizes["sizes"], "a refused delta left a file"
+            raise FileRefusedError("w1", answer["error"], "")
 
 
 class Parquet(Target):
@@ -362,6 +393,7 @@ class Yaml(Target):
 TARGETS: dict[str, Callable[[Path], Target]] = {
     "lines": Lines,
     "courier": Courier,
+    "delta": Delta,
     "parquet": Parquet,
     "pt": Released,
     "manifest": Manifests,

@@ -20,6 +20,7 @@ FIGURES = {
     "busy": {"sync", "ahead"},
     "collect": {"vs_digirl", "vs_distrl", "vs_light_no_faults"},
     "ddp": {"speedup"},
+    "delta": {"bytes_ratio", "vs_entropy", "encode_mb_s", "decode_mb_s"},
     "fleet": {"slots", "host_cores", "host_rss_mb"},
     "inference": {"vs_worker"},
     "overhead": {"iteration_s", "command_s"},

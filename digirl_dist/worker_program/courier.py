@@ -124,6 +124,8 @@ class CourierServer:
         with open(self._inside(request["base"]), "rb") as base:
             size = os.fstat(base.fileno()).st_size
             yield from tensor_delta.decode(incoming.exactly, base.read, size, request["width"])
+        if incoming.read(self._buffer):
+            raise Refused("the delta goes on after its last block")
 
     def _get(self, name: str, offset: int) -> None:
         try:
@@ -190,9 +192,10 @@ class _Incoming:
 
     def read(self, buffer: memoryview) -> memoryview:
         """The next bytes, in ``buffer``; empty at the end. Raises HostGone if the host goes away first."""
-        if not self._left:
-            return buffer[:0]
-        count = self._source.readinto(buffer[: self._left])  # type: ignore[attr-defined]
+        wanted = buffer[: self._left]
+        if not wanted:
+            return wanted
+        count = self._source.readinto(wanted)  # type: ignore[attr-defined]
         if not count:
             raise HostGone
         self._left -= count
