@@ -111,7 +111,7 @@ def _steps(policy: LanguageModel) -> Iterator[tuple[State, State]]:
         reward = (words % 2 == 0).float().mean(1)
         advantage = (reward - reward.mean()) / (reward.std() + 1e-6)
         optimizer.zero_grad()
-        (-advantage * policy.log_prob(words)).mean().backward()
+        (-advantage * policy.log_prob(words)).mean().backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
         before, after = after, _on_wire(policy)

@@ -63,7 +63,7 @@ def _full_and_partial(here: Stage) -> tuple[Values, dict[str, object]]:
     unchanged = [_unchanged(ours, version + k) for k in range(5)]
     changed = [_changed(ours, version + 5 + k) for k in range(3)]
     values: Values = {
-        "vs_scp_parallel": (median(ratios), ">=1.0"),
+        "vs_scp_parallel": (median(ratios), ">=1.5"),
         "unchanged_s": (median([seconds for seconds, _ in unchanged]), "<=0.2"),
         "unchanged_bytes": (max(sent for _, sent in unchanged), "<=65536"),
         "changed_5pct_bytes_ratio": (median([ratio for _, ratio in changed]), "<=1.1"),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from digirl_dist.errors import WorkerError
+from digirl_dist.errors import DigirlDistError, WorkerError
 from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.protocol.messages import EpisodeManifest
@@ -18,8 +18,8 @@ class Files(Protocol):
     def push(self, blobs: Sequence[Blob]) -> int:
         """Brings the blobs to the worker; returns the bytes that were sent. Raises WorkerError."""
 
-    def fetch(self, manifest: EpisodeManifest, path: Path) -> None:
-        """Brings an episode to ``path``. Raises TrajectoryError or FileRefusedError if it alone is lost."""
+    def fetch(self, episodes: Mapping[Path, EpisodeManifest]) -> Iterator[tuple[Path, DigirlDistError | None]]:
+        """Brings episodes to their paths; yields each path as soon as it is done, with the error of one lost alone."""
 
 
 class WorkerConnection(Protocol):

@@ -12,10 +12,13 @@ from typing import Protocol
 from digirl_dist.protocol import tensor_delta
 from digirl_dist.protocol.messages import TensorEntry
 from digirl_dist.settings import PushDtype
+from digirl_dist.ssh.channel import FilePart
 from digirl_dist.storage.checkpoint import Checkpoint, TensorInfo, raw_bytes
 from digirl_dist.storage.digest import digest
 
 _SAMPLE = 1 << 18
+_WORTH_A_PART = 1 << 16
+"""Fewer bytes are sent together with others."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,14 @@ class Blob:
     content: Callable[[], memoryview]
     delta: Delta | None = None
     """Delta against the previous version, if the worker has it."""
+    part: FilePart | None = None
+    """Where the bytes lie in a file, if they do."""
+
+    def rest(self, offset: int = 0) -> memoryview | FilePart:
+        """Returns the bytes from ``offset`` on, of a large blob in its file."""
+        if self.part is not None and self.size - offset >= _WORTH_A_PART:
+            return self.part.after(offset)
+        return self.content()[offset:]
 
     @classmethod
     def of(cls, data: bytes) -> Blob:
@@ -93,6 +104,7 @@ class Weights:
         self.checkpoint = checkpoint
         self._casts = dtype is PushDtype.bfloat16
         self._file = checkpoint.open()
+        self._parts = checkpoint.parts()
         known = (
             {} if before is None else {info: before.tensors[name] for name, info in before.checkpoint.tensors.items()}
         )
@@ -103,6 +115,10 @@ class Weights:
     def content(self, name: str) -> memoryview:
         tensor = self._file.get_tensor(name)
         return raw_bytes(tensor.bfloat16() if self._is_cast(self.checkpoint.tensors[name]) else tensor)
+
+    def part(self, name: str) -> FilePart | None:
+        """Returns where the file has the tensor as it travels; None if it travels in another format."""
+        return None if self._is_cast(self.checkpoint.tensors[name]) else FilePart(*self._parts[name])
 
     def entry(self, name: str) -> TensorEntry:
         sent, own = self.tensors[name], self.checkpoint.tensors[name]
@@ -160,9 +176,9 @@ class Outgoing:
         return [blob for name, blob in self._blobs.items() if name in digests]
 
     def _blob(self, name: str, info: TensorInfo, before: Weights | None) -> Blob:
-        content = partial(self.weights.content, name)
+        content, part = partial(self.weights.content, name), self.weights.part(name)
         base = None if before is None else before.tensors.get(name)
         if before is None or base is None or (base.dtype, base.shape) != (info.dtype, info.shape):
-            return Blob(info.digest, info.nbytes, content)
+            return Blob(info.digest, info.nbytes, content, None, part)
         old = partial(before.content, name)
-        return Blob(info.digest, info.nbytes, content, Delta(base.digest, info.itemsize, content, old))
+        return Blob(info.digest, info.nbytes, content, Delta(base.digest, info.itemsize, content, old), part)

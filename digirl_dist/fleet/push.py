@@ -48,7 +48,7 @@ class Push:
         """
         plainly, self._plainly = self._plainly, False
         if plainly:
-            return self._courier.put_many(Put(blob_name(blob.digest), blob.content(), blob.digest) for blob in blobs)
+            return self._courier.put_many(Put(blob_name(blob.digest), blob.rest(), blob.digest) for blob in blobs)
         there = self._ask_for([*_rests(blobs), *_bases(blobs)])
         plain, deltas = self._split(blobs, there)
         try:
@@ -108,7 +108,7 @@ def _plain(blob: Blob, there: dict[str, int]) -> Put:
     """Returns the blob whole, or what is missing of it on the worker."""
     left = there.get(_rest(blob), 0)
     offset = left if left <= blob.size else 0
-    return Put(blob_name(blob.digest), blob.content()[offset:], blob.digest, offset)
+    return Put(blob_name(blob.digest), blob.rest(offset), blob.digest, offset)
 
 
 def _rest(blob: Blob) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from digirl_dist.errors import LinkLostError, WorkerError
+from digirl_dist.errors import DigirlDistError, LinkLostError, WorkerError
 from digirl_dist.fleet.connection import ConnectProgress, Files
 from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.push import Push
@@ -18,7 +18,7 @@ from digirl_dist.slurm.nodes import Nodes
 from digirl_dist.ssh.channel import Channel
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address, Connection
-from digirl_dist.ssh.courier import CourierClient
+from digirl_dist.ssh.courier import CourierClient, Get
 
 
 class SshConnector:
@@ -96,5 +96,6 @@ class CourierFiles:
     def push(self, blobs: Sequence[Blob]) -> int:
         return self._push(blobs)
 
-    def fetch(self, manifest: EpisodeManifest, path: Path) -> None:
-        self._courier.get(episode_name(manifest.episode_id), path, manifest.digest, manifest.size)
+    def fetch(self, episodes: Mapping[Path, EpisodeManifest]) -> Iterator[tuple[Path, DigirlDistError | None]]:
+        items = [Get(episode_name(one.episode_id), path, one.digest, one.size) for path, one in episodes.items()]
+        return ((item.local, problem) for item, problem in self._courier.get_many(items))

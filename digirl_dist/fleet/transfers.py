@@ -5,18 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 
 from digirl_dist.emulator.episode_guard import EpisodeGuard
-from digirl_dist.errors import (
-    FileRefusedError,
-    HandlingError,
-    LinkLostError,
-    RunFolderError,
-    TrajectoryError,
-    WorkerError,
-)
+from digirl_dist.errors import HandlingError, LinkLostError, RunFolderError, TrajectoryError, WorkerError
 from digirl_dist.fleet.connection import Files
 from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.worker_events import DiskFull, Pulled, PullRefused, WorkerEvent
@@ -27,7 +23,10 @@ from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Trajectory
 
 _UNCHECKED = 32
-"""Episodes that may have come but are not checked yet; then the carrying thread waits for the disk."""
+"""Episodes that may have come and are not checked yet, or checked and not flushed; then their threads wait."""
+
+_FLUSHES = 8
+"""Files of all workers that are flushed at the same time."""
 
 _PAUSE_S = 0.5
 
@@ -59,7 +58,9 @@ class Transfers:
         self._full_disk_s = full_disk_s
         self._closing = threading.Event()
         self._jobs: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._pulls: deque[tuple[Path, EpisodeManifest, Ticket]] = deque()
         self._arrived: queue.Queue[Work | None] = queue.Queue(_UNCHECKED)
+        self._unflushed = threading.Semaphore(_UNCHECKED)
         threading.Thread(target=self._carry, name=f"transfers-{worker}", daemon=True).start()
         threading.Thread(target=self._receive, name=f"arrivals-{worker}", daemon=True).start()
 
@@ -68,8 +69,12 @@ class Transfers:
         self._jobs.put(lambda: then(self._files.push(blobs)))
 
     def pull(self, manifest: EpisodeManifest, ticket: Ticket, path: Path) -> None:
-        """Brings the episode to ``path`` and checks it; Pulled or PullRefused tells how it went."""
-        self._jobs.put(lambda: self._pull(manifest, ticket, path))
+        """Brings the episode to ``path`` and checks it; Pulled or PullRefused tells how it went.
+
+        Episodes that wait are pulled together, ahead of pushes between them.
+        """
+        self._pulls.append((path, manifest, ticket))
+        self._jobs.put(self._pull_waiting)
 
     def close(self) -> None:
         """Ends once the transfers before have been made, or as soon as one waits for space."""
@@ -86,10 +91,16 @@ class Transfers:
                 pass
 
     def _work_off(self, following: Callable[[], Work | None]) -> bool:
-        """Does what comes until there is no more; returns False if something failed, after telling it."""
+        """Does what comes until there is no more, or something fails; returns False then."""
+        while (work := following()) is not None:
+            if not self._succeeds(work):
+                return False
+        return True
+
+    def _succeeds(self, work: Work) -> bool:
+        """Returns False if the work failed, after telling it."""
         try:
-            while (work := following()) is not None:
-                work()
+            work()
             return True
         except WorkerError as error:
             self._failed(error)
@@ -99,19 +110,27 @@ class Transfers:
             self._failed(HandlingError.of(self._worker, "carry or check its files", error))
         return False
 
-    def _pull(self, manifest: EpisodeManifest, ticket: Ticket, path: Path) -> None:
+    def _pull_waiting(self) -> None:
+        pulls: dict[Path, tuple[EpisodeManifest, Ticket]] = {}
+        while self._pulls and self._pulls[0][0] not in pulls:
+            path, manifest, ticket = self._pulls.popleft()
+            pulls[path] = manifest, ticket
+        if not pulls:
+            return  # an earlier job took them along
         started = time.monotonic()
         try:
-            self._await_space(manifest.size, path)
-            self._files.fetch(manifest, path)
-        except (TrajectoryError, FileRefusedError) as error:
-            refused = PullRefused(self._worker, manifest, str(error))
-            self._arrived.put(lambda: self._post(refused))
+            self._await_space(sum(manifest.size for manifest, _ in pulls.values()), path)
+            for path, problem in self._files.fetch({path: manifest for path, (manifest, _) in pulls.items()}):
+                manifest, ticket = pulls[path]
+                if problem is None:
+                    self._arrived.put(partial(self._check, manifest, ticket, path, started))
+                else:
+                    self._arrived.put(partial(self._post, PullRefused(self._worker, manifest, str(problem))))
+                started = time.monotonic()
         except BaseException:  # nobody would continue what an interrupted transfer leaves
-            path.with_name(path.name + ".part").unlink(missing_ok=True)
+            for path in pulls:
+                path.with_name(path.name + ".part").unlink(missing_ok=True)
             raise
-        else:
-            self._arrived.put(lambda: self._check(manifest, ticket, path, started))
 
     def _await_space(self, size: int, path: Path) -> None:
         """Waits while the host's disk has no room for the file; nobody else waits for this worker's transfers.
@@ -135,10 +154,16 @@ class Transfers:
             path.unlink(missing_ok=True)
             self._post(PullRefused(self._worker, manifest, str(error)))
             return
+        self._unflushed.acquire()
+        _disk().submit(self._succeeds, partial(self._make_durable, manifest, trajectory, path, started))
+
+    def _make_durable(self, manifest: EpisodeManifest, trajectory: Trajectory, path: Path, started: float) -> None:
         try:
             atomic_files.flush(path)
         except OSError as error:
             raise RunFolderError(f"cannot write {path} on this machine: {error.strerror}") from error
+        finally:
+            self._unflushed.release()
         self._post(Pulled(self._worker, manifest, trajectory, path, time.monotonic() - started))
 
     def _checked(self, path: Path, manifest: EpisodeManifest, ticket: Ticket) -> Trajectory:
@@ -153,6 +178,12 @@ class Transfers:
             raise TrajectoryError(f"it is the episode {found}, and {announced} was announced")
         self._guard.check(episode, ticket, self._worker)
         return episode
+
+
+@cache
+def _disk() -> ThreadPoolExecutor:
+    """Returns the threads that flush files: flushes at the same time share the commits of a file system's journal."""
+    return ThreadPoolExecutor(_FLUSHES, thread_name_prefix="flush")
 
 
 def _lacks_space(size: int, path: Path) -> str | None:

@@ -89,7 +89,7 @@ def _encoded(new: Numbers, base: Numbers) -> bytes:
 
 
 def _decoded(rows: _Rows, base: Numbers) -> Numbers:
-    kind, low_bits, count, unary_bits = _HEAD.unpack(rows.exactly(_HEAD.size))
+    kind, low_bits, count, unary_bits = _HEAD.unpack(rows.exactly(_HEAD.size).data)
     match kind:
         case _Kind.unchanged:
             return base
@@ -97,7 +97,8 @@ def _decoded(rows: _Rows, base: Numbers) -> Numbers:
             return rows.exactly(base.nbytes).view(base.dtype)
         case _Kind.dense:
             zigzag = rows.numbers(len(base), base.dtype)
-            return base + ((zigzag >> 1) ^ -(zigzag & 1))
+            new: Numbers = base + ((zigzag >> 1) ^ -(zigzag & 1))
+            return new
         case _Kind.sparse if count <= len(base) and low_bits <= _MOST_LOW_BITS and unary_bits <= count + len(base):
             new = base.copy()
             new[_places(rows, low_bits, count, unary_bits, len(base))] += _changes(rows, count, base.dtype)
@@ -143,13 +144,15 @@ def _changes(rows: _Rows, count: int, dtype: np.dtype[np.unsignedinteger]) -> Nu
     is_negative, is_larger = rows.bits(count), np.flatnonzero(rows.bits(count))
     sizes = np.ones(count, dtype)
     sizes[is_larger] += rows.numbers(len(is_larger), dtype)
-    return np.where(is_negative, -sizes, sizes)
+    np.negative(sizes, out=sizes, where=is_negative)
+    return sizes
 
 
 def _zigzag(changes: Numbers) -> Numbers:
     """Returns small numbers for small changes of either sign."""
     sign = changes.view(f"<i{changes.itemsize}") >> (8 * changes.itemsize - 1)
-    return (changes << 1) ^ sign.view(changes.dtype)
+    zigzag: Numbers = np.bitwise_xor(changes << 1, sign.view(changes.dtype))
+    return zigzag
 
 
 def _by_rank(numbers: Numbers) -> Row:
@@ -181,7 +184,7 @@ class _Rows:
         return np.frombuffer(data, np.uint8)
 
     def row(self, size: int) -> Row:
-        (length,) = _LENGTH.unpack(self.exactly(_LENGTH.size))
+        (length,) = _LENGTH.unpack(self.exactly(_LENGTH.size).data)
         if length > size + size // 128 + 64:  # zstd makes nothing that much longer
             raise ValueError(f"a row of {size} bytes cannot have a frame of {length}")
         frame = self.exactly(length)

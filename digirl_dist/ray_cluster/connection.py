@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,14 @@ import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from digirl_dist.errors import FileRefusedError, LinkLostError, TrajectoryError, UnreachableError, WorkerError
+from digirl_dist.errors import (
+    DigirlDistError,
+    FileRefusedError,
+    LinkLostError,
+    TrajectoryError,
+    UnreachableError,
+    WorkerError,
+)
 from digirl_dist.fleet.connection import ConnectProgress, Files
 from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.spec import Job
@@ -194,7 +201,16 @@ class ObjectFiles:
         _result(self._worker, self._actor.push.remote(references, self._limit_s), self._limit_s)
         return sum(size for _, size in taken.values())
 
-    def fetch(self, manifest: EpisodeManifest, path: Path) -> None:
+    def fetch(self, episodes: Mapping[Path, EpisodeManifest]) -> Iterator[tuple[Path, DigirlDistError | None]]:
+        for path, manifest in episodes.items():
+            try:
+                self._fetch(manifest, path)
+            except (TrajectoryError, FileRefusedError) as error:
+                yield path, error
+            else:
+                yield path, None
+
+    def _fetch(self, manifest: EpisodeManifest, path: Path) -> None:
         content = _result(self._worker, self._actor.fetch.remote(manifest.episode_id), self._limit_s)
         if len(content) != manifest.size or digest(content) != manifest.digest:
             raise TrajectoryError(f"episode {manifest.episode_id} was altered on worker {self._worker}")

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import BinaryIO
 
 from digirl_dist.errors import LinkLostError, TooSlowError, WorkerError
 from digirl_dist.ssh.wire import HELD_S
@@ -54,6 +59,23 @@ class Allowance:
         self.left_s = min(self.slack_s, deadline.left_s + size / self.rate)
 
 
+@dataclass(frozen=True)
+class FilePart:
+    """Bytes of an open local file, which may go to a worker without passing through this process's memory."""
+
+    file: BinaryIO
+    offset: int
+    size: int
+
+    def after(self, size: int) -> FilePart:
+        """Returns the part without its first ``size`` bytes."""
+        return FilePart(self.file, self.offset + size, self.size - size)
+
+    def read(self, size: int) -> bytes:
+        """Returns the first bytes, at most ``size``; fewer only if the file has become shorter."""
+        return os.pread(self.file.fileno(), min(size, self.size), self.offset)
+
+
 class Channel(ABC):
     """A running command with its three streams.
 
@@ -83,7 +105,12 @@ class Channel(ABC):
         allowance = allowance or Allowance(self._stall_s, self._slowest)
         view = memoryview(data).cast("B")
         while view:
-            view = view[self._send(view, allowance) :]
+            view = view[self._send(partial(self._offer, view), allowance) :]
+
+    def write_file(self, part: FilePart, allowance: Allowance) -> None:
+        """Sends the part as ``write`` does. Raises EOFError if the file has become shorter."""
+        while part.size:
+            part = part.after(self._send_file(part, allowance))
 
     @abstractmethod
     def close_input(self) -> None:
@@ -216,12 +243,20 @@ class Channel(ABC):
     def _lost(self) -> LinkLostError | None:
         """Returns the error if the link ended the channel. Valid once output has ended or sending has failed."""
 
-    def _send(self, view: memoryview, allowance: Allowance) -> int:
-        """Returns how many bytes were accepted, at least one."""
+    def _send_file(self, part: FilePart, allowance: Allowance) -> int:
+        """Sends the beginning of the part; returns its size. Raises EOFError."""
+        data = part.read(READ_BYTES // self.packet_bytes * self.packet_bytes)
+        if not data:
+            raise EOFError
+        self.write(data, allowance)
+        return len(data)
+
+    def _send(self, offer: Callable[[float], int], allowance: Allowance) -> int:
+        """Returns how many bytes were accepted of what ``offer`` sends within so many seconds, at least one."""
         deadline = self._left(allowance)
         while True:
             asked_at = time.monotonic()
-            sent = self._offer(view, _SLICE_S)
+            sent = offer(_SLICE_S)
             deadline.waited(asked_at)
             if sent:
                 allowance.took(sent, deadline)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import xxhash
 
 from digirl_dist.errors import FileRefusedError, MisconductError, RunFolderError, TrajectoryError, WorkerError
 from digirl_dist.settings import SshSettings
-from digirl_dist.ssh.channel import Allowance, Channel
+from digirl_dist.ssh.channel import Allowance, Channel, FilePart
 from digirl_dist.ssh.connection import Connection
 from digirl_dist.storage.digest import file_digest
 from digirl_dist.types import Natural
@@ -24,6 +25,8 @@ _CHUNK = 1 << 20
 _UNANSWERED = 256
 """Puts sent before their answers are read: few enough that all answers fit the buffers on the way back."""
 _LONGEST_ANSWER = 8 << 20
+_ASKED_AHEAD = 8
+"""Files asked for before the first of them has come."""
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -43,7 +46,7 @@ class Put:
     """A file for a worker: its path there, the bytes to send, and the digest of the whole file."""
 
     path: str
-    data: Bytes
+    data: Bytes | FilePart
     digest: str
     offset: int = 0
     """Bytes that an earlier attempt left there; ``data`` continues after them."""
@@ -52,13 +55,32 @@ class Put:
     width: int = 1
     """Bytes per number in a delta."""
 
+    @property
+    def size(self) -> int:
+        """Bytes to send."""
+        return self.data.size if isinstance(self.data, FilePart) else memoryview(self.data).nbytes
+
     def request(self) -> dict[str, Any]:
-        asked: dict[str, Any] = {"put": self.path, "size": memoryview(self.data).nbytes, "digest": self.digest}
+        asked: dict[str, Any] = {"put": self.path, "size": self.size, "digest": self.digest}
         if self.offset:
             asked["offset"] = self.offset
         if self.base:
             asked.update(base=self.base, width=self.width)
         return asked
+
+
+@dataclass(frozen=True)
+class Get:
+    """A file on a worker: its path there and here, and what was announced of it."""
+
+    remote: str
+    local: Path
+    digest: str
+    size: int
+
+    @property
+    def part(self) -> Path:
+        return self.local.with_name(self.local.name + ".part")
 
 
 class CourierClient:
@@ -74,7 +96,7 @@ class CourierClient:
         self._settings = settings
         self._allowance = self._new_allowance()
         self._channel = connection.open(command)
-        self._output = _Packets(self._channel)
+        self._output = _Packets(self._channel, self._allowance)
 
     def _new_allowance(self) -> Allowance:
         """Returns the time for one operation, however many files and answers belong to it."""
@@ -83,15 +105,30 @@ class CourierClient:
     def put_many(self, items: Iterable[Put]) -> int:
         """Writes each file on the worker; returns the number of bytes sent.
 
-        Starts no further item after the first refusal; the items before it are in place.
+        Starts no further item after the first refusal; the items before it are in place. A local file that becomes
+        shorter meanwhile ends the courier.
         """
-        return self._put((item.request(), [item.data]) for item in items)
+        waiting: list[Put] = []
+        sent = 0
+        refusal: tuple[_Answer, str] | None = None
+        self._output.allowance = self._allowance = self._new_allowance()
+        with self._in_step():
+            for item in items:
+                self._send(item)
+                waiting.append(item)
+                sent += item.size
+                if len(waiting) >= _UNANSWERED and (refusal := self._answers(waiting)):
+                    break
+            refusal = refusal or self._answers(waiting)
+        if refusal:
+            self._raise_refusal(*refusal)
+        return sent
 
     def put_file(self, local: str | Path, remote: str) -> int:
-        """Copies a local file to the worker; returns its size. A file that changes meanwhile ends the courier."""
+        """Copies a local file to the worker; returns its size."""
         with open(local, "rb", buffering=0) as file:
-            size = Path(local).stat().st_size
-            return self._put([({"put": remote, "size": size, "digest": file_digest(local)}, _chunks(file))])
+            part = FilePart(file, 0, Path(local).stat().st_size)
+            return self.put_many([Put(remote, part, file_digest(local))])
 
     def sizes(self, remote: Sequence[str]) -> dict[str, int]:
         """Returns the sizes in bytes of the files that exist there."""
@@ -100,24 +137,34 @@ class CourierClient:
         return {name: size for name, size in answer.sizes.items() if name in asked}
 
     def get(self, remote: str, local: str | Path, digest: str, size: int) -> None:
-        """Fetches a file of known digest and size. It appears complete under its name or not at all; it is not flushed.
+        """Fetches one file as ``get_many`` does. Raises TrajectoryError or FileRefusedError if it cannot be had."""
+        [(_, problem)] = self.get_many([Get(remote, Path(local), digest, size)])
+        if problem is not None:
+            raise problem
 
-        Resumes from a ``.part`` that an earlier attempt left. Raises TrajectoryError if the file received differs from
-        the one announced.
+    def get_many(self, items: Sequence[Get]) -> Iterator[tuple[Get, TrajectoryError | FileRefusedError | None]]:
+        """Fetches files, the next ones asked for while one comes; yields each when it is there, or what is wrong.
+
+        A file appears complete under its name or not at all; it is not flushed. A ``.part`` that an earlier attempt
+        left is continued; if the whole then differs from what was announced, it is fetched once more from the start.
         """
-        local = Path(local)
-        part = local.with_name(local.name + ".part")
-        if not self._fetch(remote, part, digest, size):
-            part.unlink()
-            # The earlier attempt's remainder may have been corrupt; that cannot explain a second failure.
-            if not self._fetch(remote, part, digest, size):
-                part.unlink()
-                raise TrajectoryError(
-                    f"worker {self._worker}: {remote} is not the file that was announced "
-                    f"(digest {digest}, {size} bytes)"
-                )
-        with _local_errors(local):
-            part.replace(local)
+        unasked, asked = deque(items), deque[tuple[Get, int, Any]]()
+        with self._in_step():
+            while unasked or asked:
+                while unasked and len(asked) < _ASKED_AHEAD:
+                    asked.append(self._ask_for(unasked.popleft()))
+                item, offset, state = asked.popleft()
+                try:
+                    is_whole = self._receive(item, offset, state)
+                except FileRefusedError as error:
+                    yield item, error
+                    continue
+                with _local_errors(item.local):
+                    item.part.replace(item.local) if is_whole else item.part.unlink()
+                if is_whole or not offset:
+                    yield item, None if is_whole else self._not_as_announced(item)
+                else:
+                    unasked.append(item)
 
     def delete(self, remote: Sequence[str]) -> None:
         """Deletes files; a missing file is no error."""
@@ -143,58 +190,52 @@ class CourierClient:
         self._raise_refusal(answer, attempt)
         return answer
 
-    def _put(self, items: Iterable[tuple[dict[str, Any], Iterable[Bytes]]]) -> int:
-        waiting: list[tuple[str, int]] = []
-        sent = 0
-        refusal: tuple[_Answer, str] | None = None
-        self._output.allowance = self._allowance = self._new_allowance()
-        with self._in_step():
-            for request, chunks in items:
-                self._send_line(request)
-                self._send_exactly(request["size"], chunks, request["put"])
-                waiting.append((request["put"], request["size"]))
-                sent += request["size"]
-                if len(waiting) >= _UNANSWERED and (refusal := self._answers(waiting)):
-                    break
-            refusal = refusal or self._answers(waiting)
-        if refusal:
-            self._raise_refusal(*refusal)
-        return sent
-
-    def _answers(self, waiting: list[tuple[str, int]]) -> tuple[_Answer, str] | None:
+    def _answers(self, waiting: list[Put]) -> tuple[_Answer, str] | None:
         """Reads the answers to all puts sent so far; returns the first refusal, if there is one."""
         self._output.flush()
-        answers = [(self._answer(size), f"write {path}") for path, size in waiting]
+        answers = [(self._answer(item.size), f"write {item.path}") for item in waiting]
         waiting.clear()
         return next((each for each in answers if each[0].error is not None), None)
 
-    def _send_exactly(self, size: int, chunks: Iterable[Bytes], path: str) -> None:
-        """Sends exactly the announced number of bytes, so that the stream stays in step."""
-        for chunk in chunks:
-            size -= memoryview(chunk).nbytes
-            if size < 0:
-                break
-            self._output.write(chunk)
-        if size != 0:
-            raise WorkerError(self._worker, f"the local file for {path} changed its size while it was sent")
+    def _send(self, item: Put) -> None:
+        self._send_line(item.request())
+        try:
+            self._output.write(item.data)
+        except EOFError as error:
+            raise WorkerError(
+                self._worker, f"the local file for {item.path} became shorter while it was sent"
+            ) from error
 
-    def _fetch(self, remote: str, part: Path, digest: str, size: int) -> bool:
-        """Appends the missing bytes to ``part``; returns True if it then has the digest and size.
-
-        Never writes more than was announced.
-        """
+    def _ask_for(self, item: Get) -> tuple[Get, int, Any]:
+        """Asks for what is missing of a file; returns its beginning's length and digest."""
+        self._output.allowance = self._new_allowance()
         state = xxhash.xxh3_128()
-        offset = _continue(part, size, state)
-        answer = self._ask({"get": remote, "offset": offset}, f"read {remote}")
-        with self._in_step(), _local_errors(part), open(part, "ab", buffering=0) as file:
-            if answer.size > size + _CHUNK:
-                reason = f"{remote} was announced with {size} bytes, and is sent with {answer.size}"
+        offset = _continue(item.part, item.size, state)
+        self._send_line({"get": item.remote, "offset": offset})
+        self._output.flush()
+        return item, offset, state
+
+    def _receive(self, item: Get, offset: int, state: Any) -> bool:
+        """Appends the missing bytes to the part; returns True if it then has the digest and size.
+
+        Never writes more than was announced. Raises FileRefusedError if the worker cannot read the file.
+        """
+        self._allowance = self._new_allowance()
+        answer = self._answer()
+        self._raise_refusal(answer, f"read {item.remote}")
+        with _local_errors(item.part), open(item.part, "ab", buffering=0) as file:
+            if answer.size > item.size + _CHUNK:
+                reason = f"{item.remote} was announced with {item.size} bytes, and is sent with {answer.size}"
                 raise MisconductError(self._worker, reason)
             for chunk in self._incoming(max(0, answer.size - offset)):
                 state.update(chunk)
-                if answer.size <= size:  # else they are only read to stay in step
+                if answer.size <= item.size:  # else they are only read to stay in step
                     _write(file, chunk)
-        return answer.size == size and bool(state.hexdigest() == digest)
+        return answer.size == item.size and bool(state.hexdigest() == item.digest)
+
+    def _not_as_announced(self, item: Get) -> TrajectoryError:
+        announced = f"digest {item.digest}, {item.size} bytes"
+        return TrajectoryError(f"worker {self._worker}: {item.remote} is not the file that was announced ({announced})")
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
@@ -237,12 +278,17 @@ class CourierClient:
 class _Packets:
     """Collects small writes into full packets."""
 
-    def __init__(self, channel: Channel) -> None:
-        self.allowance: Allowance | None = None
+    def __init__(self, channel: Channel, allowance: Allowance) -> None:
+        self.allowance = allowance
         self._channel = channel
         self._pending = bytearray()
 
-    def write(self, data: Bytes) -> None:
+    def write(self, data: Bytes | FilePart) -> None:
+        """Raises EOFError for a file that has become shorter."""
+        if isinstance(data, FilePart):
+            self.flush()
+            self._channel.write_file(data, self.allowance)
+            return
         view = memoryview(data).cast("B")
         if self._pending or len(view) < self._channel.packet_bytes:
             taken = view[: self._channel.packet_bytes - len(self._pending)]

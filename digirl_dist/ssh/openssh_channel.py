@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from digirl_dist.errors import LinkLostError
-from digirl_dist.ssh.channel import LINK_END_S, READ_BYTES, Channel
+from digirl_dist.ssh.channel import LINK_END_S, READ_BYTES, Allowance, Channel, FilePart
 from digirl_dist.ssh.mux import Pipes
 
 _SIGNALLED = -1
@@ -59,6 +60,15 @@ class OpenSshChannel(Channel):
     def _offer(self, view: memoryview, wait_s: float) -> int:
         try:
             return self._pipes.stdin.write(view, wait_s)
+        except OSError as error:
+            raise self.ended() from error
+
+    def _send_file(self, part: FilePart, allowance: Allowance) -> int:
+        return self._send(partial(self._offer_file, part), allowance)
+
+    def _offer_file(self, part: FilePart, wait_s: float) -> int:
+        try:
+            return self._pipes.stdin.splice(part.file.fileno(), part.offset, part.size, wait_s)
         except OSError as error:
             raise self.ended() from error
 

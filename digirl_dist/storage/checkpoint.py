@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
@@ -58,6 +58,12 @@ class TensorInfo:
         return math.prod(self.shape) * self.itemsize
 
 
+class _Place(msgspec.Struct):
+    """Where a tensor lies behind the header of a safetensors file, which also has metadata without a place."""
+
+    data_offsets: tuple[Natural, Natural] = (0, 0)
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint on the host. ``iteration`` is the number of updates made and the policy's version."""
@@ -93,6 +99,21 @@ class Checkpoint:
             return safe_open(path, framework="pt")
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+    def parts(self) -> dict[str, tuple[BinaryIO, int, int]]:
+        """Returns, for each tensor, the open file of the weights, and offset and size of its bytes there.
+
+        The format is that of safetensors: the size of a JSON header, the header, the tensors. Raises CheckpointError.
+        """
+        path = self.folder / "policy.safetensors"
+        try:
+            file = open(path, "rb", buffering=0)  # closed with the last that has it
+            size = int.from_bytes(file.read(8), "little")
+            header = msgspec.json.decode(file.read(size), type=dict[str, _Place])
+            places = {name: header[name].data_offsets for name in self.tensors}
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        return {name: (file, 8 + size + begin, end - begin) for name, (begin, end) in places.items()}
 
     def trainer_state(self) -> dict[str, Any]:
         """Returns optimisers, critics and random states, loaded without unpickling objects. Raises CheckpointError."""

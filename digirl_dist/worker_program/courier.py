@@ -15,6 +15,7 @@ may not leave it. Ends with stdin. Imports little, because the host waits for th
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -31,6 +32,8 @@ import xxhash
 from digirl_dist.protocol.job_folder import JobFolder
 
 _CHUNK = 1 << 20
+_READ_AHEAD = 1 << 16
+"""Smaller than a chunk, so that chunks are read to where they are wanted."""
 _WORTH_KEEPING = 1 << 20
 _LAST_REQUESTS_S = 1.0
 _SUCCESSOR_S = 10.0
@@ -253,13 +256,22 @@ def _successor(folder: JobFolder) -> int | None:
     return pid
 
 
+def _widen(pipe: int) -> None:
+    """Lets sshd hand over so much without waiting for this process."""
+    if sys.platform == "linux":
+        with suppress(OSError):  # it is no pipe, or this user has too many large ones
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _CHUNK)
+
+
 def main(argv: list[str]) -> int:
     if len(argv) != 2 or argv[0] != "--folder":
         print("usage: python -m digirl_dist.worker_program.courier --folder DIR", file=sys.stderr)
         return 2
     folder = JobFolder(Path(argv[1]).expanduser().resolve())
     threading.Thread(target=_end_with_program, args=[folder], daemon=True).start()
-    with suppress(HostGone, BrokenPipeError), open(0, "rb", _CHUNK) as source, open(1, "wb", _CHUNK) as sink:
+    for pipe in (0, 1):
+        _widen(pipe)
+    with suppress(HostGone, BrokenPipeError), open(0, "rb", _READ_AHEAD) as source, open(1, "wb", _READ_AHEAD) as sink:
         CourierServer(str(folder.root), source, sink).serve()
     return 0
 

@@ -29,7 +29,8 @@ def some(share: float) -> Callable[[Numbers], Numbers]:
 
     def change(base: Numbers) -> Numbers:
         moved = base + np.where(DRAW.random(len(base)) < 0.5, 1, -1).astype(np.uint16)
-        return np.where(DRAW.random(len(base)) < share, moved, base)
+        changed: Numbers = np.where(DRAW.random(len(base)) < share, moved, base)
+        return changed
 
     return change
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 import digirl_dist
-from digirl_dist.errors import LinkLostError, RunFolderError, TrajectoryError, WorkerError
+from digirl_dist.errors import FileRefusedError, LinkLostError, RunFolderError, TrajectoryError, WorkerError
 from digirl_dist.settings import SshSettings
+from digirl_dist.ssh.channel import FilePart
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Connection
-from digirl_dist.ssh.courier import CourierClient, Put
+from digirl_dist.ssh.courier import CourierClient, Get, Put
 from digirl_dist.storage.digest import digest, file_digest
 
 pytestmark = pytest.mark.component
@@ -65,6 +66,43 @@ def test_a_local_file_is_copied_into_new_folders(courier: CourierClient, there: 
     (tmp_path / "local").write_bytes(os.urandom(2_500_000))
     assert courier.put_file(tmp_path / "local", "a/b/copy") == 2_500_000
     assert file_digest(there / "a/b/copy") == file_digest(tmp_path / "local")
+
+
+def test_parts_of_a_file_arrive(courier: CourierClient, there: Path, tmp_path: Path) -> None:
+    data = os.urandom(3_000_000)
+    (tmp_path / "local").write_bytes(data)
+    with open(tmp_path / "local", "rb") as file:
+        for offset, size in ((0, 1), (7, 70_000), (1_000_000, 2_000_000)):
+            part = data[offset : offset + size]
+            courier.put_many(
+                [Put("small", b"x", digest(b"x")), Put("part", FilePart(file, offset, size), digest(part))]
+            )
+            assert (there / "part").read_bytes() == part
+
+
+def test_a_file_that_becomes_shorter_ends_the_courier(courier: CourierClient, there: Path, tmp_path: Path) -> None:
+    (tmp_path / "local").write_bytes(bytes(1_000_000))
+    shorter = pytest.raises(WorkerError, match="the local file for part became shorter while it was sent")
+    with open(tmp_path / "local", "rb") as file, shorter:
+        courier.put_many([Put("part", FilePart(file, 0, 1_000_001), digest(b""))])
+    with pytest.raises(WorkerError):
+        courier.delete(["part"])
+    assert not (there / "part").exists()
+
+
+def test_files_are_asked_for_ahead_and_one_that_is_lost_costs_no_other(courier: CourierClient, tmp_path: Path) -> None:
+    files = {f"f{n}": os.urandom(300_000) for n in range(20)}
+    _put(courier, **files)
+    items = [Get(name, tmp_path / name, digest(data), len(data)) for name, data in files.items()]
+    items[3:3] = [Get("missing", tmp_path / "missing", digest(b""), 0)]
+    items[9:9] = [Get("f0", tmp_path / "altered", digest(b"other"), 300_000)]
+    (tmp_path / "f5.part").write_bytes(b"?" * 1000)
+    problems = {item.local.name: problem for item, problem in courier.get_many(items)}
+    assert list(problems)[-1] == "f5"  # whose rest was rubbish: it came once more
+    lost = {name: type(problem) for name, problem in problems.items() if problem}
+    assert lost == {"missing": FileRefusedError, "altered": TrajectoryError}
+    assert all((tmp_path / name).read_bytes() == data for name, data in files.items())
+    courier.delete([])
 
 
 def test_thousands_of_small_files_need_no_round_trip_each(courier: CourierClient, there: Path) -> None:
