@@ -1,6 +1,6 @@
-"""One host process with 64 workers of 32 slots: what does it cost the host?
+"""One host process with 313 workers of 32 slots, 10,016 in all: what does it cost the host?
 
-Host, SSH connections, relays, couriers and worker programs are real. To fit on one machine, 16 worker programs share a
+Host, SSH connections, relays, couriers and worker programs are real. To fit on one machine, 78 worker programs share a
 process, and their emulators are on a clock instead of in processes of their own (``benchmarks/many_workers.py``).
 """
 
@@ -21,19 +21,19 @@ from benchmarks.measure import measure, sized, waiting_for
 from benchmarks.stage import ROOT, Machine, show, stage
 from digirl_dist.settings import LimitSettings, RehearsalSettings
 
-WORKERS, SLOTS, PROCESSES, TICKETS_PER_SLOT = sized((64, 32, 4, 2), (3, 2, 2, 1))
+WORKERS, SLOTS, PROCESSES, TICKETS_PER_SLOT = sized((313, 32, 4, 1), (3, 2, 2, 1))
 DEVICE = sized(
-    RehearsalSettings(reset_s=10, reset_sigma=0.4, step_s=3, step_sigma=0.5, steps=6, steps_sigma=0.3),
+    RehearsalSettings(reset_s=20, reset_sigma=0.4, step_s=10, step_sigma=0.5, steps=3, steps_sigma=0.3),
     RehearsalSettings(reset_s=0.02, step_s=0.01, steps=3),
 )
-LIMITS = LimitSettings(silence_s=60, no_worker_s=120)
+LIMITS = LimitSettings(silence_s=120, start_s=300, no_worker_s=600)
 
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (16384, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     with stage() as here:
         [address] = here.serve(1)
-        names = [f"w{number:02d}" for number in range(WORKERS)]
+        names = [f"w{number:03d}" for number in range(WORKERS)]
         machines = [Machine(replace(address, name=name), SLOTS, DEVICE) for name in names]
         for part in range(PROCESSES):
             folders = [here.folder / "fleet" / "jobs" / name for name in names[part::PROCESSES]]
@@ -48,13 +48,16 @@ def main() -> None:
         host = psutil.Process()
         before, started = sum(host.cpu_times()[:2]), time.monotonic()
         result, seconds = fleet.iteration(1, WORKERS * SLOTS * TICKETS_PER_SLOT)
-        cores = (sum(host.cpu_times()[:2]) - before) / (time.monotonic() - started)
+        cpu_s = sum(host.cpu_times()[:2]) - before
+        cores = cpu_s / (time.monotonic() - started)
         acting = {manifest.episode_id.split("-", 2)[2] for _, manifest in fleet.fleet.manifests}
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    values = {"slots": (len(acting), ">=2048"), "host_cores": (cores, "<=1"), "host_rss_mb": (peak_mb, "<=800")}
+    values = {"slots": (len(acting), ">=10000"), "host_cores": (cores, "<=1"), "host_rss_mb": (peak_mb, "<=1500")}
     detail = {
         "iteration_s": round(seconds, 1),
         "episodes": len(result.trajectories),
+        "host_ms_per_episode": round(1000 * cpu_s / len(result.trajectories), 2),
+        "host_threads": host.num_threads(),
         "attached_after_s": round(ready_s, 1),
     }
     losses = sum(len(worker_result.losses) for worker_result in result.worker_results)
@@ -84,4 +87,4 @@ def _programs(folders: list[Path]) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    measure(main, minutes=20)
+    measure(main, minutes=30)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from digirl_dist.collect.leases import Leases
-from digirl_dist.collect.pace import Pace
+from digirl_dist.collect.pace import Drain, Pace
 from digirl_dist.collect.reliability import Reliability
 from digirl_dist.collect.worker_table import WorkerState
 from digirl_dist.fleet.fleet import Fleet
@@ -17,7 +18,10 @@ from digirl_dist.tasks import Key
 from digirl_dist.types import Clock
 
 _PAUSE = 9.0
-"""Looking for tickets that are worth a duplicate takes a while in a large fleet: pauses are so many times as long."""
+"""Looking through a large fleet takes a while: pauses are so many times as long."""
+
+_Running = tuple[float, Key, str, float]
+"""What a duplicate is worth, a ticket, the worker that runs it, and for how many seconds it has."""
 
 
 @dataclass(frozen=True)
@@ -54,31 +58,42 @@ class Dispatch:
         self._rules = rules
         self._events = events
         self._clock = clock
-        self._double_at = -math.inf
+        self._double_at = self._again_at = -math.inf
+        self._is_behind = False
 
     def hand_out(self, version: int) -> None:
-        """Leases to every able worker what it has slots for, to be run with that policy version."""
-        may_double = self._rules.speculate and self._clock() >= self._double_at
-        if not self._leases.queued and not may_double:
+        """Leases to every able worker what it has slots for, to be run with that policy version.
+
+        Does nothing shortly after the last time, which ``again_in_s`` tells.
+        """
+        now = self._clock()
+        doubles = self._rules.speculate and now >= self._double_at
+        self._is_behind = now < self._again_at
+        if self._is_behind or not (self._leases.queued or doubles):
             return
         slots = self._slots()
         able = sorted(slots, key=lambda name: self.pace.of(name) or 0.0)
         if self._leases.queued:
-            self._lease(able, slots, version)
-        if may_double and not self._leases.queued:
-            now = self._clock()
+            self._lease_all(able, slots, version)
+        self._again_at = self._clock() + _PAUSE * (self._clock() - now)
+        if doubles and not self._leases.queued:
             rooms = {name: room for name in able if (room := slots[name] - self._leases.running(name)) > 0}
-            if rooms:
-                self._double_all(rooms, version)
+            self._double_all(rooms, version)
             self._double_at = self._clock() + _PAUSE * (self._clock() - now)
 
-    def _lease(self, able: Sequence[str], slots: Mapping[str, int], version: int) -> None:
+    @property
+    def again_in_s(self) -> float:
+        """The seconds until ``hand_out`` does what it has put off; infinite if that is nothing."""
+        return max(0.0, self._again_at - self._clock()) if self._is_behind else math.inf
+
+    def _lease_all(self, able: Sequence[str], slots: Mapping[str, int], version: int) -> None:
         plenty = self._leases.queued > sum(slots.values())
         start = not any(self._leases.running(name) for name in able)
+        drain = self.pace.drain(slots)
         for name in able:
             prefetch = self._rules.prefetch if plenty and not self._reliability.is_suspect(name) else 0
             room = slots[name] + prefetch - self._leases.running(name)
-            if room > 0 and self._leases.queued and (start or self._may_take(name, slots)):
+            if room > 0 and self._leases.queued and (start or self._may_take(name, drain)):
                 if tickets := self._leases.take(name, room, version, able):
                     self._reliability.holds(name, self._leases.running(name))
                     self._fleet.workers[name].lease(tickets)
@@ -104,33 +119,59 @@ class Dispatch:
             if name != winner:
                 self._fleet.workers[name].drop([key], "speculation")
 
-    def _may_take(self, name: str, slots: Mapping[str, int]) -> bool:
+    def _may_take(self, name: str, drain: Drain) -> bool:
         """Returns whether the worker ends in time; a ticket that is refused here soon goes to a faster worker.
 
         Where that was foreseen and did not happen, because a worker was not as fast as it said, the ticket goes here.
         """
-        if not self._rules.speculate or self.pace.is_in_time(name, self._leases.queued, slots):
+        if not self._rules.speculate or drain.is_in_time(name, self._leases.queued):
             self._refused_until.pop(name, None)
             return True
         now = self._clock()
-        until = self._refused_until.setdefault(name, now + self.pace.drained_s(self._leases.queued, slots))
+        until = self._refused_until.setdefault(name, now + drain.seconds(self._leases.queued))
         if now < until:
             return False
         del self._refused_until[name]
         return True
 
     def _double_all(self, rooms: Mapping[str, int], version: int) -> None:
-        """Leases duplicates to slots without a ticket, as far as any pay."""
-        undoubled = self._leases.undoubled(version)
-        for name, room in rooms.items():
-            doubled = self._double(name, room, undoubled)
-            undoubled = [held for held in undoubled if held[0] not in doubled]
+        """Leases duplicates to slots without a ticket, as far as any pay: the most promising first.
 
-    def _double(self, name: str, room: int, undoubled: Sequence[tuple[Key, str, float]]) -> set[Key]:
-        """Leases up to ``room`` duplicates to ``name``, the most promising first; returns their keys."""
-        others = [(self.pace.gain(there, age_s, name), key, there) for key, there, age_s in undoubled if there != name]
-        best = sorted((each for each in others if each[0] > 0), reverse=True)[:room]
-        for _, key, there in best:
+        Which those are does not depend on who runs the duplicate, so all are sorted once: those that are overdue by
+        their age, the others by what they should still take.
+        """
+        late: list[_Running] = []
+        due: list[_Running] = []
+        for key, there, age_s in self._leases.undoubled(version) if rooms else []:
+            if self.pace.is_overdue(there, age_s):
+                late.append((age_s, key, there, age_s))
+            else:
+                due.append(((self.pace.of(there) or 0.0) - age_s, key, there, age_s))
+        ranked = [deque(sorted(each, reverse=True)) for each in (late, due)]
+        for name, room in rooms.items():
+            if not self._double(name, room, ranked):
+                break  # nor does any pay on a slower worker
+
+    def _double(self, name: str, room: int, ranked: Sequence[deque[_Running]]) -> bool:
+        """Leases up to ``room`` duplicates to ``name``, and takes their originals out of ``ranked``.
+
+        Returns False if nothing is left that would pay on a worker as fast as this one.
+        """
+        passed: list[list[_Running]] = [[] for _ in ranked]
+        while room:
+            best: tuple[float, Key, str] = (0.0, Key(0, 0), "")
+            chosen = None
+            for one, own in zip(ranked, passed, strict=True):
+                while one and one[0][2] == name:
+                    own.append(one.popleft())
+                if one and (found := (self.pace.gain(one[0][2], one[0][3], name), *one[0][1:3])) > best:
+                    best, chosen = found, one
+            if chosen is None or best[0] <= 0:
+                break
+            room -= 1
+            _, key, there, _ = chosen.popleft()
             self._fleet.workers[name].lease([self._leases.double(name, key)])
             self._events.emit("episode_doubled", worker=name, iteration=key[0], ticket=key[1], held_by=there)
-        return {key for _, key, _ in best}
+        for one, own in zip(ranked, passed, strict=True):
+            one.extendleft(reversed(own))
+        return not room or any(passed)

@@ -157,7 +157,7 @@ class _Collection:
         self._end_overdue_leases()
         self._dispatch.hand_out(self._checkpoint.iteration)
         self._table.let_go()
-        event = self._fleet.next_event(timeout_s)
+        event = self._fleet.next_event(min(timeout_s, self._dispatch.again_in_s))
         if event is not None:
             self._take_in(event)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -64,10 +64,12 @@ class Leases:
         """Tickets whose episode has not landed."""
         self.set_aside: dict[Key, Sequence[Failure]] = {}
         """Tickets that failed too often and are not asked again, with the failures of each."""
-        self._queue: deque[Key] = deque()
+        self._queue: OrderedDict[Key, None] = OrderedDict()
         self._tried: set[Key] = set()
         self._running: dict[str, dict[Key, float]] = {}
         self._coming: dict[str, dict[Key, float]] = {}
+        self._held_by: dict[Key, dict[str, None]] = {}
+        """The workers that run a ticket, or whose episode of it is being pulled."""
         self._failures: dict[Key, list[Failure]] = {}
         self._leased: Counter[Key] = Counter()
         self._grants: dict[Key, dict[tuple[str, int], Grant]] = {}
@@ -83,7 +85,7 @@ class Leases:
         for ticket in tickets:
             if ticket.key not in self.tickets and ticket.key not in self.set_aside:
                 self.tickets[ticket.key] = ticket
-                self._queue.append(ticket.key)
+                self._queue[ticket.key] = None
 
     @property
     def queued(self) -> int:
@@ -104,7 +106,7 @@ class Leases:
 
     def holders(self, key: Key) -> list[str]:
         """Returns the workers that run the ticket."""
-        return [worker for worker, held in self._running.items() if key in held]
+        return [worker for worker in self._held_by.get(key, ()) if key in self._running.get(worker, ())]
 
     def take(self, worker: str, count: int, version: int, others: Collection[str] = ()) -> list[Ticket]:
         """Leases up to ``count`` tickets to ``worker``, oldest first, to be run with that policy version.
@@ -113,7 +115,7 @@ class Leases:
         """
         keys = list(islice((key for key in self._queue if self._may_try(worker, key, others)), count))
         for key in keys:
-            self._queue.remove(key)
+            del self._queue[key]
             self.tickets[key] = replace(self.tickets[key], policy_version=version)
         return self._grant(worker, keys)
 
@@ -130,11 +132,14 @@ class Leases:
         An episode that has been on its way for long is listed as well, with the seconds since it ended.
         """
         now = self._clock()
-        times = Counter(key for held in (*self._running.values(), *self._coming.values()) for key in held)
         running = [(key, worker, now - at) for worker, held in self._running.items() for key, at in held.items()]
         coming = [(key, worker, now - at) for worker, held in self._coming.items() for key, at in held.items()]
         found = [*running, *(each for each in coming if each[2] > _COMING_S)]
-        return [each for each in found if times[each[0]] == 1 and self.tickets[each[0]].policy_version == version]
+        return [
+            each
+            for each in found
+            if len(self._held_by[each[0]]) == 1 and self.tickets[each[0]].policy_version == version
+        ]
 
     def double(self, worker: str, key: Key) -> Ticket:
         """Leases to ``worker`` what another one runs already; the first that lands counts."""
@@ -150,7 +155,7 @@ class Leases:
     def adopt(self, worker: str, key: Key) -> bool:
         """Leases a ticket that a returning worker still runs; False if it is no longer wanted of that worker."""
         if key in self._queue and any(holder == worker for holder, _ in self._grants.get(key, ())):
-            self._queue.remove(key)
+            del self._queue[key]
             self._hold(worker, key)
         return key in self._running.get(worker, ())
 
@@ -163,16 +168,16 @@ class Leases:
             return False
         self._running.get(worker, {}).pop(key, None)
         self._coming.setdefault(worker, {})[key] = self._clock()
+        self._held_by.setdefault(key, {})[worker] = None
         self._tried.add(key)
-        if key in self._queue:
-            self._queue.remove(key)
+        self._queue.pop(key, None)
         return True
 
     def land(self, key: Key) -> bool:
         """Closes the ticket, whose episode is safe on the host; False if it was not open."""
-        self._let_go(key)
-        if key in self._queue:
-            self._queue.remove(key)
+        for worker in list(self._held_by.get(key, ())):
+            self._let_go(worker, key)
+        self._queue.pop(key, None)
         self._forget(key)
         return self.tickets.pop(key, None) is not None
 
@@ -182,8 +187,7 @@ class Leases:
         The first time it comes before those that nobody has tried, later behind them. It is set aside when it failed
         too often, on two workers at least, unless there are no ``others`` than one.
         """
-        self._running.get(worker, {}).pop(key, None)
-        self._coming.get(worker, {}).pop(key, None)
+        self._let_go(worker, key)
         if not self._is_orphan(key):
             return False
         failures = self._failures.setdefault(key, [])
@@ -194,7 +198,9 @@ class Leases:
             self._forget(key)
             del self.tickets[key]
             return True
-        (self._queue.appendleft if len(failures) == 1 else self._queue.append)(key)
+        self._queue[key] = None
+        if len(failures) == 1:
+            self._queue.move_to_end(key, last=False)
         return False
 
     def why_set_aside(self, key: Key) -> dict[str, Json]:
@@ -233,9 +239,13 @@ class Leases:
 
     def release(self, worker: str) -> int:
         """Returns the tickets of a worker that is gone to the head of the queue; returns how many."""
-        held = {*self._running.pop(worker, ()), *self._coming.pop(worker, ())}
-        back = sorted(key for key in held if self._is_orphan(key))
-        self._queue.extendleft(reversed(back))
+        held = {*self._running.get(worker, ()), *self._coming.get(worker, ())}
+        for key in held:
+            self._let_go(worker, key)
+        back = sorted(filter(self._is_orphan, held), reverse=True)
+        for key in back:
+            self._queue[key] = None
+            self._queue.move_to_end(key, last=False)
         return len(back)
 
     def withdraw(self, keys: Iterable[Key]) -> tuple[list[Ticket], list[Ticket]]:
@@ -244,7 +254,7 @@ class Leases:
         begun = [ticket for ticket in left if ticket.key in self._tried]
         untried = [ticket for ticket in left if ticket.key not in self._tried]
         for ticket in untried:
-            self._queue.remove(ticket.key)
+            del self._queue[ticket.key]
             del self.tickets[ticket.key]
         return begun, untried
 
@@ -277,13 +287,18 @@ class Leases:
 
     def _hold(self, worker: str, key: Key) -> None:
         self._running.setdefault(worker, {})[key] = self._clock()
+        self._held_by.setdefault(key, {})[worker] = None
         self._tried.add(key)
 
-    def _let_go(self, key: Key) -> None:
-        for held in (*self._running.values(), *self._coming.values()):
-            held.pop(key, None)
+    def _let_go(self, worker: str, key: Key) -> None:
+        """Notes that the worker neither runs the ticket nor brings its episode."""
+        self._running.get(worker, {}).pop(key, None)
+        self._coming.get(worker, {}).pop(key, None)
+        holders = self._held_by.get(key, {})
+        holders.pop(worker, None)
+        if not holders:
+            self._held_by.pop(key, None)
 
     def _is_orphan(self, key: Key) -> bool:
         """Returns whether the ticket is wanted and held by nobody."""
-        held = (*self._running.values(), *self._coming.values())
-        return key in self.tickets and key not in self._queue and not any(key in keys for keys in held)
+        return key in self.tickets and key not in self._queue and key not in self._held_by

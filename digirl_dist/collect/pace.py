@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 _WEIGHT = 0.1
 _OVERDUE = 1.1
 """An episode is overdue when it takes so many times as long as usual: all vary a little."""
+
+
+@dataclass(frozen=True)
+class Drain:
+    """How workers empty the queue: the mean seconds of each one's episodes, and the episodes per second of all."""
+
+    paces: Mapping[str, float]
+    rate: float
+    fastest: float
+
+    def seconds(self, queued: int) -> float:
+        """Returns after how many seconds the queue is expected to be empty and the fastest worker to have ended."""
+        return queued / self.rate + self.fastest if self.rate else 0.0
+
+    def is_in_time(self, worker: str, queued: int) -> bool:
+        """Returns whether what the worker begins now is expected to end with the rest of the queue, or soon after.
+
+        The fastest worker is always in time, so somebody takes every ticket.
+        """
+        return worker not in self.paces or self.paces[worker] <= self.seconds(queued)
 
 
 class Pace:
@@ -14,36 +36,32 @@ class Pace:
 
     def __init__(self) -> None:
         self._means: dict[str, float] = {}
+        self._mean: float | None = None
 
     def ended(self, worker: str, seconds: float) -> None:
         """Notes the length of an episode; values that are none are ignored."""
         if 0 <= seconds < float("inf"):
             before = self._means.get(worker, seconds)
             self._means[worker] = before + _WEIGHT * (seconds - before)
+            self._mean = None
 
     def of(self, worker: str) -> float | None:
         """Returns the worker's mean; None as long as no episode has ended anywhere."""
         if worker in self._means or not self._means:
             return self._means.get(worker)
-        return sum(self._means.values()) / len(self._means)
+        if self._mean is None:
+            self._mean = sum(self._means.values()) / len(self._means)
+        return self._mean
 
-    def is_in_time(self, worker: str, queued: int, slots: Mapping[str, int]) -> bool:
-        """Returns whether what the worker begins now is expected to end with the rest of the queue, or soon after.
-
-        ``slots`` are those in service of each worker. The fastest of them is always in time, so somebody takes
-        every ticket.
-        """
-        pace = self.of(worker)
-        if not pace or worker not in slots:
-            return True
-        return pace <= self.drained_s(queued, slots)
-
-    def drained_s(self, queued: int, slots: Mapping[str, int]) -> float:
-        """Returns after how many seconds the queue is expected to be empty and the fastest worker to have ended."""
+    def drain(self, slots: Mapping[str, int]) -> Drain:
+        """Returns how fast workers with these slots in service empty the queue together."""
         paces = {name: pace for name in slots if (pace := self.of(name))}
-        if not paces:
-            return 0.0
-        return queued / sum(slots[name] / pace for name, pace in paces.items()) + min(paces.values())
+        rate = sum(slots[name] / pace for name, pace in paces.items())
+        return Drain(paces, rate, min(paces.values(), default=0.0))
+
+    def is_overdue(self, there: str, age_s: float) -> bool:
+        """Returns whether an episode takes so much longer than usual on its worker that it may hang."""
+        return age_s > _OVERDUE * (self.of(there) or math.inf)
 
     def gain(self, there: str, age_s: float, here: str) -> float:
         """Returns the seconds by which a duplicate begun now on ``here`` should beat its original on ``there``.
@@ -54,4 +72,4 @@ class Pace:
         usual, usual_here = self.of(there), self.of(here)
         if not usual or usual_here is None:
             return 0.0
-        return age_s if age_s > _OVERDUE * usual else usual - age_s - usual_here
+        return age_s if self.is_overdue(there, age_s) else usual - age_s - usual_here

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 from collections.abc import Iterator, Mapping, Sequence
+=======
+import threading
+from collections.abc import Sequence
+>>>>>>> 0172124 (Large fleets: handing out and doubling tickets takes a bounded share of the host's time and finds tickets by key; 32 logins at once; the fleet benchmark has 10,016 slots)
 from pathlib import Path
 
 from digirl_dist.errors import DigirlDistError, LinkLostError, WorkerError
@@ -20,6 +25,9 @@ from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address, Connection
 from digirl_dist.ssh.courier import CourierClient, Get
 
+_LOGINS_AT_ONCE = 32
+"""``sshd`` drops logins that come in large numbers (MaxStartups), and each costs the host some processor time."""
+
 
 class SshConnector:
     """Logs in, installs the package if need be, and attaches to the worker program, which it starts if need be."""
@@ -27,6 +35,7 @@ class SshConnector:
     def __init__(self, ssh: SshSettings, limits: LimitSettings, nodes: Nodes | None = None) -> None:
         """``nodes`` brings the connections to workers that Slurm finds a node for."""
         self._nodes = nodes
+        self._logins = threading.BoundedSemaphore(_LOGINS_AT_ONCE)
         self._ssh = ssh
         self._limits = limits
 
@@ -48,8 +57,9 @@ class SshConnector:
     def _reach(self, address: Address, progress: ConnectProgress) -> Connection:
         if self._nodes is not None and isinstance(address, SlurmAddress):
             return self._nodes.connect(address, progress)
-        progress("connect and log in", self._ssh.connect_s + self._ssh.login_s)
-        return connect(address, self._ssh)
+        with self._logins:
+            progress("connect and log in", self._ssh.connect_s + self._ssh.login_s)
+            return connect(address, self._ssh)
 
 
 class SshWorkerConnection:

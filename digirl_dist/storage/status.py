@@ -1,10 +1,13 @@
-"""``status.json``: what the host and each worker wait for, since when, and the limit, at most a second old."""
+"""``status.json``: what the host and each worker wait for, since when, and the limit.
+
+It is a second old at most; of a fleet of thousands of slots, which takes longer to write, a few seconds.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from digirl_dist.plain_text import without_secrets_in
@@ -13,6 +16,8 @@ from digirl_dist.tasks import Round
 from digirl_dist.types import Json
 
 _EVERY_S = 1.0
+_PAUSE = 20.0
+"""Writing the status of a large fleet takes a while: pauses are so many times as long."""
 
 
 @dataclass
@@ -70,7 +75,7 @@ class Status:
     """Status of the host's policy process, if there is one."""
     ended: str = ""
     """How the run ended, once it has."""
-    _written_at: float = 0.0
+    _due_at: float = 0.0
 
     def end(self, how: str) -> None:
         """Records that nothing is waited for any more."""
@@ -84,11 +89,11 @@ class Status:
         self.write()
 
     def collecting(self, round: Round, landed: int, wanted: int) -> None:
-        """Records the progress of a collection; writes the file at most once per second."""
+        """Records the progress of a collection; writes the file now and then."""
         before = self.round
         since = before.since if before is not None and before.round == round else time.monotonic()
         self.round = RoundStatus(round, landed, wanted, since)
-        if time.monotonic() - self._written_at > _EVERY_S:
+        if time.monotonic() > self._due_at:
             self.write()
 
     def collected(self, round: Round) -> None:
@@ -107,12 +112,12 @@ class Status:
 
     def write(self) -> None:
         """Writes the file without flushing it to disk: people read it, and only its latest state matters."""
-        self._written_at = time.monotonic()
         if self.path is None:
             return
-        workers = {name: self._in_unix_time(asdict(status)) for name, status in self.workers.items()}
+        started = time.monotonic()
+        workers = {name: self._in_unix_time(vars(status)) for name, status in self.workers.items()}
         host = self._in_unix_time({"doing": self.now, "since": self.since_now})
-        policy = None if self.policy is None else self._in_unix_time(asdict(self.policy))
+        policy = None if self.policy is None else self._in_unix_time(vars(self.policy))
         content = {"pid": os.getpid(), "time": time.time(), "ended": self.ended, **host, "policy": policy}
         part = self.path.with_name(self.path.name + ".part")
         try:
@@ -120,6 +125,8 @@ class Status:
             part.replace(self.path)
         except OSError:
             pass  # a full disk is reported by those who must write
+        now = time.monotonic()
+        self._due_at = now + max(_EVERY_S, _PAUSE * (now - started))
 
     @property
     def since_now(self) -> float:

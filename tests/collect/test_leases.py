@@ -32,6 +32,18 @@ def test_tickets_are_leased_once_and_in_order() -> None:
     assert leases.queued == 0 and len(leases.tickets) == 3
 
 
+def test_a_ticket_is_held_by_all_who_run_it_until_it_lands_or_they_let_it_go() -> None:
+    leases = leased(tickets(2), attempts=3)
+    leases.take("a", 1, version=3)
+    leases.double("b", Key(3, 0))
+    assert leases.holders(Key(3, 0)) == ["a", "b"] and not leases.undoubled(3)
+    assert leases.expect("b", Key(3, 0)) and leases.holders(Key(3, 0)) == ["a"]
+    assert leases.release("a") == 0 and leases.queued == 1, "its episode is on its way from b"
+    leases.adopt("a", Key(3, 0))
+    assert leases.land(Key(3, 0)) and not leases.holds("a") and not leases.holds("b")
+    assert not leases.holders(Key(3, 0))
+
+
 def test_tickets_that_are_known_are_not_queued_again() -> None:
     leases = leased(tickets(2), attempts=3)
     leases.take("a", 1, version=3)

@@ -26,15 +26,16 @@ def test_what_a_worker_says_of_its_seconds_is_not_trusted_blindly() -> None:
 
 def test_a_slow_worker_begins_nothing_near_the_end() -> None:
     slots = {"fast": 4, "slow": 4}
-    assert pace(fast=1.0, slow=8.0).is_in_time("slow", 100, slots)
-    assert not pace(fast=1.0, slow=8.0).is_in_time("slow", 8, slots)
-    assert pace(fast=1.0, slow=8.0).is_in_time("slow", 8, {"slow": 4}), "there is no other worker any more"
+    assert pace(fast=1.0, slow=8.0).drain(slots).is_in_time("slow", 100)
+    assert not pace(fast=1.0, slow=8.0).drain(slots).is_in_time("slow", 8)
+    assert pace(fast=1.0, slow=8.0).drain({"slow": 4}).is_in_time("slow", 8), "there is no other worker any more"
 
 
 @given(st.dictionaries(st.sampled_from("abcd"), st.floats(0.01, 1e4), min_size=1), st.integers(1, 500))
 def test_somebody_may_always_take_a_ticket(seconds: dict[str, float], queued: int) -> None:
     slots = dict.fromkeys("abcd", 2)
-    assert any(pace(**seconds).is_in_time(name, queued, slots) for name in slots)
+    drain = pace(**seconds).drain(slots)
+    assert any(drain.is_in_time(name, queued) for name in slots)
 
 
 def test_a_duplicate_pays_on_a_faster_worker_or_when_the_original_is_overdue() -> None:
