@@ -29,6 +29,7 @@ FIGURES = {
     "push": {"vs_scp_parallel", "unchanged_s", "unchanged_bytes", "changed_5pct_bytes_ratio"},
     "ray": {"vs_best"},
     "scaling": {"efficiency"},
+    "store": {"open", "append"},
     "straggler": {"over_ideal"},
 }
 LIMITED = {"limited_vs_scp_serial", "delta_bytes_ratio"}

@@ -9,6 +9,9 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import RunFolderError
@@ -23,23 +26,44 @@ from digirl_dist.types import Json
 Figures = dict[str, Json]
 
 
+class _Head(msgspec.Struct):
+    """The part of a line that says which it is."""
+
+    iteration: int
+
+
+_HEADS = msgspec.json.Decoder(_Head)
+_LINES = msgspec.json.Decoder(dict[str, Any])
+
+
 class Metrics:
     """The metrics file of a run folder. ``write_policy`` applies while the disk is full."""
 
     def __init__(self, path: Path, write_policy: WritePolicy | None = None) -> None:
         self.path = path
         self._write_policy = write_policy or FailFast()
-        self.lines: list[Figures] = list(_whole_lines(path))
+        self._texts = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        self.iterations = [_iteration(text, f"line {place} of {path}") for place, text in enumerate(self._texts, 1)]
+
+    @property
+    def lines(self) -> list[Figures]:
+        """All figures, decoded anew: of a long run that takes a while."""
+        return [_decoded(text) for text in self._texts]
 
     def keep_until(self, iteration: int) -> None:
         """Drops the lines of iterations that a crash undid, and an incomplete line."""
-        self.lines = [line for line in self.lines if line["iteration"] < iteration]
+        kept = [place for place, each in enumerate(self.iterations) if each < iteration]
+        if len(kept) == len(self._texts) and _ends_whole(self.path):
+            return
+        self._texts, self.iterations = [self._texts[at] for at in kept], [self.iterations[at] for at in kept]
         text = "".join(strict_json.dumps(line) + "\n" for line in self.lines)
         self._write_policy.wait_for(str(self.path), lambda: atomic_files.write_text(self.path, text))
 
     def append(self, figures: Figures) -> None:
-        self.lines.append(figures)
-        self._write_policy.wait_for(str(self.path), lambda: _append_whole(self.path, strict_json.dumps(figures) + "\n"))
+        text = strict_json.dumps(figures).encode()
+        self._texts.append(text)
+        self.iterations.append(figures["iteration"])
+        self._write_policy.wait_for(str(self.path), lambda: _append_whole(self.path, text + b"\n"))
 
 
 def results(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
@@ -151,11 +175,11 @@ def _success_by_task(trajectories: Sequence[Trajectory]) -> dict[str, list[int]]
     return counts
 
 
-def _append_whole(path: Path, line: str) -> None:
+def _append_whole(path: Path, line: bytes) -> None:
     """Appends a line durably and completely, or not at all."""
     with path.open("ab", buffering=0) as file:
         end = file.tell()
-        rest = memoryview(line.encode())
+        rest = memoryview(line)
         try:
             while rest:
                 rest = rest[file.write(rest) :]
@@ -169,20 +193,37 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _whole_lines(path: Path) -> list[Figures]:
-    """Returns the lines that were written to their end. Raises RunFolderError naming a damaged one."""
-    lines = path.read_text(errors="replace").split("\n")[:-1] if path.exists() else []
-    return [_figures(line, f"line {number} of {path}") for number, line in enumerate(lines, 1)]
-
-
-def _figures(line: str, place: str) -> Figures:
+def _iteration(line: bytes, place: str) -> int:
+    """Returns the iteration that a line is of, which costs less than its figures. Raises RunFolderError."""
     try:
-        found: Figures = json.loads(line)
-        if type(found["iteration"]) is int:
+        return _HEADS.decode(line).iteration
+    except msgspec.MsgspecError:  # a line of an earlier version may hold a NaN, which is no JSON
+        pass
+    try:
+        found = _decoded(line)["iteration"]
+        if type(found) is int:
             return found
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
     raise RunFolderError(f"{place} has no figures of an iteration; restore the file, or remove that line")
+
+
+def _decoded(line: bytes) -> Figures:
+    try:
+        return _LINES.decode(line)
+    except msgspec.MsgspecError:
+        found: Figures = json.loads(line.decode(errors="replace"))
+        return found
+
+
+def _ends_whole(path: Path) -> bool:
+    """Returns whether the file's last line was written to its end."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read() == b"\n"
+    except OSError:  # it is empty, or there is none
+        return path.exists()
 
 
 def measured_version(line: Figures) -> int | None:

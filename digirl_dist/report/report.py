@@ -23,6 +23,8 @@ from digirl_dist.trainer import Update
 from digirl_dist.trajectory import Trajectory
 
 _PAGE_EVERY_S = 30.0
+_PAGE_PAUSE = 50.0
+"""The page is of all iterations, so it takes longer with each: pauses are at least so many times as long."""
 
 
 class Report:
@@ -46,18 +48,19 @@ class Report:
         self._media = media
         self._write_policy = write_policy
         self._metrics = Metrics(folder.metrics, write_policy)
+        self._evaluations = Metrics(folder.evaluations, write_policy)
         self._log = log
         self._logs = False
         self._tells_success = tells_success or any(line.get("success_rate") is not None for line in self._metrics.lines)
         self._outcomes: set[bool] = set()
         self._before: Update | None = None
-        self._page_at = 0.0
+        self._page_due_at = 0.0
         self._told_at = 0.0
 
     def resumed(self, checkpoint: Checkpoint, store: Store, iterations: int) -> None:
         """Makes the metrics agree with the checkpoint, whatever state a crash left them in."""
         self._metrics.keep_until(checkpoint.iteration)
-        known = {line["iteration"] for line in self._metrics.lines}
+        known = set(self._metrics.iterations)
         for iteration in range(checkpoint.iteration):
             if iteration not in known:
                 episodes = store.read(iteration) if store.has(Round(iteration)) else ()
@@ -88,7 +91,7 @@ class Report:
         self._metrics.append(figures)
         self._log.iteration(figures, result.trajectories, result.iteration)
         self._progress.iteration(figures)
-        if time.monotonic() - self._page_at > _PAGE_EVERY_S:
+        if time.monotonic() > self._page_due_at:
             self._write_page()
         self._status.host(None)
 
@@ -100,7 +103,7 @@ class Report:
             "purpose": result.purpose,
             **(confidence(result.trajectories) if self._tells_success else {}),
         }
-        Metrics(self._folder.evaluations, self._write_policy).append(figures)
+        self._evaluations.append(figures)
         self._media.add(result.trajectories)
         self._begin_log(None, 0)
         self._log.evaluation(figures, checkpoint.iteration)
@@ -112,12 +115,11 @@ class Report:
     def _begin_log(self, first: int | None, iterations: int) -> None:
         if not self._logs:
             self._logs = True
-            self._log.begin(first, self._metrics.lines, Metrics(self._folder.evaluations).lines, iterations)
+            self._log.begin(first, self._metrics.lines, self._evaluations.lines, iterations)
 
     def has_evaluation(self, checkpoint: Checkpoint) -> bool:
         """Returns whether ``checkpoint`` was evaluated during training."""
-        lines = Metrics(self._folder.evaluations).lines
-        return any(measured_version(line) == checkpoint.iteration for line in lines)
+        return any(measured_version(line) == checkpoint.iteration for line in self._evaluations.lines)
 
     def close(self) -> None:
         """Writes the page and prints the summary, even for an interrupted run."""
@@ -132,7 +134,7 @@ class Report:
         self._progress.say(
             f"run folder {self._folder.root}" + (f", report {report}" if report.exists() else ""), "bold"
         )
-        self._events.emit("run_ended", iterations=len(self._metrics.lines))
+        self._events.emit("run_ended", iterations=len(self._metrics.iterations))
 
     def _results(self, iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
         """Returns the figures of episodes; success is null where it means nothing."""
@@ -142,8 +144,10 @@ class Report:
         return figures if self._tells_success else {**figures, "success_rate": None, "success_by_task": {}}
 
     def _write_page(self) -> None:
-        self._page_at = time.monotonic()
+        started = time.monotonic()
         try:
             write_page(self._folder.root)
         except OSError as error:  # not worth waiting for: the page is written again soon
             self._progress.say(f"report.html cannot be written: {error.strerror}")
+        now = time.monotonic()
+        self._page_due_at = now + max(_PAGE_EVERY_S, _PAGE_PAUSE * (now - started))

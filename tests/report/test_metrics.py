@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from digirl_dist.report.metrics import measured_version, results
+from digirl_dist.report.metrics import Metrics, measured_version, results
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
@@ -40,3 +41,17 @@ def test_the_entropy_is_estimated_from_the_steps_and_success_counted_by_task() -
 def test_a_line_tells_whether_it_measured_a_version_while_training(line: dict[str, Any], version: int | None) -> None:
     """Lines without a purpose are of earlier versions, which counted measurements down from -1."""
     assert measured_version(line) == version
+
+
+def test_a_file_that_needs_no_mending_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"iteration": 0, "loss": NaN}\n{"iteration": 1}\n{"iteration": 2}\n')
+    before = path.stat()
+    Metrics(path).keep_until(3)
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    Metrics(path).keep_until(2)
+    assert [line["iteration"] for line in Metrics(path).lines] == [0, 1]
+    with path.open("a") as file:
+        file.write('{"iteration": 2, "cut')
+    Metrics(path).keep_until(2)
+    assert path.read_text().endswith("}\n")
