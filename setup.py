@@ -30,6 +30,7 @@ BRIDGES = ["rsl-rl-lib>=5.5,<6", "skrl>=2.1,<3", "stable-baselines3>=2.7"]
 PEERS = ["ray>=2.40", "dm-tree", "lz4", "ormsgpack>=1.7", "pandas", "scipy", "tensorboardX>=1.9", "torchrl>=0.6"]
 VIEW = ["starlette>=0.45", "uvicorn>=0.34"]
 DATA = ["pandas>=2.0"]
+DOCS = ["zensical>=0.0.73", "griffelib>=2.0"]
 JAX = ["jax>=0.10; python_version>='3.11'", "optax>=0.2.4; python_version>='3.11'"]  # JAX needs that Python itself
 
 setup(
@@ -73,6 +74,7 @@ setup(
         "autoui": AUTOUI,
         "bridges": BRIDGES,
         "data": DATA,
+        "docs": DOCS,
         "endpoint": ENDPOINT,
         "jax": JAX,
         "judge": JUDGE,
@@ -91,6 +93,7 @@ setup(
             *AUTOUI,
             *BRIDGES,
             *DATA,
+            *DOCS,
             *JAX,
             *JUDGE,
             *MINIWOB,

@@ -15,6 +15,7 @@ class OptimizerSettings:
     """How parameters are moved: Adam, over shuffled minibatches."""
 
     learning_rate: Rate = 1e-3
+    """Of the optimiser, Adam."""
     batch_size: Count = 64
     """Rows per minibatch."""
     accumulate: Few = 1

@@ -11,6 +11,7 @@ class ChatSettings:
     """A model behind a server of chat completions."""
 
     model: str = "gpt-4.1-mini"
+    """Name of the model, as the server knows it."""
     base_url: str | None = None
     """null: OpenAI; vLLM: http://machine:8000/v1; Gemini: https://generativelanguage.googleapis.com/v1beta/openai/"""
     key_variable: str = "OPENAI_API_KEY"

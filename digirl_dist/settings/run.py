@@ -193,7 +193,9 @@ class Settings:
     """The block of ``algorithm`` in use, unless ``algorithm.entry_point`` names an algorithm of yours."""
     train_mode: TrainMode = TrainMode.online
     train_iterations: CountOrNone = 14
+    """Iterations of the run: collect, then update. A larger number continues a run that has ended."""
     eval_iterations: Count = 1
+    """task_mode=evaluate or collect: rounds of ``rollout_size`` episodes."""
     task_mode: TaskMode = TaskMode.train
     task_set: str = "default"
     """The tasks: one of the emulator's own sets, or a file (.yaml, .json, .txt; see docs/tasks.md), in whose name
@@ -201,6 +203,7 @@ class Settings:
     task_split: TaskSplit = TaskSplit.train
     task_order: TaskOrder = TaskOrder.random
     seed: Seed = 0
+    """Seed of the first weights, of the tasks, and of every episode."""
     success: Success = Success.environment
     """The judge of whether an episode was a success."""
     predicate: str | None = None
@@ -214,6 +217,7 @@ class Settings:
     dry_run: bool = False
     """Start localhost workers behind real SSH servers and use them in place of ``worker_ips``."""
     dry_run_workers: Processes = 2
+    """dry_run=true: localhost workers to start."""
 
     emulator: EmulatorSettings = MISSING
     agent: AgentSettings = MISSING

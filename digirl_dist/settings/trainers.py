@@ -52,6 +52,7 @@ class TorchrunSettings(TrainerSettings):
 
     name: str = "torchrun"
     nproc_per_node: Processes = 2
+    """Ranks on this machine, one for each GPU."""
     update_s: Seconds = 7200.0
     """Longest update, in seconds."""
     stop_s: Pause = 15.0

@@ -21,7 +21,9 @@ class CustomAgentSettings(AgentPlugin):
 
     name: str = "custom"
     entry_point: str = MISSING
+    """Your class, ``my_file:MyAgent``."""
     kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments that it is built with."""
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:
         kind: Any = load_entry_point(self.entry_point)

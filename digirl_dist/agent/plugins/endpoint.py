@@ -26,6 +26,7 @@ class EndpointSettings(ChatSettings, AgentPlugin):
     knows_log_prob: ClassVar[bool] = False
     name: str = "endpoint"
     model: str = MISSING
+    """Name of the model, as the server knows it."""
     outage_s: Pause = 120.0
     """A server that is down, busy or over its quota is asked again and again for this long; then the episode is given
     up, and runs again."""

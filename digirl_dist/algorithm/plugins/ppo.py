@@ -29,6 +29,7 @@ class PpoSettings(OptimizerSettings, AlgorithmPlugin):
     clip_ratio: Share = 0.2
     """The ratio of new to old probability earns nothing below 1 - this, or above 1 + this."""
     discount: Share = 0.99
+    """Weight of a reward one step later."""
     lam: Share = 0.95
     """Of the generalised advantage."""
     value_weight: Amount = 0.5

@@ -27,6 +27,7 @@ class RayCollectorSettings(RayActorSettings, CollectorPlugin):
     """HOST, HOST:PORT, ray://HOST:PORT, or ``local`` to start one here; null: as RAY_ADDRESS says, or the cluster
     that runs on this machine."""
     workers: Processes = 2
+    """Actors with ``bsize`` emulators each."""
 
     def check(self, settings: Settings) -> None:
         if settings.emulator.packages or settings.emulator.setup:

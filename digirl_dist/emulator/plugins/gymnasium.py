@@ -20,6 +20,7 @@ class GymnasiumSettings(EmulatorPlugin):
     id: str | None = None
     """As registered (``CartPole-v1``, ``ALE/Pong-v5``), or ``my_file:Name-v0`` where importing my_file registers it."""
     entry_point: str | None = None
+    """Your own environment class, ``my_file:MyEnv``, in place of a registered ``id``."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """What the environment is built with, beside its registered arguments."""
     success_reward: Real | None = None

@@ -27,9 +27,11 @@ class RehearsalSettings(EmulatorPlugin):
     step_s: Pause = 1.0
     """The same for a step …"""
     step_sigma: Sigma = 0.4
+    """Spread of the duration of a step: the standard deviation of its logarithm."""
     steps: Steps = 10.0
     """… and for the number of steps of an episode."""
     steps_sigma: Sigma = 0.3
+    """Spread of the number of steps: the standard deviation of its logarithm."""
     slowness: Amount = 1.0
     """Multiplies all times. For one slow machine: ``worker_ips: [{host: …, emulator: {slowness: 4}}]``."""
     hang_rate: Share = 0.0

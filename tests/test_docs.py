@@ -1,0 +1,93 @@
+"""The documentation site is built, strictly, and knows every setting; the examples in its pages run."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from digirl_dist.settings import configuration
+from digirl_dist.settings.keys import keys_of
+from digirl_dist.settings.places import HERE
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    loader = importlib.machinery.SourceFileLoader("script_docs", str(ROOT / "script" / "docs"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("script_docs", loader) or pytest.fail())
+    loader.exec_module(module)
+    return module
+
+
+@pytest.mark.component
+def test_the_site_is_built_without_broken_links_and_has_every_setting(tmp_path: Path) -> None:
+    built = subprocess.run([ROOT / "script" / "docs", "--out", tmp_path / "site"], capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    page = (tmp_path / "site" / "site" / "reference" / "settings.html").read_text()
+    for option, settings in every_configuration():
+        for key in keys_of(settings):
+            anchor = key.name
+            for group, name in option.items():
+                anchor = re.sub(rf"^{group}\.", f"{group}.{name}.", anchor)
+            assert f'id="{anchor}"' in page or anchor.endswith(".name"), f"no {key.name} of {option} in the reference"
+
+
+def every_configuration() -> list[tuple[dict[str, str], Any]]:
+    """Configurations which together have every option of every group, with the options of each."""
+    found = []
+    groups = configuration.options_of_groups()
+    for number in range(max(map(len, groups.values()))):
+        option = {group: sorted(options)[number % len(options)] for group, options in groups.items()}
+        settings = configuration.load(HERE, "host", [])
+        for group, name in option.items():
+            setattr(settings, group, groups[group][name]())
+        found.append((option, settings))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "defect"),
+    [
+        ('<a href="gone.html">', "there is no gone.html"),
+        ('<a href="other.html#gone">', "there is no anchor other.html#gone"),
+        ('<a href="#gone">', "there is no anchor #gone"),
+        ('<img src="gone.png">', "there is no gone.png"),
+        ('<script src="https://cdn.example.org/x.js"></script>', "would request https://cdn.example.org/x.js"),
+        ('<link rel="stylesheet" href="//fonts.example.org/x">', "would request //fonts.example.org/x"),
+        ('<a href="other.html#here">', ""),
+        ('<a href="https://example.org/">', ""),
+    ],
+)
+def test_a_broken_link_and_a_request_to_elsewhere_are_found(
+    text: str, defect: str, tmp_path: Path, script: ModuleType
+) -> None:
+    (tmp_path / "page.html").write_text(text)
+    (tmp_path / "other.html").write_text('<h2 id="here">')
+    found = list(script.check(tmp_path))
+    assert found == ([f"page.html{':' if 'there' in defect else ''} {defect}"] if defect else [])
+
+
+@pytest.mark.component
+def test_the_diagrams_are_those_that_the_script_draws() -> None:
+    drawn = subprocess.run([sys.executable, ROOT / "script" / "diagrams", "--check"], capture_output=True, text=True)
+    assert drawn.returncode == 0, drawn.stderr
+
+
+def test_the_emulator_of_the_page_on_environments_is_one() -> None:
+    block = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "environments.md").read_text(), re.DOTALL)
+    assert block is not None
+    names: dict[str, Any] = {}
+    exec(block[1], names)
+    light, task = names["Light"](), names["Light"].tasks("default", "train")[0]
+    assert light.reset(task, 0).vector.shape == (light.spec.vector_size,)
+    assert [light.step(action).success for action in range(light.spec.actions.n)] == [False, True]
+    light.close()
