@@ -40,6 +40,7 @@ PURPOSES = {
     "miniwob": "`emulator=miniwob`",
     "peers": "comparisons by `script/bench ray`",
     "ray": "`collector=ray`",
+    "release": "`script/release`",
     "view": "`digirl-dist view`",
     "vlm": "`agent=vlm`",
     "wandb": "`wandb_project`",

@@ -97,7 +97,7 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress:
         folder = RunFolder(spec.root, configuration.to_yaml(settings), keep=only_measures(settings))
         stack.callback(folder.close)
         provenance.record_start(spec.root, changes)
-        events = Events(folder.events, (progress.listen,))
+        events = Events(folder.events, (progress.listen, provenance.WorkerRecord(spec.root).listen))
         stack.callback(events.close)
         record_start(settings, events)
         status.path = folder.root / "status.json"

@@ -66,6 +66,7 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None, command:
         case Command.ranks:
             _refuse_loggers(settings)
             _refuse_on_ranks(settings)
+            _refuse_resume(settings)
             _refuse_learning(settings)
             _refuse_start(settings)
         case Command.measure:

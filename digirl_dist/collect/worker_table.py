@@ -13,7 +13,7 @@ from digirl_dist.collect.slot_time_ledger import SlotTimeLedger
 from digirl_dist.errors import CollectionError, WorkerError
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.worker_events import Added, Connecting, DiskFull, Leaving, Lost, RosterRefused, Said, WorkerEvent
-from digirl_dist.protocol.messages import Heartbeat, SlotChanged, Working
+from digirl_dist.protocol.messages import Heartbeat, MachineFacts, Ready, SlotChanged, Working
 from digirl_dist.settings import LimitSettings
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status, WorkerStatus
@@ -85,6 +85,8 @@ class WorkerTable:
     def take_in(self, event: WorkerEvent) -> None:
         """Handles events that concern workers rather than episodes."""
         match event:
+            case Said(worker, Ready(machine=MachineFacts() as machine)):
+                self.tell("worker_machine", worker, **msgspec.to_builtins(machine))
             case Said(worker, Working() as working):
                 self._joined(worker, working)
             case Said(worker, SlotChanged(slot, state, reason, in_service)):

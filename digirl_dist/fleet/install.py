@@ -38,6 +38,8 @@ class Package:
     constraints: tuple[str, ...] = ()
     pip_args: PipArgs = field(default_factory=PipArgs)
     """Further arguments of pip, such as an index of CPU builds."""
+    cpu_index: str = ""
+    """Where torch comes from, as a CPU build and no other; empty: from wherever the rest does."""
     reuse_packages: bool = False
     """Whether to use what the worker's Python already has, in whatever version."""
     uv: bool = True
@@ -67,6 +69,7 @@ def this_package(settings: InstallSettings, extras: Collection[str], folder: Pat
         requirements=requirements(extras),
         constraints=host_versions(),
         pip_args=split_logins(settings.pip_args),
+        cpu_index="" if _names_an_index(settings.pip_args) else settings.cpu_index or "",
         reuse_packages=settings.reuse_packages,
         uv=settings.uv,
         limit_s=settings.limit_s,
@@ -145,6 +148,10 @@ def host_versions() -> tuple[str, ...]:
     return tuple(f"{name}=={version.split('+')[0]}" for name, version in found if version)
 
 
+def _names_an_index(pip_args: Collection[str]) -> bool:
+    return any(re.match(r"-[if]|--(extra-)?index-url|--no-index|--find-links", word) for word in pip_args)
+
+
 def _refuse_failure(connection: Connection, answer: dict[str, Any]) -> None:
     if "error" in answer:
         raise InstallError(connection.worker, str(answer["error"]), str(answer.get("remedy", "")))
@@ -162,6 +169,7 @@ def _bootstrap(
         "constraints": list(package.constraints),
         "setup": package.setup,
         "pip_args": list(package.pip_args.words),
+        "cpu_index": package.cpu_index,
         "netrc": package.pip_args.netrc,
         "proxy": package.pip_args.proxy,
         "reuse_packages": package.reuse_packages,

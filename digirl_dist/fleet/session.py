@@ -190,7 +190,8 @@ class Session:
         if ready.protocol not in SPOKEN or ready.package != self._spec.package:
             reason = "a program of another version serves this run; it is replaced"
             return [HangUp(ProgramSilent(self._spec.name, reason))]
-        return [Send(self._job.message(self._spec))]
+        told = [] if ready.machine is None else [Tell(Said(self._spec.name, ready))]
+        return [Send(self._job.message(self._spec)), *told]
 
     def _started(self, working: Working, now: float) -> Effects:
         if self._working or not self._greeted_it:  # the answer to a former host may still be on its way

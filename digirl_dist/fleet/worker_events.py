@@ -13,6 +13,7 @@ from digirl_dist.protocol.messages import (
     EpisodeManifest,
     EpisodeReady,
     Heartbeat,
+    Ready,
     SlotChanged,
     SlotSeconds,
     UnknownFile,
@@ -27,7 +28,9 @@ class Said:
     """The worker program said this; Working comes once for each connection."""
 
     worker: str
-    message: Working | Acting | EpisodeReady | UnknownFile | EpisodeFailed | SlotChanged | SlotSeconds | Heartbeat
+    message: (
+        Ready | Working | Acting | EpisodeReady | UnknownFile | EpisodeFailed | SlotChanged | SlotSeconds | Heartbeat
+    )
 
 
 @dataclass(frozen=True)

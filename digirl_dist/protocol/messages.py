@@ -199,6 +199,18 @@ class Stop(_Message, frozen=True):
     """Ends the program and its emulators."""
 
 
+class MachineFacts(msgspec.Struct, frozen=True):
+    """What a worker machine is made of."""
+
+    cpu: Name
+    cores: Natural
+    memory_bytes: Natural
+    system: Name
+    python: Name
+    packages: Annotated[dict[Name, Name], Meta(max_length=500)] = {}
+    """Versions of what the package depends on."""
+
+
 class Ready(_Message, frozen=True):
     """Answers Hello: the protocol to speak, and what the program is."""
 
@@ -207,6 +219,7 @@ class Ready(_Message, frozen=True):
     """Digest of the installed package; empty: the host's own."""
     python: Name
     pid: Natural
+    machine: MachineFacts | None = None
 
 
 class Need(_Message, frozen=True):

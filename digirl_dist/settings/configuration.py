@@ -213,7 +213,7 @@ def _refuse_unknown_keys(overrides: Sequence[str]) -> None:
 def _free(override: str) -> str:
     """What goes on to the user's own classes, to processors and to servers has no schema, so names may be added."""
     key = override.split("=", 1)[0]
-    return f"++{override}" if any(key == free or key.startswith(f"{free}.") for free in _free_keys()) else override
+    return f"++{override}" if any(key == free or key.startswith(f"{free}.") for free in free_keys()) else override
 
 
 @cache
@@ -224,7 +224,7 @@ def options_of_groups() -> dict[str, dict[str, type]]:
 
 
 @cache
-def _free_keys() -> tuple[str, ...]:
+def free_keys() -> tuple[str, ...]:
     """The keys whose values are mappings without a schema."""
     classes = [(group, kind) for group, options in options_of_groups().items() for kind in options.values()]
     classes += [("algorithm", schema.AlgorithmSettingsBase), ("judge", schema.JudgeSettings)]

@@ -103,6 +103,9 @@ class InstallSettings:
 
     pip_args: list[str] = field(default_factory=list)
     """Further arguments of ``pip install`` on the workers, such as an index with CPU builds of torch."""
+    cpu_index: str | None = "https://download.pytorch.org/whl/cpu"
+    """Index of PyTorch's CPU builds, of which workers install one and no other; null: what the other indexes have. An
+    index in ``pip_args`` stands for itself."""
     reuse_packages: bool = False
     """Let the worker's environment use the packages that its Python already has (a machine image with torch)."""
     uv: bool = True

@@ -8,20 +8,30 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-import psutil
 import yaml  # type: ignore[import-untyped]
 
 import digirl_dist
 from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import without_secrets, without_secrets_in
+from digirl_dist.settings.configuration import free_keys
 from digirl_dist.storage import atomic_files, strict_json
+from digirl_dist.storage.machine import machine_facts
 from digirl_dist.types import Json
 
-_FIXED = ("seed", "rollout_size", "agent", "emulator.name", "emulator.id", "emulator.entry_point", "emulator.task")
-"""A run whose tickets or weights were made with other values of these is another run."""
+_EMULATOR = ("name", "id", "entry_point", "kwargs", "task", "observe", "touch", "image_size")
+_FIXED = (
+    "seed",
+    "rollout_size",
+    "agent",
+    "train_algorithm",
+    "algorithm.entry_point",
+    *(f"emulator.{key}" for key in _EMULATOR),
+)
+"""A run whose tickets, weights or optimiser were made with other values of these is another run."""
 _GIT_S = 10.0
 _MOST_DIFFERENCE = 1 << 20
 
@@ -62,7 +72,7 @@ def record_start(run: Path, changes: Changes) -> None:
             **(_commit(Path.cwd(), run, f"{started:.0f}-working-directory") or {}),
         },
         "command": without_secrets_in(list(sys.argv)),
-        "host": _machine(),
+        "host": {"name": platform.node(), **machine_facts(), "gpus": _gpus()},
         "packages": {each.metadata["Name"]: each.version for each in metadata.distributions()},
         "changes": changes,
     }
@@ -71,7 +81,8 @@ def record_start(run: Path, changes: Changes) -> None:
 
 
 def _flat(value: Json, key: str = "") -> Iterator[tuple[str, Json]]:
-    if isinstance(value, Mapping) and value:
+    """Yields every key with its value; mappings that the user fills are values."""
+    if isinstance(value, Mapping) and key not in free_keys():
         for name, entry in value.items():
             yield from _flat(entry, f"{key}.{name}".lstrip("."))
     else:
@@ -100,15 +111,24 @@ def _git(folder: Path, *words: str) -> str | None:
     return done.stdout.decode(errors="replace") if done.returncode == 0 else None
 
 
-def _machine() -> dict[str, Json]:
-    return {
-        "name": platform.node(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        "memory_bytes": psutil.virtual_memory().total,
-        "gpus": _gpus(),
-    }
+class WorkerRecord:
+    """Appends what each worker machine is made of to ``provenance.jsonl``, once and again whenever it has changed."""
+
+    def __init__(self, run: Path) -> None:
+        self._path = run / "provenance.jsonl"
+        self._known: dict[str, Json] = {}
+
+    def listen(self, kind: str, content: Mapping[str, Json]) -> None:
+        """Takes in one event."""
+        worker = str(content.get("worker"))
+        if kind != "worker_machine" or self._known.get(worker) == content:
+            return
+        self._known[worker] = dict(content)
+        with (
+            suppress(OSError),
+            self._path.open("a") as file,
+        ):  # events.jsonl has it, too
+            file.write(strict_json.dumps({"time": round(time.time(), 3), **content}) + "\n")
 
 
 def _gpus() -> list[str]:

@@ -31,6 +31,7 @@ from digirl_dist.parallel.peers import OwnRows
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.parallel.statistics import EpisodeWindow
 from digirl_dist.settings import Settings, configuration
+from digirl_dist.storage import provenance
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.train.data_selector import DataSelector, EpisodeReplay, NewestFragments
@@ -71,10 +72,13 @@ def train(settings: Settings, distributed: bool) -> None:
         learner = _learner(context, rendezvous)
         streams = Streams([stream_of(context, slot) for slot in range(context.bsize)], context.emulator.max_steps)
         stack.callback(streams.close)
+        changes = provenance.changes_of(run_root(settings), configuration.as_mapping(settings))
         folder = _open_folder(settings, stack) if rank.is_first else None
         state, window = resumed_state(folder, settings, group), EpisodeWindow()
         state.restore(rank, learner, streams, window)
         _record_ranks(folder, group, settings, rendezvous.device)
+        if folder is not None:
+            provenance.record_start(folder.root, changes)
         reporter: Reporter = NullReporter()
         if folder is not None:
             reporter = _rank_zero_reporter(context, folder, learner, state, stack)

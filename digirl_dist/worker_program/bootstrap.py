@@ -48,6 +48,8 @@ class InstallRequest:
     """Logins of package indexes, as lines of a .netrc file; in no argument, which others could read."""
     proxy: str
     """A proxy with a login."""
+    cpu_index: str
+    """Index of the CPU builds of torch; empty: torch comes from where everything else does."""
     reuse_packages: bool
     uv: bool
     limit_s: float
@@ -130,6 +132,7 @@ class Installation:
             "constraints": request.constraints,
             "setup": hashlib.sha256(request.setup.encode()).hexdigest(),
             "pip_args": request.pip_args,
+            "cpu_index": request.cpu_index,
             "reuse_packages": request.reuse_packages,
             "python": [sys.executable, *sys.version_info[:2]],
         }
@@ -144,12 +147,19 @@ class Installation:
         # The first run replaces the package even if its version number is the old one, the second adds what it needs.
         self._pip("--no-index", "--force-reinstall", "--no-deps", str(wheel))
         if requirements := self._missing(self._request.requirements):
+            self._install_torch()
             self._pip("-c", str(self._constraints()), *self._request.pip_args, *requirements)
         if self._request.setup:
             self._set_up()
         part = self._record.with_suffix(".part")
         part.write_text(json.dumps(self._state()))
         os.replace(part, self._record)
+
+    def _install_torch(self) -> None:
+        """Installs the CPU build, which the requirements then find; the plain one brings gigabytes of CUDA."""
+        wanted = [each for each in self._missing(self._request.constraints) if each.startswith("torch==")]
+        if self._request.cpu_index and wanted:
+            self._pip("--no-deps", *self._request.pip_args, "--index-url", self._request.cpu_index, f"{wanted[0]}+cpu")
 
     def _set_up(self) -> None:
         """Runs the user's script, which finds ``python`` and ``pip`` of the environment first."""
@@ -322,6 +332,11 @@ def _essence(output: str) -> str:
 def _why(said: str) -> str:
     if "No space left" in said:
         return _DISK_FULL
+    if re.search(r"torch==\S+\+cpu", said):
+        return (
+            "workers get CPU builds of torch alone: name an index that has it as install.cpu_index; with "
+            "install.cpu_index=null they take what their own index has, which may be gigabytes of CUDA"
+        )
     if re.search("No matching distribution|Could not find a version|Connection|Temporary failure", said):
         return "the worker needs a package index it can reach: see the worker's pip arguments, or reuse its packages"
     if re.search("No solution found|not found in the package registry|Failed to fetch|error sending request", said):

@@ -28,6 +28,7 @@ from digirl_dist.protocol.messages import (
     Lease,
     Loaded,
     LoadPolicy,
+    MachineFacts,
     Need,
     NoAction,
     Ping,
@@ -84,11 +85,14 @@ class ProgramCore:
     rest is left undone. ``settle`` is called whenever all is done. Only ``heartbeat`` may be called from other threads.
     """
 
-    def __init__(self, orphan_s: float, package: str, python: str, pid: int) -> None:
+    def __init__(
+        self, orphan_s: float, package: str, python: str, pid: int, machine: MachineFacts | None = None
+    ) -> None:
         self._orphan_s = orphan_s
         self._package = package
         self._python = python
         self._pid = pid
+        self._machine = machine
         self._run = ""
         self._described: StartJob | None = None
         """The job that the host described last; it may still lack blobs."""
@@ -248,7 +252,7 @@ class ProgramCore:
             return [Send(Broken("hello", reason))]
         self._run = run
         self._order = 0
-        effects: Effects = [Send(Ready(protocol, self._package, self._python, self._pid))]
+        effects: Effects = [Send(Ready(protocol, self._package, self._python, self._pid, self._machine))]
         if self._job is not None and self._job.agent is None:
             effects.append(AskAgain())  # this host knows of no question yet
         return effects

@@ -24,10 +24,11 @@ from digirl_dist.capacity import Machine, PoolSize, choose
 from digirl_dist.errors import CheckpointError
 from digirl_dist.inference.local import LocalPolicies
 from digirl_dist.protocol.job_folder import JobFolder
-from digirl_dist.protocol.messages import Heartbeat, LoadPolicy, StartJob, TensorEntry
+from digirl_dist.protocol.messages import Heartbeat, LoadPolicy, MachineFacts, StartJob, TensorEntry
 from digirl_dist.rollout.rollout import Finished, Rollout
 from digirl_dist.rollout.slot import Slot
 from digirl_dist.storage.checkpoint import TensorInfo
+from digirl_dist.storage.machine import dependency_versions, machine_facts
 from digirl_dist.user_code.packing import unpack_file
 from digirl_dist.worker_program.blobs import Blobs, FileBlobs
 from digirl_dist.worker_program.core import Effects, ProgramCore
@@ -70,7 +71,7 @@ class Program:
         self._link = link
         self._blobs = blobs
         self._spool = Spool(folder)
-        self._core = ProgramCore(orphan_s, package, platform.python_version(), os.getpid())
+        self._core = ProgramCore(orphan_s, package, platform.python_version(), os.getpid(), _facts())
         self._rollout: Rollout | None = None
         self._policies: LocalPolicies | RemotePolicies | None = None
         self._ended = False
@@ -248,6 +249,10 @@ def _cast_back(state: dict[str, Any], tensors: Mapping[str, TensorEntry]) -> dic
     import torch
 
     return {name: tensor.to(getattr(torch, cast[name])) if name in cast else tensor for name, tensor in state.items()}
+
+
+def _facts() -> MachineFacts:
+    return MachineFacts(**machine_facts(), packages=dependency_versions())
 
 
 def main() -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import digirl_dist
+from digirl_dist.child_process import environment
 from digirl_dist.cli.command import command, names
 from digirl_dist.cli.completion import complete_override
 from digirl_dist.cli.main import main
@@ -90,3 +93,22 @@ def test_a_shell_is_offered_keys_and_values(typed: str, offered: str) -> None:
 def test_completion_prints_what_a_shell_evaluates(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "bash"]) == 0
     assert "digirl-dist" in capsys.readouterr().out
+
+
+@pytest.mark.component
+def test_no_command_imports_torch_to_explain_itself_or_to_refuse_a_run_that_is_not_there() -> None:
+    """Each command in a process of its own would take a minute; torch stays imported, so the first culprit is named."""
+    program = (
+        "import sys, os, digirl_dist\n"
+        "from digirl_dist.cli.command import names\n"
+        "from digirl_dist.cli.main import main\n"
+        "sys.stdout = sys.stderr = open(os.devnull, 'w')\n"
+        "for words in [w for name in names() for w in ([name, '--help'], [name, '/nowhere/x'])] + [[], ['--version']]:\n"
+        "    try: main(words)\n"
+        "    except SystemExit: pass\n"
+        "    if 'torch' in sys.modules: sys.exit(f'{words} imports torch')\n"
+        "for name in digirl_dist.__dir__(): hasattr(digirl_dist, name) if name in ('Run', 'Task', 'train') else None\n"
+        "sys.exit('Run, Task or train imports torch' if 'torch' in sys.modules else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=environment(), stdin=subprocess.DEVNULL, timeout=120)
+    assert done.returncode == 0

@@ -11,6 +11,8 @@ import threading
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
 
@@ -24,10 +26,11 @@ from digirl_dist.fleet.install import (
     host_versions,
     installed_python,
     requirements,
+    this_package,
     what_is_missing,
 )
 from digirl_dist.fleet.pip_logins import PipArgs
-from digirl_dist.settings import SshSettings
+from digirl_dist.settings import InstallSettings, SshSettings
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Connection
 from digirl_dist.ssh.localhost_server import LocalhostServer
@@ -275,3 +278,45 @@ def test_a_path_from_home_is_understood(link: Connection, package: Package) -> N
         assert python == installed_python(str(Path.home() / name))
     finally:
         shutil.rmtree(Path.home() / name, ignore_errors=True)
+
+
+@pytest.fixture
+def cpu_index(tmp_path: Path) -> Iterator[str]:
+    """An index whose only torch is the CPU build 2.2.9."""
+    folder = tmp_path / "index" / "simple" / "torch"
+    folder.mkdir(parents=True)
+    info = "torch-2.2.9+cpu.dist-info"
+    with zipfile.ZipFile(folder / "torch-2.2.9+cpu-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("torch.py", "")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 2.2.9+cpu\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path / "index"))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/simple"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_worker_gets_the_cpu_build_of_torch_or_none(
+    cpu_index: str, link: Connection, package: Package, tmp_path: Path
+) -> None:
+    package = replace(package, requirements=("torch>=2.2",), cpu_index=cpu_index, uv=False)
+    folder, missing = str(tmp_path / "w"), replace(package, constraints=("torch==2.2.8",))
+    with pytest.raises(InstallError, match=r"(?s)torch==2.2.8\+cpu.*CPU builds of torch alone: .*cpu_index=null"):
+        ensure_installed(link, missing, folder, sys.executable)
+    assert "not installed" in what_is_missing(link, missing, folder, sys.executable)
+    python = ensure_installed(link, replace(package, constraints=("torch==2.2.9",)), folder, sys.executable)
+    found = [path.name for path in Path(python).parents[1].glob("lib/python*/site-packages/*.dist-info")]
+    assert "torch-2.2.9+cpu.dist-info" in found and not [name for name in found if "nvidia" in name]
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("pip_args", "used"),
+    [([], True), (["--retries=1"], True), (["-i", "http://x"], False), (["--find-links=/x"], False), (["-f/x"], False)],
+)
+def test_an_index_of_the_users_own_stands_for_itself(pip_args: list[str], used: bool, tmp_path: Path) -> None:
+    made = this_package(InstallSettings(pip_args=pip_args), (), tmp_path)
+    assert made.cpu_index == (InstallSettings().cpu_index if used else "")
+    assert this_package(InstallSettings(cpu_index=None), (), tmp_path).cpu_index == ""

@@ -7,29 +7,64 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from digirl_dist.errors import SettingsError
-from digirl_dist.settings import configuration
+from digirl_dist.protocol.messages import MachineFacts
+from digirl_dist.settings import Settings, configuration
+from digirl_dist.settings.keys import types_of
 from digirl_dist.settings.places import HERE
 from digirl_dist.storage import provenance
+from digirl_dist.storage.machine import dependency_versions, machine_facts
 
 
 def started(folder: Path, *overrides: str) -> None:
     (folder / "config.yaml").write_text(configuration.to_yaml(configuration.load(HERE, "host", overrides)))
 
 
+CORRIDOR = ("emulator=gymnasium", "emulator.entry_point=a:B", "agent=custom", "agent.entry_point=a:C")
+
+
 @pytest.mark.parametrize(
-    ("word", "before"),
-    [("seed=1", "0"), ("rollout_size=64", "128"), ("agent.width=32", "64"), ("emulator=miniwob", "phone")],
+    ("word", "before", "began"),
+    [
+        ("seed=1", "seed=0", ()),
+        ("rollout_size=64", "rollout_size=128", ()),
+        ("train_algorithm=grpo", "train_algorithm=filtered_bc", ()),
+        ("algorithm.entry_point=my:Own", "algorithm.entry_point=None", ()),
+        ("agent=generic", "agent.name=device", ()),
+        ("agent.width=32", "agent.width=64", ()),
+        ("agent.kwargs.width=8", "agent.kwargs={}", CORRIDOR),
+        ("agent.kwargs={b: 1}", "agent.kwargs={'a': 1}", (*CORRIDOR, "agent.kwargs={a: 1}")),
+        ("emulator=miniwob", "emulator.name=phone", ()),
+        ("emulator.entry_point=a:D", "emulator.entry_point=a:B", CORRIDOR),
+        ("emulator.id=B-v0", "emulator.id=A-v0", ("emulator=gymnasium", "emulator.id=A-v0")),
+        ("emulator.kwargs.length=9", "emulator.kwargs={}", CORRIDOR),
+        ("emulator.observe=[goal]", "emulator.observe=[]", CORRIDOR),
+        ("emulator.touch=a:touch", "emulator.touch=None", CORRIDOR),
+        ("emulator.task=click-tab", "emulator.task=click-test", ("emulator=miniwob", "emulator.task=click-test")),
+        ("emulator.image_size=[64,64]", "emulator.image_size=[]", ("emulator=rehearsal",)),
+    ],
 )
-def test_what_may_not_change_is_refused_with_both_values(word: str, before: str, tmp_path: Path) -> None:
-    started(tmp_path)
-    now = configuration.as_mapping(configuration.load(HERE, "host", [word]))
+def test_what_may_not_change_is_refused_with_both_values(
+    word: str, before: str, began: tuple[str, ...], tmp_path: Path
+) -> None:
+    started(tmp_path, *began)
+    now = configuration.as_mapping(configuration.load(HERE, "host", [*began, word]))
     with pytest.raises(SettingsError) as refusal:
         provenance.refuse_changes(tmp_path, now)
-    key, _, value = word.partition("=")
-    assert key in str(refusal.value) and value in str(refusal.value) and f"={before}" in str(refusal.value)
+    key, _, value = before.partition("=")
+    flat = dict(provenance._flat(now))
+    assert f"has {key}={value} and" in str(refusal.value) and str(refusal.value).startswith(f"{key}={flat[key]}, but")
+
+
+def test_every_key_that_may_not_change_is_one() -> None:
+    """A key that was renamed would not be held any more."""
+    for fixed in provenance._FIXED:
+        group, _, name = fixed.partition(".")
+        kinds = configuration.classes_at(fixed.split(".")[:-1])
+        assert any(name in types_of(kind) for kind in kinds) if name else group in types_of(Settings), fixed
 
 
 @pytest.mark.component
@@ -65,3 +100,19 @@ def test_a_commit_and_its_uncommitted_difference_are_kept_without_secrets(
     assert line["working_directory"]["commit"] == head
     difference = (run / line["working_directory"]["uncommitted"]).read_text()
     assert "+x = 2" in difference and "hunter2" not in difference
+
+
+def test_a_worker_machine_is_recorded_once_until_it_changes(tmp_path: Path) -> None:
+    record = provenance.WorkerRecord(tmp_path)
+    for kind, cores in (("worker_machine", 4), ("worker_machine", 4), ("pushed", 5), ("worker_machine", 8)):
+        record.listen(kind, {"worker": "w1", "cores": cores})
+    record.listen("worker_machine", {"worker": "w2", "cores": 8})
+    lines = [json.loads(line) for line in (tmp_path / "provenance.jsonl").read_text().splitlines()]
+    assert [(line["worker"], line["cores"]) for line in lines] == [("w1", 4), ("w1", 8), ("w2", 8)]
+    assert all(line["time"] > 0 for line in lines)
+
+
+def test_the_facts_of_a_machine_fit_the_message_that_carries_them() -> None:
+    facts = {**machine_facts(), "packages": dependency_versions()}
+    sent = msgspec.convert(facts, MachineFacts)
+    assert sent.cores >= 1 and sent.memory_bytes > 1 << 20 and sent.cpu and sent.packages["numpy"]

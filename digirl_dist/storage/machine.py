@@ -1,0 +1,48 @@
+"""The facts of a machine that a run's figures depend on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+def machine_facts() -> dict[str, Any]:
+    """Returns processor, cores, memory in bytes, system and Python of this machine; no names, addresses or paths."""
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count() or 0,
+        "memory_bytes": psutil.virtual_memory().total,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def dependency_versions() -> dict[str, str]:
+    """Returns the versions of what this package depends on, as far as it is installed here."""
+    try:
+        required = metadata.requires("digirl_dist") or []
+    except metadata.PackageNotFoundError:
+        return {}
+    names = {re.split(r"[^\w.-]", each, maxsplit=1)[0] for each in required}
+    return {name: version for name in sorted(names) if (version := _version(name))}
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _cpu() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1][:200] if found else platform.machine()
