@@ -28,6 +28,7 @@ RAY = ["ray>=2.40"]
 BRIDGES = ["rsl-rl-lib>=5.5,<6", "skrl>=2.1,<3", "stable-baselines3>=2.7"]
 # For `script/bench ray`. Not ray[rllib], which pins a gymnasium that miniwob refuses; RLlib runs with others.
 PEERS = ["ray>=2.40", "dm-tree", "lz4", "ormsgpack>=1.7", "pandas", "scipy", "tensorboardX>=1.9", "torchrl>=0.6"]
+HUB = ["huggingface_hub>=0.30"]
 VIEW = ["starlette>=0.45", "uvicorn>=0.34"]
 DATA = ["pandas>=2.0"]
 DOCS = ["zensical>=0.0.73", "griffelib>=2.0"]
@@ -76,6 +77,7 @@ setup(
         "data": DATA,
         "docs": DOCS,
         "endpoint": ENDPOINT,
+        "hub": HUB,
         "jax": JAX,
         "judge": JUDGE,
         "miniwob": MINIWOB,
@@ -95,6 +97,7 @@ setup(
             *BRIDGES,
             *DATA,
             *DOCS,
+            *HUB,
             *JAX,
             *JUDGE,
             *MINIWOB,

@@ -89,6 +89,10 @@ class TrainingError(DigirlDistError):
     """An update cannot continue, because its loss is infinite or not a number."""
 
 
+class HubError(DigirlDistError):
+    """The Hugging Face hub could not be reached, or it refused."""
+
+
 class JudgeError(DigirlDistError):
     """The judge of episodes refuses, fails, or was unavailable for too long. The episodes are safe."""
 

@@ -35,6 +35,7 @@ PURPOSES = {
     "dev": "working on the package: tests, lint, types, this site",
     "docs": "this site",
     "endpoint": "`agent=endpoint`",
+    "hub": "`digirl-dist export --push`",
     "jax": "`trainer=jax`",
     "judge": "`success=judge`",
     "miniwob": "`emulator=miniwob`",

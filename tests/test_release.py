@@ -19,6 +19,9 @@ CHANGELOG = (
 )
 
 
+PACKAGE = ["digirl_dist/__init__.py", "digirl_dist/config/host.yaml"]
+
+
 @pytest.fixture(scope="module")
 def release() -> ModuleType:
     loader = importlib.machinery.SourceFileLoader("script_release", str(ROOT / "script" / "release"))

@@ -33,7 +33,7 @@ LAYERS = [
     ["report", "slurm", "worker_program"],
     ["fleet"],
     ["collect", "doctor", "ray_cluster", "setup"],
-    ["host", "simulation", "vec_env"],
+    ["export", "host", "simulation", "vec_env"],
     ["assembly"],
     ["api"],
     ["evaluate", "train", "viewer"],

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from digirl_dist.agent import ActionProbabilities, Agent, ExplainingAgent
 from digirl_dist.errors import AgentError, CheckpointError
-from digirl_dist.storage.checkpoint import Checkpoint
+from digirl_dist.storage.checkpoint import Checkpoint, read_checkpoint
 from digirl_dist.trajectory import Decision, NoDecision, Observation
 
 if TYPE_CHECKING:
@@ -59,6 +60,11 @@ class Policy:
         made = cls(settings.build(spec), checkpoint.state(), checkpoint.iteration)
         made.settings = settings
         return made
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> Policy:
+        """Returns the policy in a folder that was exported, or of a checkpoint. Raises CheckpointError."""
+        return cls.load(read_checkpoint(Path(folder).expanduser()))
 
     def act(self, observation: Observation, seed: int | None = None) -> Decision:
         """Samples an action; the same ``seed`` gives the same one. Raises AgentError if the agent cannot decide."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,6 +103,26 @@ class Run:
         from digirl_dist.api.explanation import explain
 
         return explain(self, episode, version)
+
+    def export(self, to: str, destination: str | Path) -> Path:
+        """Writes the training episodes (atif, datasets, lerobot) or the newest policy (policy) for other tools.
+
+        Returns the folder. Raises SettingsError if it exists.
+        """
+        from digirl_dist.export import export
+
+        return export(self.folder, to, Path(destination))
+
+    def push_to_hub(self, repository: str, to: str = "datasets", private: bool = True) -> str:
+        """Exports and uploads to a repository of the Hugging Face hub; returns the address of the commit.
+
+        Raises HubError, and SettingsError for a name that is none.
+        """
+        from digirl_dist.export.hub import push, refuse_no_repository
+
+        refuse_no_repository(repository)
+        with tempfile.TemporaryDirectory() as place:
+            return push(self.export(to, Path(place) / "export"), to, repository, private)
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"

@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.storage import import_digirl, parquet
 from digirl_dist.trajectory import Trajectory
+
+_PARTS = ("text", "image", "vector")
+"""Of an observation."""
 
 
 def read_datasets(paths: Sequence[str]) -> list[Trajectory]:
@@ -50,8 +54,29 @@ def _table(file: Path) -> pa.Table:
 
 def _ours(rows: pa.Table) -> pa.Table:
     """Returns the columns of the schema in its types; ``datasets`` widens some of them."""
-    rows = _with_goals(_with_purpose(rows))
+    rows = _with_goals(_with_purpose(_with_observations(rows)))
     return rows.select(parquet.SCHEMA.names).replace_schema_metadata(None).cast(parquet.SCHEMA)
+
+
+def _with_observations(rows: pa.Table) -> pa.Table:
+    """Joins the columns ``text``, ``image`` and ``vector`` of an exported data set; pictures become their bytes."""
+    if "observation" not in rows.schema.names and "text" in rows.schema.names:
+        for name, prefix in (("observation", ""), ("final_observation", "final_")):
+            parts = [rows[f"{prefix}{part}"].combine_chunks() for part in _PARTS]
+            rows = rows.append_column(name, _observation(parts, parts[0].is_null()))
+    for name in ("observation", "final_observation"):
+        column = rows[name].combine_chunks()
+        if pa.types.is_struct(column.type.field("image").type):  # as ``datasets`` saves pictures
+            parts = [column.field(part) for part in _PARTS]
+            rows = rows.set_column(rows.schema.get_field_index(name), name, _observation(parts, column.is_null()))
+    return rows
+
+
+def _observation(parts: list[pa.Array], missing: pa.Array) -> pa.Array:
+    text, image, vector = parts
+    if pa.types.is_struct(image.type):
+        image = pc.if_else(image.is_valid(), image.field("bytes"), pa.scalar(None, image.type.field("bytes").type))
+    return pa.StructArray.from_arrays([text, image, vector], list(_PARTS), mask=missing)
 
 
 def _with_goals(rows: pa.Table) -> pa.Table:

@@ -46,11 +46,13 @@ SCHEMA = pa.schema(
 )
 """``success`` belongs to the episode and repeats in each row; ``final_observation`` is null except in the last row."""
 
+
 _SEEN = ("observation", "final_observation")
 _MAY_BE_NULL = ("final_observation", "log_prob")
 """An unknown log-probability is NaN, which some libraries store as null."""
 _OF_THE_EPISODE = {"iteration", "ticket", "worker", "slot", "purpose", "policy_version", "task", "seed", "success"}
 _LONGEST_REASON = 500
+_STREAMED_ROWS = 64
 
 _BEFORE_GOALS = SCHEMA.remove(SCHEMA.get_field_index("achieved"))
 _BEFORE_PURPOSES = _BEFORE_GOALS.remove(SCHEMA.get_field_index("purpose"))
@@ -135,6 +137,21 @@ def read(path: Path) -> list[Trajectory]:
     """Returns the episodes of a file. Raises TrajectoryError naming the file if it is truncated, altered or foreign."""
     with _refusals(path), pq.ParquetFile(path, page_checksum_verification=True) as file:  # read_table imports much more
         return from_table(file.read())
+
+
+def stream(path: Path) -> Iterator[Trajectory]:
+    """Yields the episodes of a file one after the other, in memory for few of them. Raises TrajectoryError."""
+    options = {"buffer_size": 1 << 20, "pre_buffer": False, "page_checksum_verification": True}
+    with _refusals(path), pq.ParquetFile(path, **options) as file:
+        rows: list[dict[str, Any]] = []
+        for batch in file.iter_batches(batch_size=_STREAMED_ROWS, use_threads=False):
+            for row in _rows(batch):
+                if rows and row["episode_id"] != rows[0]["episode_id"]:
+                    yield _trajectory(rows)
+                    rows = []
+                rows.append(row)
+        if rows:
+            yield _trajectory(rows)
 
 
 def read_bounded(path: Path, most_rows: int) -> list[Trajectory]:

@@ -1,0 +1,32 @@
+"""Writes a run in the format of other tools: export runs/mine --to datasets mine_dataset.
+
+Training episodes of finished iterations are exported; machines have numbers in place of names. The folder must be new.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from digirl_dist.export import names
+
+    parser.add_argument("run", metavar="RUN", help="the run's folder, its save_path")
+    parser.add_argument("destination", metavar="DEST", help="folder to write; it must not exist")
+    parser.add_argument("--to", choices=names(), required=True, help="the format")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="upload it to this repository of the Hugging Face hub")
+    parser.add_argument("--public", action="store_true", help="with --push: a new repository is public")
+
+
+def execute(options: argparse.Namespace) -> int:
+    from digirl_dist.export import export
+    from digirl_dist.export.hub import push, refuse_no_repository
+
+    if options.push is not None:
+        refuse_no_repository(options.push)
+    written = export(Path(options.run), options.to, Path(options.destination))
+    print(written)
+    if options.push is not None:
+        print(push(written, options.to, options.push, private=not options.public))
+    return 0

@@ -1,0 +1,40 @@
+"""Uploads an exported folder to the Hugging Face hub, or to whatever ``HF_ENDPOINT`` names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from digirl_dist.errors import HubError, SettingsError
+from digirl_dist.settings.extras import extra_needed
+
+_KINDS = {"datasets": "dataset", "lerobot": "dataset", "atif": "dataset", "policy": "model"}
+
+
+def refuse_no_repository(repository: str) -> None:
+    """Raises SettingsError for a name that is none on the hub; before anything is written."""
+    with extra_needed("the hub", "huggingface_hub", "hub"):
+        from huggingface_hub.utils import HFValidationError, validate_repo_id
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise SettingsError(f"{repository!r} is no repository such as ann/my-run: {error}") from error
+
+
+def push(folder: Path, name: str, repository: str, private: bool = True) -> str:
+    """Uploads ``folder``, an export in the format ``name``; returns the address of the commit.
+
+    The repository is made if it is missing, private unless asked for otherwise. The login is the library's own
+    (``hf auth login``, or ``HF_TOKEN``). Raises HubError.
+    """
+    refuse_no_repository(repository)
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    api, kind = HfApi(), _KINDS[name]
+    try:
+        api.create_repo(repository, repo_type=kind, private=private, exist_ok=True)
+        commit = api.upload_folder(repo_id=repository, repo_type=kind, folder_path=folder)
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise HubError(f"{repository} cannot be pushed: {reason} -> hf auth login, or check HF_ENDPOINT") from error
+    return str(commit.commit_url)

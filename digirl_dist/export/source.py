@@ -1,0 +1,98 @@
+"""What is exported: a run's training episodes, one after the other, and what may be told of how they were made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from digirl_dist.errors import RunFolderError, TrajectoryError
+from digirl_dist.plain_text import without_secrets_in
+from digirl_dist.report.record import config_of, metrics_of
+from digirl_dist.storage import json_lines, parquet
+from digirl_dist.trajectory import Trajectory
+from digirl_dist.types import Json
+
+_TOLD = (
+    "train_algorithm",
+    "train_mode",
+    "train_iterations",
+    "rollout_size",
+    "seed",
+    "max_steps",
+    "task_set",
+    "success",
+)
+_MACHINE = ("cpu", "cores", "memory_bytes", "system", "python", "gpus")
+
+
+class Source:
+    """A run folder. Machines have numbers in place of names, and no path, address or login is told."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises RunFolderError for a folder in which no run began."""
+        self.folder = folder.expanduser()
+        notes: list[str] = []
+        self.config = config_of(self.folder / "config.yaml", notes)
+        if notes or not self.config:
+            raise RunFolderError(f"{self.folder} is no run folder: {notes[0] if notes else 'it has no config.yaml'}")
+        self.name = self.folder.resolve().name
+        self._workers: dict[str, str] = {}
+
+    @property
+    def run_id(self) -> str:
+        try:
+            return str(json.loads((self.folder / "run.json").read_text())["run_id"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return self.name
+
+    def figures(self) -> list[dict[str, Json]]:
+        """Returns the figures of each iteration."""
+        return metrics_of(self.folder / "metrics.jsonl")
+
+    def files(self) -> list[Path]:
+        """Returns the files of the finished iterations, in order. Raises TrajectoryError if there is none."""
+        found = sorted((self.folder / "trajectories").glob("[0-9]*.parquet"))
+        if not found:
+            raise TrajectoryError(f"{self.folder} has no finished iteration to export")
+        return found
+
+    def episodes(self, file: Path) -> Iterator[Trajectory]:
+        """Yields the episodes of a file; the memory that this takes does not grow with their number."""
+        for episode in parquet.stream(file):
+            number = self._workers.setdefault(episode.worker, f"worker-{len(self._workers) + 1}")
+            yield replace(episode, worker=number)
+
+    def all_episodes(self) -> Iterator[Trajectory]:
+        for file in self.files():
+            yield from self.episodes(file)
+
+    def settings(self) -> dict[str, Json]:
+        """Returns the settings that say what was learned and how, without those of machines and files."""
+        algorithm = self.config.get("algorithm")
+        named = algorithm.get(str(self.config.get("train_algorithm"))) if isinstance(algorithm, Mapping) else None
+        groups = {"agent": self.config.get("agent"), "emulator": self.config.get("emulator"), "algorithm": named}
+        told = {key: self.config.get(key) for key in _TOLD} | {
+            key: _without_paths(each) for key, each in groups.items()
+        }
+        hidden: dict[str, Json] = without_secrets_in(told)
+        return hidden
+
+    def machines(self) -> list[dict[str, Json]]:
+        """Returns the version and the machines of each start, and those of the workers."""
+        lines = json_lines.read(self.folder / "provenance.jsonl")
+        starts = [{"version": each.get("version"), **_machine(each.get("host"))} for each in lines if "host" in each]
+        return [*starts, *({"worker": True, **_machine(each)} for each in lines if "worker" in each)]
+
+
+def _machine(facts: Json) -> dict[str, Json]:
+    return {key: facts[key] for key in _MACHINE if facts.get(key)} if isinstance(facts, Mapping) else {}
+
+
+def _without_paths(value: Json) -> Json:
+    if isinstance(value, Mapping):
+        return {key: _without_paths(each) for key, each in value.items()}
+    if isinstance(value, str) and (value.startswith(("/", "~", ".")) or "://" in value or "@" in value):
+        return value.rstrip("/").rsplit("/", 1)[-1].rsplit("@", 1)[-1]
+    return value

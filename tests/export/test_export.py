@@ -1,0 +1,273 @@
+"""Runs are exported whole or not at all, in formats that their own readers take; what others said stays text."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from export import atif_format
+from export.hub_stand_in import serving
+from hostile_texts import HOSTILE
+from PIL import Image
+
+from digirl_dist import export
+from digirl_dist.child_process import environment
+from digirl_dist.errors import CheckpointError, SettingsError, TrajectoryError
+from digirl_dist.export.cards import inert
+from digirl_dist.storage import parquet
+from digirl_dist.storage.datasets import read_datasets
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trajectory import Observation, Step, Trajectory
+from digirl_dist.types import Json
+
+SECRET = "hf_" + "a" * 30
+CONFIG = {
+    "agent": {"name": "device", "model": "/home/ann/models/mine"},
+    "emulator": {"name": "phone"},
+    "train_algorithm": "filtered_bc",
+    "algorithm": {"filtered_bc": {"discount": 0.7}, "grpo": {"clip_high": 5}},
+    "seed": 3,
+    "worker_ips": ["10.0.0.7"],
+    "worker_username": "ann",
+    "judge": {"token": SECRET},
+}
+ACTIONS: list[Json] = [
+    {"type": "tap", "x": 0.1, "y": 0.5, "said": "I tap"},
+    {"type": "type", "text": "hi"},
+    {"type": "back"},
+]
+
+
+def picture(shade: int, size: tuple[int, int] = (20, 30)) -> bytes:
+    return encoded(Image.new("RGB", size, (shade, 0, 255 - shade)))
+
+
+def encoded(image: Image.Image) -> bytes:
+    content = io.BytesIO()
+    image.save(content, "PNG", compress_level=1)
+    return content.getvalue()
+
+
+def episode(
+    iteration: int, ticket: int, actions: Sequence[Json] = ACTIONS, text: str = "go", size: int = 30
+) -> Trajectory:
+    seen = [
+        Observation(text, picture(10 * at, (20, size)), np.full(3, at, np.float32)) for at in range(len(actions) + 1)
+    ]
+    steps = [
+        Step(before, action, -0.5, float(at), at == len(actions) - 1, False)
+        for at, (before, action) in enumerate(zip(seen, actions, strict=False))
+    ]
+    asked = Ticket(iteration, ticket, Task(text, f"{text} {ticket}"), 7, iteration)
+    return Trajectory(asked, f"{iteration}-{ticket}", "10.0.0.7", 0, steps, seen[-1], ticket == 1)
+
+
+def run_with(folder: Path, *iterations: Iterable[Trajectory]) -> Path:
+    (folder / "trajectories").mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    (folder / "run.json").write_text('{"run_id": "abc"}')
+    facts = {"name": "secret-host", "cpu": "Fast 9000", "cores": 2, "python": "3.11.7"}
+    (folder / "provenance.jsonl").write_text(
+        json.dumps({"version": "0.1.0", "host": facts, "command": ["/home/ann"]}) + "\n"
+    )
+    for number, episodes in enumerate(iterations):
+        parquet.write(folder / "trajectories" / f"{number:06d}.parquet", episodes)
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return run_with(tmp_path / "mine", [episode(0, 0), episode(0, 1)], [episode(1, 0)])
+
+
+def test_a_data_set_is_one_for_datasets_and_for_offline_learning(run: Path, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    made = export.export(run, "datasets", tmp_path / "out")
+    found = datasets.load_dataset(str(made), cache_dir=str(tmp_path / "cache"))["train"]
+    assert found.features["image"] == found.features["final_image"] == datasets.Image() and len(found) == 9
+    assert found[2]["image"].size == found[2]["final_image"].size == (20, 30) and found[1]["final_image"] is None
+    found.save_to_disk(tmp_path / "saved")
+    before = read_datasets([str(run / "trajectories")])
+    for place in (made / "data", tmp_path / "saved"):
+        after = read_datasets([str(place)])
+        assert {each.worker for each in after} == {"worker-1"}
+        assert [rows(each) for each in after] == [rows(each) for each in before]
+
+
+def rows(one: Trajectory) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = parquet.to_table(one).drop(["worker"]).to_pylist()
+    return found
+
+
+def test_a_card_says_how_the_data_were_made_and_gives_nobody_away(run: Path, tmp_path: Path) -> None:
+    card = (export.export(run, "datasets", tmp_path / "out") / "README.md").read_text()
+    about = yaml.safe_load(card.split("---")[1])
+    assert about["configs"][0]["data_files"] == [{"split": "train", "path": "data/train-*.parquet"}]
+    assert "3 episodes, 9 steps" in card and "| go | 3 | 0.33 |" in card
+    told = re.sub(r"&#(\d+);", lambda found: chr(int(found[1])), card)
+    assert "| algorithm.discount | 0.7 |" in told and "| agent.model | mine |" in told and "cpu Fast 9000" in told
+    for hidden in ("/home/ann", "10.0.0.7", "secret-host", SECRET, "clip_high"):
+        assert hidden not in told, hidden
+    everything = b"".join(path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert b"10.0.0.7" not in everything
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_texts_are_text_in_cards(text: str) -> None:
+    shown = inert(text)
+    assert not re.search(r"[<>\[\]()`*_|!:/.\"'#~-]", re.sub(r"&#\d+;", "", shown)) and "\x1b" not in shown
+    markdown = pytest.importorskip("markdown_it").MarkdownIt("commonmark").enable("table")
+    drawn = markdown.render(f"| task |\n| --- |\n| {shown} |\n\n# {shown}\n")
+    assert set(re.findall(r"<(\w+)", drawn)) == {"table", "thead", "tbody", "tr", "th", "td", "h1"}
+
+
+def test_hostile_texts_in_every_field_harm_no_format(tmp_path: Path) -> None:
+    told = [text.replace("\x00", "") for text in HOSTILE]
+    episodes = [
+        episode(0, at, [{"type": text, "x": 0.5, text: text, "said": text}], text) for at, text in enumerate(told)
+    ]
+    run = run_with(tmp_path / "mine", episodes)
+    for name in ("atif", "datasets", "lerobot"):
+        made = export.export(run, name, tmp_path / name)
+        files = [path.relative_to(made) for path in made.rglob("*")]
+        assert all(re.fullmatch(r"[\w./-]+", str(path)) for path in files), files
+    found = [json.loads(path.read_text()) for path in sorted((tmp_path / "atif").rglob("*.json"))]
+    assert {each["extra"]["task"] for each in found} == set(told)
+
+
+def test_atif_has_what_the_format_demands(run: Path, tmp_path: Path) -> None:
+    made = export.export(run, "atif", tmp_path / "out")
+    assert sorted(path.name for path in made.iterdir()) == ["t0.0", "t0.1", "t1.0"]
+    for path in made.rglob("trajectory.json"):
+        content = msgspec.json.decode(path.read_bytes(), type=atif_format.Trajectory)
+        assert [step.step_id for step in content.steps] == [1, 2, 3, 4]
+        assert [step.source for step in content.steps] == ["user", "agent", "agent", "agent"]
+        for step in content.steps[1:]:
+            assert step.tool_calls and step.observation
+            assert step.observation.results[0].source_call_id == step.tool_calls[0].tool_call_id
+        shown = re.findall(r'"path": "([^"]+)"', path.read_text())
+        assert [Image.open(path.parent / each).size for each in shown] == [(20, 30)] * 4
+    first = content.steps[1]
+    assert first.message == "I tap" and first.tool_calls[0].function_name == "tap"
+    assert first.tool_calls[0].arguments == {"x": 0.1, "y": 0.5} and first.extra["log_prob"] == -0.5
+
+
+def test_lerobot_has_the_files_and_columns_of_version_3(run: Path, tmp_path: Path) -> None:
+    made = export.export(run, "lerobot", tmp_path / "out")
+    info = json.loads((made / "meta" / "info.json").read_text())
+    kinds = json.loads((made / "meta" / "action_types.json").read_text())
+    assert info["codebase_version"] == "v3.0" and info["splits"] == {"train": "0:3"} and info["total_frames"] == 9
+    frames = pq.read_table(made / info["data_path"].format(chunk_index=0, file_index=0))
+    assert set(frames.column_names) == set(info["features"])
+    assert frames["index"].to_pylist() == list(range(9)) and frames["frame_index"].to_pylist() == [0, 1, 2] * 3
+    assert info["features"]["action"]["names"] == ["type", "x", "y"] and kinds == ["back", "tap", "type"]
+    assert np.allclose(frames["action"].to_pylist()[:3], [[1, 0.1, 0.5], [2, 0, 0], [0, 0, 0]])
+    assert info["features"]["observation.image"]["shape"] == [30, 20, 3]
+    assert frames["next.done"].to_pylist() == [False, False, True] * 3 and sum(frames["next.success"].to_pylist()) == 1
+    episodes = pq.read_table(made / "meta" / "episodes" / "chunk-000" / "file-000.parquet").to_pylist()
+    assert [(each["dataset_from_index"], each["dataset_to_index"]) for each in episodes] == [(0, 3), (3, 6), (6, 9)]
+    tasks = pytest.importorskip("pandas").read_parquet(made / "meta" / "tasks.parquet")
+    assert [tasks.iloc[each].name for each in frames["task_index"].to_pylist()[::3]] == ["go 0", "go 1", "go 0"]
+    statistics = json.loads((made / "meta" / "stats.json").read_text())
+    assert statistics["next.reward"]["mean"] == [1.0] and statistics["observation.state"]["max"] == [2.0] * 3
+    assert np.shape(statistics["observation.image"]["mean"]) == (3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("episodes", "reason"),
+    [
+        ([episode(0, 0), episode(0, 1, size=40)], r"all frames alike.*\(30, 20\).*\(40, 20\)"),
+        ([episode(0, 0, ["left", "right"])], "the actions have no numbers"),
+    ],
+)
+def test_what_lerobot_cannot_hold_is_refused_and_leaves_nothing(
+    episodes: list[Trajectory], reason: str, tmp_path: Path
+) -> None:
+    run = run_with(tmp_path / "mine", episodes)
+    with pytest.raises(TrajectoryError, match=reason):
+        export.export(run, "lerobot", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("name", ["atif", "datasets", "lerobot"])
+def test_a_damaged_run_and_one_without_episodes_leave_nothing(name: str, run: Path, tmp_path: Path) -> None:
+    last = run / "trajectories" / "000001.parquet"
+    last.write_bytes(last.read_bytes()[:-100])
+    with pytest.raises(TrajectoryError, match="000001.parquet"):
+        export.export(run, name, tmp_path / "out")
+    with pytest.raises(TrajectoryError, match="no finished iteration"):
+        export.export(run_with(tmp_path / "empty"), name, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "mine"]
+
+
+def test_what_exists_is_never_written_over(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    for name in ("link", "empty", "mine"):
+        with pytest.raises(SettingsError, match="is there already"):
+            export.export(run, "datasets", tmp_path / name)
+    with pytest.raises(SettingsError, match="no format 'csv': choose from atif, datasets, lerobot, policy"):
+        export.export(run, "csv", tmp_path / "out")
+    with pytest.raises(CheckpointError, match="has no checkpoint"):
+        export.export(run, "policy", tmp_path / "out")
+
+
+@pytest.mark.component
+@pytest.mark.parametrize("name", ["datasets", "lerobot"])
+def test_memory_does_not_grow_with_the_run(name: str, tmp_path: Path) -> None:
+    """One iteration of 180 MB in one file."""
+    pixels = np.random.default_rng(0).integers(0, 255, (20, 200, 250, 3), np.uint8)
+    seen = [Observation("go", encoded(Image.fromarray(each))) for each in pixels]
+    steps = [Step(each, 1, -0.5, 0.0, at == 19, False) for at, each in enumerate(seen)]
+    asked = [Ticket(0, at, Task("t", "go"), 0, 0) for at in range(60)]
+    run = run_with(
+        tmp_path / "mine", [Trajectory(each, f"e{each.index}", "w", 0, steps, seen[0], True) for each in asked]
+    )
+    program = (
+        "import sys, resource; from pathlib import Path; from digirl_dist.export import export, form\n"
+        "import pyarrow.compute, digirl_dist.export.source; form(sys.argv[2])\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "export(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)\n"
+    )
+    words = [sys.executable, "-c", program, str(run), name, str(tmp_path / "out")]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 150, "MiB"
+
+
+@pytest.mark.component
+def test_an_export_is_pushed_to_a_hub_by_its_own_library(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    with serving() as hub:
+        own = {**environment(), "HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": hub.token}
+        words = [sys.executable, "-m", "digirl_dist", "export", str(run), "--to", "datasets", "--push", "ann/phone"]
+
+        def push(place: str, **variables: str) -> subprocess.CompletedProcess[str]:
+            command = [*words, str(tmp_path / place)]
+            return subprocess.run(command, env={**own, **variables}, capture_output=True, text=True, timeout=120)
+
+        done = push("one")
+        assert done.returncode == 0 and done.stdout.endswith("/commit/c0ffee\n"), done.stderr
+        (made,) = hub.created
+        assert (made["type"], made["organization"], made["name"]) == ("dataset", "ann", "phone") and made["private"]
+        written = {str(path.relative_to(tmp_path / "one")): path for path in (tmp_path / "one").rglob("*.*")}
+        assert {name: path.read_bytes() for name, path in written.items()} == hub.files
+        refused = push("two", HF_TOKEN="hf_" + "x" * 34)
+        assert refused.returncode == 1 and hub.refused
+        assert "ann/phone cannot be pushed" in refused.stderr and "hf auth login" in refused.stderr
+        assert "Traceback" not in refused.stderr and "hf_xxx" not in refused.stderr
+        words[-1] = "no/such/name"
+        assert push("three").returncode == 2 and not (tmp_path / "three").exists(), "before anything is written"
