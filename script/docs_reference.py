@@ -22,7 +22,16 @@ from digirl_dist.settings.keys import types_of
 from digirl_dist.settings.missing import MISSING
 from digirl_dist.settings.ranges import bounds_of, described
 
-UNITS = {"_s": "seconds", "_ms": "milliseconds", "_mb": "MiB", "_kb_s": "KiB/s", "_bytes": "bytes", "_px": "pixels"}
+UNITS = {
+    "_s": "seconds",
+    "_h": "hours",
+    "_ms": "milliseconds",
+    "_mb": "MiB",
+    "_gb": "GiB",
+    "_kb_s": "KiB/s",
+    "_bytes": "bytes",
+    "_px": "pixels",
+}
 RANGE = re.compile(r"^a (whole )?number ")
 CHOSEN_BY = ("emulator", "agent", "collector", "trainer")
 """Keys whose content depends on the option in use."""

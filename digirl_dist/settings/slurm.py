@@ -13,8 +13,11 @@ class SlurmSettings:
     """Jobs of ``worker_ips: slurm:4``, one node each, which live as long as the run; null: Slurm's own default."""
 
     partition: str | None = None
+    """Partition that the jobs are submitted to."""
     account: str | None = None
+    """Account that they are charged to."""
     qos: str | None = None
+    """Quality of service that they ask for."""
     time_h: Positive | None = None
     """Longest time of a job in hours. One that ends before the run does is replaced by another."""
     cpus: Processes | None = None

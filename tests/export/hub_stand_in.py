@@ -47,13 +47,14 @@ class _Handler(BaseHTTPRequestHandler):
             hub.refused += 1
             self._answer(401, {"error": "Invalid credentials"})
         elif self.path == "/api/repos/create":
-            hub.created.append(json.loads(body))
-            self._answer(200, {"url": f"{hub.address}/{json.loads(body)['name']}"})
+            asked = json.loads(body)
+            hub.created.append(asked)
+            self._answer(200, {"url": f"{hub.address}/datasets/{asked['organization']}/{asked['name']}"})
         elif self.path == "/api/validate-yaml":
             self._answer(200, {"errors": [], "warnings": []})
         elif re.search(r"/preupload/main$", self.path):
-            asked = [each["path"] for each in json.loads(body)["files"]]
-            self._answer(200, {"files": [{"path": each, "uploadMode": "regular"} for each in asked]})
+            paths = [each["path"] for each in json.loads(body)["files"]]
+            self._answer(200, {"files": [{"path": each, "uploadMode": "regular"} for each in paths]})
         elif re.search(r"/commit/main$", self.path):
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":

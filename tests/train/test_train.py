@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from rank_launch import descendants, example, launch, started, torchrun
-from run_files import events, metrics
+from run_files import events, lines, metrics
 
 from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
@@ -74,6 +74,15 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_launch_says_what_it_was_made_of_and_continues_with_that_alone(
+    three: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (start,) = lines(three / "provenance.jsonl")
+    assert start["host"]["cpu"] and start["packages"]["numpy"] and start["changes"] == {}
+    assert main([*words(three, "train_iterations=3"), "seed=6"]) == 2
+    assert "seed=6, but the run in" in capsys.readouterr().err
+
+
 def test_b3_ranks_act_with_seeds_of_their_own(three: Path) -> None:
     assert [rank["seed"] for rank in ranks(three)] == [5, 6]
     seeds = {name: [each.ticket.seed for each in episodes(three) if each.worker == name] for name in ("rank0", "rank1")}
@@ -96,8 +105,9 @@ def test_b5_the_average_is_over_the_episodes_of_all_ranks_each_once(three: Path)
 
 
 def test_b6_rank_0_alone_writes_and_evaluates(three: Path) -> None:
-    assert {path.name for path in three.iterdir() if path.name != ".lock"} == {
-        *("config.yaml", "run.json", "checkpoints", "trajectories", "metrics.jsonl", "events.jsonl", "tensorboard")
+    assert {path.name for path in three.iterdir() if path.name not in (".lock", "provenance")} == {
+        *("config.yaml", "run.json", "checkpoints", "trajectories", "metrics.jsonl", "events.jsonl", "tensorboard"),
+        "provenance.jsonl",
     }
     assert [line["iteration"] for line in metrics(three)] == [0, 1, 2]
     assert ["eval_reward_mean" in line for line in metrics(three)] == [False, True, False]
