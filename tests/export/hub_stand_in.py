@@ -54,12 +54,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, {"errors": [], "warnings": []})
         elif re.search(r"/preupload/main$", self.path):
             paths = [each["path"] for each in json.loads(body)["files"]]
-            self._answer(200, {"files": [{"path": each, "uploadMode": "regular"} for each in paths]})
-        elif re.search(r"/commit/main$", self.path):
+            self._answer(
+                200, {"files": [{"path": each, "uploadMode": "regular", "shouldIgnore": False} for each in paths]}
+            )
+        elif found := re.search(r"^/api/(.+)/commit/main$", self.path):
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
                     hub.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-            self._answer(200, {"commitUrl": f"{hub.address}/commit/c0ffee", "commitOid": "c0ffee", "success": True})
+            self._answer(
+                200, {"commitUrl": f"{hub.address}/{found[1]}/commit/c0ffee", "commitOid": "c0ffee", "success": True}
+            )
         else:
             self._answer(404, {"error": self.path})
 
