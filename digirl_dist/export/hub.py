@@ -13,7 +13,8 @@ _KINDS = {"datasets": "dataset", "lerobot": "dataset", "atif": "dataset", "polic
 def refuse_no_repository(repository: str) -> None:
     """Raises SettingsError for a name that is none on the hub; before anything is written."""
     with extra_needed("the hub", "huggingface_hub", "hub"):
-        from huggingface_hub.utils import HFValidationError, validate_repo_id
+        from huggingface_hub.errors import HFValidationError
+        from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
