@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -38,32 +39,58 @@ _TEMPLATE = (
     "{% if part['type'] == 'image' %}<image> {% else %}{{ part['text'] }} {% endif %}{% endfor %}{% endfor %}"
     "{% if add_generation_prompt %}assistant {% endif %}"
 )
-_SIDE, _PATCH = 16, 8
 
 
-def save_tiny_vlm(folder: Path, seed: int = 0) -> Path:
+@dataclass(frozen=True)
+class Size:
+    """Of both halves, that which sees and that which writes."""
+
+    width: int = 16
+    inner: int = 16
+    layers: int = 2
+    heads: int = 2
+    side: int = 16
+    """Pixels of a screenshot."""
+    patch: int = 8
+
+
+TINY = Size()
+MEDIUM = Size(width=1024, inner=4096, layers=12, heads=16, side=336, patch=14)
+"""A third of a billion parameters, and 576 tokens for a screenshot."""
+
+
+def save_tiny_vlm(folder: Path, seed: int = 0, size: Size = TINY) -> Path:
     """Random weights of LLaVA's architecture; its logits are spread enough for some answers to be likelier."""
     torch.manual_seed(seed)
     words = [*SPECIAL, *WORDS]
-    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    both = {
+        "hidden_size": size.width,
+        "intermediate_size": size.inner,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+    }
     text = LlamaConfig(
-        vocab_size=len(words), num_key_value_heads=2, max_position_embeddings=512, eos_token_id=2, **small
+        vocab_size=len(words),
+        num_key_value_heads=size.heads,
+        max_position_embeddings=2048,
+        eos_token_id=2,
+        **both,
     )
     config = LlavaConfig(
         text_config=text,
-        vision_config=CLIPVisionConfig(image_size=_SIDE, patch_size=_PATCH, projection_dim=16, **small),
+        vision_config=CLIPVisionConfig(image_size=size.side, patch_size=size.patch, projection_dim=size.width, **both),
         image_token_id=words.index("<image>"),
         tie_word_embeddings=False,
     )
     model = LlavaForConditionalGeneration(config)
-    for parameter in model.parameters():
+    for parameter in model.parameters() if size == TINY else ():
         parameter.data *= 8.0 if parameter.dim() > 1 else 1.0
     model.save_pretrained(folder)
-    _processor(words).save_pretrained(folder)
+    _processor(words, size).save_pretrained(folder)
     return folder
 
 
-def _processor(words: list[str]) -> LlavaProcessor:
+def _processor(words: list[str], size: Size) -> LlavaProcessor:
     tokens = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
     tokens.pre_tokenizer = WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(
@@ -73,11 +100,11 @@ def _processor(words: list[str]) -> LlavaProcessor:
         eos_token="<end>",
         additional_special_tokens=["<image>"],
     )
-    side = {"height": _SIDE, "width": _SIDE}
+    side = {"height": size.side, "width": size.side}
     return LlavaProcessor(
         image_processor=CLIPImageProcessorPil(size=side, crop_size=side),
         tokenizer=tokenizer,
-        patch_size=_PATCH,
+        patch_size=size.patch,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
         chat_template=_TEMPLATE,

@@ -189,3 +189,27 @@ def test_what_is_no_such_model_is_refused_with_the_remedy(folder: Path, tmp_path
         build(folder, lora=LoraSettings(targets=["no_such_layer"]))
     with pytest.raises(SettingsError, match="needs screenshots and touch actions"):
         VlmAgent(VlmSettings(model=str(folder)), EmulatorSpec(DiscreteActions(2), vector_size=2))
+
+
+def test_recomputed_activations_give_the_same_gradients_in_both_modes(folder: Path) -> None:
+    dropout = LoraSettings(r=2, dropout=0.3)
+    plain, again = build(folder, lora=dropout), build(folder, lora=dropout, gradient_checkpointing=True)
+    actions = [decision.action for decision in plain.act(SEEN, rngs(len(SEEN)))]
+    assert [decision.action for decision in again.act(SEEN, rngs(len(SEEN)))] == actions
+    for training in (False, True):
+        found = []
+        for agent in (plain, again):
+            torch.manual_seed(3)
+            agent.train(training)
+            agent.zero_grad()
+            kept: list[torch.Tensor] = []
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda one, kept=kept: kept.append(one) or one, lambda one: one
+            ):
+                log_probs = agent.log_prob(SEEN, actions)
+            log_probs.sum().backward()
+            gradients = torch.cat([part.grad.reshape(-1) for part in agent.parameters() if part.grad is not None])
+            found.append((log_probs.detach(), gradients, sum(part.numel() for part in kept)))
+        (one, gradient, plain_kept), (other, recomputed, again_kept) = found
+        assert torch.equal(one, other) and torch.allclose(gradient, recomputed, atol=1e-6)
+        assert gradient.abs().max() > 0 and again_kept < plain_kept / 2

@@ -64,6 +64,8 @@ class VlmSettings(AgentPlugin):
     """How many of the latest actions the prompt tells."""
     rows_at_once: Few = 8
     """Screens that go through the model together, where nothing is learned."""
+    gradient_checkpointing: bool = False
+    """Recompute each layer's activations in the backward pass in place of keeping them: less memory, more time."""
     processor: dict[str, Any] = field(default_factory=dict)
     """Further arguments of its processor, such as ``max_pixels``."""
 

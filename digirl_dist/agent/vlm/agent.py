@@ -19,7 +19,14 @@ from digirl_dist.agent.pixels import opened
 from digirl_dist.agent.plugins.vlm import VlmSettings
 from digirl_dist.agent.tokens import Answer, SamplingParams, log_probs_of_answers, padded
 from digirl_dist.agent.vlm.drawing import Drawing
-from digirl_dist.agent.vlm.pretrained import ends_of, load_model, load_processor, placeholders, with_lora
+from digirl_dist.agent.vlm.pretrained import (
+    ends_of,
+    load_model,
+    load_processor,
+    placeholders,
+    recompute_activations,
+    with_lora,
+)
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.touch_actions import SAID, TOKENS, DeviceAction
 from digirl_dist.errors import SettingsError, TrajectoryError
@@ -48,6 +55,8 @@ class VlmAgent(nn.Module):
         self._processor = load_processor(settings)
         self._tokenizer = self._processor.tokenizer
         self._adapted = with_lora(load_model(settings, self._tokenizer), settings.lora)
+        if settings.gradient_checkpointing:
+            recompute_activations(self._model)
         self._reserved = sorted(self._tokenizer.all_special_tokens, key=len, reverse=True)
         ends = frozenset(ends_of(self._model.generation_config.eos_token_id))
         self._sampling = SamplingParams(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from peft import LoraConfig, get_peft_model
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging
 
 from digirl_dist.agent.plugins.vlm import LoraSettings, VlmSettings
@@ -61,6 +65,25 @@ def with_lora(model: Any, lora: LoraSettings) -> Any:
         return get_peft_model(model, config)
     except ValueError as error:
         raise SettingsError(f"agent.lora does not fit {type(model).__name__}: {error}") from error
+
+
+def recompute_activations(model: Any) -> None:
+    """Makes each layer keep its inputs alone and compute the rest again in the backward pass (arXiv 1604.06174).
+
+    transformers does so in training mode only, but ratios of probabilities are learned from in evaluation mode. Raises
+    SettingsError for a model without such layers.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise SettingsError(f"agent.gradient_checkpointing=true: {type(model).__name__} has no layers made for it")
+    for layer in layers:
+        layer.forward = partial(_recomputed, layer.forward)
+
+
+def _recomputed(forward: Any, *arguments: Any, **named: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*arguments, **named)
+    return checkpoint(forward, *arguments, use_reentrant=False, **named)
 
 
 def ends_of(eos_token_id: int | list[int] | None) -> set[int]:
