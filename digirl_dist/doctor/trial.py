@@ -87,7 +87,7 @@ def try_there(connection: Connection, python: list[str], trial: Trial) -> str:
         phases: list[str] = []
         while len(phases) <= _MOST_PHASES and (phase := _next(channel, deadline)):
             if phase.error is not None:
-                remedy = _LACKS if "No module named" in phase.error else _REMEDY
+                remedy = _LACKS if "emulator.packages=[NAME]" in phase.error else _REMEDY
                 raise JobError(connection.worker, phase.error, remedy)
             phases.append(str(phase))
         if not phases or channel.wait(_START_S) != 0:

@@ -84,11 +84,8 @@ def _serve(requests: Pipe, factory_path: str) -> None:
     except SettingsError as error:
         requests.send(("fatal", str(error), 0.0))
         return
-    except ModuleNotFoundError as error:
-        requests.send(("fatal", f"{error}; emulator.packages=[NAME] installs a package on the workers", 0.0))
-        return
-    except Exception:
-        requests.send(("error", traceback.format_exc(limit=-6), 0.0))
+    except Exception as error:
+        requests.send((*_failed_start(error), 0.0))
         return
     requests.send(("ready", None, 0.0))
     answer: dict[str, Callable[..., Any]] = {"reset": emulator.reset, "step": emulator.step}
@@ -106,6 +103,17 @@ def _serve(requests: Pipe, factory_path: str) -> None:
     except (EOFError, OSError):
         pass
     emulator.close()
+
+
+def _failed_start(error: BaseException) -> tuple[str, str]:
+    """Returns ``fatal`` and one line for a missing package, also where a library has words of its own for it."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ImportError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return "error", "".join(traceback.format_exception(error, limit=-6))
+    told = " ".join(str(error).split())[:300]
+    return "fatal", f"{told}; emulator.packages=[NAME] installs a package on the workers"
 
 
 if __name__ == "__main__":

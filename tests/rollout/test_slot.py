@@ -21,6 +21,7 @@ from user_classes import Counter
 from digirl_dist.child_process import environment
 from digirl_dist.errors import ActionError, EmulatorCrashed, EmulatorError, EmulatorHung, SettingsError
 from digirl_dist.protocol.messages import SlotLimits
+from digirl_dist.rollout.emulator_process import _failed_start
 from digirl_dist.rollout.slot import Slot, State
 from digirl_dist.tasks import Task
 from digirl_dist.user_code.packing import pack
@@ -240,3 +241,21 @@ def _is_misconfigured() -> Any:
 
 def _never_starts() -> Any:
     time.sleep(3600)
+
+
+def _without_its_package() -> None:
+    try:
+        import package_that_is_missing  # type: ignore[import-not-found]  # noqa: F401
+    except ImportError:
+        raise RuntimeError("it is not installed,\nrun pip") from None
+
+
+@pytest.mark.unit
+def test_a_missing_package_is_one_line_also_in_a_librarys_own_words() -> None:
+    for failing, told in ((_without_its_package, "it is not installed, run pip"), (_fails_to_start, None)):
+        try:
+            failing()
+        except Exception as error:
+            kind, text = _failed_start(error)
+        assert (kind, text.count("\n") == 0) == (("fatal", True) if told else ("error", False))
+        assert text.startswith(told or "Traceback")
