@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.results import ranks
 from benchmarks.results.page import Section, draw, table, write
 from benchmarks.results.plan import Group, Run, Series, groups, runs_of, shortened
 from benchmarks.results.reading import found, read
@@ -73,3 +74,23 @@ def test_every_planned_run_composes_and_has_a_folder_of_its_own(tmp_path: Path) 
         offline = settings.offline.iterations if settings.offline.data else 0
         assert (settings.train_iterations - offline, settings.rollout_size) == (4, 16)
         assert settings.save_path == str(run.folder)
+
+
+def test_ranks_are_compared_by_the_steps_to_a_threshold(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    for run in ranks.rank_runs(tmp_path, [0]):
+        if run.problem is ranks.PROBLEMS[0] and run.divided and run.world < 4:
+            run.folder.mkdir(parents=True)
+            slower = 1 if run.world == 1 else 2
+            lines = [
+                {"global_step": 1024 * (k + 1), "episodes": k % 2, "reward_mean": 100.0 * k / slower if k % 2 else None}
+                for k in range(run.iterations)
+            ]
+            (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told = ranks.section(tmp_path, [0], tmp_path)
+    one, two = [line for line in told.splitlines() if line.startswith("| CartPole")]
+    # The mean of the two or three latest odd iterations is at least 300 when these are 1, 3, 5, or 5, 7.
+    assert one == "| CartPole-v1 | 300 | divided | 1 | 1 | 6 ± 0 | 1.00 | 3700 ± 0 |"
+    assert two == "| CartPole-v1 | 300 | divided | 2 | 1 | 9 ± 0 | 1.50 | 1850 ± 0 |"
+    assert (tmp_path / "results" / "ranks.png").read_bytes().startswith(b"\x89PNG")
+    assert ranks.section(tmp_path / "nothing", [0], tmp_path) == ""
