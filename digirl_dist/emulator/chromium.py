@@ -87,7 +87,7 @@ class Chromium:
 
         Raises SettingsError when the program or its sandbox is missing, EmulatorError when it does not start.
         """
-        browser = _program(BROWSERS, "chromium")
+        browser = browser_program()
         self._folder: str | None = _throw_away_folder()
         self._browser: _Browser | None = None
         try:
@@ -323,6 +323,11 @@ def _throw_away_folder() -> str:
 
 def _log(folder: str) -> Path:
     return Path(folder) / "chromium.log"
+
+
+def browser_program() -> str:
+    """Returns the path of the browser of this machine. Raises SettingsError where there is none."""
+    return _program(BROWSERS, "chromium")
 
 
 def _program(names: Sequence[str], package: str) -> str:

@@ -93,7 +93,7 @@ class MiniwobEmulator:
     """
 
     def __init__(self, settings: MiniwobSettings) -> None:
-        self._pages = _html_folder()
+        self._pages = html_folder()
         self._focus_ring = settings.focus_ring
         self._chromium = Chromium(*_WINDOW)
         self._last = Observation()
@@ -163,7 +163,7 @@ def every_page(split: str) -> list[Task]:
 
 
 def _pages() -> list[str]:
-    return sorted({page.stem for page in _html_folder().glob("*.html")} - _TIMED)
+    return sorted({page.stem for page in html_folder().glob("*.html")} - _TIMED)
 
 
 def _page(name: str, pages: Sequence[str]) -> str:
@@ -176,7 +176,7 @@ def _page(name: str, pages: Sequence[str]) -> str:
     raise SettingsError(f"{name!r} is not a MiniWoB++ page{hint}; 'all' stands for all {len(pages)}")
 
 
-def _html_folder() -> Path:
+def html_folder() -> Path:
     """Where the package keeps its pages. It is only looked up: importing it would register 128 environments."""
     found = importlib.util.find_spec("miniwob")
     if found is None or not found.submodule_search_locations:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from digirl_dist.assembly.parts import build_agent, build_device
 from digirl_dist.emulator import DeviceActions
-from digirl_dist.emulator.browsergym import touch
+from digirl_dist.emulator.browsergym import observed, touch
 from digirl_dist.emulator.gymnasium import GymnasiumEmulator, gymnasium_factory, gymnasium_spec
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError, SettingsError
@@ -177,3 +177,21 @@ def test_an_entry_that_does_not_exist_is_named() -> None:
 )
 def test_touch_actions_are_put_into_browsergyms_words(action: DeviceAction, call: str) -> None:
     assert touch(action, (HEIGHT, WIDTH)) == call
+
+
+def test_of_an_observation_goal_and_screenshot_are_used() -> None:
+    """In the form of browsergym-core 0.14.3, as it was recorded on miniwob.click-test."""
+    raw = {
+        "goal": "Click the button.",
+        "goal_object": ({"type": "text", "text": "Click the button."},),
+        "chat_messages": ({"role": "user", "timestamp": 1.8e9, "message": "Click the button."},),
+        "screenshot": np.zeros((321, 498, 4), np.uint8),
+        "axtree_object": {"nodes": []},
+        "extra_element_properties": {
+            "13": {"bbox": [117.0, 169.5, 55.5, 51.0], "visibility": 1.0, "set_of_marks": True}
+        },
+        "elapsed_time": np.array([0.5]),
+    }
+    seen = observed(raw)
+    assert seen.keys() == {"goal", "screenshot"}
+    assert seen["goal"] == "Click the button." and seen["screenshot"].shape == (321, 498, 3)
