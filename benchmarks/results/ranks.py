@@ -18,17 +18,18 @@ NAME = "ranks"
 _ROOT = Path(__file__).resolve().parents[2]
 _WORLDS = (1, 2, 4)
 _BSIZE, _STEPS, _BATCH = 8, 128, 64
-"""Of one rank alone."""
+"""Emulators, steps of each in an iteration, and rows of a minibatch: of one rank alone."""
 _WINDOW = 5 * _BSIZE * _STEPS
 """Global steps over whose episodes a mean return is taken."""
 _TEXT = f"""\
-`digirl_dist.train` with PPO on 1, 2 and 4 ranks of {_BSIZE} emulators each, and the same number of global steps
-(steps of all emulators together). *Divided*: `distributed.steps` ({_STEPS}) and `algorithm.ppo.batch_size`
-({_BATCH}) are divided by the number of ranks, so that an iteration has as many steps, minibatches and rows in a
-minibatch on any number of ranks. That is the rule to follow; the learning rate stays. *Unchanged*: each rank keeps
-both, so a minibatch has the rows of all ranks, and there are fewer updates for the same steps. `steps` are the
-thousands of global steps after which the mean return of the episodes that ended within the last {_WINDOW} steps
-reached the threshold, means over seeds ± standard deviation; `end` is that mean return at the end.
+`digirl_dist.train` with PPO on 1, 2 and 4 ranks, and the same number of global steps (steps of all emulators
+together). *Divided*: `bsize` ({_BSIZE}) and `algorithm.ppo.batch_size` ({_BATCH}) are divided by the number of
+ranks, so that an iteration has as many emulators, steps and minibatches, and these as many rows, on any number of
+ranks. That is the rule to follow; the learning rate stays. *Unchanged*: each rank keeps both, so a minibatch has
+the rows of all ranks, and there are fewer updates for the same steps. `steps` are the thousands of global steps
+after which the mean return of the episodes that ended within the last {_WINDOW} steps reached the threshold, means
+over seeds ± standard deviation; `end` is that mean return at the end. With more emulators, episodes that began
+together end later in global steps.
 """
 
 
@@ -76,8 +77,8 @@ class RankRun:
             *(sys.executable, *launcher, "-m", "digirl_dist.train", "--config-name", "ranks"),
             *(["--distributed"] if self.world > 1 else []),
             f"emulator.id={self.problem.name}",
-            f"bsize={_BSIZE}",
-            f"distributed.steps={_STEPS // parts}",
+            f"bsize={_BSIZE // parts}",
+            f"distributed.steps={_STEPS}",
             f"algorithm.ppo.batch_size={_BATCH // parts}",
             "distributed.eval_freq=0",
             "keep_checkpoints=1",
