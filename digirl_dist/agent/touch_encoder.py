@@ -62,7 +62,8 @@ class Encoder(nn.Module):
     def forward(self, images: torch.Tensor, texts: Sequence[str], planes: torch.Tensor) -> Seen:
         words, starts = bags(texts, self._buckets)
         text = self._words(words.to(images.device), starts.to(images.device))
-        seen = self._vision(images.float() / 127.5 - 1) + self._place + self._trace(planes)
+        pictures = images.contiguous(memory_format=torch.channels_last).float() / 127.5 - 1  # a third faster on CPUs
+        seen = self._vision(pictures) + self._place + self._trace(planes)
         cells = torch.relu(self._norm(seen.flatten(2).transpose(1, 2)))
         scale = cells.shape[2] ** -0.5
         queries = self._touch_query(text).unflatten(1, (self._placed, -1))
