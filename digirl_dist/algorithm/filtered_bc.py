@@ -11,7 +11,7 @@ from digirl_dist.agent import Agent
 from digirl_dist.algorithm import LOOP, StepOutcome
 from digirl_dist.algorithm.advantages import returns_to_go
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
-from digirl_dist.algorithm.imitation import Imitation, worth_repeating
+from digirl_dist.algorithm.imitation import Example, Imitation, fatal, worth_repeating
 from digirl_dist.algorithm.plugins.filtered_bc import FilteredBcSettings
 from digirl_dist.algorithm.selection import best, leading_on, task_weights
 from digirl_dist.parallel.peers import ALONE, Peers
@@ -39,11 +39,13 @@ class FilteredBC:
         pairs = zip(kept, shares, strict=True)
         discount, erase_loops = self._settings.discount, self._settings.erase_loops
         rows = [row for trajectory, share in pairs for row in worth_repeating(trajectory, share, discount, erase_loops)]
-        loss = self._imitation.fit(rows)
+        avoided = self._avoided(replay, rows)
+        loss = self._imitation.fit([*rows, *avoided])
         good = sum(len(worth_repeating(trajectory, 1.0, discount, erase_loops=False)) for trajectory in kept)
         counts = {
             "kept_trajectories": len(kept),
             "kept_steps": len(rows),
+            "avoided_steps": len(avoided),
             "left_not_chosen": _steps(episodes) - _steps(kept),
             "left_not_good": _steps(kept) - good,
             "left_in_loops": good - len(rows),
@@ -66,10 +68,15 @@ class FilteredBC:
             lowest = min((each.reward for each in kept), default=self._settings.min_return)
             reason = f"its return {episode.reward:.3g} is not among the best, which begin at {lowest:.3g}"
             met = f"; the way to {', '.join(own)}, which it met, was learned under that instruction" if own else ""
-            return [StepOutcome(False, reason + met) for _ in episode.steps]
+            return _of_failure(episode, reason + met, avoided=self._settings.avoid > 0)
         togo = returns_to_go([step.reward for step in episode.steps], self._settings.discount)
         leads = leading_on(episode, self._settings.erase_loops)
         return [_outcome(worth, leads_on, share) for worth, leads_on in zip(togo, leads, strict=True)]
+
+    def _avoided(self, replay: Sequence[Trajectory], rows: Sequence[Example]) -> list[Example]:
+        """The ends of the newest failures, at most as many as ``rows`` and as heavy as these are on average."""
+        worth = float(np.mean([row.weight for row in rows])) if rows else 0.0
+        return fatal(replay, len(rows), self._settings.avoid * worth)
 
     def _chosen(self, episodes: Sequence[Trajectory]) -> tuple[list[Trajectory], list[float]]:
         """Returns the episodes to imitate, and what each counts for."""
@@ -86,6 +93,13 @@ class FilteredBC:
 
 def _steps(episodes: Sequence[Trajectory]) -> int:
     return sum(len(episode.steps) for episode in episodes)
+
+
+def _of_failure(episode: Trajectory, reason: str, avoided: bool) -> list[StepOutcome]:
+    outcomes = [StepOutcome(False, reason) for _ in episode.steps]
+    if avoided and fatal([episode], 1, 1.0):
+        outcomes[-1] = StepOutcome(True, "it ended the episode without success, and is made less likely")
+    return outcomes
 
 
 def _outcome(worth: float, leads_on: bool, share: float) -> StepOutcome:

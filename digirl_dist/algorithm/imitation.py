@@ -19,11 +19,13 @@ from digirl_dist.trajectory import Observation, Trajectory
 from digirl_dist.types import Json
 
 _ROWS_AT_ONCE = 256
+_LIKELIEST = -1e-4
+"""Of an action to avoid, so that the logarithm of what is left stays finite."""
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """An action worth repeating where it was taken; ``weight`` says how much."""
+    """An action worth repeating where it was taken; ``weight`` says how much. Below 0: one to avoid."""
 
     observation: Observation
     action: Json
@@ -42,9 +44,23 @@ def worth_repeating(episode: Trajectory, weight: float, discount: float, erase_l
     return [Example(step.observation, step.action, heavy) for step, heavy in steps if heavy > 0]
 
 
+def fatal(episodes: Sequence[Trajectory], most: int, weight: float) -> list[Example]:
+    """The actions that ended the newest ``most`` failures among ``episodes``, to be avoided with this weight.
+
+    What came after an action depends on those that followed it, but not of the last one: it earned nothing and left
+    nothing to earn, whatever the policy.
+    """
+    ends = [one.steps[-1] for one in reversed(episodes) if one.steps and one.reward <= 0 and one.steps[-1].terminated]
+    return [Example(step.observation, step.action, -weight) for step in ends[:most]]
+
+
 def imitation_loss(log_probs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Weighted mean of the actions' negative log-likelihood; both arguments have shape [B]."""
-    return -(weights * log_probs).sum() / weights.sum()
+    """Weighted mean of −log π, and where a weight is below 0 of −log(1 − π); both arguments have shape [B].
+
+    The latter is the unlikelihood of Welleck et al. 2019 (arXiv 1908.04319): it matters as far as the action is likely.
+    """
+    avoided = (-torch.expm1(log_probs.clamp(max=_LIKELIEST))).log()
+    return -(weights.abs() * torch.where(weights < 0, avoided, log_probs)).sum() / weights.abs().sum()
 
 
 class Imitation:
@@ -58,20 +74,20 @@ class Imitation:
         self._optimizer = MinibatchOptimizer(agent.parameters(), settings, seed, "the actor's loss", peers)
 
     def fit(self, rows: Sequence[Example]) -> float:
-        """The mean loss of one iteration's minibatches, 0 without examples of weight above 0. Raises TrainingError."""
-        rows = [row for row in rows if row.weight > 0]  # the others would cost passes, and teach nothing
+        """The mean loss of one iteration's minibatches, 0 without examples of any weight. Raises TrainingError."""
+        rows = [row for row in rows if row.weight]  # the others would cost passes, and teach nothing
         self._agent.train()
         loss = self._optimizer.fit(
             len(rows),
             loss_of=lambda batch: self._loss_of([rows[index] for index in batch]),
-            weight_of=lambda batch: sum(rows[index].weight for index in batch),
+            weight_of=lambda batch: sum(abs(rows[index].weight) for index in batch),
         )
         self._agent.train(False)
         return loss
 
     def measure(self, rows: Sequence[Example]) -> float:
-        """The loss of all examples together, without learning; 0 without examples of weight above 0."""
-        rows = [row for row in rows if row.weight > 0]
+        """The loss of all examples together, without learning; 0 without examples of any weight."""
+        rows = [row for row in rows if row.weight]
         if not rows:
             return 0.0
         with torch.no_grad():

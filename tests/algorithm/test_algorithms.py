@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from digirl_dist.algorithm.advantages import returns_to_go
 from digirl_dist.algorithm.digirl import DigiRL
 from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.algorithm.grpo import Grpo
-from digirl_dist.algorithm.imitation import imitation_loss
+from digirl_dist.algorithm.imitation import fatal, imitation_loss
 from digirl_dist.algorithm.optimizer import batches, sane
 from digirl_dist.algorithm.selection import best, on_the_way, task_weights
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
@@ -195,6 +196,39 @@ def test_the_imitation_loss_is_the_weighted_mean_of_negative_log_likelihoods() -
     log_probs, weight = -rng.random(9), rng.random(9)
     found = float(imitation_loss(torch.tensor(log_probs), torch.tensor(weight)))
     assert found == pytest.approx(-np.average(log_probs, weights=weight), abs=1e-6)
+
+
+def test_an_action_to_avoid_costs_what_its_likelihood_leaves_and_shares_in_the_weights() -> None:
+    log_probs, weight = np.log([0.5, 0.75, 0.2]), np.array([1.0, -2.0, 1.0])
+    found = float(imitation_loss(torch.tensor(log_probs), torch.tensor(weight)))
+    assert found == pytest.approx(-(np.log(0.5) + 2 * np.log(0.25) + np.log(0.2)) / 4, abs=1e-6)
+    certain = imitation_loss(torch.zeros(1, requires_grad=True), torch.tensor([-1.0]))
+    assert torch.isfinite(certain)
+
+
+def test_what_ended_a_failure_is_avoided_but_not_what_a_limit_cut_off() -> None:
+    ended = [episode for episode in episodes(0) if episode.success]
+    failed = [replace(one, steps=[*one.steps[:-1], replace(one.steps[-1], reward=0.0)]) for one in ended[:5]]
+    cut_off = [episode for episode in episodes(0) if not episode.success]
+    found = fatal([*failed, *ended, *cut_off], 3, 0.5)
+    assert [(row.observation, row.weight) for row in found] == [
+        (one.steps[-1].observation, -0.5) for one in failed[:1:-1]
+    ]
+
+
+@pytest.mark.parametrize("avoid", [0.0, 1.0])
+def test_filtered_bc_makes_what_ended_a_failure_less_likely(avoid: bool) -> None:
+    agent = policy()
+    seen = Observation("", None, np.ones(3, np.float32))
+    one = {reward: Trajectory(Ticket(0, 0, Task("t"), 0, 0), f"e{reward}", "w", 0,
+                              [Step(seen, int(reward), -1.0, reward, True, False)], Observation(), reward > 0)
+           for reward in (0.0, 1.0)}  # fmt: skip
+    before = agent.log_prob([seen] * 3, [0, 1, 2]).exp()
+    FilteredBC(agent, FilteredBcSettings(avoid=avoid), seed=3).update([*one.values()], [*one.values()])
+    after = agent.log_prob([seen] * 3, [0, 1, 2]).exp()
+    lost = (before - after) / before
+    assert after[1] > before[1]
+    assert (lost[0] > lost[2] + 0.01) == bool(avoid), "beside the action that no episode tried"
 
 
 def test_returns_to_go_are_discounted_sums() -> None:

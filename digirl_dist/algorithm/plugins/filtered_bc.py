@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, hindsight_of
 from digirl_dist.settings.algorithms import ActorSettings, HindsightSettings
-from digirl_dist.settings.ranges import Real, Share, SomeShare
+from digirl_dist.settings.ranges import Amount, Real, Share, SomeShare
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import AlgorithmFactory
@@ -26,6 +26,9 @@ class FilteredBcSettings(AlgorithmPlugin):
     erase_loops: bool = True
     """Steps are not imitated whose screen comes back later, before anything was earned. Set it to false where a needed
     action leaves no trace on the screen."""
+    avoid: Amount = 1.0
+    """How much an action counts, beside one that is imitated, that ended an episode without success: it is made less
+    likely. 0: failures teach nothing."""
     hindsight: HindsightSettings = field(default_factory=HindsightSettings)
     actor: ActorSettings = field(default_factory=lambda: ActorSettings(epochs=20, max_examples=3000))
     """Few steps are good at first, so there are many passes over them."""
