@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from benchmarks.results import ranks
+from benchmarks.results import leaderboard, ranks
 from benchmarks.results.page import Section, draw, table, write
 from benchmarks.results.plan import Group, Run, Series, groups, runs_of, shortened
 from benchmarks.results.reading import found, read
@@ -94,3 +95,42 @@ def test_ranks_are_compared_by_the_steps_to_a_threshold(tmp_path: Path) -> None:
     assert two == "| CartPole-v1 | 300 | divided | 2 | 1 | 9 ± 0 | 1.50 | 1850 ± 0 |"
     assert (tmp_path / "results" / "ranks.png").read_bytes().startswith(b"\x89PNG")
     assert ranks.section(tmp_path / "nothing", [0], tmp_path) == ""
+
+
+def test_a_row_says_when_two_iterations_in_a_row_had_succeeded_and_is_kept(tmp_path: Path) -> None:
+    run = leaderboard.run_of("click-test", "grpo", 3, tmp_path)
+    record(run, [0.2, 0.85, 0.7, 0.9, 0.94, 0.6])
+    row = leaderboard.row_of(run, "click-test", "grpo", "abc1234")
+    assert (row.reached, row.end, row.episodes[4], row.seconds[4]) == (4, pytest.approx(0.77), 50, 150.0)
+    leaderboard.write(tmp_path, [row])
+    page = (tmp_path / "leaderboard.md").read_text()
+    command = "`script/leaderboard --task click-test --recipe grpo --seeds 3`"
+    assert f"| click-test | grpo | 3 | 1 of 1 | 50 | 2.5 | 0.77 | abc1234 | {command} |" in page
+    assert "| click-test | filtered_bc | not run |" in page
+    assert (tmp_path / "results" / "leaderboard.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_row_that_exists_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = leaderboard.Row("click-test", "grpo", 0, "abc1234", "2026-05-04", [10, 20], [0.9, 0.9], [1.0, 2.0])
+    (tmp_path / "leaderboard.jsonl").write_text(json.dumps(asdict(row)) + "\n")
+    asked = [
+        "--task",
+        "click-test",
+        "--recipe",
+        "grpo",
+        "--seeds",
+        "0",
+        "--out",
+        str(tmp_path),
+        "--runs",
+        str(tmp_path),
+    ]
+    assert leaderboard.main(asked) == 0
+    assert "==" not in capsys.readouterr().out
+    assert leaderboard.rows(tmp_path / "leaderboard.jsonl") == [row]
+
+
+def test_every_row_of_the_leaderboard_composes(tmp_path: Path) -> None:
+    for task in leaderboard.TASKS:
+        run = leaderboard.run_of(task, "digirl-code", 0, tmp_path)
+        assert Source("config/multimachine", "host", tuple(run.overrides())).load().train_algorithm == "digirl"

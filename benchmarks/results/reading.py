@@ -25,6 +25,8 @@ class Curve:
     learned: list[int]
     success: list[float]
     episodes: int
+    elapsed: list[float]
+    """Seconds of wall-clock up to the end of each of them, without those that learned offline."""
     seconds: float
     day: date
     finished: bool
@@ -65,6 +67,7 @@ def read(run: Run) -> Curve | None:
         totals[:-1],
         [line["success_rate"] for line in acted],
         totals[-1],
+        list(accumulate(line["iteration_s"] for line in acted)),
         sum(line["iteration_s"] for line in lines),
         date.fromtimestamp(lines[-1]["time"]),
         finished=len(lines) >= run.series.updates,
