@@ -164,7 +164,7 @@ def draw(found: Sequence[Row], path: Path) -> None:
         axis.set_axis_off()
     drawn = [recipe for recipe in RECIPES if any(row.recipe == recipe for row in found)]
     figure.legend(
-        [figure.axes[0].plot([], [], color=colours[one])[0] for one in drawn], drawn, loc="outside lower center"
+        [figure.axes[0].plot([], [], color=colours[one])[0] for one in drawn], drawn, loc="outside upper center"
     )
     figure.supxlabel("episodes learned from", fontsize=9)
     figure.savefig(path, dpi=110)
