@@ -83,11 +83,7 @@ class Iteration:
     @property
     def missing(self) -> int:
         """Episodes that have not landed, and may."""
-<<<<<<< HEAD
         return len(self._missing) - len(self._aside())
-=======
-        return len(self._missing) - len(self._missing & self._leases.set_aside.keys())
->>>>>>> 0172124 (Large fleets: handing out and doubling tickets takes a bounded share of the host's time and finds tickets by key; 32 logins at once; the fleet benchmark has 10,016 slots)
 
     @property
     def wanted(self) -> int:

@@ -234,8 +234,12 @@ class Leases:
         for held in (*self._running.values(), *self._coming.values()):
             for key in held.keys() - self.tickets.keys():
                 del held[key]
-        self._queue = deque(key for key in dict.fromkeys(self._queue) if key in self.tickets)
-        self._queue.extend(key for key in self.tickets if self._is_orphan(key))
+        self._held_by = {}
+        for worker, held in (*self._running.items(), *self._coming.items()):
+            for key in held:
+                self._held_by.setdefault(key, {})[worker] = None
+        self._queue = OrderedDict.fromkeys(key for key in self._queue if key in self.tickets)
+        self._queue.update(dict.fromkeys(filter(self._is_orphan, self.tickets)))
 
     def release(self, worker: str) -> int:
         """Returns the tickets of a worker that is gone to the head of the queue; returns how many."""

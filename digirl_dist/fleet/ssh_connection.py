@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-from collections.abc import Iterator, Mapping, Sequence
-=======
 import threading
-from collections.abc import Sequence
->>>>>>> 0172124 (Large fleets: handing out and doubling tickets takes a bounded share of the host's time and finds tickets by key; 32 logins at once; the fleet benchmark has 10,016 slots)
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from digirl_dist.errors import DigirlDistError, LinkLostError, WorkerError
