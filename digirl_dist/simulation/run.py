@@ -66,8 +66,9 @@ class SimulatedRun:
                 self.away_s = 1.0
             self.world.sleep(self.away_s)
         self.invariants.finished()
-        until = max(self.calm_at, self.world.now) + self.scenario.schedule.limits.orphan_s + _LAST_S
-        while self.invariants.orphans() and self.world.now < until:
+        self.fleet.alive = False  # faults may still strike the machines
+        over_at, alone_s = self.world.now, self.scenario.schedule.limits.orphan_s + _LAST_S
+        while self.invariants.orphans() and self.world.now < max(self.calm_at, over_at) + alone_s:
             self.world.sleep(1.0)
         self.invariants.left_alone()
 
