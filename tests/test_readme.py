@@ -89,13 +89,13 @@ def test_ones_own_environment_and_agent_run_over_ssh(checkout: Path) -> None:
     assert not processes_with(checkout)
 
 
-@pytest.mark.long(200)
+@pytest.mark.long(120)
 @pytest.mark.timeout(900)
 def test_the_demo_learns_on_a_fresh_machine(checkout: Path) -> None:
-    done = shell(f"{COMMANDS[1]} train_iterations=10", checkout, 880)  # of 14, which reach 0.95
+    done = shell(f"{COMMANDS[1]} train_iterations=6", checkout, 880)  # of 14
     assert done.returncode == 0, done.stdout + done.stderr
     assert "runs/demo/report.html" in done.stdout
     rates = success_rates(checkout / "runs" / "demo")
-    assert sum(rates[:2]) / 2 <= 0.35 and sum(rates[-2:]) / 2 >= 0.45, rates
+    assert rates[0] <= 0.35 and sum(rates[-2:]) / 2 >= 0.9, rates
     assert (checkout / "runs" / "demo" / "report.html").exists()
     assert not processes_with(checkout)

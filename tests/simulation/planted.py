@@ -31,7 +31,7 @@ def lost_lease(patch: Patch) -> None:
     def release(self: Any, worker: str) -> int:
         queued, count = self.queued, real(self, worker)
         while self.queued > queued:
-            self._queue.popleft()
+            self._queue.popitem(last=False)
         return count
 
     patch.setattr(Leases, "release", release)

@@ -226,7 +226,7 @@ def test_b11_two_nodes_of_two_ranks_train_together_with_four_seeds(four: Path) -
     assert metrics(four)[-1]["world_size"] == 4 and "step_value_loss" in metrics(four)[-1]
 
 
-@pytest.mark.unit
+@pytest.mark.component
 @pytest.mark.long
 def test_b7_alone_two_and_two_iterations_are_four_to_the_bit_with_groups_of_one_start(tmp_path: Path) -> None:
     more = ["train_algorithm=grpo", "algorithm.grpo.group_size=3", "distributed.eval_freq=0"]
