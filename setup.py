@@ -24,6 +24,7 @@ ATARI = ["ale-py>=0.10"]
 AUTOUI = ["transformers>=5.0"]
 JUDGE = ENDPOINT = ["openai>=1.40"]
 VLM = ["transformers>=5.0", "peft>=0.18"]
+OPENENV = ["websockets>=15"]  # the client; the server is OpenEnv's, in whatever Python has it
 RAY = ["ray>=2.40"]
 BRIDGES = ["rsl-rl-lib>=5.5,<6", "skrl>=2.1,<3", "stable-baselines3>=2.7"]
 # For `script/bench ray`. Not ray[rllib], which pins a gymnasium that miniwob refuses; RLlib runs with others.
@@ -82,6 +83,7 @@ setup(
         "judge": JUDGE,
         "miniwob": MINIWOB,
         "mlflow": MLFLOW,
+        "openenv": OPENENV,
         "peers": PEERS,
         "ray": RAY,
         "release": ["build", "twine"],
@@ -102,6 +104,7 @@ setup(
             *JUDGE,
             *MINIWOB,
             *MLFLOW,
+            *OPENENV,
             *RAY,
             *VIEW,
             *VLM,

@@ -1,0 +1,172 @@
+"""The server of an OpenEnv environment: started behind a socket of its own, asked over WebSocket, and ended."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from websockets.exceptions import WebSocketException
+from websockets.sync.client import ClientConnection, unix_connect
+
+from digirl_dist.emulator.plugins.openenv import OpenEnvSettings
+from digirl_dist.errors import EmulatorError
+
+_LOOK_S = 0.05
+_END_S = 3.0
+_LINES_KEPT = 20
+_LONGEST_LINE = 4096
+_LONGEST_PATH = 107
+"""Bytes of a Unix socket's path."""
+_MOST_BYTES = 64 << 20
+"""Of one message."""
+
+
+class OpenEnvServer:
+    """One server process, and at most one session with it. Used by one thread.
+
+    Its socket lies in a folder that only this user can enter (uvicorn itself lets everybody connect to it), so nothing
+    listens on a port. What it prints is read, and only its last lines are kept.
+    """
+
+    def __init__(self, settings: OpenEnvSettings) -> None:
+        """Raises EmulatorError, with its last lines, for a server that does not become ready."""
+        self._settings = settings
+        self._until = time.monotonic() + settings.ready_s
+        self._said: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._session: ClientConnection | None = None
+        self._open = ExitStack()
+        self._folder = Path(tempfile.mkdtemp(prefix="openenv-"))
+        try:
+            self._process = self._started()
+            threading.Thread(target=self._listen, name="openenv-log", daemon=True).start()
+            self._wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def get(self, path: str) -> Any:
+        """Returns the JSON behind a path. Raises OSError, HTTPException or ValueError."""
+        connection = _UnixHttp(self._socket, timeout=self._left_s())
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            if answer.status != http.HTTPStatus.OK:
+                raise http.client.HTTPException(f"{path} answers {answer.status}")
+            return json.loads(answer.read(_MOST_BYTES))
+        finally:
+            connection.close()
+
+    def ask(self, message: str) -> str:
+        """Sends one of OpenEnv's WebSocket messages and returns the answer. Raises EmulatorError if the server ends.
+
+        The first message opens the session. There is no limit of time: whoever runs the emulator watches it.
+        """
+        try:
+            if self._session is None:
+                connected = unix_connect(
+                    self._socket, "ws://localhost/ws", max_size=_MOST_BYTES, compression=None, ping_interval=None
+                )
+                self._session = self._open.enter_context(connected)
+            self._session.send(message)
+            return str(self._session.recv())
+        except (OSError, WebSocketException) as error:
+            raise self._failed(f"broke off a session: {error}") from error
+
+    def end_session(self) -> None:
+        """Ends the session and waits until the server has; the next message opens another."""
+        self._session = None
+        self._open.close()
+
+    def close(self) -> None:
+        """Ends the server; a second call is harmless."""
+        self.end_session()
+        process = getattr(self, "_process", None)
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def _socket(self) -> str:
+        return str(self._folder / "s")
+
+    def _left_s(self) -> float:
+        return max(_LOOK_S, self._until - time.monotonic())
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if len(os.fsencode(self._socket)) > _LONGEST_PATH:
+            raise EmulatorError(f"{self._folder} is too long a path for a socket; set TMPDIR to a shorter one")
+        wanted = self._settings
+        python = sys.executable if wanted.python is None else os.path.expanduser(wanted.python)
+        variables = {**os.environ, **wanted.variables}
+        if wanted.python is not None and "PYTHONPATH" not in wanted.variables:
+            variables.pop("PYTHONPATH", None)  # ours, with packages of another Python
+        command = [python, "-m", "uvicorn", wanted.app, "--uds", self._socket, "--no-access-log"]
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd=None if wanted.project is None else os.path.expanduser(wanted.project),
+                env=variables,
+            )
+        except OSError as error:
+            raise EmulatorError(
+                f"the server of {wanted.app} cannot be started: {error}; check emulator.python and emulator.project "
+                "on this machine"
+            ) from error
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            while line := output.readline(_LONGEST_LINE):
+                self._said.append(line.decode(errors="replace").strip())
+
+    def _wait_until_ready(self) -> None:
+        while time.monotonic() < self._until:
+            if self._process.poll() is not None:
+                raise self._failed(f"ended with status {self._process.returncode} before it was ready")
+            try:
+                self.get("/health")
+                return
+            except (OSError, ValueError, http.client.HTTPException):
+                time.sleep(_LOOK_S)
+        raise self._failed(f"was not ready within {self._settings.ready_s:g} s (emulator.ready_s)")
+
+    def _failed(self, what: str) -> EmulatorError:
+        time.sleep(_LOOK_S)  # for its last words
+        said = " | ".join(list(self._said)[-5:])
+        remedy = ""
+        if "No module named" in said or "Could not import" in said:
+            remedy = "; install it with emulator.packages, or name a Python that has it in emulator.python"
+        return EmulatorError(f"the server of {self._settings.app} {what}{remedy}; its last lines: {said or 'none'}")
+
+
+class _UnixHttp(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)

@@ -1,0 +1,56 @@
+"""``emulator=openenv``: any OpenEnv environment, its server beside the slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+from digirl_dist.emulator.plugins import Device, EmulatorPlugin
+from digirl_dist.settings.extras import extra_needed
+from digirl_dist.settings.missing import MISSING
+from digirl_dist.settings.ranges import Real, Seconds
+from digirl_dist.tasks import Task
+
+
+@dataclass
+class OpenEnvSettings(EmulatorPlugin):
+    """Any OpenEnv environment: each slot starts its server behind a Unix socket that only its user can reach."""
+
+    extras: ClassVar[tuple[str, ...]] = ("openenv",)
+    name: str = "openenv"
+    app: str = MISSING
+    """The server's application as uvicorn names it: ``echo_env.server.app:app``, ``server.app:app`` in ``project``."""
+    python: str | None = None
+    """The Python that has OpenEnv and the environment, on the host and on each worker; null: that of the worker
+    program, into which ``packages`` are installed."""
+    project: str | None = None
+    """Folder on the host and on each worker in which the server starts, such as a checkout of the environment."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Environment variables of the server. The run folder records them, so they are no place for secrets."""
+    observe: list[str] = field(default_factory=list)
+    """The fields of an observation that are used; empty: all but ``metadata``."""
+    actions: list[dict[str, Any]] = field(default_factory=list)
+    """The actions to choose from, each the JSON object of a step; empty: as the environment's schema says."""
+    ready_s: Seconds = 120.0
+    """Longest time from the server's start to its first observation, in seconds."""
+    success_reward: Real | None = None
+    """An episode is a success when its return is above this. null: above 0, and no rate of success is reported until
+    there were both successes and failures."""
+
+    @property
+    def tells_success(self) -> bool:
+        return self.success_reward is not None
+
+    def build(self) -> Device:
+        with extra_needed("emulator=openenv", "websockets", "openenv"):
+            from digirl_dist.emulator.openenv import OpenEnvironment
+        from digirl_dist.emulator.gymnasium import GymnasiumEmulator, gymnasium_spec
+
+        factory = partial(GymnasiumEmulator, partial(OpenEnvironment, self), self.success_reward or 0.0)
+        return Device(factory, gymnasium_spec(factory), extras=self.extras)
+
+    def tasks(self, task_set: str, split: str) -> Sequence[Task]:
+        """The one task there is: the environment itself. The ``params`` of a file's tasks go to its reset."""
+        return [Task(id=self.app)]
