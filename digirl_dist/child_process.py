@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import digirl_dist
@@ -10,12 +12,24 @@ import digirl_dist
 SOURCE = str(Path(digirl_dist.__file__).resolve().parent.parent)
 """The folder from which this package was imported."""
 
+_DIES_WITH_ITS_PARENT = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); "
+    "os.getppid() == int(sys.argv[1]) and os.execvp(sys.argv[2], sys.argv[2:])"
+)
+
 
 def environment() -> dict[str, str]:
     """Returns this process's environment with a PYTHONPATH on which ``python -m digirl_dist…`` finds this package."""
     inherited = os.environ.get("PYTHONPATH", "")
     paths = [SOURCE, *(path for path in inherited.split(os.pathsep) if path and path != SOURCE)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def dying_with_this_process(command: Sequence[str]) -> list[str]:
+    """Returns the command so that Linux ends it when the thread ends that starts it; unchanged elsewhere."""
+    if sys.platform != "linux":
+        return list(command)
+    return [sys.executable, "-ISc", _DIES_WITH_ITS_PARENT, str(os.getpid()), *command]
 
 
 def last_lines(log: Path, count: int = 5) -> str:

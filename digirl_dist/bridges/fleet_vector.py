@@ -2,67 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import msgspec
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from digirl_dist.assembly.parts import build_environment
-from digirl_dist.errors import EmulatorError, SettingsError, WorkerError
-from digirl_dist.fleet.install import ensure_installed, this_package
-from digirl_dist.fleet.roster import WorkerConfig, localhost_worker_configs, this_python, worker_configs
-from digirl_dist.settings import LimitSettings, Settings, SshSettings, configuration
-from digirl_dist.slurm.address import SlurmAddress
-from digirl_dist.ssh.channel import Channel
-from digirl_dist.ssh.connect import connect
-from digirl_dist.ssh.connection import Connection
+from digirl_dist.bridges.remote import Remote, machines
+from digirl_dist.errors import EmulatorError, WorkerError
+from digirl_dist.settings import LimitSettings, configuration
 from digirl_dist.user_code.packing import pack
-from digirl_dist.worker_program.environments import MOST_BYTES, native, plain, write_frame
-
-_PROGRAM = ["-m", "digirl_dist.worker_program.environments"]
-
-
-@dataclass
-class _Member:
-    """One worker, and the environments that it has, in the order in which it knows them."""
-
-    name: str
-    connection: Connection
-    channel: Channel
-    envs: list[int] = field(default_factory=list)
-
-    def send(self, what: str, arguments: Sequence[Any]) -> None:
-        self.channel.write(write_frame({"do": what, "with": list(arguments)}))
-
-    def answer(self, limit_s: float) -> list[Any]:
-        """Raises WorkerError if the worker is lost, EmulatorError if an environment raised."""
-        deadline = time.monotonic() + limit_s
-        head = self.channel.read_exactly(4, limit_s)
-        size = int.from_bytes(head, "big")
-        if len(head) < 4 or size > MOST_BYTES:
-            raise self.channel.ended() if len(head) < 4 else WorkerError(self.name, "it sends no frames of ours")
-        data = self.channel.read_exactly(size, max(1.0, deadline - time.monotonic()))
-        try:
-            content = msgspec.msgpack.decode(data)
-            if "error" in content:
-                raise EmulatorError(f"an environment of worker {self.name} raised: {content['error']}")
-            return list(content["results"])
-        except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-            raise WorkerError(self.name, f"it sends no frames of ours: {error}") from error
-
-    def close(self) -> None:
-        self.channel.close()
-        self.connection.close()
+from digirl_dist.worker_program.environments import Hosted, native, plain
 
 
 class FleetVectorEnv(VectorEnv[Any, Any, Any]):
@@ -74,7 +28,7 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
     """
 
     def __init__(
-        self, make: Any, num_envs: int, members: Sequence[_Member], limits: LimitSettings, seed: int = 0
+        self, make: Any, num_envs: int, members: Sequence[Remote], limits: LimitSettings, seed: int = 0
     ) -> None:
         """Raises WorkerError if no worker can make them, EmulatorError if one raises."""
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
@@ -156,7 +110,7 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
     def _limit_s(self, what: str) -> float:
         return self._limits.boot_s if what == "add" else self._limits.reset_s
 
-    def _lose(self, member: _Member, error: Exception) -> list[int]:
+    def _lose(self, member: Remote, error: Exception) -> list[int]:
         self._members.remove(member)
         self._lost.append(str(error))
         member.close()
@@ -207,29 +161,9 @@ def fleet_vector_env(
     """
     settings = configuration.load(config_path, config_name, overrides)
     make = build_environment(settings.emulator)
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="digirl-dist-fleet-")))
-        prepared = partial(_member, settings, pack(make), folder)
-        found = localhost_worker_configs(settings, folder, stack) if settings.dry_run else worker_configs(settings)
-        if any(isinstance(each.address, SlurmAddress) for each in found):
-            raise SettingsError("worker_ips: environments for other libraries are on machines over SSH, not on slurm")
-        with ThreadPoolExecutor(len(found)) as pool:
-            members = list(pool.map(prepared, found))
+    hosted = pack(partial(Hosted, make))
+    with machines(settings) as found:
+        members = [machine.start(hosted) for machine in found]
         env = FleetVectorEnv(make, num_envs, members, settings.limits, settings.seed)
-        stack.callback(env.close)
-        yield env
-
-
-def _member(settings: Settings, factory: bytes, folder: Path, worker_config: WorkerConfig) -> _Member:
-    ssh: SshSettings = settings.ssh
-    connection = connect(worker_config.address, ssh)
-    python = this_python(None)
-    if not settings.dry_run:
-        extras = ("atari",) if "ALE/" in str(getattr(settings.emulator, "id", "")) else ()
-        own = folder / worker_config.name
-        own.mkdir()
-        package = this_package(settings.install, extras, own).with_emulator(settings.emulator)
-        python = [ensure_installed(connection, package, worker_config.run_path, worker_config.python)]
-    channel = connection.open([*python, *_PROGRAM])
-    channel.write(write_frame({"factory": factory}))
-    return _Member(worker_config.name, connection, channel)
+        with closing(env):
+            yield env

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, unix_connect
 
+from digirl_dist.child_process import dying_with_this_process
 from digirl_dist.emulator.plugins.openenv import OpenEnvSettings
 from digirl_dist.errors import EmulatorError
 
@@ -84,10 +86,11 @@ class OpenEnvServer:
         except (OSError, WebSocketException) as error:
             raise self._failed(f"broke off a session: {error}") from error
 
-    def end_session(self) -> None:
+    def end_session(self, _: Sequence[Any] = ()) -> Sequence[Any]:
         """Ends the session and waits until the server has; the next message opens another."""
         self._session = None
         self._open.close()
+        return ()
 
     def close(self) -> None:
         """Ends the server; a second call is harmless."""
@@ -117,10 +120,12 @@ class OpenEnvServer:
         variables = {**os.environ, **wanted.variables}
         if wanted.python is not None and "PYTHONPATH" not in wanted.variables:
             variables.pop("PYTHONPATH", None)  # ours, with packages of another Python
+        if shutil.which(python) is None:
+            raise self._unstartable(f"there is no {python}")
         command = [python, "-m", "uvicorn", wanted.app, "--uds", self._socket, "--no-access-log"]
         try:
             return subprocess.Popen(
-                command,
+                dying_with_this_process(command),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -128,10 +133,11 @@ class OpenEnvServer:
                 env=variables,
             )
         except OSError as error:
-            raise EmulatorError(
-                f"the server of {wanted.app} cannot be started: {error}; check emulator.python and emulator.project "
-                "on this machine"
-            ) from error
+            raise self._unstartable(str(error)) from error
+
+    def _unstartable(self, why: str) -> EmulatorError:
+        remedy = "check emulator.python and emulator.project on this machine"
+        return EmulatorError(f"the server of {self._settings.app} cannot be started: {why}; {remedy}")
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -157,6 +163,14 @@ class OpenEnvServer:
         if "No module named" in said or "Could not import" in said:
             remedy = "; install it with emulator.packages, or name a Python that has it in emulator.python"
         return EmulatorError(f"the server of {self._settings.app} {what}{remedy}; its last lines: {said or 'none'}")
+
+
+class HostedServer(OpenEnvServer):
+    """One that a program on a worker has for its host (``worker_program.environments``)."""
+
+    def say(self, messages: Sequence[str]) -> list[str]:
+        """Returns the answer to each message."""
+        return [self.ask(message) for message in messages]
 
 
 class _UnixHttp(http.client.HTTPConnection):

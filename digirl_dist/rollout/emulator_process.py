@@ -29,25 +29,35 @@ _CLOSE_LIMIT_S = 5.0
 
 def main(argv: list[str]) -> int:
     requests, lifeline, factory = int(argv[0]), int(argv[1]), argv[2]
+    return guarded(lambda: _serve(Pipe(socket.socket(fileno=requests)), factory), lifeline, requests)
+
+
+def guarded(serve: Callable[[], None], lifeline: int | None, *of_the_child: int) -> int:
+    """Forks, and runs ``serve`` in the child; waits for its end, or for that of ``lifeline``, and cleans up.
+
+    Call this before anything heavy is imported. The child alone keeps the descriptors ``of_the_child``.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with tempfile.TemporaryDirectory(prefix="emulator-", ignore_cleanup_errors=True) as scratch:
         child = os.fork()
         if child == 0:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            os.close(lifeline)
+            if lifeline is not None:
+                os.close(lifeline)
             os.environ["TMPDIR"] = tempfile.tempdir = scratch
-            _serve(Pipe(socket.socket(fileno=requests)), factory)
+            serve()
             os._exit(0)
-        os.close(requests)
+        for descriptor in of_the_child:
+            os.close(descriptor)
         return _guard(child, lifeline)
 
 
-def _guard(child: int, lifeline: int) -> int:
+def _guard(child: int, lifeline: int | None) -> int:
     """Waits for the end of the child or of the owner; then ends every descendant."""
     exited = os.pidfd_open(child)
-    select.select([exited, lifeline], [], [])
-    if not select.select([exited], [], [], 0)[0]:
+    select.select([exited] if lifeline is None else [exited, lifeline], [], [])
+    if lifeline is not None and not select.select([exited], [], [], 0)[0]:
         select.select([exited], [], [], _CLOSE_LIMIT_S if _was_asked_to_close(lifeline) else 0)
     _kill_descendants()
     return 0

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
-_DIES_WITH_ITS_PARENT = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); "
-    "os.getppid() == int(sys.argv[1]) and os.execvp(sys.argv[2], sys.argv[2:])"
-)
+from digirl_dist.child_process import dying_with_this_process
 
 
 def start(
@@ -25,8 +20,7 @@ def start(
 def _start(
     command: Sequence[str], stdin: int, stdout: int, stderr: int, env: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    if sys.platform == "linux":
-        command = [sys.executable, "-ISc", _DIES_WITH_ITS_PARENT, str(os.getpid()), *command]
+    command = dying_with_this_process(command)
     return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, env=env, start_new_session=True)
 
 

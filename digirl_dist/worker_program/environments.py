@@ -1,4 +1,4 @@
-"""Gymnasium environments on a worker machine, stepped by the host over this program's stdin and stdout.
+"""Environments on a worker machine, stepped by the host over this program's stdin and stdout.
 
 A frame is its length, 4 bytes with the highest first, and a MessagePack mapping. The program ends, and closes its
 environments, when its stdin does.
@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import os
 import pickle
+import queue
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 import gymnasium
 import msgspec
 import numpy as np
 
+from digirl_dist.rollout.emulator_process import guarded
+
+_CLOSE_LIMIT_S = 5.0
 MOST_BYTES = 1 << 28
 """Longest frame."""
 
@@ -62,8 +68,8 @@ def native(value: Any) -> Native:
 class Hosted:
     """The environments of this process, by their number in it."""
 
-    def __init__(self, factory: bytes) -> None:
-        self._make = pickle.loads(factory)  # from the host, as everything that is packed
+    def __init__(self, make: Callable[[], gymnasium.Env[Any, Any]]) -> None:
+        self._make = make
         self._envs: list[gymnasium.Env[Any, Any]] = []
 
     def add(self, seeds: Sequence[int | None]) -> list[Any]:
@@ -120,17 +126,37 @@ def _read_frame(source: BinaryIO) -> Any:
 
 
 def main() -> int:
+    """Serves in a child process. When that has ended, however it did, its own children are ended too."""
+    return guarded(_serve, None)
+
+
+def _serve() -> None:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what environments print must not come between frames
-    hosted = Hosted(_read_frame(sys.stdin.buffer)["factory"])
-    while (request := _read_frame(sys.stdin.buffer)) is not None:
+    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_read_requests, args=[requests], daemon=True).start()
+    hosted, failure = None, ""
+    try:
+        hosted = pickle.loads(requests.get()["hosted"])()  # from the host, as everything that is packed
+    except Exception:
+        failure = traceback.format_exc(limit=-4)
+    while (request := requests.get()) is not None:
         try:
-            answer: dict[str, Any] = {"results": getattr(hosted, request["do"])(request["with"])}
+            answer = {"error": failure} if failure else {"results": getattr(hosted, request["do"])(request["with"])}
         except Exception:
             answer = {"error": traceback.format_exc(limit=-4)}
         answers.write(write_frame(answer))
-    hosted.close()
-    return 0
+    if hosted is not None:
+        hosted.close()
+
+
+def _read_requests(requests: queue.SimpleQueue[Any]) -> None:
+    """Reads to the end of stdin. An environment that hangs then is not waited for."""
+    while (request := _read_frame(sys.stdin.buffer)) is not None:
+        requests.put(request)
+    requests.put(None)
+    time.sleep(_CLOSE_LIMIT_S)
+    os._exit(1)
 
 
 if __name__ == "__main__":

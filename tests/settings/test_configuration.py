@@ -42,10 +42,9 @@ def test_every_configuration_composes(name: str) -> None:
 @pytest.mark.parametrize("group", ["emulator", "agent"])
 def test_every_option_of_a_group_composes(group: str) -> None:
     for path in (ROOT / FOLDER / group).glob("*.yaml"):
-        needs = {"custom": ["entry_point=a:b"], "autoui": ["model=x"], "vlm": ["model=x"], "endpoint": ["model=x"]}.get(
-            path.stem, []
-        )
-        chosen = load(f"{group}={path.stem}", *(f"{group}.{need}" for need in needs))
+        models = dict.fromkeys(["autoui", "vlm", "endpoint"], "model=x")
+        needs = {"custom": "entry_point=a:b", "openenv": "app=a:b", **models}.get(path.stem)
+        chosen = load(f"{group}={path.stem}", *([f"{group}.{needs}"] if needs else []))
         assert getattr(chosen, group).name == path.stem.removesuffix("_fine")
 
 
@@ -89,7 +88,7 @@ def test_workers_may_be_names_or_mappings() -> None:
         ("dry_run=maybe", "dry_run"),
         ("parallel=cluster", "parallel"),
         ("train_algorithm=dqn", "train_algorithm"),
-        ("emulator=iphone", "there are android, custom, gymnasium, miniwob, phone"),
+        ("emulator=iphone", "there are android, custom, gymnasium, miniwob, openenv, phone"),
         ("agent=custom", "entry_point"),
         ("bsize", "not of the form key=value"),
         ("capacity=100", "DigiRL's capacity is trainer.replay_size here"),

@@ -1,0 +1,103 @@
+"""Programs on the workers of a configuration that host environments for this process, over SSH."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+
+from digirl_dist.errors import EmulatorError, SettingsError, WorkerError
+from digirl_dist.fleet.install import ensure_installed, this_package
+from digirl_dist.fleet.roster import WorkerConfig, localhost_worker_configs, this_python, worker_configs
+from digirl_dist.settings import Settings
+from digirl_dist.slurm.address import SlurmAddress
+from digirl_dist.ssh.channel import Channel
+from digirl_dist.ssh.connect import connect
+from digirl_dist.ssh.connection import Connection
+from digirl_dist.worker_program.environments import MOST_BYTES, write_frame
+
+
+@dataclass(eq=False)
+class Remote:
+    """A program on a worker, and the numbers of the environments that it has, in the order in which it knows them."""
+
+    name: str
+    channel: Channel
+    envs: list[int] = field(default_factory=list)
+
+    def send(self, what: str, arguments: Sequence[Any]) -> None:
+        self.channel.write(write_frame({"do": what, "with": list(arguments)}))
+
+    def answer(self, limit_s: float) -> list[Any]:
+        """Raises WorkerError if the worker is lost, EmulatorError if an environment raised."""
+        deadline = time.monotonic() + limit_s
+        head = self.channel.read_exactly(4, limit_s)
+        size = int.from_bytes(head, "big")
+        if len(head) < 4 or size > MOST_BYTES:
+            raise self.channel.ended() if len(head) < 4 else WorkerError(self.name, "it sends no frames of ours")
+        data = self.channel.read_exactly(size, max(1.0, deadline - time.monotonic()))
+        try:
+            content = msgspec.msgpack.decode(data)
+            if "error" in content:
+                raise EmulatorError(f"an environment of worker {self.name} raised: {content['error']}")
+            return list(content["results"])
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+            raise WorkerError(self.name, f"it sends no frames of ours: {error}") from error
+
+    def close(self) -> None:
+        """Closes the program's streams, at which it ends."""
+        self.channel.close()
+
+
+@dataclass(frozen=True, eq=False)
+class Machine:
+    """A worker with the package installed."""
+
+    name: str
+    connection: Connection
+    python: tuple[str, ...]
+
+    def start(self, hosted: bytes) -> Remote:
+        """Starts a program with what the packed callable makes. Raises WorkerError."""
+        channel = self.connection.open([*self.python, "-m", "digirl_dist.worker_program.environments"])
+        channel.write(write_frame({"hosted": hosted}))
+        return Remote(self.name, channel)
+
+
+@contextmanager
+def machines(settings: Settings) -> Iterator[list[Machine]]:
+    """Connects to the workers, installs the package there, and cuts the connections at the end.
+
+    With ``dry_run=true``, the workers are localhost ones behind real SSH servers. Raises SettingsError or WorkerError.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="digirl-dist-fleet-")))
+        found = localhost_worker_configs(settings, folder, stack) if settings.dry_run else worker_configs(settings)
+        if any(isinstance(each.address, SlurmAddress) for each in found):
+            raise SettingsError("worker_ips: environments for other libraries are on machines over SSH, not on slurm")
+        with ThreadPoolExecutor(len(found)) as pool:
+            reached = list(pool.map(partial(_reached, settings, folder), found))
+        for machine in reached:
+            stack.callback(machine.connection.close)
+        yield reached
+
+
+def _reached(settings: Settings, folder: Path, worker_config: WorkerConfig) -> Machine:
+    connection = connect(worker_config.address, settings.ssh)
+    python = this_python(None)
+    if not settings.dry_run:
+        extras = [*getattr(settings.emulator, "extras", ())]
+        extras += ["atari"] if "ALE/" in str(getattr(settings.emulator, "id", "")) else []
+        own = folder / worker_config.name
+        own.mkdir()
+        package = this_package(settings.install, extras, own).with_emulator(settings.emulator)
+        python = [ensure_installed(connection, package, worker_config.run_path, worker_config.python)]
+    return Machine(worker_config.name, connection, tuple(python))
