@@ -41,6 +41,10 @@ def test_the_site_is_built_without_broken_links_and_has_every_setting(tmp_path: 
             assert f'id="{anchor}"' in page or anchor.endswith(".name"), f"no {key.name} of {option} in the reference"
 
 
+def test_the_page_of_settings_is_up_to_date(script: ModuleType) -> None:
+    assert script.SETTINGS.read_text() == script.docs_reference.settings(), "run script/docs --settings"
+
+
 def every_configuration() -> list[tuple[dict[str, str], Any]]:
     """Configurations which together have every option of every group, with the options of each."""
     found = []

@@ -118,7 +118,7 @@ def test_with_machines_and_paths_edited_a_dry_run_trains(tmp_path: Path) -> None
         own = {**environment(), "GEMINI_API_KEY": "k"}
         done = subprocess.run(run, cwd=tmp_path, env=own, capture_output=True, text=True, timeout=380)
     assert done.returncode == 0, done.stderr
-    assert "is one of DigiRL's; `digirl-dist migrate" in done.stderr
+    assert "is one of DigiRL's; `digirl-dist migrate" in done.stdout
     run_folder = tmp_path / "logs" / "multimachine"
     [line] = metrics(run_folder)
     assert line["episodes"] == 4 and line["success_rate"] == 1.0, "as the judge says"
