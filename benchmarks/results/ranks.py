@@ -25,7 +25,7 @@ _TEXT = f"""\
 `digirl_dist.train` with PPO on 1, 2 and 4 ranks, and the same number of global steps (steps of all emulators
 together). *Divided*: `bsize` ({_BSIZE}) and `algorithm.ppo.batch_size` ({_BATCH}) are divided by the number of
 ranks, so that an iteration has as many emulators, steps and minibatches, and these as many rows, on any number of
-ranks. That is the rule to follow; the learning rate stays. *Unchanged*: each rank keeps both, so a minibatch has
+ranks; the learning rate stays. *Unchanged*: each rank keeps both, so a minibatch has
 the rows of all ranks, and there are fewer updates for the same steps. `steps` are the thousands of global steps
 after which the mean return of the episodes that ended within the last {_WINDOW} steps reached the threshold, means
 over seeds ± standard deviation; `end` is that mean return at the end. With more emulators, episodes that began

@@ -8,9 +8,11 @@ ours says so and then includes the user's.
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -29,6 +31,8 @@ from digirl_dist.ssh.socket_folders import SocketFolders
 
 _FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 _ANSWER_S = 3.0
+_LONGEST_LOG = 1 << 24
+"""A server may send messages for the log without end; beyond this, ``ssh`` cannot write."""
 _LOOK_S = 0.02
 _CONFIGURED_S = 20.0
 """Commands of the user's configuration may take so long to decide what it says."""
@@ -148,7 +152,11 @@ class Master:
         with open(self._folder / "log", "wb") as log:
             environment = {**os.environ, "SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C"}
             null = subprocess.DEVNULL
-            return tied_process.start(command, null, null, log.fileno(), environment)
+            process = tied_process.start(command, null, null, log.fileno(), environment)
+        if sys.platform == "linux":
+            with suppress(OSError):  # it has ended
+                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (_LONGEST_LOG, _LONGEST_LOG))
+        return process
 
 
 def _where(address: Address) -> Iterator[str]:

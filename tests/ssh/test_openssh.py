@@ -22,6 +22,7 @@ from digirl_dist.errors import HostKeyError, LoginError, SettingsError
 from digirl_dist.settings import SshSettings, SshTransport
 from digirl_dist.ssh.connect import carrier, connect
 from digirl_dist.ssh.connection import Address
+from digirl_dist.ssh.openssh import OpenSshConnection
 from digirl_dist.ssh.reachable import reach
 
 pytestmark = pytest.mark.component
@@ -116,6 +117,7 @@ import sys, time
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address
+from digirl_dist.ssh.openssh import OpenSshConnection
 from digirl_dist.ssh.reachable import reach
 import threading
 links = []
@@ -166,3 +168,13 @@ def test_a_machine_behind_another_one_is_not_looked_for_directly(limits: SshSett
     hidden, unknown = reach([("hidden", None), ("no-such-machine.invalid", None)], limits)
     assert hidden.resolves and hidden.defect is None
     assert unknown.defect == "the host name no-such-machine.invalid is unknown"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is one of Linux")
+def test_what_a_server_has_ssh_log_cannot_fill_the_disk(
+    openssh: Server, limits: SshSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("digirl_dist.ssh.openssh._LONGEST_LOG", 3000)  # of some 8,000 bytes for a login
+    with connect(openssh.address, limits) as link:
+        assert isinstance(link, OpenSshConnection) and len(link._master.log()) <= 3000
+        assert link.open("echo here").readline(5.0) == b"here\n"
