@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -185,7 +186,7 @@ class SshProvider:
         for starting in self._idle:
             try:
                 starting.result(limit_s)
-            except TimeoutError as error:
+            except NotYet as error:
                 raise TimeoutError(f"the OpenEnv server was not ready within {limit_s:g} s") from error
 
     def stop(self) -> None:
