@@ -196,7 +196,7 @@ def test_a_host_killed_in_mid_collection_continues_at_that_iteration(tmp_path: P
     process.communicate()
     done = run(*MINE, *words, slow)
     assert done.returncode == 0, done.stderr
-    assert "continuing at iteration 1" in done.stderr
+    assert "continuing at iteration 1" in done.stdout
     assert keys(tmp_path) == Counter({Key(iteration, ticket): 1 for iteration in range(3) for ticket in range(24)})
     assert [line["iteration"] for line in metrics(tmp_path)] == [0, 1, 2]
     eventually(lambda: not processes_with(tmp_path), 20, "the end of every process")

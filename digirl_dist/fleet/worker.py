@@ -286,6 +286,6 @@ class RemoteWorker:
         return LinkLostError(self.spec.name, "the worker program ended")
 
     def _progress(self, doing: str, limit_s: float | None) -> None:
-        if self._stopping.is_set():
+        if limit_s is None and self._stopping.is_set():  # a wait without a limit; the others come to an end
             raise LinkLostError(self.spec.name, "the worker is not wanted any more")
         self.post(Connecting(self.spec.name, doing, limit_s))

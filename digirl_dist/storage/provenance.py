@@ -22,7 +22,7 @@ from digirl_dist.storage import atomic_files, strict_json
 from digirl_dist.storage.machine import machine_facts
 from digirl_dist.types import Json
 
-_EMULATOR = ("name", "id", "entry_point", "kwargs", "task", "observe", "touch", "image_size")
+_EMULATOR = ("name", "id", "entry_point", "task", "observe", "touch", "image_size")
 _FIXED = (
     "seed",
     "rollout_size",

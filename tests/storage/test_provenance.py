@@ -40,7 +40,6 @@ CORRIDOR = ("emulator=gymnasium", "emulator.entry_point=a:B", "agent=custom", "a
         ("emulator=miniwob", "emulator.name=phone", ()),
         ("emulator.entry_point=a:D", "emulator.entry_point=a:B", CORRIDOR),
         ("emulator.id=B-v0", "emulator.id=A-v0", ("emulator=gymnasium", "emulator.id=A-v0")),
-        ("emulator.kwargs.length=9", "emulator.kwargs={}", CORRIDOR),
         ("emulator.observe=[goal]", "emulator.observe=[]", CORRIDOR),
         ("emulator.touch=a:touch", "emulator.touch=None", CORRIDOR),
         ("emulator.task=click-tab", "emulator.task=click-test", ("emulator=miniwob", "emulator.task=click-test")),
