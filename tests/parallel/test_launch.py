@@ -58,6 +58,7 @@ def test_ranks_whose_launcher_was_killed_end(tmp_path: Path) -> None:
         eventually(both(tmp_path, "sum"), 90, "the first sum")
         ranks = descendants(process.pid)
         process.kill()
+        process.wait()
         (tmp_path / "end").touch()
         eventually(lambda: not any(rank.is_running() for rank in ranks), 30, "the end of the ranks")
     assert not both(tmp_path, "again")()
