@@ -267,13 +267,19 @@ class ProgramCore:
         job = self._described
         assert job is not None, "found what belongs to no job"
         if job == self._job:
-            return self._working()
+            return [*self._drop(self._without_policy(job), "faults"), *self._working()]
         self._forget_job()
         return [CloseSlots(), StartSlots(job)]
 
     def _forget_job(self) -> None:
         self._job, self._announced = None, None
         self._ready, self._held = {}, {}
+
+    def _without_policy(self, job: StartJob) -> list[Key]:
+        """Tickets that wait for a policy: a new host may know only later ones, and the same one leases them again."""
+        if job.agent is None:
+            return []
+        return [key for key, ticket in self._held.items() if ticket.policy_version not in self._ready]
 
     def _working(self) -> Effects:
         return [Send(Working(self._capacity.slots, self._capacity.reason, list(self._held))), ListSpooled()]

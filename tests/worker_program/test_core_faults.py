@@ -57,6 +57,17 @@ def test_an_orphan_gives_up_what_waits_for_a_policy_that_did_not_come() -> None:
     assert host.program.ended == effects.End(stopped=False)
 
 
+def test_a_host_that_comes_back_may_lease_anew_what_waits_for_a_policy() -> None:
+    host = Host()
+    host.work()
+    first, second = tickets(2)
+    host.say(Lease(1, [first, replace(second, policy_version=1)]))
+    host.say(Hello(RUN, list(SPOKEN)))
+    assert host.say(JOB) == [Working(2, "", [Key(0, 0)])]
+    host.say(Lease(1, [second]))
+    assert host.beat().held == [Key(0, 0), Key(0, 1)]
+
+
 def test_a_program_without_a_job_ends_when_no_host_comes_and_a_ping_keeps_it() -> None:
     host = Host()
     for _ in range(4):
