@@ -88,7 +88,7 @@ class Iteration:
     @property
     def wanted(self) -> int:
         """Episodes of the iteration, without those whose tickets are set aside."""
-        return len(self._wanted) - len(self._missing & self._leases.set_aside.keys())
+        return len(self._wanted) - len(self._aside())
 
     @property
     def landed(self) -> int:
@@ -103,8 +103,7 @@ class Iteration:
         aside = self._aside()
         if len(aside) > self._terms.most_set_aside(len(self._wanted)):
             raise self._too_many(aside)
-        landed = len(self._wanted) - len(self._missing)
-        return self._closing.is_due(landed, len(self._wanted) - len(aside), self._clock() - self._started_at)
+        return self._closing.is_due(self.landed, len(self._wanted) - len(aside), self._clock() - self._started_at)
 
     def _aside(self) -> set[Key]:
         """Returns the tickets that were set aside; of all that are missing, which may be many, none is looked at."""
