@@ -6,13 +6,15 @@ in a process of its own, because a server may be away. It imports nothing heavy 
 
 from __future__ import annotations
 
+import base64
 import importlib
+import io
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 from digirl_dist.types import Json
 
@@ -60,6 +62,27 @@ def hand(logger: Logger, kind: str, content: Json, step: int) -> None:
         logger.episodes(content, step)
     else:
         logger.figures(content, step)
+
+
+def pictures(rows: Sequence[dict[str, Json]]) -> Iterator[tuple[str, bytes, dict[str, Json]]]:
+    """Yields ``success`` or ``failure``, the PNG file, and the row of each episode that has a picture."""
+    for row in rows:
+        if "picture" in row:
+            yield "success" if row["success"] else "failure", base64.b64decode(row["picture"]), row
+
+
+def panels(
+    rows: Sequence[dict[str, Json]], columns: Sequence[str], image: Callable[..., Any], table: Callable[..., Any]
+) -> dict[str, Any]:
+    """Returns an iteration's episodes as a tool's own ``table``, and its ``image`` of each that has a picture."""
+    from PIL import Image
+
+    shown = {
+        f"episodes/{kind}": image(Image.open(io.BytesIO(png)), caption=str(row["task"]))
+        for kind, png, row in pictures(rows)
+    }
+    data = [[row[column] for column in columns] for row in rows]
+    return {"episodes/all": table(columns=list(columns), data=data), **shown}
 
 
 def module(name: str) -> ModuleType:

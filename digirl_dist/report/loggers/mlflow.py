@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import tempfile
@@ -11,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from digirl_dist.report.loggers import LoggedRun
+from digirl_dist.report.loggers import LoggedRun, pictures
 from digirl_dist.types import Json
 
 PACKAGE = "mlflow"
@@ -62,10 +61,8 @@ class MLflow:
             plain = [{key: value for key, value in row.items() if key != "picture"} for row in rows]
             table = Path(folder, f"{step:06d}.json")
             table.write_text(json.dumps({"columns": list(plain[0]), "data": [list(row.values()) for row in plain]}))
-            for row in rows:
-                if "picture" in row:
-                    name = f"{step:06d}-{'success' if row['success'] else 'failure'}.png"
-                    Path(folder, name).write_bytes(base64.b64decode(row["picture"]))
+            for kind, png, _ in pictures(rows):
+                Path(folder, f"{step:06d}-{kind}.png").write_bytes(png)
             self._client.log_artifacts(self._id, folder, "episodes")
 
     def close(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import time
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from digirl_dist.report.loggers import LoggedRun
+from digirl_dist.report.loggers import LoggedRun, pictures
 from digirl_dist.types import Json
 
 if TYPE_CHECKING:
@@ -49,10 +48,8 @@ class TensorBoard:
         """Shows the pictures; TensorBoard has no tables."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        for row in rows:
-            if "picture" in row:
-                tag = f"episodes/{'success' if row['success'] else 'failure'}"
-                self._add(Summary(value=[Summary.Value(tag=tag, image=_image(base64.b64decode(row["picture"])))]), step)
+        for kind, png, _ in pictures(rows):
+            self._add(Summary(value=[Summary.Value(tag=f"episodes/{kind}", image=_image(png))]), step)
 
     def close(self) -> None:
         try:

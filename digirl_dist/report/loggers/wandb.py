@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Sequence
 from typing import Any
 
-from PIL import Image
-
-from digirl_dist.report.loggers import LoggedRun
+from digirl_dist.report.loggers import LoggedRun, panels
 from digirl_dist.types import Json
 
 PACKAGE = "wandb"
@@ -37,14 +33,7 @@ class WeightsAndBiases:
         self._run.log(figures, step=step)
 
     def episodes(self, rows: Sequence[dict[str, Json]], step: int) -> None:
-        shown: dict[str, Any] = {}
-        for row in rows:
-            if "picture" in row:
-                image = Image.open(io.BytesIO(base64.b64decode(row["picture"])))
-                kind = "success" if row["success"] else "failure"
-                shown[f"episodes/{kind}"] = self._wandb.Image(image, caption=str(row["task"]))
-        data = [[row[column] for column in _COLUMNS] for row in rows]
-        self._run.log({"episodes/all": self._wandb.Table(columns=list(_COLUMNS), data=data), **shown}, step=step)
+        self._run.log(panels(rows, _COLUMNS, self._wandb.Image, self._wandb.Table), step=step)
 
     def close(self) -> None:
         self._run.finish()
