@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -26,13 +27,26 @@ def processes_with(marker: str | Path) -> list[psutil.Process]:
     """Processes whose command line or environment names ``marker``, such as a test's own folder."""
     found = []
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.Error):  # it has ended meanwhile
             words = [*process.cmdline(), *process.environ().values()]
             if process.pid != os.getpid() and any(str(marker) in word for word in words):
                 found.append(process)
-        except psutil.Error:
-            continue
-    return [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    return [process for process in found if _is_alive(process)]
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def command_line(process: psutil.Process) -> str:
+    """Empty for one that has ended meanwhile, or is about to."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def nothing_is_left_of(marker: str | Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import re
 import subprocess
 import sys
@@ -12,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import scripts
 
 from digirl_dist.settings import configuration
 from digirl_dist.settings.keys import keys_of
@@ -22,10 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    loader = importlib.machinery.SourceFileLoader("script_docs", str(ROOT / "script" / "docs"))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("script_docs", loader) or pytest.fail())
-    loader.exec_module(module)
-    return module
+    return scripts.script("docs")
 
 
 @pytest.mark.component

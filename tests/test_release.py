@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import subprocess
 import zipfile
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import scripts
 
 pytestmark = pytest.mark.component  # git
 
@@ -24,10 +23,7 @@ PACKAGE = ["digirl_dist/__init__.py", "digirl_dist/config/host.yaml"]
 
 @pytest.fixture(scope="module")
 def release() -> ModuleType:
-    loader = importlib.machinery.SourceFileLoader("script_release", str(ROOT / "script" / "release"))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("script_release", loader) or pytest.fail())
-    loader.exec_module(module)
-    return module
+    return scripts.script("release")
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from urllib.error import HTTPError
 
 import psutil
 import pytest
-from process_watch import eventually, processes_with
+from process_watch import command_line, eventually, processes_with
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
@@ -46,7 +46,7 @@ def right(socket: ClientConnection) -> Any:
 
 
 def ssh_server(name: str) -> psutil.Process:
-    [found] = [one for one in processes_with("digirl_dist.ssh.localhost_server") if one.cmdline()[-1].endswith(name)]
+    [found] = [one for one in processes_with("digirl_dist.ssh.localhost_server") if command_line(one).endswith(name)]
     return found
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,12 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from process_watch import eventually, nothing_is_left_of
+from process_watch import command_line, nothing_is_left_of
 from torch import nn
 
 from digirl_dist.assembly.collector import RunContext, build_collector
 from digirl_dist.assembly.parts import build_device
 from digirl_dist.collection import CollectionResult
-from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.settings import (
     DeviceAgentSettings,
     InProcessSettings,
@@ -46,18 +45,23 @@ PAGES = ["click-test-2", "click-checkboxes", "enter-text", "focus-text", "use-sl
 class Corner(nn.Module):
     """Taps where nothing is, so that an episode has all its steps."""
 
-    def __init__(self, spec: EmulatorSpec) -> None:
+    def __init__(self, before_acting: Callable[[], None] | None = None) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
+        self._before_acting = before_acting
 
     def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
+        if self._before_acting is not None:
+            self._before_acting()
         return [Decision({"type": "tap", "x": 0.99, "y": 0.99}, 0.0) for _ in observations]
 
 
 class Browsers:
     """A collector of MiniWoB++ episodes."""
 
-    def __init__(self, folder: Path, kind: Parallel, stack: ExitStack, episodes: int) -> None:
+    def __init__(
+        self, folder: Path, kind: Parallel, stack: ExitStack, episodes: int, fault: Callable[[], None] | None
+    ) -> None:
         emulator = MiniwobSettings(task=PAGES)
         limits = LimitSettings(step_s=8, reset_s=20, no_worker_s=60, orphan_s=5)
         settings = Settings(
@@ -75,32 +79,38 @@ class Browsers:
         self.heard: list[tuple[str, dict[str, Any]]] = []
         events = Events(run_folder.events, (lambda what, content: self.heard.append((what, content)),))
         stack.callback(events.close)
-        policy = Corner(device.spec)
-        self._checkpoint = Checkpoints(run_folder.checkpoints).save(0, policy.state_dict(), {}, {})
+        self._fault = fault
+        build = Corner if fault is None else partial(Corner, self._strike)
+        self._checkpoint = Checkpoints(run_folder.checkpoints).save(0, build().state_dict(), {}, {})
         store, status = Store(run_folder.trajectories), Status(run_folder.root / "status.json")
         plan = Plan(device.tasks, episodes, seed=0, order=TaskOrder.sequential.value)
         self._collector = build_collector(
-            RunContext(settings, device, lambda: Corner(device.spec), plan, run_folder, store, events, status), stack
+            RunContext(settings, device, build, plan, run_folder, store, events, status), stack
         )
         self._tickets = plan.tickets(0, 0)
 
     def collect(self) -> CollectionResult:
         return self._collector.collect(self._checkpoint, self._tickets)
 
-    def landed(self) -> int:
-        return sum(what == "episode" for what, _ in self.heard)
+    def _strike(self) -> None:
+        """Once, when episodes have landed and every slot has one: no slot goes on while the policy is asked."""
+        if self._fault is not None and sum(what == "episode" for what, _ in self.heard) >= 3:
+            fault, self._fault = self._fault, None
+            fault()
 
 
 @contextmanager
-def browsers(folder: Path, kind: Parallel, episodes: int) -> Iterator[Browsers]:
+def browsers(
+    folder: Path, kind: Parallel, episodes: int, fault: Callable[[], None] | None = None
+) -> Iterator[Browsers]:
     with ExitStack() as stack:
-        yield Browsers(folder, kind, stack, episodes)
+        yield Browsers(folder, kind, stack, episodes, fault)
 
 
 def a_browser() -> psutil.Process:
     """Its main process: a renderer, say, has a type among its words."""
     for process in psutil.Process().children(recursive=True):
-        words = process.cmdline()
+        words = command_line(process).split()
         if "--remote-debugging-pipe" in words and words[0].endswith(("chromium", "shell", "chrome")):
             return process
     raise AssertionError("no browser is running")
@@ -116,16 +126,8 @@ def freeze_a_browser() -> None:
 
 @pytest.mark.parametrize("fault", [kill_a_browser, freeze_a_browser])
 def test_a_browser_that_fails_in_mid_episode_costs_one_retry(tmp_path: Path, fault: Callable[[], None]) -> None:
-    with browsers(tmp_path, Parallel.single, episodes=16) as here:
-
-        def strike() -> None:
-            eventually(lambda: here.landed() >= 3, 60)
-            fault()
-
-        striker = threading.Thread(target=strike)
-        striker.start()
+    with browsers(tmp_path, Parallel.single, 16, fault) as here:
         result = here.collect()
-        striker.join()
     assert [trajectory.ticket.index for trajectory in result.trajectories] == list(range(16))
     assert sum(worker_result.retried for worker_result in result.worker_results) == 1
     nothing_is_left_of(tmp_path)

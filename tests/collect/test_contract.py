@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from collector_site import Kind, in_the_middle, keys, programs, site, tickets
-from process_watch import eventually, nothing_is_left_of, processes_with
+from process_watch import command_line, eventually, nothing_is_left_of, processes_with
 
 from digirl_dist.errors import CollectionError
 from digirl_dist.rollout.slot_time import ACTIVITIES
@@ -172,7 +172,9 @@ def test_a_killed_ssh_server_is_survived_by_the_others(tmp_path: Path) -> None:
     with site(tmp_path, Kind.fleet, step_s=0.1) as here:
 
         def kill() -> None:
-            servers = [one for one in processes_with(tmp_path) if "digirl_dist.ssh.localhost_server" in one.cmdline()]
+            servers = [
+                one for one in processes_with(tmp_path) if "digirl_dist.ssh.localhost_server" in command_line(one)
+            ]
             servers[0].kill()
 
         killer = in_the_middle(here, kill)

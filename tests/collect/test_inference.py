@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 from collector_site import Kind, in_the_middle, keys, programs, site, tickets
-from process_watch import nothing_is_left_of
+from process_watch import command_line, nothing_is_left_of
 
 from digirl_dist.tasks import Key
 
@@ -16,8 +16,7 @@ pytestmark = [pytest.mark.system, pytest.mark.long]
 
 def policies() -> list[psutil.Process]:
     """The processes of the host's policy that this process has."""
-    found = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
-    return [one for one in found if "digirl_dist.inference.policy_process" in one.cmdline()]
+    return [one for one in psutil.Process().children() if "digirl_dist.inference.policy_process" in command_line(one)]
 
 
 def loads_torch(process: psutil.Process) -> bool:

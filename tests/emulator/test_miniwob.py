@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import psutil
 import pytest
 from listening import NOBODY, listeners, tree
 from PIL import Image
+from process_watch import command_line, eventually
 
 from digirl_dist.emulator import chromium
 from digirl_dist.emulator.miniwob import HEIGHT, WIDTH, MiniwobEmulator, miniwob_tasks
@@ -81,15 +81,10 @@ def browsers_of(folder: Path) -> list[psutil.Process]:
 
 def kill_browser(emulator: MiniwobEmulator) -> None:
     """The program itself, not the shell script that may have started it."""
-    candidates = [process for process in tree(emulator._chromium.pid) if "--remote-debugging-pipe" in process.cmdline()]
+    candidates = [
+        process for process in tree(emulator._chromium.pid) if "--remote-debugging-pipe" in command_line(process)
+    ]
     candidates[-1].kill()
-
-
-def wait_until(true: Callable[[], bool], limit_s: float = 10.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < deadline, f"not within {limit_s} s"
-        time.sleep(0.05)
 
 
 # --- a scripted expert succeeds, so coordinates, keys and judgement are right -----------------------------------------
@@ -331,7 +326,7 @@ def test_closing_leaves_no_process_and_no_folder(own_folder: Path) -> None:
     emulator.reset(Task("click-test-2"), seed=1)
     assert browsers_of(own_folder)
     emulator.close()
-    wait_until(lambda: not browsers_of(own_folder))
+    eventually(lambda: not browsers_of(own_folder))
     assert list(own_folder.iterdir()) == []
 
 
@@ -342,7 +337,7 @@ def test_a_browser_that_dies_is_an_error_of_this_emulator_and_leaves_nothing(own
     with pytest.raises(EmulatorError, match="Chromium failed to"):
         emulator.step({"type": "tap", "x": 0.5, "y": 0.5})
     emulator.close()
-    wait_until(lambda: not browsers_of(own_folder))
+    eventually(lambda: not browsers_of(own_folder))
     assert list(own_folder.iterdir()) == []
 
 
@@ -369,7 +364,7 @@ def test_killing_the_owners_process_group_ends_the_browser(own_folder: Path) -> 
         assert owner.stdout is not None and owner.stdout.readline() == b"ready\n"
         assert browsers_of(own_folder)
         os.killpg(owner.pid, signal.SIGKILL)
-    wait_until(lambda: not browsers_of(own_folder))
+    eventually(lambda: not browsers_of(own_folder))
 
 
 @pytest.mark.parametrize(
@@ -432,7 +427,7 @@ def test_a_page_that_hangs_is_an_error_and_the_browser_still_ends(
     with pytest.raises(EmulatorError, match="carry out tap: no answer to .* in time"):
         emulator.step({"type": "tap", "x": 0.5, "y": 0.5})
     emulator.close()
-    wait_until(lambda: not browsers_of(own_folder))
+    eventually(lambda: not browsers_of(own_folder))
     assert list(own_folder.iterdir()) == []
 
 

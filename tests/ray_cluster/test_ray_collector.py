@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 from collector_site import Kind, Site, in_the_middle, keys, site, tickets
-from process_watch import eventually, processes_with
+from process_watch import command_line, eventually, processes_with
 from ray_test_cluster import add_node, shared_cluster
 from run_files import events, metrics
 from user_classes import Counter
@@ -24,9 +24,9 @@ pytestmark = [pytest.mark.system, pytest.mark.ray]
 
 def actors_of(folder: Path) -> list[psutil.Process]:
     """The processes of the worker actors: those that guard emulators with files below ``folder``."""
-    guards = [one for one in processes_with(folder) if "digirl_dist.rollout.emulator_process" in one.cmdline()]
+    guards = [one for one in processes_with(folder) if "digirl_dist.rollout.emulator_process" in command_line(one)]
     parents = {one.parent() for one in guards}
-    return [one for one in parents if one is not None and "WorkerActor" in " ".join(one.cmdline())]
+    return [one for one in parents if one is not None and "WorkerActor" in command_line(one)]
 
 
 def check(here: Site, count: int, result: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from msgspec.structs import replace
-from process_watch import eventually
+from process_watch import command_line, eventually
 from user_classes import Counter
 
 from digirl_dist.child_process import environment
@@ -93,7 +93,9 @@ def test_an_emulator_that_freezes_with_half_its_answer_sent_is_ended_within_its_
     slot.reset(Task("any"), seed=0)
     assert slot.pipe is not None and slot.answer() is None
     select.select([slot.pipe], [], [], LIMITS.reset_s)
-    [guard] = [one for one in psutil.Process().children() if "digirl_dist.rollout.emulator_process" in one.cmdline()]
+    [guard] = [
+        one for one in psutil.Process().children() if "digirl_dist.rollout.emulator_process" in command_line(one)
+    ]
     [emulator] = guard.children()
     emulator.suspend()
     assert_ended_as_hung(slot)

@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from process_watch import eventually
 
 from digirl_dist.parallel.free_port import free_port as unused_port
 from digirl_dist.settings import SshSettings, SshTransport
@@ -166,7 +166,7 @@ def _run_openssh(folder: Path) -> Iterator[Server]:
         log = stack.enter_context(open(folder / "log", "wb"))
         process = subprocess.Popen([sshd, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
         stack.callback(_end, process)
-        _wait_until(lambda: _listens(port))
+        eventually(lambda: _listens(port))
         keys = str(folder / "user_key"), str(folder / "known_hosts")
         yield Server(Address("w1", "127.0.0.1", port, getuser(), *keys), process.pid)
 
@@ -179,13 +179,6 @@ def _make_key(path: Path, passphrase: str = "") -> Path:
 def _listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _wait_until(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

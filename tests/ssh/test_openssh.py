@@ -8,14 +8,13 @@ import signal
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from process_watch import eventually
 
 from digirl_dist import child_process
 from digirl_dist.errors import HostKeyError, LoginError, SettingsError
@@ -136,7 +135,7 @@ def test_a_host_that_is_killed_leaves_no_ssh_behind(openssh: Server) -> None:
         assert host.stdout is not None and host.stdout.readline() == b"up\n"
         [master] = [child.pid for child in psutil.Process(host.pid).children() if child.name() == "ssh"]
         host.send_signal(signal.SIGKILL)
-    _wait_until(lambda: not psutil.pid_exists(master))
+    eventually(lambda: not psutil.pid_exists(master))
 
 
 def test_openssh_that_is_asked_for_and_missing_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -153,13 +152,6 @@ def _master(folder: Path) -> int | None:
             if str(folder / "socket") in child.cmdline():
                 return child.pid
     return None
-
-
-def _wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30.0
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def test_a_machine_behind_another_one_is_not_looked_for_directly(limits: SshSettings, home: Path) -> None:

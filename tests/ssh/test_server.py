@@ -8,11 +8,12 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from process_watch import eventually
 
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import SshSettings
@@ -43,13 +44,6 @@ def _gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def _wait_until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
 def _pid_printed_by(link: Connection, command: str) -> int:
     channel = link.open(command)
     pid = int(channel.readline(timeout_s=5.0))
@@ -78,7 +72,7 @@ def test_its_keys_are_new_at_every_start(tmp_path: Path) -> None:
 def test_a_command_is_killed_with_its_children_when_its_channel_closes(server: LocalhostServer) -> None:
     with connect(server.start(), SshSettings()) as link:
         pid = _pid_printed_by(link, "sleep 60 & echo $!; wait")
-        _wait_until(lambda: _gone(pid))
+        eventually(lambda: _gone(pid))
 
 
 def test_a_daemon_outlives_its_channel_the_connection_and_the_server(server: LocalhostServer) -> None:
@@ -97,7 +91,7 @@ def test_stopping_ends_the_running_commands(server: LocalhostServer) -> None:
         started = time.monotonic()
         server.stop()
         assert time.monotonic() - started < 30.0
-        _wait_until(lambda: _gone(pid))
+        eventually(lambda: _gone(pid))
 
 
 def test_stopping_a_frozen_server_is_bounded(server: LocalhostServer) -> None:
@@ -118,7 +112,7 @@ def test_it_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    _wait_until(lambda: _gone(pid))
+    eventually(lambda: _gone(pid))
 
 
 def test_port_forwarding_is_refused(server: LocalhostServer) -> None:

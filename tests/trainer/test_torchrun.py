@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from listening import listeners
+from process_watch import command_line
 from rank_launch import descendants, example, launch, rank_process, started, torchrun
 from run_files import metrics
 from safetensors.torch import load_file
@@ -122,7 +123,7 @@ def test_b9_a_rank_that_is_killed_between_updates_ends_the_run(tmp_path: Path) -
 
 
 def rank_parents(host: int) -> list[int]:
-    return [child.pid for child in descendants(host) if "digirl_dist.parallel.launch" in " ".join(child.cmdline())]
+    return [child.pid for child in descendants(host) if "digirl_dist.parallel.launch" in command_line(child)]
 
 
 @pytest.mark.component

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 import torch
-from process_watch import eventually, processes_with
+from process_watch import command_line, eventually, processes_with
 from user_classes import Coin, Counter
 
 from digirl_dist.child_process import environment
@@ -179,7 +179,7 @@ def lease(host: Host, count: int) -> None:
 
 
 def program(folder: Path) -> Any:
-    (found,) = [one for one in processes_with(folder) if "digirl_dist.worker_program.program" in one.cmdline()]
+    (found,) = [one for one in processes_with(folder) if "digirl_dist.worker_program.program" in command_line(one)]
     return found
 
 
@@ -211,7 +211,7 @@ def test_a_killed_program_leaves_its_finished_episodes_to_the_next(folder: Path)
         assert host.has_ended()
     with attached(folder) as host:
         host.greet()
-        left = [one for one in processes_with(folder) if "digirl_dist.rollout.emulator_process" in one.cmdline()]
+        left = [one for one in processes_with(folder) if "digirl_dist.rollout.emulator_process" in command_line(one)]
         assert not left, "emulators outlived their program"
         host.take_up_job()
         assert {host.hear(EpisodeReady).manifest.key.number for _ in range(2)} < set(range(5))
