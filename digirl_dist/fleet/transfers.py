@@ -111,15 +111,20 @@ class Transfers:
         return False
 
     def _pull_waiting(self) -> None:
-        pulls: dict[Path, tuple[EpisodeManifest, Ticket]] = {}
-        while self._pulls and self._pulls[0][0] not in pulls:
-            path, manifest, ticket = self._pulls.popleft()
-            pulls[path] = manifest, ticket
-        if not pulls:
+        if not self._pulls:
             return  # an earlier job took them along
+        pulls: dict[Path, tuple[EpisodeManifest, Ticket]] = {}
         started = time.monotonic()
         try:
-            self._await_space(sum(manifest.size for manifest, _ in pulls.values()), path)
+            path, manifest, _ = self._pulls[0]
+            self._await_space(manifest.size, path)
+            size = 0
+            while self._pulls and (path := self._pulls[0][0]) not in pulls:
+                size += self._pulls[0][1].size
+                if pulls and _lacks_space(size, path) is not None:
+                    break  # what does not fit waits for a job of its own
+                path, manifest, ticket = self._pulls.popleft()
+                pulls[path] = manifest, ticket
             for path, problem in self._files.fetch({path: manifest for path, (manifest, _) in pulls.items()}):
                 manifest, ticket = pulls[path]
                 if problem is None:

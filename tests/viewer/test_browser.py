@@ -47,6 +47,14 @@ def browser(shown: Browser) -> Iterator[Browser]:
     assert shown.clicks <= 3, "clicks to the answer"
 
 
+def test_requests_that_the_browser_breaks_off_are_sent_again(shown: Browser) -> None:
+    """Chromium does so to all of them whenever a network interface of the machine comes or goes."""
+    broken_off = "left-- > 0 ? Promise.reject(new TypeError('Failed to fetch')) : real(...of)"
+    shown.page.run(f"const real = window.fetch; let left = 2; window.fetch = (...of) => ({broken_off})")
+    shown.go("#/episode/seed-0/t3.0")
+    shown.wait("document.querySelector('h1') !== null")
+
+
 def test_which_worker_loses_time(browser: Browser) -> None:
     browser.click("nav a", "Workers")
     browser.says(f"{WORKERS[1]} loses the largest share")

@@ -63,7 +63,9 @@ let told = [];
 
 async function changed(progress) {
   told = progress;
-  busy ??= update().finally(() => (busy = null));
+  busy ??= update()
+    .catch(() => {}) // the next change asks again
+    .finally(() => (busy = null));
 }
 
 async function update() {
@@ -110,4 +112,4 @@ async function start() {
 
 window.addEventListener("hashchange", draw);
 window.addEventListener("keydown", pressed);
-start().catch((error) => show(main, el("p", { class: "note" }, `The server does not answer: ${error.message}`)));
+start().catch((error) => show(main, el("p", { class: "note" }, error.message)));

@@ -5,8 +5,24 @@ const bundle = embedded === null ? null : JSON.parse(embedded.textContent);
 
 export const isBundle = bundle !== null;
 
+const PAUSES_MS = [200, 500, 1000, 2000];
+
+// A browser breaks off its requests, even those to loopback, when the machine's network changes.
+async function reached(address) {
+  for (const pause of PAUSES_MS) {
+    try {
+      return await fetch(address);
+    } catch {
+      await new Promise((done) => setTimeout(done, pause));
+    }
+  }
+  return fetch(address).catch(() => {
+    throw new Error("The viewer does not answer. Is digirl-dist view still running?");
+  });
+}
+
 async function ask(what, query = {}) {
-  const answer = await fetch(`/api/${what}?${new URLSearchParams(query)}`);
+  const answer = await reached(`/api/${what}?${new URLSearchParams(query)}`);
   if (!answer.ok) throw new Error(await answer.text());
   return answer.json();
 }
