@@ -1,4 +1,4 @@
-"""Computes how many emulators a machine carries, for ``bsize: auto``."""
+"""Computes how many emulators a machine carries, for ``bsize: auto``, and shares its cores with them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ _RESERVED_MIB = 1024
 _RESERVED_SHARE = 0.1
 """Share of the free memory that is left besides, because free memory fluctuates."""
 _CGROUPS = Path("/sys/fs/cgroup")
+
+
+def let_waiting_threads_sleep() -> None:
+    """Makes the threads of torch sleep, not spin, while they wait for each other; torch must not be imported yet.
+
+    Where emulators or other programs use the same cores, a thread that spins keeps the others of its own computation
+    from running: an update took four times as long. A user's own ``OMP_WAIT_POLICY`` is kept.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @dataclass(frozen=True)

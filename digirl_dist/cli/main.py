@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import digirl_dist
+from digirl_dist.capacity import let_waiting_threads_sleep
 from digirl_dist.cli.command import command, names
 from digirl_dist.cli.completion import answer_the_shell, is_asked_by_a_shell
 from digirl_dist.cli.configured import often_used
@@ -29,6 +30,7 @@ _AS_BEFORE = "python run.py --config-path config/multimachine --config-name host
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 done, 1 failed, 2 wrong configuration or command, 130 interrupted."""
+    let_waiting_threads_sleep()
     words = list(sys.argv[1:] if argv is None else argv)
     if is_asked_by_a_shell():
         answer_the_shell(_parser_of_all())

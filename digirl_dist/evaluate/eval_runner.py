@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from digirl_dist.capacity import let_waiting_threads_sleep
 from digirl_dist.errors import SettingsError
 from digirl_dist.evaluate.jobs import EvalJob, read_jobs
 from digirl_dist.evaluate.results import DONE, FAILED, INCOMPLETE, JobResult, OutputFolder, merge, table, wait_for_all
@@ -100,6 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 all jobs done, 1 some are not, 2 nothing could be run, 130 interrupted."""
     parser = argparse.ArgumentParser(prog="digirl-dist eval-jobs", description="measure policies; alone or by torchrun")
     add_arguments(parser)
+    let_waiting_threads_sleep()
     return execute(parser.parse_args(argv))
 
 

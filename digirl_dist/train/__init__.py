@@ -8,9 +8,12 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from digirl_dist.capacity import let_waiting_threads_sleep
+
 
 class _CallablePackage(ModuleType):
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
+        let_waiting_threads_sleep()
         from digirl_dist.api.training import train
 
         return train(*arguments, **settings)

@@ -7,11 +7,11 @@ import os
 import sys
 from collections.abc import Sequence
 
+from digirl_dist.capacity import let_waiting_threads_sleep
 from digirl_dist.errors import DigirlDistError, SettingsError
 from digirl_dist.parallel.failure import telling
 from digirl_dist.parallel.rank import own_rank
 from digirl_dist.settings import configuration
-from digirl_dist.train.launch import train
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,8 +22,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--distributed", action="store_true", help="be one of the ranks that torchrun started")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of the configuration")
     options = parser.parse_intermixed_args(argv)
+    let_waiting_threads_sleep()
     try:
         settings = configuration.load(options.config_path, options.config_name, options.overrides)
+        from digirl_dist.train.launch import train
+
         with telling(own_rank(os.environ)):
             train(settings, options.distributed)
     except SettingsError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -113,3 +114,13 @@ def test_no_command_imports_torch_to_explain_itself_or_to_refuse_a_run_that_is_n
     )
     done = subprocess.run([sys.executable, "-c", program], env=environment(), stdin=subprocess.DEVNULL, timeout=120)
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize(("own", "used"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_that_wait_sleep_unless_the_user_wants_them_to_spin(
+    monkeypatch: pytest.MonkeyPatch, own: str | None, used: str
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", own or "")
+    if own is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    assert main(["--version"]) == 0 and os.environ["OMP_WAIT_POLICY"] == used
