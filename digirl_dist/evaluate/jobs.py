@@ -10,10 +10,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
-from digirl_dist.errors import EvalJobsError
+from digirl_dist.errors import EvalJobsError, SettingsError
 from digirl_dist.parallel.compute_device import AUTO
+from digirl_dist.settings.safe_yaml import read_yaml
 from digirl_dist.storage.digest import digest
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
@@ -61,9 +60,9 @@ class JobList:
 def read_jobs(path: Path) -> JobList:
     """Reads a file of jobs. Raises EvalJobsError (a ValueError) naming the job and the wrong key."""
     try:
-        content = yaml.safe_load(path.read_text())  # JSON is YAML
-    except (OSError, yaml.YAMLError) as error:
-        raise EvalJobsError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+        content = read_yaml(path)  # JSON is YAML
+    except SettingsError as error:
+        raise EvalJobsError(str(error)) from error
     if isinstance(content, list):
         content = {"jobs": content}
     if not isinstance(content, dict) or not isinstance(content.get("jobs"), list) or not content["jobs"]:

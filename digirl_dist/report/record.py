@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml  # type: ignore[import-untyped]
-
-from digirl_dist.errors import TrajectoryError
+from digirl_dist.errors import SettingsError, TrajectoryError
+from digirl_dist.settings.safe_yaml import read_yaml
 from digirl_dist.storage import json_lines, parquet
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
@@ -54,9 +53,9 @@ def config_of(path: Path, notes: list[str]) -> dict[str, Json]:
     if not path.exists():
         return {}
     try:
-        content = yaml.safe_load(path.read_bytes())
-    except (OSError, yaml.YAMLError) as error:
-        notes.append(f"{path.name} cannot be read: {error}")
+        content = read_yaml(path, path.name)
+    except SettingsError as error:
+        notes.append(str(error))
         return {}
     return content if isinstance(content, dict) else {}
 

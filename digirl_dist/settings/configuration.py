@@ -32,7 +32,7 @@ from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.places import find_folder, own_folder
 from digirl_dist.settings.plugins import ALGORITHM, COLLECTOR, KINDS, settings_classes
 from digirl_dist.settings.ranges import bounds_of, described, refuse_out_of_range, shown
-from digirl_dist.settings.safe_yaml import refuse_unfolding_files
+from digirl_dist.settings.safe_yaml import refuse_excess_in_files
 
 _MOVED: dict[str, str] = {
     "policy_lm": "agent.model",
@@ -155,7 +155,7 @@ def _compose(folder: Path, name: str, overrides: Sequence[str]) -> DictConfig:
     names = sorted({path.stem for each in folders for path in each.glob("*.yaml")})
     if name.removesuffix(".yaml") not in names:
         raise SettingsError(f"there is no {name}.yaml in {folder}; {nearest(name, names)}")
-    refuse_unfolding_files(folder)
+    refuse_excess_in_files(folder)
     _register_schemas()
     _refuse_unknown_keys(overrides)
     GlobalHydra.instance().clear()

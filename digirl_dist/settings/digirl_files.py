@@ -18,7 +18,7 @@ from digirl_dist.errors import SettingsError
 from digirl_dist.settings.digirl_keys import KEYS, Became, became, written
 from digirl_dist.settings.places import own_folder
 from digirl_dist.settings.run import Settings
-from digirl_dist.settings.safe_yaml import load_yaml, refuse_unfolding_files
+from digirl_dist.settings.safe_yaml import read_yaml, refuse_excess_in_files
 
 BASE = "default"
 """The configuration of this package on which a migrated file stands."""
@@ -76,7 +76,7 @@ def is_digirl(folder: Path, name: str) -> bool:
 
 def migrate(folder: Path, name: str, overrides: Sequence[str] = ()) -> Migrated:
     """Reads a configuration of DigiRL's. Raises SettingsError for one that cannot be read."""
-    refuse_unfolding_files(folder)
+    refuse_excess_in_files(folder)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(folder), version_base="1.3"):
@@ -108,8 +108,8 @@ def translated(folder: Path, name: str, overrides: Sequence[str]) -> tuple[Path,
 def _keys_and_bases(folder: Path, name: str, seen: set[str]) -> tuple[set[str], set[str]]:
     """Returns the top-level keys of a file and of those that it includes, and the names of these."""
     try:
-        content = load_yaml((folder / f"{name}.yaml").read_text(), name)
-    except (OSError, UnicodeDecodeError, SettingsError):  # whoever composes it says so
+        content = read_yaml(folder / f"{name}.yaml")
+    except SettingsError:  # whoever composes it says so
         return set(), set()
     keys: set[str] = set(content) if isinstance(content, dict) else set()
     bases: set[str] = set()

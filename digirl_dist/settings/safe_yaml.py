@@ -11,50 +11,104 @@ from digirl_dist.errors import SettingsError
 
 _MOST_VALUES = 10_000
 _MOST_CHARACTERS = 1 << 20
+_DEEPEST = 100
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's, which every wheel of PyYAML has: PyYAML's own takes half a second for two thousand brackets."""
 
 
 def load_yaml(text: str, name: str) -> Any:
-    """Returns the content of ``text``. Raises SettingsError saying ``name`` for what is no YAML or unfolds too far."""
-    refuse_unfolding(text, name)
+    """Returns the content of ``text``. Raises SettingsError saying ``name`` for what is no YAML or too much of it."""
+    refuse_excess(text, name)
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=_LOADER)  # noqa: S506 - both loaders are safe
     except Exception as error:  # PyYAML's constructors raise nearly anything, for a date of a 13th month say
         raise SettingsError(f"{name} is not valid: {' '.join(str(error).split())[:500]}") from error
 
 
-def refuse_unfolding(text: str, name: str) -> None:
-    """Raises SettingsError if the aliases in ``text`` stand for more than 10,000 values or a million characters."""
-    if "*" not in text or "&" not in text:
-        return
+def read_yaml(path: Path, name: str = "") -> Any:
+    """Returns the content of a file. Raises SettingsError, which calls it ``name``, for one that cannot be read."""
     try:
-        values, characters = _unfolded(yaml.compose(text, Loader=yaml.SafeLoader), {})
-    except (yaml.YAMLError, RecursionError) as error:
-        raise SettingsError(f"{name} is not valid: {' '.join(str(error).split())[:500]}") from error
-    if values > _MOST_VALUES or characters > _MOST_CHARACTERS:
-        raise SettingsError(f"the aliases in {name} unfold to more than {_MOST_VALUES} values; write out what is meant")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{name or path} cannot be read: {error}") from error
+    return load_yaml(text, name or str(path))
 
 
-def refuse_unfolding_files(folder: Path) -> None:
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Returns the mapping in a file; an empty one where there is no such file, or something else in it."""
+    try:
+        content = read_yaml(path)
+    except SettingsError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def refuse_excess(text: str, name: str) -> None:
+    """Raises SettingsError if ``text`` nests deeper than 100 levels, where libyaml would overflow its stack, or its
+    aliases stand for more than 10,000 values or a million characters. What is no YAML is left to its reader.
+    """
+    unfolding = _Unfolding()
+    try:
+        for event in yaml.parse(text, Loader=_LOADER):
+            unfolding.add(event)
+            if unfolding.depth > _DEEPEST:
+                raise SettingsError(f"{name} nests deeper than {_DEEPEST} levels")
+            if unfolding.values > _MOST_VALUES or unfolding.characters > _MOST_CHARACTERS:
+                reason = f"the aliases in {name} unfold to more than {_MOST_VALUES} values"
+                raise SettingsError(f"{reason}; write out what is meant")
+    except yaml.YAMLError:
+        return
+
+
+def refuse_excess_in_files(folder: Path) -> None:
     """Does so for every YAML file below ``folder``; one that cannot be read is left to its reader."""
     for path in folder.rglob("*.yaml"):
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, ValueError):
             continue
-        refuse_unfolding(text, str(path))
+        refuse_excess(text, str(path))
 
 
-def _unfolded(node: Any, known: dict[int, tuple[float, float]]) -> tuple[float, float]:
-    """Returns how many values and characters a node stands for, its aliases written out; infinite inside of itself."""
-    if node is None:
-        return 0, 0
-    if id(node) not in known:
-        known[id(node)] = float("inf"), 0
-        if isinstance(node, yaml.ScalarNode):
-            known[id(node)] = 1, len(node.value)
-        else:
-            pairs = isinstance(node, yaml.MappingNode)
-            children = [part for pair in node.value for part in pair] if pairs else node.value
-            sizes = [_unfolded(child, known) for child in children]
-            known[id(node)] = 1 + sum(values for values, _ in sizes), sum(characters for _, characters in sizes)
-    return known[id(node)]
+class _Unfolding:
+    """Adds up what the aliases of a text stand for: ``values`` and ``characters``, infinite for one inside of itself.
+
+    Takes the events of a parser in place of nodes, so that nothing is built and nothing recurses.
+    """
+
+    def __init__(self) -> None:
+        self.values = self.characters = 0.0
+        self._known: dict[str, tuple[float, float]] = {}
+        self._open: list[tuple[str | None, float, float]] = []
+        """Of each collection that is open: its anchor, and the sums before it."""
+        self._told = 0.0, 0.0
+        """Values and characters so far, aliases written out."""
+
+    @property
+    def depth(self) -> int:
+        return len(self._open)
+
+    def add(self, event: yaml.Event) -> None:
+        match event:
+            case yaml.AliasEvent():
+                values, characters = self._known.get(event.anchor, (0.0, 0.0))  # an unknown one is the reader's
+                self._tell(values, characters)
+                self.values += values
+                self.characters += characters
+            case yaml.ScalarEvent():
+                self._tell(1.0, len(event.value))
+                self._know(event.anchor, 1.0, len(event.value))
+            case yaml.CollectionStartEvent():
+                self._open.append((event.anchor, *self._told))
+                self._know(event.anchor, float("inf"), 0.0)
+                self._tell(1.0, 0)
+            case yaml.CollectionEndEvent():
+                anchor, values, characters = self._open.pop()
+                self._know(anchor, self._told[0] - values, self._told[1] - characters)
+
+    def _tell(self, values: float, characters: float) -> None:
+        self._told = self._told[0] + values, self._told[1] + characters
+
+    def _know(self, anchor: str | None, values: float, characters: float) -> None:
+        if anchor is not None:
+            self._known[anchor] = values, characters

@@ -64,6 +64,11 @@ class SimulatedFleet:
         """Whether the host's process is stopped: it hears nothing, and nothing of it happens."""
         return self.world.now < self._suspended_until
 
+    @property
+    def awake_since(self) -> float:
+        """When its process went on last. Whatever was silent before has all of its time again."""
+        return self._suspended_until
+
     def post(self, event: WorkerEvent) -> None:
         self._events.append(event)
 

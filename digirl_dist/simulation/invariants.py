@@ -166,12 +166,13 @@ class Invariants:
         attached = None if worker is None else worker.attached
         broken = attached is not None and (not machine.link.answers or machine.program.stopped)
         patience_s = max(limits.silence_s, limits.start_s) + 6.0
-        standing = {attached.since} if broken and attached is not None else set()
+        awake_since = self._run.fleet.awake_since
+        standing = {(attached.since, awake_since)} if broken and attached is not None else set()
         self._doubt("deadline", name, "the host does not notice", standing, passed_s, patience_s)
         state = self._run.host.collector.table.states.get(name)
         is_out = state is not None and state.error is not None and state.error.fatal
         is_away = attached is None and machine.link.answers and not is_out
-        tried = {worker.tried_at} if worker is not None and is_away else set()
+        tried = {(worker.tried_at, awake_since)} if worker is not None and is_away else set()
         self._doubt("deadline", name, "nobody connects again after", tried, passed_s, _BACK_S)
         leases, program = self._run.host.collector.leases, machine.program
         calm = attached is not None and not broken and not program.frozen and state is not None and state.slots > 0

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _BEAT_S = 2.0
 _LINK_SILENCE_S = 12.0
+_LOOK_S = 2.0
 _STALL_S = 60.0
 _UNREACHED_S = 2.0
 
@@ -89,7 +90,7 @@ class _Attached:
         patience_s = self.session.patience_s if answers else min(_LINK_SILENCE_S, self.session.patience_s)
         left_s = self.heard_at + patience_s - self.world.now
         if left_s > 1e-6:
-            self.worker.fleet.later(min(left_s, 2.0 if not answers else left_s), self.watch)
+            self.worker.fleet.later(min(left_s, _LOOK_S), self.watch)  # a policy that loads shortens the patience
         else:
             error = LinkLostError(self.machine.spec.name, f"nothing was heard for {patience_s:.0f} s")
             self.worker.lost(self, self.session.silent(answers, error))
@@ -126,9 +127,9 @@ class _Attached:
         self.machine.arrives(type(message).__name__, lambda: self._act_on(message))
 
     def _act_on(self, message: WorkerMessage) -> None:
-        if isinstance(message, SlotSeconds):
-            self.machine.accounted_at = self.world.now
         if not self.to_host.closed:
+            if isinstance(message, SlotSeconds):
+                self.machine.accounted_at = self.world.now
             self.ask(lambda session: session.receive(message, b"", self.world.now))
 
     def _torn(self) -> None:

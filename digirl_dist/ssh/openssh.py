@@ -34,8 +34,8 @@ _ANSWER_S = 3.0
 _LONGEST_LOG = 1 << 24
 """A server may send messages for the log without end; beyond this, ``ssh`` cannot write."""
 _LOOK_S = 0.02
-_CONFIGURED_S = 20.0
-"""Commands of the user's configuration may take so long to decide what it says."""
+_CONFIGURED_S = 8.0
+"""Commands of the user's configuration may take so long to decide what it says: less than ``reachable`` waits."""
 _FOLDERS = SocketFolders()
 
 
@@ -101,7 +101,7 @@ class Master:
     """The ``ssh`` that logs in and serves sessions, its folder, and what it printed."""
 
     def __init__(self, address: Address, settings: SshSettings) -> None:
-        """Raises LoginError if the configuration of ``ssh`` cannot be used."""
+        """Raises LoginError if the configuration of ``ssh`` cannot be used, UnreachableError if it takes too long."""
         self._folder = _FOLDERS.make()
         self._address = address
         self.socket = self._folder / "socket"
@@ -195,7 +195,7 @@ def _quoted(path: str) -> str:
 def route(address: Address, settings: SshSettings) -> dict[str, str]:
     """Returns what ``ssh`` makes of an address: its options by their names in lower case, as ``ssh -G`` prints them.
 
-    Raises LoginError if it cannot use its configuration.
+    Raises LoginError if it cannot use its configuration, UnreachableError if that takes too long.
     """
     with tempfile.TemporaryDirectory(prefix="digirl-route-") as folder:
         return _asked(_base(Path(folder), address, settings), address)
@@ -209,16 +209,20 @@ def _base(folder: Path, address: Address, settings: SshSettings) -> list[str]:
 
 
 def _asked(base: Sequence[str], address: Address) -> dict[str, str]:
-    command = [base[0], "-G", *base[1:]]
-    try:
-        asked = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_CONFIGURED_S)
-    except subprocess.TimeoutExpired as error:
-        reason = f"`ssh -G` did not end within {_CONFIGURED_S:g} s"
-        raise LoginError(address.name, reason, "look at `Match exec` in ~/.ssh/config") from error
+    command, pipe, null = [base[0], "-G", *base[1:]], subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=null, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as asked:
+        try:
+            options, complaint = asked.communicate(timeout=_CONFIGURED_S)
+        except BaseException as error:
+            os.killpg(asked.pid, signal.SIGKILL)  # with the commands of the configuration that it waits for
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            reason = f"`ssh -G` did not end within {_CONFIGURED_S:g} s"
+            raise UnreachableError(address.name, reason, "look at `Match exec` in ~/.ssh/config") from error
     if asked.returncode != 0:
-        said = (asked.stderr.strip() or "it says nothing").splitlines()[0]
+        said = (complaint.strip() or "it says nothing").splitlines()[0]
         raise LoginError(address.name, f"`ssh` cannot use its configuration: {said}", "correct ~/.ssh/config")
-    return dict(line.partition(" ")[::2] for line in asked.stdout.splitlines())
+    return dict(line.partition(" ")[::2] for line in options.splitlines())
 
 
 def _resolve(base: Sequence[str], address: Address) -> tuple[Target, list[str]]:

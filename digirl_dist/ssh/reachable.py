@@ -12,7 +12,7 @@ from pathlib import Path
 
 import paramiko
 
-from digirl_dist.errors import LoginError
+from digirl_dist.errors import WorkerError
 from digirl_dist.settings import SshSettings, SshTransport
 from digirl_dist.ssh.connect import carrier
 from digirl_dist.ssh.connection import Address
@@ -53,7 +53,7 @@ def reach(hosts: Sequence[tuple[str, int | None]], settings: SshSettings) -> lis
 def _look(machine: Reached, port: int | None, way: Callable[[str, int | None], Mapping[str, str]]) -> None:
     try:
         known = way(machine.host, port)
-    except LoginError as error:
+    except WorkerError as error:
         machine.resolves, machine.defect = True, str(error)
         return
     if known.get("proxyjump", "none") != "none" or known.get("proxycommand", "none") != "none":

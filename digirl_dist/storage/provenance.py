@@ -12,12 +12,11 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-import yaml  # type: ignore[import-untyped]
-
 import digirl_dist
 from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import without_secrets, without_secrets_in
 from digirl_dist.settings.configuration import free_keys
+from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage import atomic_files, strict_json
 from digirl_dist.storage.machine import machine_facts
 from digirl_dist.types import Json
@@ -41,10 +40,7 @@ Changes = dict[str, list[Json]]
 
 def changes_of(run: Path, configuration: Mapping[str, Json]) -> Changes:
     """Returns what ``configuration`` has otherwise than the ``config.yaml`` of a run folder; none without it."""
-    try:
-        before = dict(_flat(yaml.safe_load((run / "config.yaml").read_text())))
-    except (OSError, ValueError, yaml.YAMLError, AttributeError):
-        return {}
+    before = dict(_flat(read_mapping(run / "config.yaml")))
     now = dict(_flat(configuration))
     return {key: [before[key], now[key]] for key in now if key in before and before[key] != now[key]}
 

@@ -6,9 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml  # type: ignore[import-untyped]
-
 from digirl_dist.errors import CheckpointError, SettingsError
+from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage import atomic_files
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints, read_checkpoint
 from digirl_dist.types import Json
@@ -24,14 +23,14 @@ class Start:
     @property
     def agent(self) -> str | None:
         """The name of the agent in the configuration of the checkpoint's run, if that lies beside it."""
-        content = _content(self.checkpoint.folder.parent.parent / "config.yaml")
+        content = read_mapping(self.checkpoint.folder.parent.parent / "config.yaml")
         agent = content.get("agent")
         return agent.get("name") if isinstance(agent, dict) else None
 
     def record(self, run: Path) -> dict[str, Json]:
         """Writes ``start.json`` into the run folder and returns its content."""
         folder = self.checkpoint.folder
-        source = _content(folder.parent.parent / "run.json").get("run_id")
+        source = read_mapping(folder.parent.parent / "run.json").get("run_id")
         content = {
             "start_from": self.asked,
             "checkpoint": str(folder),
@@ -53,7 +52,7 @@ def start_of(start_from: str | None, run: Path) -> Start | None:
         return None
     asked = os.path.abspath(os.path.expanduser(start_from))
     if Checkpoints(run / "checkpoints").has_any():
-        began = _content(run / "start.json").get("start_from")
+        began = read_mapping(run / "start.json").get("start_from")
         if began != asked:
             how = f"from {began}" if began else "with fresh weights"
             raise SettingsError(
@@ -70,12 +69,3 @@ def start_of(start_from: str | None, run: Path) -> Start | None:
     raise SettingsError(
         f"start_from={start_from} is no checkpoint; name a folder like RUN/checkpoints/000014, or a run folder"
     )
-
-
-def _content(path: Path) -> dict[str, Json]:
-    """The mapping in a YAML or JSON file; an empty one without such a file."""
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return content if isinstance(content, dict) else {}

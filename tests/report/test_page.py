@@ -164,7 +164,7 @@ def test_an_unreadable_trajectory_file_is_named_and_the_one_before_is_shown(tmp_
 
 def test_a_damaged_configuration_is_a_note(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("emulator: [1, 2\nx: }")
-    assert "config.yaml cannot be read" in Page(write_page(tmp_path)).text
+    assert "config.yaml is not valid" in Page(write_page(tmp_path)).text
 
 
 def test_an_episode_tells_where_it_came_from(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ def test_a_few_aliases_are_fine() -> None:
     assert load_yaml(text, "f.yaml")["first"] == {"x": 0.5, "y": 1}
     assert load_yaml("", "f.yaml") is None
     assert load_yaml("a & b: 3 * 4", "f.yaml") == {"a & b": "3 * 4"}
+    many = "\n".join(["- &one {x: 1}", "- *one", *["- {id: go, params: {a: 1}}"] * 5000])
+    assert len(load_yaml(many, "f.yaml")) == 5002, "values that no alias stands for count as well"
 
 
 @pytest.mark.parametrize(
@@ -26,8 +28,12 @@ def test_a_few_aliases_are_fine() -> None:
         (LAUGHS, "aliases in f.yaml unfold"),
         ("a: &a [*a]", "aliases in f.yaml unfold"),
         (f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 20)}]", "aliases in f.yaml unfold"),
-        ("[" * 100_000, "f.yaml is not valid"),
-        ("&a [" * 10_000 + "*a", "f.yaml is not valid"),
+        ("[" * 100_000, "f.yaml nests deeper than 100 levels"),
+        ("{a: [" * 100_000, "f.yaml nests deeper than 100 levels"),
+        ("- " * 200_000, "f.yaml nests deeper than 100 levels"),
+        ("? " * 200_000, "f.yaml nests deeper than 100 levels"),
+        ("".join(f"&a{n} [" for n in range(10_000)) + "*a1", "f.yaml nests deeper than 100 levels"),
+        ("[&a x, *b, {y: *a", "f.yaml is not valid"),
         ("2024-13-45", "f.yaml is not valid"),
         ("!!int ''", "f.yaml is not valid"),
         ("? [a]\n: b", "f.yaml is not valid"),

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from process_watch import eventually
+from process_watch import eventually, nothing_is_left_of
 
 from digirl_dist import child_process
-from digirl_dist.errors import HostKeyError, LoginError, SettingsError
+from digirl_dist.errors import HostKeyError, LoginError, SettingsError, UnreachableError
 from digirl_dist.settings import SshSettings, SshTransport
 from digirl_dist.ssh.connect import carrier, connect
 from digirl_dist.ssh.connection import Address
@@ -87,6 +87,20 @@ def test_a_configuration_that_ssh_cannot_read_is_named(limits: SshSettings, home
     (home / ".ssh/config").write_text("Nonsense yes\n")
     with pytest.raises(LoginError, match=r"Bad configuration option: nonsense.*correct ~/.ssh/config"):
         connect(Address("w1", "127.0.0.1"), limits)
+
+
+def test_an_ssh_that_never_says_what_its_configuration_is_ends_in_time_with_all_that_it_started(
+    limits: SshSettings, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "ssh").write_text("#!/bin/sh\nsleep 600 & wait\n")
+    (home / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{home}:{os.environ['PATH']}")
+    monkeypatch.setattr("digirl_dist.ssh.openssh._CONFIGURED_S", 0.5)
+    with pytest.raises(UnreachableError, match=r"`ssh -G` did not end.*Match exec"):
+        connect(Address("w1", "127.0.0.1"), limits)
+    [machine] = reach([("w1", None)], limits)
+    assert machine.resolves and "`ssh -G` did not end" in str(machine.defect)
+    nothing_is_left_of(home)
 
 
 def test_connections_of_the_user_are_not_shared(openssh: Server, limits: SshSettings, home: Path) -> None:
