@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import digirl_dist
@@ -12,8 +14,11 @@ import digirl_dist
 SOURCE = str(Path(digirl_dist.__file__).resolve().parent.parent)
 """The folder from which this package was imported."""
 
+_PR_SET_PDEATHSIG = 1
+"""prctl(2)"""
+
 _DIES_WITH_ITS_PARENT = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); "
+    f"import ctypes, os, sys; ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {signal.SIGTERM:d}); "
     "os.getppid() == int(sys.argv[1]) and os.execvp(sys.argv[2], sys.argv[2:])"
 )
 
@@ -30,6 +35,18 @@ def dying_with_this_process(command: Sequence[str]) -> list[str]:
     if sys.platform != "linux":
         return list(command)
     return [sys.executable, "-ISc", _DIES_WITH_ITS_PARENT, str(os.getpid()), *command]
+
+
+def ends_with_this_process() -> Callable[[], None]:
+    """Returns what a child calls once it is forked: Linux kills it when the thread ends that forked it."""
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def tie() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it went before
+            os._exit(1)
+
+    return tie
 
 
 def last_lines(log: Path, count: int = 5) -> str:

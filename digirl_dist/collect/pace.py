@@ -36,22 +36,21 @@ class Pace:
 
     def __init__(self) -> None:
         self._means: dict[str, float] = {}
-        self._mean: float | None = None
+        self._total = 0.0
 
     def ended(self, worker: str, seconds: float) -> None:
         """Notes the length of an episode; values that are none are ignored."""
         if 0 <= seconds < float("inf"):
-            before = self._means.get(worker, seconds)
-            self._means[worker] = before + _WEIGHT * (seconds - before)
-            self._mean = None
+            before = self._means.get(worker)
+            mean = seconds if before is None else before + _WEIGHT * (seconds - before)
+            self._means[worker] = mean
+            self._total += mean - (before or 0.0)
 
     def of(self, worker: str) -> float | None:
         """Returns the worker's mean; None as long as no episode has ended anywhere."""
         if worker in self._means or not self._means:
             return self._means.get(worker)
-        if self._mean is None:
-            self._mean = sum(self._means.values()) / len(self._means)
-        return self._mean
+        return self._total / len(self._means)
 
     def drain(self, slots: Mapping[str, int]) -> Drain:
         """Returns how fast workers with these slots in service empty the queue together."""

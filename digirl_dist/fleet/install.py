@@ -20,6 +20,7 @@ from digirl_dist.fleet.remote_python import RemotePython
 from digirl_dist.settings import EmulatorSettings, InstallSettings
 from digirl_dist.ssh.connection import Connection
 from digirl_dist.storage.digest import digest, file_digest
+from digirl_dist.storage.machine import dependency_versions, version_of
 from digirl_dist.worker_program import bootstrap
 
 _NAME = "digirl_dist"
@@ -56,7 +57,7 @@ class Package:
     def with_emulator(self, emulator: EmulatorSettings) -> Package:
         """Returns this package with what the emulator's settings install besides. Raises SettingsError."""
         bare = [name for name in emulator.packages if re.fullmatch(r"[\w.-]+", name)]
-        versions = tuple(f"{name}=={found.split('+')[0]}" for name in bare if (found := _version(name)))
+        versions = tuple(_pinned(name, found) for name in bare if (found := version_of(name)))
         script = "" if emulator.setup is None else _script(emulator.setup)
         requirements = (*self.requirements, *emulator.packages)
         return replace(self, requirements=requirements, constraints=(*self.constraints, *versions), setup=script)
@@ -143,9 +144,11 @@ def requirements(extras: Collection[str] = ()) -> tuple[str, ...]:
 
 def host_versions() -> tuple[str, ...]:
     """Returns this machine's versions of the direct dependencies as pip constraints, without labels like ``+cpu``."""
-    names = {re.split(r"[^\w.-]", requirement, maxsplit=1)[0] for requirement in _distribution().requires or []}
-    found = ((name, _version(name)) for name in sorted(names))
-    return tuple(f"{name}=={version.split('+')[0]}" for name, version in found if version)
+    return tuple(_pinned(name, version) for name, version in dependency_versions().items())
+
+
+def _pinned(name: str, version: str) -> str:
+    return f"{name}=={version.split('+')[0]}"
 
 
 def _names_an_index(pip_args: Collection[str]) -> bool:
@@ -226,10 +229,3 @@ def _script(path: str) -> str:
         return Path(path).expanduser().read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"emulator.setup={path} cannot be read: {error}") from error
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

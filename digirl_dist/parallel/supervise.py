@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -10,14 +9,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
-from digirl_dist.child_process import environment
+from digirl_dist.child_process import ends_with_this_process, environment
 
 _LOOK_S = 0.05
 _GRACE_S = 8.0
 """How long ranks may take to end once they have been asked to."""
-
-_PR_SET_PDEATHSIG = 1
-"""prctl(2)"""
 
 _Ranks = list[subprocess.Popen[bytes]]
 
@@ -32,7 +28,7 @@ def supervise(program: Sequence[str], variables: Sequence[Mapping[str, str]]) ->
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, _note_in(asked))
     children: _Ranks = []
-    prepare = _ends_with(os.getpid())
+    prepare = ends_with_this_process()
     try:
         for own in variables:
             environ = {**environment(), **own}
@@ -41,18 +37,6 @@ def supervise(program: Sequence[str], variables: Sequence[Mapping[str, str]]) ->
     finally:
         _end(children)
     return 128 + asked[0] if asked else worst
-
-
-def _ends_with(parent: int) -> Callable[[], None]:
-    """Returns what a rank does before its program starts: the kernel kills it when this process is gone."""
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def prepare() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it went before
-            os._exit(1)
-
-    return prepare
 
 
 def _note_in(asked: list[int]) -> Callable[[int, FrameType | None], None]:

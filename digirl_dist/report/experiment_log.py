@@ -41,9 +41,17 @@ class ExperimentLog:
         self._picture_every = 1
 
     def begin(
-        self, first: int | None, metrics: Sequence[Figures], evaluations: Sequence[Figures], iterations: int = 0
+        self,
+        first: int | None,
+        metrics_after: Callable[[int], Sequence[Figures]],
+        evaluations: Sequence[Figures],
+        iterations: int = 0,
     ) -> None:
-        """Starts the loggers; ``first`` is the iteration with which training goes on, None if nothing is learned."""
+        """Starts the loggers and gives them what they lack.
+
+        ``first`` is the iteration with which training goes on, None if nothing is learned. ``metrics_after`` returns
+        the figures of all iterations after one.
+        """
         self._picture_every = max(1, iterations // _PICTURES)
         for name in self._names:
             taken = self._taken.setdefault(name, {})
@@ -55,7 +63,9 @@ class ExperimentLog:
             except Exception as error:  # whatever a library does, the run goes on
                 self._failed(name, f"{type(error).__name__}: {error}")
         measured = [(measured_version(line), "evaluation", evaluation_tags(line)) for line in evaluations]
-        learned = [(int(line["iteration"]), "figures", tags(line)) for line in metrics]
+        taken_by_all = min((self._taken[name].get("figures", -1) for name in self._loggers), default=None)
+        lacking = [] if taken_by_all is None else metrics_after(taken_by_all)
+        learned = [(int(line["iteration"]), "figures", tags(line)) for line in lacking]
         known = [(step, kind, figures) for step, kind, figures in [*measured, *learned] if step is not None]
         for step, kind, figures in sorted(known, key=lambda one: one[:2]):
             self._give(kind, figures, step)

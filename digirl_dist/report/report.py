@@ -115,7 +115,7 @@ class Report:
     def _begin_log(self, first: int | None, iterations: int) -> None:
         if not self._logs:
             self._logs = True
-            self._log.begin(first, self._metrics.lines, self._evaluations.lines, iterations)
+            self._log.begin(first, self._metrics.after, self._evaluations.lines, iterations)
 
     def has_evaluation(self, checkpoint: Checkpoint) -> bool:
         """Returns whether ``checkpoint`` was evaluated during training."""

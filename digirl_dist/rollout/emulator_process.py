@@ -20,9 +20,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from digirl_dist.child_process import ends_with_this_process
 from digirl_dist.rollout.pipe import Pipe, plain
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _CLOSE_LIMIT_S = 5.0
 
@@ -39,10 +39,11 @@ def guarded(serve: Callable[[], None], lifeline: int | None, *of_the_child: int)
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    tie_to_guard = ends_with_this_process()
     with tempfile.TemporaryDirectory(prefix="emulator-", ignore_cleanup_errors=True) as scratch:
         child = os.fork()
         if child == 0:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            tie_to_guard()
             if lifeline is not None:
                 os.close(lifeline)
             os.environ["TMPDIR"] = tempfile.tempdir = scratch

@@ -20,7 +20,7 @@ def load_yaml(text: str, name: str) -> Any:
     """Returns the content of ``text``. Raises SettingsError saying ``name`` for what is no YAML or too much of it."""
     refuse_excess(text, name)
     try:
-        return yaml.load(text, Loader=_LOADER)  # noqa: S506 - both loaders are safe
+        return yaml.load(text, Loader=_LOADER)
     except Exception as error:  # PyYAML's constructors raise nearly anything, for a date of a 13th month say
         raise SettingsError(f"{name} is not valid: {' '.join(str(error).split())[:500]}") from error
 

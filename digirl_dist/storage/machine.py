@@ -30,12 +30,13 @@ def dependency_versions() -> dict[str, str]:
     except metadata.PackageNotFoundError:
         return {}
     names = {re.split(r"[^\w.-]", each, maxsplit=1)[0] for each in required}
-    return {name: version for name in sorted(names) if (version := _version(name))}
+    return {name: version for name in sorted(names) if (version := version_of(name))}
 
 
-def _version(name: str) -> str:
+def version_of(package: str) -> str:
+    """Returns the version of an installed package; empty for one that is not."""
     try:
-        return metadata.version(name)
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
 

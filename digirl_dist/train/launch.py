@@ -149,7 +149,7 @@ def _rank_zero_reporter(
     stack.callback(events.close)
     log = experiment_log(settings, folder, events)
     stack.callback(log.close)
-    log.begin(state.iteration, metrics.lines, (), settings.train_iterations)
+    log.begin(state.iteration, metrics.after, (), settings.train_iterations)
     stream = partial(evaluation_stream, context)
     return RankZeroReporter(
         learner=learner,

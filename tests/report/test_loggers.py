@@ -54,6 +54,9 @@ class Run:
         self.metrics: list[dict[str, Any]] = []
         self.measured: list[dict[str, Any]] = []
 
+    def _after(self, iteration: int) -> list[dict[str, Any]]:
+        return [line for line in self.metrics if line["iteration"] > iteration]
+
     def train(self, iterations: Sequence[int], first: int | None = None) -> None:
         """Makes these iterations in one process, with an evaluation before the first if that is 0 or 3."""
         config = {"seed": 1, "judge.key": SECRET, "save_path": str(self.folder)}
@@ -61,7 +64,7 @@ class Run:
         log = ExperimentLog(self.loggers, run, lambda name, reason: self.failed.append((name, reason)))
         begin = iterations[0] if first is None else first
         self.metrics = [line for line in self.metrics if line["iteration"] < begin]
-        log.begin(begin, self.metrics, self.measured)
+        log.begin(begin, self._after, self.measured)
         if begin in (0, 3):
             measured = {"iteration": begin, "purpose": "evaluate", "checkpoint": begin, "success_rate": 0.3}
             self.measured.append(measured)
