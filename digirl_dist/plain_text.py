@@ -25,13 +25,13 @@ _NAME = (
 )
 _SECRET_NAME = re.compile(rf"{_NAME}$|^(?:auth|sig)$|password|passphrase|secret|authorization", re.IGNORECASE)
 _ASSIGNED = re.compile(
-    rf"""(\b[\w-]*{_NAME}["']?\s*[:=]\s*["']?)((?:bearer|basic|token)\s+)?[^\s"',;&}}\]]+""", re.IGNORECASE
+    rf"""({_NAME}["']?\s*[:=]\s*["']?)((?:bearer|basic|token)\s+)?[^\s"',;&}}\]]+""", re.IGNORECASE
 )
-_LOGIN = re.compile(r"\b([a-z][\w+.-]*://)([^/\s\"']+)@", re.IGNORECASE)
+_LOGIN = re.compile(r"([a-z][\w+.-]{0,30}://)([^/\s\"']+)@", re.IGNORECASE)
 _SHAPES = re.compile(
     r"\b(?:sk|rk|pk)-[\w-]{16,}|\bhf_\w{16,}|\bgh[pousr]_\w{16,}|\bgithub_pat_\w{16,}|\bglpat-[\w-]{16,}"
     r"|\bxox\w-[\w-]{10,}"
-    r"|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{30,}|\bpypi-[\w-]{16,}|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]+"
+    r"|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{30,}|\bpypi-[\w-]{16,}|\beyJ[\w-]{8,1000}\.[\w-]+\.[\w-]+"
     r"|(?<=Bearer )[\w.~+/=-]{8,}|(?<=Basic )[\w+/=-]{8,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     re.DOTALL,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 _WORD = re.compile(r"\w+")
-_QUOTED = re.compile(r'"([^"]+)"|“([^”]+)”')
+_QUOTED = re.compile(r'"([^"]+)"|“([^“”]+)”')
 
 
 def hashed_words(text: str, buckets: int) -> list[int]:

@@ -31,6 +31,8 @@ _JPEG_SCAN = b"\xff\xda"
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _LONGEST_ACTION = 1 << 20
 _LONGEST_GOALS = 1 << 16
+_DEEPEST = 32
+"""Levels of an action or a goal: what one thread just reads, another with more on its stack cannot write."""
 
 ActionCheck = Callable[[EmulatorSpec, Observation, Json], None]
 """Raises ActionError for an action that the agent cannot have chosen for the observation."""
@@ -96,8 +98,7 @@ class EpisodeGuard:
 
     def _check_action(self, seen: Observation, action: Json) -> None:
         try:
-            if len(json.dumps(action, allow_nan=False)) > _LONGEST_ACTION:
-                raise _Misfit(f"an action of more than {_LONGEST_ACTION} characters")
+            _check_json(action, _LONGEST_ACTION)
             if self.spec is not None and self.check_action is not None:
                 self.check_action(self.spec, seen, action)
         except (ActionError, ValueError, TypeError, RecursionError) as error:
@@ -106,6 +107,8 @@ class EpisodeGuard:
     def _check_observation(self, seen: Observation, decoded: set[bytes]) -> None:
         if not isinstance(seen.text, str):
             raise _Misfit(f"the text of the observation is a {type(seen.text).__name__}")
+        if not _is_unicode(seen.text):
+            raise _Misfit("the text of the observation has half a surrogate pair, which no file can hold")
         self._check_vector(seen.vector)
         size = None if self.spec is None else self.spec.image_size
         if seen.image is None and size is not None:
@@ -134,10 +137,29 @@ class _Misfit(Exception):
 
 def _check_goals(goals: Sequence[Goal]) -> None:
     try:
-        if len(json.dumps([dict(goal) for goal in goals], allow_nan=False)) > _LONGEST_GOALS:
-            raise _Misfit(f"goals of more than {_LONGEST_GOALS} characters")
+        _check_json([dict(goal) for goal in goals], _LONGEST_GOALS)
     except (ValueError, TypeError, RecursionError) as error:
         raise _Misfit(f"goals that are no list of JSON objects: {str(error)[:300]}") from error
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        return bool(text.encode()) or not text
+    except UnicodeEncodeError:
+        return False
+
+
+def _check_json(value: Json, longest: int) -> None:
+    """Raises ValueError for what is no strict JSON in Unicode, longer than ``longest`` bytes or nests too deep."""
+    if len(json.dumps(value, allow_nan=False, ensure_ascii=False).encode()) > longest:
+        raise ValueError(f"it is longer than {longest} bytes")
+    level = [value]
+    for _ in range(_DEEPEST):
+        if not level:
+            return
+        inside = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [part for parts in inside for part in parts]
+    raise ValueError(f"it nests deeper than {_DEEPEST} levels")
 
 
 def _is_finite(number: float) -> bool:

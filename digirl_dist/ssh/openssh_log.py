@@ -15,8 +15,8 @@ from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.host_keys import KnownKeys, changed_key, known_hosts_files, revoked_key, target_name, unknown_key
 from digirl_dist.ssh.login import locked, refused_login
 
-_AT = re.compile(r"^debug1: Authenticating to (\S+):(\d+) as '(.*)'$", re.MULTILINE)
-_CONNECTING = re.compile(r"^debug1: Connecting to (\S+) \[\S*\] port (\d+)\.$", re.MULTILINE)
+_AT = re.compile(r"^debug1: Authenticating to (\S+):(\d{1,5}) as '(.*)'$", re.MULTILINE)
+_CONNECTING = re.compile(r"^debug1: Connecting to (\S+) \[\S*\] port (\d{1,5})\.$", re.MULTILINE)
 _KEY = re.compile(r"^debug1: Server host key: (\S+) (SHA256:\S+)$", re.MULTILINE)
 _OFFERED = re.compile(r"^debug1: Offering public key: (.+) (\S+) (SHA256:\S+)(?: (.*))?$", re.MULTILINE)
 _UNRESOLVED = re.compile(r"Could not resolve hostname (\S+?):")

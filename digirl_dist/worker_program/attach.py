@@ -21,6 +21,7 @@ from pathlib import Path
 from digirl_dist.child_process import environment
 from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.protocol.messages import Broken, encode
+from digirl_dist.worker_program.bootstrap import refuse_squatted
 
 _START_LIMIT_S = 30.0
 _CHUNK = 65536
@@ -33,8 +34,10 @@ def main() -> int:
     parser.add_argument("--package", default="")
     parser.add_argument("--replace", action="store_true")
     options = parser.parse_args()
-    folder = JobFolder(options.folder.expanduser().resolve())
+    wanted = options.folder.expanduser()
+    folder = JobFolder(wanted.resolve())
     try:
+        refuse_squatted(wanted)
         folder.create()
         _try_disk(folder)
         os.chdir(folder.root)

@@ -9,15 +9,16 @@ ADVICE}``. A request with ``look_only`` gets ``{"python": PATH}`` or ``{"missing
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
-import importlib.metadata
 import importlib.util
 import json
 import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -84,6 +85,7 @@ class Installation:
 
     def ensure(self) -> str:
         """The Python that has the package; installs it unless that was done before."""
+        refuse_squatted(self._folder)
         if not self._is_done():
             self._claim()
             with self._lock():
@@ -93,6 +95,7 @@ class Installation:
 
     def look(self) -> dict[str, str]:
         """What there is, or what is missing."""
+        refuse_squatted(self._folder)
         if self._is_done():
             return {"python": str(self._python)}
         if self._is_foreign():
@@ -292,7 +295,10 @@ class Installation:
     def _lock(self) -> Iterator[None]:
         """Only one host at a time installs into this folder."""
         with open(self._folder / "install.lock", "w") as file:
-            while not _try_lock(file.fileno()):
+            while True:
+                with suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
                 if time.monotonic() > self._deadline:
                     raise Failed(f"another installation in {self._folder} did not end in time", _SLOW)
                 time.sleep(0.1)
@@ -301,26 +307,28 @@ class Installation:
 
 _SLOW = "wait for it, or raise the limit of installations"
 _DISK_FULL = "free some space there, or set the worker's folder to a larger disk"
-
-
 _UV_PLACES = (".local/bin", ".cargo/bin")
 """Where uv's own installer puts it, which is not on the PATH of a command over SSH."""
 
 
-def _try_lock(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def refuse_squatted(folder: Path) -> None:
+    """Raises PermissionError if another user made ``folder``, or owns one above it that is open to all, as they could
+    exchange what is in it: Python, and the pickled classes that the program loads.
+    """
+    paths = folder.absolute(), folder.resolve()
+    for place in sorted({place for path in paths for place in (path, *path.parents)}):
+        with suppress(FileNotFoundError):
+            found = place.lstat()
+            if found.st_uid not in (0, os.geteuid()) and (place in paths or found.st_mode & stat.S_IWOTH):
+                raise PermissionError(errno.EACCES, "it belongs to another user of this machine", str(place))
 
 
 def _is_here(name: str) -> bool:
-    try:
-        importlib.metadata.version(name)
-    except (importlib.metadata.PackageNotFoundError, ValueError):  # ValueError: a path or an address has no name
-        return False
-    return True
+    from importlib import metadata  # here, as the way to a program imports this file too
+
+    with suppress(metadata.PackageNotFoundError, ValueError):  # ValueError: a path or an address has no name
+        return bool(metadata.version(name))
+    return False
 
 
 def _essence(output: str) -> str:

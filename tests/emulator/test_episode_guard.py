@@ -55,6 +55,14 @@ def step(**changed: Any) -> Step:
     return Step(**{**usual, "terminated": False, "truncated": False, **changed})
 
 
+def nested(levels: int) -> Any:
+    """What one thread can read, and another with more on its stack cannot write."""
+    value: Any = []
+    for level in range(levels):
+        value = [value] if level % 2 else {"in": value}
+    return value
+
+
 LAST = step(terminated=True)
 
 
@@ -80,12 +88,19 @@ def test_an_episode_of_the_ticket_passes() -> None:
         ({"action": 1.0}, "outside of the action space"),
         ({"action": math.nan}, "outside of the action space"),
         ({"action": None}, "outside of the action space"),
-        ({"action": "x" * (2 << 20)}, "more than 1048576 characters"),
+        ({"action": "x" * (2 << 20)}, "longer than 1048576 bytes"),
+        ({"action": "half \ud83d"}, "outside of the action space: .*surrogates not allowed"),
+        ({"action": nested(40)}, "nests deeper than 32 levels"),
+        ({"action": nested(100_000)}, "outside of the action space"),
         ({"achieved": [{"app": math.nan}]}, "goals that are no list of JSON objects"),
         ({"achieved": [["app"]]}, "goals that are no list of JSON objects"),
-        ({"achieved": [{"app": "x" * 100_000}]}, "goals of more than 65536 characters"),
+        ({"achieved": [{"app": "x" * 100_000}]}, "longer than 65536 bytes"),
+        ({"achieved": [{"app": "half \udc00"}]}, "surrogates not allowed"),
+        ({"achieved": [{"\ud800": 1}]}, "surrogates not allowed"),
+        ({"achieved": [{"app": nested(40)}]}, "nests deeper than 32 levels"),
         ({"truncated": True}, "the episode ends here, but steps follow"),
         ({"observation": seen(text=None)}, "the text of the observation is a NoneType"),
+        ({"observation": seen(text="half \ud83d")}, "half a surrogate pair"),
         ({"observation": seen(vector=None)}, "a vector of 0 numbers; the emulator's spec says vector_size=2"),
         ({"observation": seen(vector=np.ones(8, np.float32))}, "a vector of 8 numbers"),
         ({"observation": seen(vector=np.array([1, np.nan], np.float32))}, "has NaN or infinite numbers"),
