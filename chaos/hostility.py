@@ -31,7 +31,8 @@ _BOUNDED_S = 8.0
 """How long a lie is told that the host believes within bounds."""
 _JOIN_S = 12.0
 """Time in which a worker connects and its program starts, on two busy cores."""
-_ALONE_S = 40.0
+_ALONE_S, _ALONE_EVERY = 20.0, 10
+"""How long the others are alone, before every tenth lie: what a machine can do changes in the course of a run."""
 _START_S = 150.0
 _LIAR = -1
 """Which of the machines lies."""
@@ -60,7 +61,7 @@ class Strike:
 
 @dataclass
 class Verdict:
-    """``alone`` and ``beside`` are the episodes per second without the liar, and while it lied."""
+    """``alone`` and ``beside`` are the others' episodes per second without the liar, and while it lied."""
 
     strikes: Sequence[Strike]
     alone: float
@@ -119,13 +120,10 @@ class Liar:
         self._machine.hostile.write_text("")
 
     def _lied_at(self, lie: Lie, began: float) -> float:
-        """Returns when the liar was there, in seconds since ``began``: only then could it lie.
-
-        A file is a lie once it has stood still for as long as one may.
-        """
+        """Returns when the liar was there, in seconds since ``began``, and what it did was a lie."""
         joined = self._watch.first(began, lambda event: event.kind == "worker_joined" and event.of(self._machine.name))
-        stands_s = HOSTILE_LIMITS["ssh.stall_s"] if lie.send is not None else 0.0
-        return stands_s + (_JOIN_S if joined is None else joined.at - began)
+        stands = lie.stands or ("ssh.stall_s" if lie.send is not None else "")
+        return HOSTILE_LIMITS.get(stands, 0.0) + (_JOIN_S if joined is None else joined.at - began)
 
     def _is_named(self, since: float) -> bool:
         """Returns whether ``digirl-dist why`` tells what is wrong with the worker, and began to since the strike."""
@@ -163,22 +161,29 @@ class _Hostility:
         self._liar = Liar(here, watch, self._machine)
 
     def run(self, lies: Sequence[Lie]) -> Verdict:
-        self._machine.relay.refuse(True)
         self._here.start_host()
         if self._watch.wait(0.0, lambda event: event.kind == "episode", _START_S) is None:
             raise TimeoutError(f"the run did not start:\n{self._here.why()}")
-        began = time.monotonic()
-        time.sleep(_ALONE_S)
-        alone = self._landed(began) / (time.monotonic() - began)
-        self._machine.relay.refuse(False)
-        strikes = []
+        strikes, alone = [], []
         for number, lie in enumerate(lies):
+            if number % _ALONE_EVERY == 0:
+                alone.append(self._alone())
             strikes.append(self._strike(lie))
             print(f"{number + 1:4d} {lie.name}: {_words(strikes[-1])}", flush=True)
             self._here.keep_host()
         self._liar.stop()
-        seconds = sum(one.seconds for one in strikes)
-        return Verdict(strikes, alone, sum(one.episodes for one in strikes) / seconds if seconds else 0.0)
+        return Verdict(strikes, _rate(alone), _rate([(one.episodes, one.seconds) for one in strikes]))
+
+    def _alone(self) -> tuple[int, float]:
+        """Returns how many episodes landed while the liar could not connect, and in how many seconds."""
+        self._machine.relay.refuse(True)
+        self._machine.relay.cut()
+        time.sleep(2.0)  # until the others have its tickets
+        began = time.monotonic()
+        time.sleep(_ALONE_S)
+        result = self._landed(began), time.monotonic() - began
+        self._machine.relay.refuse(False)
+        return result
 
     def _strike(self, lie: Lie) -> Strike:
         began = time.monotonic()
@@ -198,7 +203,15 @@ class _Hostility:
         self._watch.wait(since + 3.0, lambda event: event.kind == "episode", 60.0)
 
     def _landed(self, since: float) -> int:
-        return sum(event.kind == "episode" and event.at >= since for event in self._watch.events[:])
+        """Counts the episodes of the others."""
+        events, liar = self._watch.events[:], self._machine.name
+        return sum(one.kind == "episode" and one.at >= since and not one.of(liar) for one in events)
+
+
+def _rate(counted: Sequence[tuple[int, float]]) -> float:
+    """Returns how many in a second."""
+    seconds = sum(each for _, each in counted)
+    return sum(count for count, _ in counted) / seconds if seconds else 0.0
 
 
 def _words(strike: Strike) -> str:

@@ -38,7 +38,8 @@ class Lie:
     """``say`` changes a message of the program, ``hear`` answers one of the host (None: passes it on), ``now_and_then``
     adds lines every ``every_s`` seconds. ``send`` changes an answer of the file server: its line, and its bytes.
 
-    ``is_bounded``: the host believes it within bounds, so nobody is named.
+    ``is_bounded``: the host believes it within bounds, so nobody is named. ``stands``: the limit of the run that must
+    pass before it differs from what an honest worker may do; of files, the time that one may stand still.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Lie:
     drips: bool = False
     """Whether all output comes by a byte a second."""
     is_bounded: bool = False
+    stands: str = ""
 
 
 def line(message: Any) -> bytes:
@@ -195,13 +197,14 @@ def of_behaviour() -> Iterator[Lie]:
     yield Lie("JSON that nests without end", now_and_then=lambda _: iter([b"{" + b'"a":{' * 5000 + b"\n"]))
     yield Lie("a byte a second", drips=True)
     yield Lie("silence after the greeting", _only("ready", "need", "working"))
-    yield Lie("heartbeats without work", _claims_what_it_swallows, _swallows_leases)
+    yield Lie("heartbeats without work", _claims_what_it_swallows, _swallows_leases, stands="limits.lease_s")
     yield Lie("each ticket fails at once", hear=_fails_all)
     yield Lie("fifty episodes for one lease", _twice)
     yield Lie("episodes and failures of others' tickets", now_and_then=_for_others)
     more = [[0, number, "train"] for number in range(2000)]
     yield Lie("it claims two thousand tickets", changed("heartbeat", _set("held", to=more)))
-    yield Lie("it took up all tickets", changed("working", _set("held", to=more)))
+    took_up = changed("working", _set("held", to=more))
+    yield Lie("it took up all tickets", took_up, is_bounded=True)  # of former hosts, which may have leased that many
     yield Lie("ten thousand slots", changed("working", _set("slots", to=10_000)))
     yield Lie("ten thousand in service", changed("heartbeat", _set("in_service", to=10_000)))
     yield Lie("it knows orders to come", changed("heartbeat", _set("order", to=2**53)))

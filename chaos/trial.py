@@ -59,7 +59,7 @@ class Chaos:
         if self._watch.wait(0.0, lambda event: event.kind == "episode", _START_S) is None:
             raise TimeoutError(f"the run did not start:\n{self._ground.why()}")
         for number, fault in enumerate(faults):
-            machine = self._await_free(all_of_them=fault.alone)
+            machine = self._await_free(fault.alone, fault.lie is not None)
             scene = Scene(self._ground, self._watch, machine, random.Random(self._rng.random()))
             trial = Trial(fault.name, machine.name)
             self.trials.append(trial)
@@ -72,16 +72,20 @@ class Chaos:
                 thread.start()
         self._await_free(all_of_them=True)
 
-    def _await_free(self, all_of_them: bool) -> Machine:
-        """Waits for machines without an active fault and returns one of them at random."""
+    def _await_free(self, all_of_them: bool, may_lie: bool = False) -> Machine:
+        """Waits for machines without an active fault and returns one of them at random.
+
+        The first machine never lies: a fleet of liars alone is out of service, and ends its run.
+        """
         while True:
             self._ground.keep_host()
             free = [one for one in self._ground.machines if not self._is_busy(one.name)]
             if self._ground.given_up:
                 if {one.name for one in self._ground.machines if one not in free} <= self._ground.given_up:
                     self._ground.restart_host()
-            elif len(free) == len(self._ground.machines) or (free and not all_of_them):
-                return self._rng.choice(free)
+            elif len(free) == len(self._ground.machines) or not all_of_them:
+                if able := [one for one in free if not may_lie or one is not self._ground.machines[0]]:
+                    return self._rng.choice(able)
             time.sleep(0.1)
 
     def _is_busy(self, name: str) -> bool:

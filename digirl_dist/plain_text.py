@@ -24,9 +24,7 @@ _NAME = (
     r"|(?:api|access|auth|private|secret)[-_ ]?key)"
 )
 _SECRET_NAME = re.compile(rf"{_NAME}$|^(?:auth|sig)$|password|passphrase|secret|authorization", re.IGNORECASE)
-_ASSIGNED = re.compile(
-    rf"""({_NAME}["']?\s*[:=]\s*["']?)((?:bearer|basic|token)\s+)?[^\s"',;&}}\]]+""", re.IGNORECASE
-)
+_ASSIGNED = re.compile(rf"""({_NAME}["']?\s*[:=]\s*["']?)((?:bearer|basic|token)\s+)?[^\s"',;&}}\]]+""", re.IGNORECASE)
 _LOGIN = re.compile(r"([a-z][\w+.-]{0,30}://)([^/\s\"']+)@", re.IGNORECASE)
 _SHAPES = re.compile(
     r"\b(?:sk|rk|pk)-[\w-]{16,}|\bhf_\w{16,}|\bgh[pousr]_\w{16,}|\bgithub_pat_\w{16,}|\bglpat-[\w-]{16,}"

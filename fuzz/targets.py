@@ -41,6 +41,7 @@ from digirl_dist.worker_program.courier import CourierServer
 from fuzz.chat_answers import ChatAnswers
 from fuzz.mutation import mutated, mutated_json, pages, with_right_checksums
 from fuzz.target import Target
+from fuzz.texts import Texts
 
 TICKET = Ticket(1, 3, Task("open", "open it"), 7, 1)
 SPEC = EmulatorSpec(DeviceActions(), 2, (6, 4))
@@ -400,4 +401,5 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     "trainer": TrainerState,
     "yaml": Yaml,
     "judge": ChatAnswers,
+    "texts": Texts,
 }

@@ -44,7 +44,7 @@ _KIND_KEYS = ("type", "action", "action_type", "name", "function", "operation")
 _TEXT_KEYS = ("text", "value", "content", "typed_text", "input")
 _NUMBER = re.compile(r"-?\d{1,9}(?:\.\d{1,20})?|-?\.\d{1,20}")
 _LINE = re.compile(
-    r"^[^\w{]*(?:(?:next )?action\W+)?(?:\w+\.)?("
+    r"^[^\w{\n]*(?:(?:next )?action\W+)?(?:\w+\.)?("
     + "|".join(sorted(_TYPES, key=len, reverse=True))
     + r")\b(?![\"']\s*:)(.*)$",
     re.IGNORECASE | re.MULTILINE,

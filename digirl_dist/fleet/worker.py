@@ -169,7 +169,7 @@ class RemoteWorker:
     ) -> None:
         self.spec = spec
         self.limits = limits
-        self.post = post
+        self._post = post
         self.inference = inference
         self.job = job
         self._connector = connector
@@ -182,6 +182,11 @@ class RemoteWorker:
 
     def start(self) -> None:
         self._thread.start()
+
+    def post(self, event: WorkerEvent) -> None:
+        """Tells an event, unless the worker is not wanted any more: its name may be another's by now."""
+        if not self._stopping.is_set():
+            self._post(event)
 
     def publish(self, policy: PublishedPolicy) -> None:
         """Has new episodes act with this version; PolicyLoaded tells when the worker has it."""

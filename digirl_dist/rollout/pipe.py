@@ -32,7 +32,7 @@ class Pipe:
 
     def receive(self, flags: int = 0) -> Any:
         """Waits for the next message and returns it. Raises EOFError or OSError when the other end is gone."""
-        while (message := self._whole()) is None:
+        while (message := self._next()) is None:
             came = self._socket.recv(_CHUNK, flags)
             if not came:
                 raise EOFError
@@ -49,7 +49,7 @@ class Pipe:
     def close(self) -> None:
         self._socket.close()
 
-    def _whole(self) -> Any:
+    def _next(self) -> Any:
         start = _LENGTH.size
         if len(self._came) < start:
             return None
@@ -66,7 +66,18 @@ def plain(answer: Observation | Transition) -> tuple[Any, ...]:
         ends = bool(answer.terminated), bool(answer.truncated), bool(answer.success)
         return *plain(answer.observation), float(answer.reward), *ends, [dict(goal) for goal in answer.achieved]
     vector = None if answer.vector is None else np.asarray(answer.vector, np.float32).tobytes()
-    return answer.text, answer.image, vector
+    return _whole(answer.text), answer.image, vector
+
+
+def _whole(text: Any) -> Any:
+    """Returns a text without half surrogate pairs, as a page has that cuts its texts; no file can hold them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    except AttributeError:
+        pass  # whoever checks the episode says that it is none
+    return text
 
 
 def restored(values: tuple[Any, ...]) -> Observation | Transition:

@@ -179,6 +179,8 @@ def _repeat(run: SimulatedRun, machine: Machine, seconds: float) -> None:
 
 def _forge(run: SimulatedRun, machine: Machine, seconds: float) -> None:
     """Announces episodes of tickets that it was not leased; their rows are of another ticket, or do not exist."""
+    if machine.program.stopped:  # it says nothing, and nobody fetches what it never announces
+        return
     other = Ticket(0, 999, Task("other"), 1, 0)
     for number in range(3):
         name = f"forged-{number}"
@@ -190,6 +192,8 @@ def _forge(run: SimulatedRun, machine: Machine, seconds: float) -> None:
 
 def _deliver_stale(run: SimulatedRun, machine: Machine, seconds: float) -> None:
     """An episode of a ticket that no iteration has any more."""
+    if machine.program.stopped:
+        return
     stale = EpisodeManifest(RUN, Key(0, 500), 0, 0, "stale", 100, "ab", 0, 1.0, 0.0, {})
     machine.program.ready["stale"] = stale, Ticket(0, 500, Task("t"), 1, 0)
     _announce(machine, stale)

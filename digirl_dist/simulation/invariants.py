@@ -166,15 +166,16 @@ class Invariants:
         attached = None if worker is None else worker.attached
         broken = attached is not None and (not machine.link.answers or machine.program.stopped)
         patience_s = max(limits.silence_s, limits.start_s) + 6.0
-        awake_since = self._run.fleet.awake_since
-        standing = {(attached.since, awake_since)} if broken and attached is not None else set()
+        awake_since, program = self._run.fleet.awake_since, machine.program
+        how = awake_since, machine.link.answers, program.stopped  # each is noticed by other signs, and takes its time
+        standing = {(attached.since, *how)} if broken and attached is not None else set()
         self._doubt("deadline", name, "the host does not notice", standing, passed_s, patience_s)
         state = self._run.host.collector.table.states.get(name)
         is_out = state is not None and state.error is not None and state.error.fatal
         is_away = attached is None and machine.link.answers and not is_out
         tried = {(worker.tried_at, awake_since)} if worker is not None and is_away else set()
         self._doubt("deadline", name, "nobody connects again after", tried, passed_s, _BACK_S)
-        leases, program = self._run.host.collector.leases, machine.program
+        leases = self._run.host.collector.leases
         calm = attached is not None and not broken and not program.frozen and state is not None and state.slots > 0
         calm = calm and not self._run.fleet.disk_is_full and not self._run.fleet.waiting and machine.link.jitter_s < 1.0
         held = {ticket.key for ticket in program.held()}
@@ -208,9 +209,10 @@ class Invariants:
             _hold(sound, "seconds", f"{one.worker}: {one.slot_seconds}")
             self._told[one.worker] += sum(one.slot_seconds.values())
             machine, joined_at = self._run.machine(one.worker), self._joined_at.get(one.worker)
-            slots, answered = machine.program.slots, machine.accounted_at >= result.ended_at - _SECONDS_SLACK_S
+            slots, state = machine.program.slots, self._run.host.collector.table.states.get(one.worker)
+            answered = machine.accounted_at >= result.ended_at - _SECONDS_SLACK_S and state is not None and state.slots
             bent = self._run.hosts > 1 or self._run.bends_time or one.worker in self._left
-            if bent or slots is None or joined_at is None or not answered or slots.counted_at > machine.accounted_at:
+            if bent or slots is None or joined_at is None or not answered or slots.counted_at > machine.accounted_to:
                 continue
             count, told_s = machine.spec.slots, self._told[one.worker]
             most_s, least_s = (count * (slots.counted_at - at) for at in joined_at)

@@ -15,7 +15,7 @@ from digirl_dist.fleet.outgoing import Blob, PublishedPolicy
 from digirl_dist.fleet.reconnecting import Reconnecting
 from digirl_dist.fleet.session import Effects, Session
 from digirl_dist.fleet.spec import Job
-from digirl_dist.fleet.worker_events import Lost, Pulled, PullRefused
+from digirl_dist.fleet.worker_events import Lost, Pulled, PullRefused, WorkerEvent
 from digirl_dist.protocol.messages import (
     EpisodeManifest,
     SlotLimits,
@@ -53,6 +53,8 @@ class _Attached:
         self.to_host = Wire(link, self._way_to_host, self._host_hears, self._torn)
         self.since = self.heard_at = self.world.now
         self._transfers: deque[tuple[int, Callable[[], object]]] = deque()
+        self._counts: deque[float] = deque()
+        """When the accounts of slot-seconds that are on their way were made."""
         self._generation = self.machine.program.generation
 
     def ask(self, action: Callable[[Session], Effects]) -> None:
@@ -64,7 +66,7 @@ class _Attached:
                 case Push(what, blobs):
                     self.carry(sum(blob.size for blob in blobs), partial(self._pushed, what, blobs))
                 case Tell(event):
-                    self.worker.fleet.post(event)
+                    self.worker.post(event)
                 case HangUp(error):
                     if error.fatal:
                         self.to_program.send(encode_stop(self.session))
@@ -74,6 +76,8 @@ class _Attached:
     def say(self, message: WorkerMessage) -> None:
         """What the program sends."""
         if not self.to_host.closed:
+            if isinstance(message, SlotSeconds):
+                self._counts.append(self.world.now)
             self.to_host.send(encode(message))
 
     def carry(self, size: int, then: Callable[[], object]) -> None:
@@ -129,7 +133,7 @@ class _Attached:
     def _act_on(self, message: WorkerMessage) -> None:
         if not self.to_host.closed:
             if isinstance(message, SlotSeconds):
-                self.machine.accounted_at = self.world.now
+                self.machine.accounted_to, self.machine.accounted_at = self._counts.popleft(), self.world.now
             self.ask(lambda session: session.receive(message, b"", self.world.now))
 
     def _torn(self) -> None:
@@ -170,6 +174,10 @@ class SimulatedWorker:
         self._stopping = False
         self.tried_at = 0.0
         """When it was connected to last, or tried to be."""
+
+    def post(self, event: WorkerEvent) -> None:
+        if not self._stopping:
+            self.fleet.post(event)
 
     def start(self) -> None:
         self.fleet.later(0.0, self._connect)
@@ -269,15 +277,15 @@ class SimulatedWorker:
             if attached is self.attached:
                 self.fleet.later(0.5, lambda: self._pulled(attached, manifest, ticket, path, began_at))
         elif spooled is None or manifest.episode_id in program.damaged:
-            self.fleet.post(PullRefused(name, manifest, "the file is gone or damaged"))
+            self.post(PullRefused(name, manifest, "the file is gone or damaged"))
         else:
             episode = Trajectory(spooled, manifest.episode_id, name, manifest.slot, [finished_step], SEEN, success=True)
             try:
                 self._job.guard.check(episode, ticket, name)
             except TrajectoryError as error:
-                self.fleet.post(PullRefused(name, manifest, str(error)))
+                self.post(PullRefused(name, manifest, str(error)))
                 return
-            self.fleet.post(Pulled(name, manifest, episode, path, self.fleet.world.now - began_at))
+            self.post(Pulled(name, manifest, episode, path, self.fleet.world.now - began_at))
 
 
 def encode_stop(session: Session) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,12 +48,16 @@ class Honest:
         self._lines.put(b"")
 
 
+def remote_worker(post: Callable[[Any], None]) -> RemoteWorker:
+    spec: Any = SimpleNamespace(name="w1", slots=2, package="package")
+    connector: Any = Honest()
+    return RemoteWorker(spec, Job("r1", b"agent", b"e", 10, SlotLimits(), 1, 60.0), connector, LIMITS, post)
+
+
 @pytest.fixture
 def told() -> Iterator[tuple[RemoteWorker, queue.Queue[Any]]]:
     events: queue.Queue[Any] = queue.Queue()
-    spec: Any = SimpleNamespace(name="w1", slots=2, package="package")
-    connector: Any = Honest()
-    worker = RemoteWorker(spec, Job("r1", b"agent", b"e", 10, SlotLimits(), 1, 60.0), connector, LIMITS, events.put)
+    worker = remote_worker(events.put)
     yield worker, events
     worker.stop()
     worker.hang_up()
@@ -73,6 +77,15 @@ def test_a_defect_in_acting_on_a_message_takes_the_worker_out_of_service(
     assert all(isinstance(one, Lost) and isinstance(one.error, HandlingError) for one in lost)
     assert all("Traceback" in one.error.reason and "planted" in one.error.reason for one in lost)
     assert [one.out_s for one in lost] == [None, None, 300.0]
+
+
+def test_the_last_words_of_a_worker_that_was_let_go_are_not_those_of_the_next_one_of_its_name() -> None:
+    events: list[Any] = []
+    worker, working = remote_worker(events.append), Said("w1", Working(2, "", []))
+    worker.post(working)
+    worker.stop()
+    worker.post(working)
+    assert events == [working]
 
 
 def test_a_defect_in_telling_a_worker_something_does_not_reach_who_tells_it(

@@ -53,8 +53,10 @@ class Run:
         self.failed: list[tuple[str, str]] = []
         self.metrics: list[dict[str, Any]] = []
         self.measured: list[dict[str, Any]] = []
+        self.asked_after: list[int] = []
 
     def _after(self, iteration: int) -> list[dict[str, Any]]:
+        self.asked_after.append(iteration)
         return [line for line in self.metrics if line["iteration"] > iteration]
 
     def train(self, iterations: Sequence[int], first: int | None = None) -> None:
@@ -100,6 +102,7 @@ def test_tensorboard_has_groups_settings_and_pictures_and_a_resumed_run_no_step_
     run.train([0, 1, 2])
     run.train([3])
     run.train([2, 3, 4])  # a crash undid iterations 2 and 3
+    assert run.asked_after == [-1, 2, 1], "figures that were logged are not read again"
     seen = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"images": 0}).Reload()
     rate = [(point.step, round(point.value, 3)) for point in seen.Scalars("learning/success_rate")]
     assert rate == [(0, 0.5), (1, 0.6), (2, 0.7), (3, 0.8), (4, 0.9)]

@@ -22,8 +22,10 @@ from digirl_dist.child_process import environment
 from digirl_dist.errors import ActionError, EmulatorCrashed, EmulatorError, EmulatorHung, SettingsError
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.rollout.emulator_process import _failed_start
+from digirl_dist.rollout.pipe import plain, restored
 from digirl_dist.rollout.slot import Slot, State
 from digirl_dist.tasks import Task
+from digirl_dist.trajectory import Observation
 from digirl_dist.user_code.packing import pack
 
 pytestmark = pytest.mark.component
@@ -261,3 +263,10 @@ def test_a_missing_package_is_one_line_also_in_a_librarys_own_words() -> None:
             kind, text = _failed_start(error)
         assert (kind, text.count("\n") == 0) == (("fatal", True) if told else ("error", False))
         assert text.startswith(told or "Traceback")
+
+
+@pytest.mark.unit
+def test_a_text_that_was_cut_within_a_character_can_be_stored() -> None:
+    seen = restored(plain(Observation("\ud83d\ude00 cut \ud83d", None, None)))
+    assert isinstance(seen, Observation) and seen.text == "\U0001f600 cut \ufffd"
+    assert plain(Observation("é \U0001f600"))[0] == "é \U0001f600"

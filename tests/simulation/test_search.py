@@ -28,6 +28,24 @@ def test_promises_hold_in_the_first_seeds() -> None:
     assert not broken
 
 
+@pytest.mark.parametrize(
+    ("seed", "workers", "tickets", "iterations", "faults"),
+    [
+        (12587, 1, 1, 1, [2, 4]),  # a host that slept gives a silent link all of its time again
+        (16191, 2, 4, 2, [3]),  # two accounts of seconds on the way at once
+        (19383, 3, 3, 1, [0, 1]),  # a half-open link, and then a program that is stopped
+        (19466, 2, 1, 1, [4]),  # the last words of a worker that was let go, and is back already
+        (20417, 3, 3, 1, [0]),  # an account that the host never heard
+        (21264, 3, 6, 1, [1, 2]),  # a worker that is away at the end, with an account from shortly before
+        (23935, 2, 2, 2, [0, 2]),  # forged files that a stopped program never announces
+    ],
+)
+def test_a_seed_that_broke_a_promise_once_holds(
+    seed: int, workers: int, tickets: int, iterations: int, faults: list[int]
+) -> None:
+    assert not outcome(draw(seed).smaller(workers, tickets, iterations, faults)).detail
+
+
 def test_the_seeds_draw_every_kind_of_fault_and_every_way_to_close_an_iteration() -> None:
     drawn = [draw(seed) for seed in range(300)]
     assert {fault.kind for scenario in drawn for fault in scenario.faults} == set(KINDS)

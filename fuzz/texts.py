@@ -1,0 +1,56 @@
+"""What workers, emulators and models say, as text that repeats itself: no expression may go over it again and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from digirl_dist.agent import answers
+from digirl_dist.agent.words import hashed_words, quoted
+from digirl_dist.judge import prompt
+from digirl_dist.plain_text import one_line, without_secrets_in
+from digirl_dist.protocol.messages import MOST_REASON
+from digirl_dist.report.repeats import Repeats
+from digirl_dist.ssh.openssh_log import fingerprint, last_words
+from fuzz.target import Target
+
+_CHARACTERS = "a-.=:/@\"'“\\{[<é09 \n\ud83d"
+_SECRETS = ("token", "api_key", "password=", "http://a:", "Bearer ", "hf_", "sk-aaaaaaaaaaaaaaaa", "eyJaaaaaaaa")
+_OTHERS = ("-----BEGIN ", "PRIVATE KEY-----", "debug1: ", "Server host key: a SHA256:b", "Verdict: ", "tap(", "type")
+_PIECES = (*_CHARACTERS, *_SECRETS, *_OTHERS)
+
+
+class Texts(Target):
+    """The first piece is repeated up to the longest text of a message, and others follow it."""
+
+    samples = (b"tap 0.5 0.5",)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._repeats = Repeats(time.monotonic)
+
+    def case(self, random: Random) -> bytes:
+        unit = "".join(random.choices(_PIECES, k=random.choice((1, 1, 2, 3))))
+        text = (unit * MOST_REASON)[: random.choice((100, 100, 100, 1000, 1000, 4000, 4000, MOST_REASON))]
+        return "".join([text, *random.choices(_PIECES, k=random.randrange(4))]).encode(errors="surrogatepass")
+
+    def feed(self, data: bytes) -> None:
+        text = data.decode(errors="surrogatepass")
+        for read in _READERS:
+            read(text)
+        self._repeats.is_new("slot", {"worker": "w1", "reason": text})
+        answers.read(text)
+
+
+_READERS: Sequence[Callable[[str], Any]] = (
+    one_line,
+    lambda text: without_secrets_in({text[:256]: ["--key", text[:256]]}),
+    quoted,
+    lambda text: hashed_words(text.encode(errors="replace").decode(), 64),
+    prompt.read,
+    fingerprint,
+    last_words,
+)
