@@ -221,7 +221,7 @@ class Parquet(Target):
         try:
             table = pa.Table.from_pylist(rows, schema=parquet.SCHEMA)
         except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError):
-            table = pa.Table.from_pylist(self._table.to_pylist() * random.choice((0, 2, 100)), schema=parquet.SCHEMA)
+            table = pa.Table.from_pylist(self._table.to_pylist() * random.choice((0, 2, 20)), schema=parquet.SCHEMA)
         options = random.choice(({}, {"use_dictionary": True}, {"data_page_version": "2.0"}, {"row_group_size": 1}))
         out = io.BytesIO()
         pq.write_table(table, out, **{**parquet.AS_WRITTEN, **options})
@@ -245,7 +245,7 @@ _VALUES: tuple[Any, ...] = (
         [],
         [math.nan] * 2,
     ),
-    *([1.0] * 100_000, [1.0, 2.0, 3.0], {"text": None, "image": b"", "vector": None}),
+    *([1.0] * 10_000, [1.0, 2.0, 3.0], {"text": None, "image": b"", "vector": None}),
 )
 
 
