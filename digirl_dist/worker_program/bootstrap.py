@@ -311,6 +311,10 @@ _UV_PLACES = (".local/bin", ".cargo/bin")
 """Where uv's own installer puts it, which is not on the PATH of a command over SSH."""
 
 
+_NOBODY = 65534
+"""Whom Linux shows in place of owners that a container, or a server of files, does not name: root above all."""
+
+
 def refuse_squatted(folder: Path) -> None:
     """Raises PermissionError if another user made ``folder``, or owns one above it that is open to all, as they could
     exchange what is in it: Python, and the pickled classes that the program loads.
@@ -319,7 +323,7 @@ def refuse_squatted(folder: Path) -> None:
     for place in sorted({place for path in paths for place in (path, *path.parents)}):
         with suppress(FileNotFoundError):
             found = place.lstat()
-            if found.st_uid not in (0, os.geteuid()) and (place in paths or found.st_mode & stat.S_IWOTH):
+            if found.st_uid not in (0, _NOBODY, os.geteuid()) and (place in paths or found.st_mode & stat.S_IWOTH):
                 raise PermissionError(errno.EACCES, "it belongs to another user of this machine", str(place))
 
 
