@@ -91,7 +91,7 @@ class _Unfolding:
     def add(self, event: yaml.Event) -> None:
         match event:
             case yaml.AliasEvent():
-                values, characters = self._known.get(event.anchor, (0.0, 0.0))  # an unknown one is the reader's
+                values, characters = self._known.get(event.anchor or "", (0.0, 0.0))  # one unknown is the reader's
                 self._tell(values, characters)
                 self.values += values
                 self.characters += characters
