@@ -99,26 +99,22 @@ def _algorithms() -> Group:
     return Group(
         "algorithms",
         "Algorithms on the multi-step tasks of the demo phone",
-        "77 tasks of two to four steps; the same agent, and the same number of episodes for each algorithm. Set for so "
-        "few episodes: an update of each passes over up to 5,000 rows (in place of 3,000 for `filtered_bc`, 2,000 for "
-        "`digirl` and 4,000 for `grpo`); for `digirl` the share of episodes that are looked at (0.3 in place of 0.1) "
-        "and of those that only measure (0.1 in place of 0.2).",
+        "77 tasks of two to four steps; the same agent, the same number of episodes and the shipped defaults of each "
+        "algorithm.",
         (
-            _on_multistep("filtered_bc", "filtered_bc"),
-            _on_multistep("digirl-paper", "digirl", "top_share=0.3", "validation_share=0.1"),
-            _on_multistep("digirl-code", "digirl", "top_share=0.3", "validation_share=0.1", "advantage=code"),
-            _on_multistep("grpo", "grpo"),
+            _on_multistep("filtered_bc"),
+            _on_multistep("digirl-paper", "train_algorithm=digirl"),
+            _on_multistep("digirl-code", "train_algorithm=digirl", "algorithm.digirl.advantage=code"),
+            _on_multistep("grpo", "train_algorithm=grpo"),
         ),
     )
 
 
-def _on_multistep(name: str, algorithm: str, *settings: str) -> Series:
-    told = [f"algorithm.{algorithm}.{setting}" for setting in (*settings, "actor.max_examples=5000")]
-    return Series(name, 14, 96, ("task_set=multistep", f"train_algorithm={algorithm}", *told))
+def _on_multistep(name: str, *told: str) -> Series:
+    return Series(name, 14, 96, ("task_set=multistep", *told))
 
 
 def _ablations() -> Group:
-    told = ("task_set=multistep", "algorithm.filtered_bc.actor.max_examples=5000")
     left_out = {
         "nothing": (),
         "hindsight": ("algorithm.filtered_bc.hindsight.most=0",),
@@ -131,7 +127,7 @@ def _ablations() -> Group:
         "ablations",
         "What each ingredient is worth",
         "Filtered cloning on the 77 multi-step tasks of the demo phone, with one ingredient left out in each row.",
-        tuple(Series(name, 14, 96, (*told, *without)) for name, without in left_out.items()),
+        tuple(_on_multistep(name, *without) for name, without in left_out.items()),
     )
 
 

@@ -48,8 +48,10 @@ class DevicePolicy(nn.Module):
     The probability of an action is that of its kind, and where it has a place times that of its cell. Cells are chosen
     by how well their look and place match the instruction (attention over a touch grid), so a button is found wherever
     it is. The latest actions, which the observation's text tells, are a second picture of traces; what was done on the
-    very same screen is at first less probable, by a weight that is learned like all others. The picture is scaled to
-    one size per emulator; the architecture is the same for all sizes.
+    very same screen is at first less probable, by a weight that is learned like all others. Kinds have one last layer
+    for instructions that quote a text and one for the others: else, what is learned of tasks without typing would soon
+    keep it from typing anywhere. The picture is scaled to one size per emulator; the architecture is the same for all
+    sizes.
     """
 
     def __init__(self, settings: DeviceAgentSettings, spec: EmulatorSpec) -> None:
@@ -126,8 +128,9 @@ class DevicePolicy(nn.Module):
         drawn = contrast(images.to(self._device)).flatten(1)[:, None]
         touched = done.planes[:, 1].flatten(1)[:, None]
         cells = seen.cells + self._saliency * drawn - self._reluctance * touched
-        kinds = self._kind_head(_all_features(seen, done)) - self._kind_reluctance * done.here
         texts = torch.tensor([len(each.texts) for each in read], device=self._device)
+        heads = self._kind_head(_all_features(seen, done)).unflatten(1, (2, -1))
+        kinds = torch.where(texts[:, None] > 0, heads[:, 1], heads[:, 0]) - self._kind_reluctance * done.here
         parts = torch.tensor([-1 if kind.part is None else kind.part for kind in self._grid.kinds], device=self._device)
         kinds = kinds.masked_fill(parts[None] >= texts[:, None], float("-inf"))
         return Scores(kinds.log_softmax(dim=1), cells.log_softmax(dim=2))
@@ -158,8 +161,8 @@ def _all_features(seen: Seen, done: Traces) -> torch.Tensor:
 
 
 def _kind_head(features: int, width: int, priors: Sequence[float]) -> nn.Sequential:
-    """Two layers that begin with the priors."""
-    last = nn.Linear(width, len(priors))
+    """Two layers that begin with the priors: the logits of all kinds without, then with a text to type."""
+    last = nn.Linear(width, 2 * len(priors))
     nn.init.normal_(last.weight, std=0.01)
-    last.bias.data.copy_(torch.tensor(priors).log())
+    last.bias.data.copy_(torch.tensor([*priors, *priors]).log())
     return nn.Sequential(nn.Linear(features, width), nn.ReLU(), last)

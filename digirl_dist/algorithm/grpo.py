@@ -73,7 +73,7 @@ class Grpo:
         self._optimizer = MinibatchOptimizer(agent.parameters(), settings.actor, seed, "the actor's loss", peers)
 
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
-        self._agent.train(False)  # ratios must be exact
+        self._agent.train(False)
         groups = completed_groups(fresh, replay, self._settings.group_size)
         telling = [members for members in groups if _differ(members)]
         rows = [Example(step.observation, step.action) for members in telling for step in _steps(members)]
@@ -147,9 +147,15 @@ class Grpo:
         return weights * (self._settings.replay_weight * rows / total) if total else weights
 
     def _loss(self, rows: Sequence[Example], batch: Batch, chosen: list[int]) -> torch.Tensor:
-        part = [rows[index] for index in chosen]
-        log_probs = self._agent.log_prob([row.observation for row in part], [row.action for row in part])
-        return clipped_loss(log_probs, batch[chosen], self._settings.clip_low, self._settings.clip_high)
+        """Ratios must be exact; what is imitated is fitted in training mode, as the imitating algorithms do."""
+        parts = [[index for index in chosen if batch.imitated[index] == imitated] for imitated in (False, True)]
+        log_probs = []
+        for part, training in zip(parts, (False, True), strict=True):
+            self._agent.train(training)
+            log_probs += [log_probs_of(self._agent, [rows[index] for index in part])] if part else []
+        self._agent.train(False)
+        together = batch[[*parts[0], *parts[1]]]
+        return clipped_loss(torch.cat(log_probs), together, self._settings.clip_low, self._settings.clip_high)
 
     def _moved(self, rows: Sequence[Example], batch: Batch) -> dict[str, float]:
         """How far the update went: the share of clipped ratios, and the mean of −log ratio."""

@@ -142,6 +142,17 @@ def test_an_untrained_policy_touches_where_something_is_drawn() -> None:
     assert drawn[6:8, 3:7].sum() > 2 * blind[6:8, 3:7].sum()
 
 
+def test_tasks_without_a_text_do_not_teach_whether_to_type() -> None:
+    """And neither kind of task moves the last layer of the other."""
+    agent, [seen] = policy(), screenshots(1)
+    taps, last = len(KINDS), agent._kind_head[-1]
+    for text, others in (("Open Clock", slice(taps, None)), ('Write "tea"', slice(taps))):
+        agent.zero_grad()
+        agent.log_prob([replace(seen, text=text)], [{"type": "back"}]).sum().backward()
+        assert not last.weight.grad[others].any() and last.weight.grad.any()
+        assert not last.bias.grad[others].any() and last.bias.grad.any()
+
+
 def test_what_was_done_on_the_very_screen_is_less_probable() -> None:
     [seen] = screenshots(1)
     here, before = (replace(seen, text=told("Push", [replace(TAPPED, here=here)])) for here in (True, False))

@@ -116,6 +116,16 @@ def test_ratios_are_those_of_evaluation_mode() -> None:
     assert not blurred.training
 
 
+def test_what_is_imitated_is_fitted_in_training_mode() -> None:
+    """Beside ratios of evaluation mode, in one minibatch: each imitated step costs what the blur adds."""
+    settings = GrpoSettings(group_size=4, actor=GrpoActorSettings(epochs=1, batch_size=64))
+    sharp, blurred = (Grpo(kind(Counter.spec), settings, seed=0) for kind in (Coin, Blurred))
+    fresh = group([1, 0, 1, 0])
+    rows = len(fresh) + sum(one.reward > 0 for one in fresh)
+    added = learn(blurred, fresh)["actor_loss"] - learn(sharp, fresh)["actor_loss"]
+    assert added == pytest.approx((rows - len(fresh)) / rows, abs=1e-6)
+
+
 def test_groups_that_came_out_alike_teach_nothing() -> None:
     coin, grpo = made()
     figures = learn(grpo, group([1, 1, 1, 1]))
