@@ -33,7 +33,7 @@ UNITS = {
     "_px": "pixels",
 }
 RANGE = re.compile(r"^a (whole )?number ")
-CHOSEN_BY = ("emulator", "agent", "collector", "trainer")
+CHOSEN_BY = ("emulator", "agent", "collector", "engine", "trainer")
 """Keys whose content depends on the option in use."""
 PURPOSES = {
     "android": "`emulator=android`",
@@ -43,7 +43,7 @@ PURPOSES = {
     "data": "tables from Python",
     "dev": "working on the package: tests, lint, types, this site",
     "docs": "this site",
-    "endpoint": "`agent=endpoint`",
+    "endpoint": "`agent=endpoint`, `engine=openai`",
     "hub": "`digirl-dist export --push`",
     "jax": "`trainer=jax`",
     "judge": "`success=judge`",

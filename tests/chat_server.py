@@ -24,6 +24,8 @@ class Endpoint:
     script: list[Answer] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     """Bodies, each with its ``key`` and the monotonic time ``at`` which it came."""
+    models: list[dict[str, Any]] = field(default_factory=list)
+    """What ``/models`` lists."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -43,6 +45,16 @@ def answers_with(text: str | None, log_probs: list[float]) -> Answer:
         usage = {"prompt_tokens": 1000, "completion_tokens": 10, "total_tokens": 1010}
         _send(handler, 200, {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice],
                              "usage": usage})  # fmt: skip
+
+    return answer
+
+
+def sends(content: str) -> Answer:
+    """Any body, with status 200."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        _begin(handler, {"Content-Length": str(len(content.encode()))})
+        handler.wfile.write(content.encode())
 
     return answer
 
@@ -121,6 +133,9 @@ def endpoint(port: int = 0) -> Iterator[Endpoint]:
     served = Endpoint()
 
     class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            _send(self, 200, {"object": "list", "data": served.models})
+
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             with served.lock:

@@ -28,7 +28,7 @@ from digirl_dist.collect.offline import OfflineCollector, OfflineFirst
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.fleet.roster import worker_configs
 from digirl_dist.rollout.slot import slot_limits
-from digirl_dist.settings import Inference, Parallel, Settings, configuration
+from digirl_dist.settings import Inference, OpenAIEngineSettings, Parallel, Settings, configuration
 from digirl_dist.settings.modes import needs_emulators
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.digest import file_digest
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from digirl_dist.fleet.install import Package
     from digirl_dist.fleet.roster import WorkerConfig
     from digirl_dist.fleet.spec import Job, WorkerSpec
-    from digirl_dist.inference.policy_server import PolicyServer
+    from digirl_dist.inference.policy_server import HostPolicy
     from digirl_dist.slurm.nodes import Nodes
 
 
@@ -261,9 +261,14 @@ def _job(device: Device, context: RunContext) -> Job:
     )
 
 
-def _host_policy(context: RunContext) -> PolicyServer | None:
+def _host_policy(context: RunContext) -> HostPolicy | None:
+    settings = context.settings
+    if isinstance(settings.engine, OpenAIEngineSettings):
+        from digirl_dist.assembly.engine import build_engine
+
+        return build_engine(context, settings.engine)
     log = context.folder.root / "policy.log"
-    return build_host_policy(context.settings, context.agent, log, context.events, context.status)
+    return build_host_policy(settings, context.agent, log, context.events, context.status)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from importlib.util import find_spec
 
+from digirl_dist.agent.plugins.vlm import VlmSettings
 from digirl_dist.algorithm.plugins import AlgorithmPlugin
 from digirl_dist.assembly.parts import (
     agent_plugin,
@@ -21,7 +22,17 @@ from digirl_dist.assembly.parts import (
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.report import loggers
-from digirl_dist.settings import JaxSettings, Parallel, Settings, Success, TaskMode, TorchrunSettings, TrainMode
+from digirl_dist.settings import (
+    Inference,
+    JaxSettings,
+    OpenAIEngineSettings,
+    Parallel,
+    Settings,
+    Success,
+    TaskMode,
+    TorchrunSettings,
+    TrainMode,
+)
 from digirl_dist.settings.configuration import as_mapping
 from digirl_dist.settings.extras import extra_needed
 from digirl_dist.settings.modes import needs_emulators, only_measures
@@ -60,6 +71,7 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None, command:
             _refuse_learning(settings)
             _refuse_modes(settings)
             _refuse_collection(settings)
+            _refuse_engine(settings)
             _refuse_judge(settings)
             _refuse_start(settings)
             _refuse_loggers(settings)
@@ -89,6 +101,10 @@ def refuse_before_start(settings: Settings, rank: Rank | None) -> None:
             f"save_path={settings.save_path} holds no checkpoint to measure: name the folder of a run, or train first"
         )
     if settings.parallel is Parallel.host and needs_emulators(settings):
+        if isinstance(settings.engine, OpenAIEngineSettings):
+            from digirl_dist.chat.lora_server import reach
+
+            reach(settings.engine)
         collector_plugin(settings).reach(settings, is_new)
 
 
@@ -160,6 +176,24 @@ def _refuse_collection(settings: Settings) -> None:
         collector_plugin(settings).check(settings)
 
 
+def _refuse_engine(settings: Settings) -> None:
+    engine = settings.engine
+    if not isinstance(engine, OpenAIEngineSettings):
+        return
+    if settings.inference is not Inference.host or settings.parallel is not Parallel.host:
+        raise SettingsError("engine=openai acts for the workers of a host: add inference=host, with parallel=host")
+    if not isinstance(settings.agent, VlmSettings):
+        raise SettingsError(f"engine=openai serves agent=vlm, not agent={settings.agent.name}; use engine=transformers")
+    if engine.answer_s + engine.outage_s >= settings.limits.stuck_s:
+        raise SettingsError(
+            f"engine.answer_s={engine.answer_s:g} and engine.outage_s={engine.outage_s:g} together must be below "
+            f"limits.stuck_s={settings.limits.stuck_s:g}, after which workers give a request up"
+        )
+    with extra_needed("engine=openai", "openai", "endpoint"):
+        from digirl_dist.chat.client import key_of
+    key_of(engine.chat, "engine")
+
+
 def _refuse_judge(settings: Settings) -> None:
     match settings.success:
         case Success.predicate:
@@ -188,6 +222,8 @@ def _refuse_on_ranks(settings: Settings) -> None:
     """What only a host can do."""
     if settings.train_mode is not TrainMode.online:
         raise SettingsError(f"ranks with emulators learn online alone; use run.py for {settings.train_mode.value}")
+    if isinstance(settings.engine, OpenAIEngineSettings):
+        raise SettingsError("ranks with emulators act by themselves; leave engine=openai out")
     if settings.trainer.shard:
         raise SettingsError("ranks with emulators act with a whole agent each; use run.py for trainer.shard")
     if settings.evaluation.every:

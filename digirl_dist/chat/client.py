@@ -8,10 +8,9 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any, cast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import openai
@@ -23,6 +22,8 @@ from digirl_dist.errors import ChatAway, ChatRefused, SettingsError
 from digirl_dist.plain_text import hide, one_line
 from digirl_dist.settings import ChatSettings
 from digirl_dist.types import Json, Natural
+
+T = TypeVar("T")
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
@@ -68,10 +69,11 @@ def key_of(settings: ChatSettings, group: str) -> str:
 class ChatServer:
     """One model behind one server. Safe to use from any thread."""
 
-    def __init__(self, settings: ChatSettings, key: str, group: str) -> None:
+    def __init__(self, settings: ChatSettings, key: str, group: str, called: Mapping[str, str] | None = None) -> None:
+        """``group`` is the settings' group; ``called`` what messages call those of them that it has elsewhere."""
         self._settings = settings
         self._key = key
-        self._group = group
+        self._called = {each.name: f"{group}.{each.name}" for each in fields(settings)} | dict(called or {})
         # Retries happen here, so that each is reported and an outage may last as long as the user allows.
         self._client = self._new_client()
         self._stopping = threading.Event()
@@ -92,18 +94,33 @@ class ChatServer:
         )
 
     def ask(self, chat: Messages, away: Callable[[Outage], None], further: dict[str, Json] | None = None) -> Answered:
-        """Returns one answer. Adds ``further`` to the request and calls ``away`` after each failed attempt.
+        """Returns one answer. Adds ``further`` to the request; raises what ``complete`` raises."""
+        completion = self.complete(chat, away, further or {}, _COMPLETIONS)
+        choice, usage = completion.choices[0], completion.usage or _Usage()
+        return Answered(
+            choice.message.content or "", _log_prob(choice), usage.prompt_tokens or 0, usage.completion_tokens or 0
+        )
+
+    def complete(
+        self, chat: Messages, away: Callable[[Outage], None], further: dict[str, Json], form: msgspec.json.Decoder[T]
+    ) -> T:
+        """Returns one answer, read in the given form. Calls ``away`` after each failed attempt.
 
         Raises ChatRefused if a retry cannot help, ChatAway after ``outage_s`` or ``close``. Both come without their
         cause, because its request carries the key.
         """
+        body = {"model": self._settings.model, "messages": chat, **self._request, **further}
+        return self._read(self.call("/chat/completions", body, away), form, "chat completion")
+
+    def call(self, path: str, body: Any, away: Callable[[Outage], None]) -> bytes:
+        """Returns what the server sends back: to a POST of ``body``, to a GET without one. Raises as ``complete``."""
         pause_s, give_up_at = _FIRST_PAUSE_S, time.monotonic() + self._settings.outage_s
         while True:
             self._pace.wait()
             if self._stopping.is_set():
                 raise ChatAway(f"{self} is no longer asked: it was stopped")
             try:
-                return self._ask_once(chat, {**self._request, **(further or {})})
+                return self._call_once(path, body)
             except (openai.APIError, TimeoutError) as error:
                 if not _passes(error):
                     told = f"{self} refuses: {self._told(error)}"
@@ -116,47 +133,53 @@ class ChatServer:
                 away(Outage(self._told(error), round(wait_s, 1), round(left_s, 1)))
                 self._stopping.wait(wait_s)
 
+    def read(self, path: str, form: msgspec.json.Decoder[T], what: str, away: Callable[[Outage], None]) -> T:
+        """Returns what the server has at ``path``, which is ``what``. Raises as ``complete``."""
+        return self._read(self.call(path, None, away), form, what)
+
     def close(self) -> None:
         """Stops waiting; calls that wait raise ChatAway."""
         self._stopping.set()
         self._client.close()
 
-    def _ask_once(self, chat: Messages, further: dict[str, Json]) -> Answered:
-        client, messages = self._client, cast(Any, chat)
-        completions = client.chat.completions.with_raw_response  # whose own parsing takes whatever comes
-        create = partial(completions.create, model=self._settings.model, messages=messages)
+    def _call_once(self, path: str, body: Any) -> bytes:
+        client = self._client
+
+        def call() -> bytes:
+            return client.get(path, cast_to=bytes) if body is None else client.post(path, cast_to=bytes, body=body)
+
         try:
-            answer = within(self._settings.answer_s + _MARGIN_S, lambda: create(extra_body=further))
+            return within(self._settings.answer_s + _MARGIN_S, call)
         except TimeoutError:
             self._client = self._new_client()
             client.close()  # ends the reading that nobody waits for; others that this cuts are asked again
             raise
+
+    def _read(self, content: bytes, form: msgspec.json.Decoder[T], what: str) -> T:
         try:
-            completion = _COMPLETIONS.decode(answer.http_response.content)
+            return form.decode(content)
         except (ValueError, RecursionError) as error:
             told = one_line(str(error)[:200])
-            raise ChatRefused(f"{self} sends no chat completion; is {self._group}.base_url right? ({told})") from None
-        choice, usage = completion.choices[0], completion.usage or _Usage()
-        return Answered(
-            choice.message.content or "", _log_prob(choice), usage.prompt_tokens or 0, usage.completion_tokens or 0
-        )
+            raise ChatRefused(f"{self} sends no {what}; is {self._called['base_url']} right? ({told})") from None
 
     def _told(self, error: openai.APIError | TimeoutError) -> str:
         """Returns the error's text without the key, which some servers repeat."""
         status = f"{error.status_code} " if isinstance(error, openai.APIStatusError) else ""
-        cause = error.__cause__ if isinstance(error.__cause__, TooMuch) else error
+        cause: object = error.__cause__ if isinstance(error.__cause__, TooMuch) else error
+        if isinstance(error, openai.APIStatusError) and str(error) == f"Error code: {error.status_code}":
+            cause = error.response.text  # in a form that is not OpenAI's
         return one_line(status + " ".join(str(cause).split())[:300]).replace(self._key, "***")
 
     def _remedy(self, error: openai.APIError | TimeoutError) -> str:
         match getattr(error, "status_code", None):
             case 301 | 302 | 303 | 307 | 308:
-                return f"it redirects, which is not followed: set {self._group}.base_url to the server that answers"
+                return f"it redirects, which is not followed: set {self._called['base_url']} to the server that answers"
             case 401 | 403:
-                return f"check the key in {self._settings.key_variable or f'{self._group}.key_variable'}"
+                return f"check the key in {self._settings.key_variable or self._called['key_variable']}"
             case 404:
-                return f"check {self._group}.model and {self._group}.base_url"
+                return f"check {self._called['model']} and {self._called['base_url']}"
             case _:
-                return f"check {self._group}.model and {self._group}.request"
+                return f"check {self._called['model']} and {self._called['request']}"
 
 
 class _TokenChance(msgspec.Struct):

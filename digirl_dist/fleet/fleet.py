@@ -13,7 +13,7 @@ from digirl_dist.fleet.outgoing import Named, Outgoing, PublishedPolicy, Weights
 from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.fleet.worker import RemoteWorker
 from digirl_dist.fleet.worker_events import Added, Leaving, RosterRefused, WorkerEvent
-from digirl_dist.inference.policy_server import PolicyServer
+from digirl_dist.inference.policy_server import HostPolicy
 from digirl_dist.settings import LimitSettings, PushDtype
 from digirl_dist.storage.checkpoint import Checkpoint
 
@@ -36,7 +36,7 @@ class Fleet(Generic[AnySpec]):
         connector: Connector[AnySpec],
         limits: LimitSettings,
         push_dtype: PushDtype = PushDtype.float32,
-        policy: PolicyServer | None = None,
+        policy: HostPolicy | None = None,
     ) -> None:
         self._limits = limits
         self._push_dtype = push_dtype

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from digirl_dist.agent import AgentFactory
 from digirl_dist.errors import PolicyLostError
@@ -30,6 +31,18 @@ class Batching:
     wait_s: float
 
 
+class HostPolicy(Protocol):
+    """The policy of all workers. Its methods may be called from any thread and never wait long."""
+
+    def serve(self, checkpoint: Checkpoint, in_use: Set[int]) -> None:
+        """Makes this checkpoint the newest policy; of the versions already loaded, keeps those ``in_use``."""
+
+    def ask(self, request: InferenceRequest, tell: Callable[[InferenceReply], None]) -> None:
+        """Calls ``tell`` once, with the reply, in another thread; ``tell`` must not block."""
+
+    def close(self) -> None: ...
+
+
 @dataclass
 class _Asked:
     request: InferenceRequest
@@ -39,7 +52,7 @@ class _Asked:
 
 
 class PolicyServer:
-    """The policy of all workers. ``serve``, ``ask`` and ``close`` may be called from any thread and never wait long."""
+    """Fulfils HostPolicy with a process of its own, which decides batches."""
 
     def __init__(
         self, agent: AgentFactory, batching: Batching, limit_s: float, log: Path, events: Events, status: Status
@@ -59,7 +72,6 @@ class PolicyServer:
         self._thread.start()
 
     def serve(self, checkpoint: Checkpoint, in_use: Set[int]) -> None:
-        """Makes this checkpoint the newest policy; of the versions already loaded, keeps those ``in_use``."""
         with self._something:
             kept = {version: known for version, known in self._checkpoints.items() if version in in_use}
             self._checkpoints = {**kept, checkpoint.iteration: checkpoint}
@@ -67,7 +79,6 @@ class PolicyServer:
             self._something.notify()
 
     def ask(self, request: InferenceRequest, tell: Callable[[InferenceReply], None]) -> None:
-        """Queues a request. Calls ``tell`` with the reply in the server's thread; ``tell`` must not block."""
         with self._something:
             self._asked.append(_Asked(request, tell))
             self._something.notify()

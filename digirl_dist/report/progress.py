@@ -183,12 +183,21 @@ def _extrapolated(round: RoundStatus | None, passed_s: float) -> float | None:
     return passed_s * round.wanted / round.landed
 
 
+_INEXACT = 1e-3
+"""Difference of an answer's log-probability, in nats, from which on it is told."""
+
+
 def _message(kind: str, content: dict[str, Json]) -> str | None:
     """Returns what people are told of an event; None if it is not for them."""
     worker = f"worker {content.get('worker')}"
     match kind:
         case "judge_away":
             return f"the judge is unavailable: {content['reason']}; retry in {content['again_in_s']} s"
+        case "engine_away":
+            return f"the server of engine.url is unavailable: {content['reason']}"
+        case "engine_checked" if float(content["largest"]) > _INEXACT:
+            off = f"{content['largest']:.2g} in {content['answers']} answers, {content['per_token']:.2g} per token"
+            return f"the engine's log-probabilities differ from agent.model's by up to {off}"
         case "worker_lost":
             remedy = f" -> {content['remedy']}" if content["remedy"] else ""
             return f"{worker} lost: {content['reason']}{remedy}"

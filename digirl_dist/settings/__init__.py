@@ -17,6 +17,7 @@ from digirl_dist.settings.algorithms import (
 )
 from digirl_dist.settings.chat import ChatSettings
 from digirl_dist.settings.distributed import DistributedSettings
+from digirl_dist.settings.engines import EngineSettings, OpenAIEngineSettings, TransformersEngineSettings
 from digirl_dist.settings.judging import JudgeSettings, Success
 from digirl_dist.settings.plugins import AgentSettings, AlgorithmBlock, CollectorSettings, EmulatorSettings, exported
 from digirl_dist.settings.ray import RayActorSettings
@@ -55,6 +56,7 @@ __all__ = [
     "CollectorSettings",
     "DistributedSettings",
     "EmulatorSettings",
+    "EngineSettings",
     "EvaluationSettings",
     "HindsightSettings",
     "InProcessSettings",
@@ -64,6 +66,7 @@ __all__ = [
     "JudgeSettings",
     "LimitSettings",
     "OfflineSettings",
+    "OpenAIEngineSettings",
     "OptimizerSettings",
     "Parallel",
     "PushDtype",
@@ -79,6 +82,7 @@ __all__ = [
     "TorchrunSettings",
     "TrainMode",
     "TrainerSettings",
+    "TransformersEngineSettings",
     "ValueSettings",
     "is_bsize",
 ]

@@ -63,6 +63,10 @@ _TRAINERS: dict[str, type] = {
     "jax": schema.JaxSettings,
     "torchrun": schema.TorchrunSettings,
 }
+_ENGINES: dict[str, type] = {
+    "openai": schema.OpenAIEngineSettings,
+    "transformers": schema.TransformersEngineSettings,
+}
 
 
 class _OwnFolder(SearchPathPlugin):  # type: ignore[misc]
@@ -174,6 +178,8 @@ def _compose(folder: Path, name: str, overrides: Sequence[str]) -> DictConfig:
         raise SettingsError(f"{name} with {shown(' '.join(overrides))} cannot be read: {_first_line(error)}") from error
     if OmegaConf.is_missing(composed, "collector"):  # in a folder of files that name none
         composed.collector = COLLECTOR.settings("ssh")()
+    if OmegaConf.is_missing(composed, "engine"):
+        composed.engine = schema.TransformersEngineSettings()
     return composed
 
 
@@ -190,7 +196,7 @@ def _register_schemas() -> None:
     Plugins.instance().register(_OwnFolder)
     store = ConfigStore.instance()
     settings = OmegaConf.structured(Settings)
-    settings.collector = "???"  # a default of one type would refuse the others
+    settings.collector = settings.engine = "???"  # a default of one type would refuse the others
     store.store("settings", settings)
     for group, options in options_of_groups().items():
         for option, kind in options.items():
@@ -220,7 +226,7 @@ def _free(override: str) -> str:
 def options_of_groups() -> dict[str, dict[str, type]]:
     """Returns what each option group chooses from, with the settings class of each option."""
     found = {kind.name: settings_classes(kind) for kind in KINDS if kind is not ALGORITHM}
-    return {**found, "trainer": _TRAINERS}
+    return {**found, "engine": _ENGINES, "trainer": _TRAINERS}
 
 
 @cache

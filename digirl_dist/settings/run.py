@@ -8,6 +8,7 @@ from typing import Any
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.algorithms import AlgorithmSettingsBase, algorithm_settings
 from digirl_dist.settings.distributed import DistributedSettings
+from digirl_dist.settings.engines import EngineSettings, TransformersEngineSettings
 from digirl_dist.settings.judging import JudgeSettings, Success
 from digirl_dist.settings.missing import MISSING
 from digirl_dist.settings.nearest import nearest
@@ -225,6 +226,7 @@ class Settings:
     algorithm: AlgorithmSettingsBase = field(default_factory=lambda: algorithm_settings()())
     offline: OfflineSettings = field(default_factory=OfflineSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    engine: EngineSettings = field(default_factory=TransformersEngineSettings)
     trainer: TrainerSettings = MISSING
     distributed: DistributedSettings = field(default_factory=DistributedSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)

@@ -41,6 +41,8 @@ class LoraSettings:
     """Of what goes into them, while they are fitted."""
     targets: list[str] = field(default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj"])
     """The layers that get them, by the ends of their names; ``[all-linear]``: all of the model's but the last."""
+    exclude: str | None = None
+    """Regular expression of whole names of layers that get none, such as ``.*vision_tower.*``."""
 
 
 @dataclass

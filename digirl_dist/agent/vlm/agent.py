@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -13,11 +12,9 @@ from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import nn
 from transformers import LogitsProcessorList
 
-from digirl_dist.agent.answers import read_or_wait
-from digirl_dist.agent.dialogue import conversation
 from digirl_dist.agent.pixels import opened
 from digirl_dist.agent.plugins.vlm import VlmSettings
-from digirl_dist.agent.tokens import Answer, SamplingParams, log_probs_of_answers, padded
+from digirl_dist.agent.tokens import SamplingParams, log_probs_of_answers, padded
 from digirl_dist.agent.vlm.drawing import Drawing
 from digirl_dist.agent.vlm.pretrained import (
     ends_of,
@@ -27,9 +24,9 @@ from digirl_dist.agent.vlm.pretrained import (
     recompute_activations,
     with_lora,
 )
+from digirl_dist.agent.vlm.wording import Wording
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
-from digirl_dist.emulator.touch_actions import SAID, TOKENS, DeviceAction
-from digirl_dist.errors import SettingsError, TrajectoryError
+from digirl_dist.errors import SettingsError
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
 
@@ -51,17 +48,18 @@ class VlmAgent(nn.Module):
         super().__init__()
         if spec.image_size is None or not isinstance(spec.actions, DeviceActions):
             raise SettingsError("agent=vlm needs screenshots and touch actions; use agent=generic for others")
+        self.image_size = spec.image_size
         self._settings = settings
         self._processor = load_processor(settings)
-        self._tokenizer = self._processor.tokenizer
-        self._adapted = with_lora(load_model(settings, self._tokenizer), settings.lora)
+        self._adapted = with_lora(load_model(settings, self._processor.tokenizer), settings.lora)
         if settings.gradient_checkpointing:
             recompute_activations(self._model)
-        self._reserved = sorted(self._tokenizer.all_special_tokens, key=len, reverse=True)
         ends = frozenset(ends_of(self._model.generation_config.eos_token_id))
         self._sampling = SamplingParams(
             ends, settings.max_new_tokens, settings.temperature, placeholders(self._model.config)
         )
+        vocabulary = self._model.get_input_embeddings().num_embeddings
+        self.wording = Wording(settings.model, self._processor.tokenizer, self._sampling, vocabulary, settings.system)
         self.feature_size = int(self._model.config.get_text_config().hidden_size)
         self.eval()
 
@@ -74,7 +72,7 @@ class VlmAgent(nn.Module):
 
         With gradients, the activations of all rows are kept: that is what the algorithm's ``batch_size`` bounds.
         """
-        rows = list(zip(observations, [self._tokens(action) for action in actions], strict=True))
+        rows = list(zip(observations, [self.wording.tokens(action) for action in actions], strict=True))
         return torch.cat([self._log_prob(part) for part in self._parts(rows)])
 
     def features(self, observations: Sequence[Observation]) -> torch.Tensor:
@@ -100,6 +98,16 @@ class VlmAgent(nn.Module):
         return set_peft_model_state_dict(self._adapted, dict(state))
 
     @property
+    def adapter_config(self) -> Any:
+        """What peft saves beside the low-rank weights, for others that use them."""
+        return self._adapted.peft_config["default"]
+
+    def prompt(self, observation: Observation) -> list[int]:
+        """The tokens that the model reads for an observation, those in whose places it reads the picture included."""
+        tokens: list[int] = self._read([observation])["input_ids"][0].tolist()
+        return tokens
+
+    @property
     def _model(self) -> Any:
         """The chat model, whose layers hold the low-rank weights."""
         return self._adapted.get_base_model()
@@ -113,7 +121,7 @@ class VlmAgent(nn.Module):
         drawing = Drawing(self._sampling, [rng for _, rng in rows])
         given = self._read([seen for seen, _ in rows])
         self._model.generate(**given, logits_processor=LogitsProcessorList([drawing]))
-        return [Decision(self._action(answer), answer.log_prob) for answer in drawing.answers()]
+        return [Decision(self.wording.action(answer), answer.log_prob) for answer in drawing.answers()]
 
     def _log_prob(self, rows: Sequence[tuple[Observation, list[int]]]) -> torch.Tensor:
         """What is written is [B, T]; only the logits from which it was drawn are computed."""
@@ -127,12 +135,7 @@ class VlmAgent(nn.Module):
 
     def _read(self, observations: Sequence[Observation]) -> Inputs:
         """Raises TrajectoryError for an observation without a screenshot."""
-        chats = [
-            conversation(
-                self._harmless(seen.text), {"type": "image", "image": opened(seen.image)}, self._settings.system
-            )
-            for seen in observations
-        ]
+        chats = [self.wording.chat(seen.text, {"type": "image", "image": opened(seen.image)}) for seen in observations]
         given = self._processor.apply_chat_template(
             chats,
             add_generation_prompt=True,
@@ -142,35 +145,6 @@ class VlmAgent(nn.Module):
             processor_kwargs={"padding": True},
         )
         return dict(given.to(device=self._model.device, dtype=self._model.dtype))
-
-    def _harmless(self, text: str) -> str:
-        """Without what the model would take for the end of a turn, or for a picture."""
-        for token in self._reserved:
-            text = text.replace(token, "")
-        return text
-
-    def _action(self, answer: Answer) -> Json:
-        text = self._tokenizer.decode(answer.tokens, skip_special_tokens=True)
-        return {**read_or_wait(text).to_json(), SAID: text, TOKENS: answer.tokens}
-
-    def _tokens(self, action: Json) -> list[int]:
-        """In which an action was written, or would be: by another model, in data of AutoUI, or not at all."""
-        if isinstance(action, dict) and TOKENS in action:
-            tokens = list(action[TOKENS])
-            if not tokens or not all(map(self._can_say, tokens)):
-                raise TrajectoryError(f"an action's tokens are not those of {self._settings.model}")
-            return tokens
-        text = action if isinstance(action, str) else action.get(SAID) or json.dumps(_plain(action))
-        tokens = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return [*tokens[: self._sampling.length - 1], self._tokenizer.eos_token_id]
-
-    def _can_say(self, token: Json) -> bool:
-        known = type(token) is int and 0 <= token < self._model.get_input_embeddings().num_embeddings
-        return known and token not in self._sampling.barred
-
-
-def _plain(action: Json) -> Json:
-    return DeviceAction.from_json(action).to_json()
 
 
 def _continued(given: Inputs, answers: Sequence[Sequence[int]]) -> Inputs:

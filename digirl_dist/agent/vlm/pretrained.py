@@ -60,7 +60,13 @@ def load_model(settings: VlmSettings, tokenizer: Any) -> Any:
 def with_lora(model: Any, lora: LoraSettings) -> Any:
     """The model with fresh low-rank weights, which change nothing yet; all others are frozen. Raises SettingsError."""
     targets: Any = lora.targets[0] if lora.targets == ["all-linear"] else list(lora.targets)
-    config = LoraConfig(r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets)
+    config = LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=targets,
+        exclude_modules=lora.exclude,
+    )
     try:
         return get_peft_model(model, config)
     except ValueError as error:

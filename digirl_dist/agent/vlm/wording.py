@@ -1,0 +1,62 @@
+"""What a chat model is asked, and what its tokens mean: alike for the model in this process and behind a server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from digirl_dist.agent.answers import read_or_wait
+from digirl_dist.agent.dialogue import conversation
+from digirl_dist.agent.tokens import Answer, SamplingParams
+from digirl_dist.chat import Messages
+from digirl_dist.emulator.touch_actions import SAID, TOKENS, DeviceAction
+from digirl_dist.errors import TrajectoryError
+from digirl_dist.types import Json
+
+
+class Wording:
+    """Prompts and answers of one model with one tokenizer."""
+
+    def __init__(self, model: str, tokenizer: Any, sampling: SamplingParams, vocabulary: int, system: str) -> None:
+        """``vocabulary`` is the number of tokens, ``system`` replaces the general rules if it is not empty."""
+        self.sampling = sampling
+        self._model = model
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._system = system
+        self._reserved = sorted(tokenizer.all_special_tokens, key=len, reverse=True)
+
+    def chat(self, text: str, picture: Json) -> Messages:
+        """The chat about an observation, without what the model would take for the end of a turn, or for a picture."""
+        for token in self._reserved:
+            text = text.replace(token, "")
+        return conversation(text, picture, self._system)
+
+    def action(self, answer: Answer) -> Json:
+        """Returns the action that an answer means, with its text and tokens."""
+        text = self._tokenizer.decode(answer.tokens, skip_special_tokens=True)
+        return {**read_or_wait(text).to_json(), SAID: text, TOKENS: answer.tokens}
+
+    def tokens(self, action: Json) -> list[int]:
+        """In which an action was written, or would be: by another model, in data of AutoUI, or not at all.
+
+        Raises TrajectoryError for tokens that are not this model's.
+        """
+        if isinstance(action, dict) and TOKENS in action:
+            tokens = list(action[TOKENS])
+            if not self.can_say(tokens):
+                raise TrajectoryError(f"an action's tokens are not those of {self._model}")
+            return tokens
+        text = action if isinstance(action, str) else action.get(SAID) or json.dumps(_plain(action))
+        known = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return [*known[: self.sampling.length - 1], self._tokenizer.eos_token_id]
+
+    def can_say(self, tokens: Sequence[Json]) -> bool:
+        """Returns whether the model can have written these tokens."""
+        known = (type(token) is int and 0 <= token < self._vocabulary for token in tokens)
+        return bool(tokens) and all(known) and not set(tokens) & set(self.sampling.barred)
+
+
+def _plain(action: Json) -> Json:
+    return DeviceAction.from_json(action).to_json()

@@ -1,0 +1,178 @@
+"""A chat server with LoRA weights that it loads while it runs: vLLM's requests and answers, and SGLang's.
+
+Written after vLLM 0.32 (``entrypoints/serve/lora``, ``entrypoints/openai/chat_completion``) and SGLang 0.5.23
+(``srt/entrypoints``), whose answers differ in the places of token ids and in the names of adapters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from digirl_dist.chat import Messages
+from digirl_dist.chat.client import ChatServer, Outage, key_of
+from digirl_dist.errors import ChatError, ChatRefused, SettingsError
+from digirl_dist.plain_text import one_line
+from digirl_dist.settings import OpenAIEngineSettings
+from digirl_dist.types import Json, Natural
+
+_REACH_S = 10.0
+_CALLED = {"base_url": "engine.url", "model": "agent.model", "request": "the server's own log"}
+_LEAST_LOG_PROB = -9998.0
+"""Below it a log-probability is not known: both servers write -9999 or less then."""
+_ABOVE_ONE = 1e-4
+"""By which rounding may lift a log-probability above 0."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """An answer: its tokens, the natural log of each one's probability, and its prompt's tokens if they are told."""
+
+    tokens: list[int]
+    log_probs: list[float]
+    prompt: list[int] | None
+
+
+class LoraServer:
+    """One base model behind one server, with adapters by name. Safe to use from any thread.
+
+    Methods raise ChatRefused if a retry cannot help, ChatAway if the server is away for ``outage_s``.
+    """
+
+    def __init__(self, settings: OpenAIEngineSettings, away: Callable[[Outage], None] = lambda _: None) -> None:
+        """``away`` is called after each failed attempt. Raises SettingsError where the key is missing."""
+        self.url = settings.url
+        self._away = away
+        self._server = ChatServer(settings.chat, key_of(settings.chat, "engine"), "engine", _CALLED)
+
+    def adapters(self) -> list[str]:
+        """The names of those that are loaded."""
+        return [model.id for model in self._models() if model.parent is not None]
+
+    def load(self, adapter: str, folder: Path) -> None:
+        """Loads the adapter that lies in ``folder``, as peft saves it; one of that name that is there already stays."""
+        try:
+            self._server.call(self._lora("load"), {"lora_name": adapter, "lora_path": str(folder)}, self._away)
+        except ChatRefused as error:
+            if adapter not in self.adapters():
+                raise ChatRefused(
+                    f"{error}; it must allow LoRA to be loaded while it runs (vLLM: --enable-lora and "
+                    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True; SGLang: --enable-lora), with enough --max-lora-rank, and "
+                    f"see {folder.parent}, or the folder that engine.adapters names"
+                ) from None
+
+    def unload(self, adapter: str) -> None:
+        """Does nothing if there is none of that name."""
+        try:
+            self._server.call(self._lora("unload"), {"lora_name": adapter}, self._away)
+        except ChatRefused:
+            if adapter in self.adapters():
+                raise
+
+    def sample(self, adapter: str, chat: Messages, request: dict[str, Json]) -> Sampled:
+        """Returns one answer by an adapter.
+
+        Raises ChatRefused for an answer by another model, or without tokens and log-probabilities.
+        """
+        model = f"{self._base.id}:{adapter}" if self._is_sglang else adapter
+        further: dict[str, Json] = {**request, "model": model, "n": 1, "logprobs": True, "return_token_ids": True}
+        answer = self._server.complete(chat, self._away, further, _COMPLETIONS)
+        if answer.model != model:
+            raise ChatRefused(f"{self._server} answered by the model {one_line(answer.model)[:100]}, not by {model}")
+        return self._sampled(answer)
+
+    def close(self) -> None:
+        """Stops waiting."""
+        self._server.close()
+
+    def _models(self) -> list[_Model]:
+        return self._server.read("/models", _MODELS, "list of models", self._away).data
+
+    @cached_property
+    def _base(self) -> _Model:
+        return next((model for model in self._models() if model.parent is None), _Model(""))
+
+    @property
+    def _is_sglang(self) -> bool:
+        return self._base.owned_by == "sglang"
+
+    def _lora(self, verb: str) -> str:
+        """SGLang has it beside ``/v1``."""
+        root = self.url.rstrip("/").removesuffix("/v1") if self._is_sglang else self.url.rstrip("/")
+        return f"{root}/{verb}_lora_adapter"
+
+    def _sampled(self, answer: _Completion) -> Sampled:
+        choice = answer.choices[0]
+        tokens = choice.token_ids or choice.response_token_ids
+        chances = choice.logprobs.content if choice.logprobs else None
+        if not tokens or not chances:
+            missing = "token ids" if chances else "log-probabilities"
+            raise ChatRefused(
+                f"{self._server} sends no {missing}; engine=openai needs a server that answers `logprobs` and "
+                "`return_token_ids`, as vLLM and SGLang do"
+            )
+        log_probs = [each.logprob for each in chances]
+        if len(log_probs) != len(tokens):
+            raise ChatRefused(f"{self._server} sends {len(log_probs)} log-probabilities for {len(tokens)} tokens")
+        if wrong := [each for each in log_probs if not _LEAST_LOG_PROB < each <= _ABOVE_ONE or not math.isfinite(each)]:
+            raise ChatRefused(f"{self._server} sends {wrong[0]} as a log-probability")
+        if choice.finish_reason not in ("stop", "length"):
+            raise ChatRefused(f"{self._server} broke an answer off: {one_line(str(choice.finish_reason))[:100]}")
+        return Sampled(tokens, log_probs, answer.prompt_token_ids or choice.prompt_token_ids)
+
+
+def reach(settings: OpenAIEngineSettings) -> None:
+    """Raises SettingsError if the server does not answer, or has no model."""
+    try:
+        found = LoraServer(replace(settings, answer_s=min(settings.answer_s, _REACH_S), outage_s=0.0))._models()
+    except ChatError as error:
+        raise SettingsError(
+            f"engine.url={settings.url} cannot be used: {error} -> start the server, or set engine.url to the one that "
+            "runs (docs/agents.md shows how)"
+        ) from None
+    if not found:
+        raise SettingsError(f"engine.url={settings.url} has no model")
+
+
+class _Model(msgspec.Struct):
+    id: str
+    owned_by: str | None = None
+    parent: str | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Chance(msgspec.Struct):
+    logprob: float
+
+
+class _Chances(msgspec.Struct):
+    content: list[_Chance] | None = None
+
+
+class _Choice(msgspec.Struct):
+    logprobs: _Chances | None = None
+    finish_reason: str | None = None
+    token_ids: list[Natural] | None = None
+    response_token_ids: list[Natural] | None = None
+    prompt_token_ids: list[Natural] | None = None
+
+
+class _Completion(msgspec.Struct):
+    """What is read of an answer: vLLM has the prompt's tokens here, SGLang in the choice."""
+
+    model: str
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1, max_length=1)]
+    prompt_token_ids: list[Natural] | None = None
+
+
+_MODELS = msgspec.json.Decoder(_Models)
+_COMPLETIONS = msgspec.json.Decoder(_Completion)

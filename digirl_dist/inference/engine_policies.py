@@ -1,0 +1,160 @@
+"""Hands the requests of all workers to an inference server, which batches them itself."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Set
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from digirl_dist.chat.client import Outage
+from digirl_dist.errors import AgentError, DigirlDistError
+from digirl_dist.inference.requests import InferenceFailure, InferenceReply, InferenceRequest, InferenceResult
+from digirl_dist.storage.checkpoint import Checkpoint, State
+from digirl_dist.storage.events import Events
+from digirl_dist.storage.status import Status, WorkerStatus
+from digirl_dist.trajectory import Decision, Observation
+
+_END_S = 10.0
+
+
+class ServedAgent(Protocol):
+    """An agent whose weights lie in a server that acts with them. Every method raises ChatError if that fails."""
+
+    def load(self, version: int, state: State) -> str:
+        """Hands over the weights of a version; returns the name by which the server knows them."""
+
+    def unload(self, adapter: str) -> None:
+        """Makes the server forget weights."""
+
+    def act(self, adapter: str, observation: Observation, rng: np.random.Generator) -> Decision:
+        """Returns one decision by the weights of that name."""
+
+
+class Outages:
+    """Reports an outage of a server once: as an event, and as the trouble of the host's policy."""
+
+    def __init__(self, events: Events, status: Status, url: str) -> None:
+        self._events = events
+        self._seen = status.policy = WorkerStatus(f"act through {url}")
+        self._is_away = False
+
+    def __call__(self, outage: Outage) -> None:
+        """A request failed."""
+        self._seen.last_trouble, self._seen.troubled_at = outage.reason, time.monotonic()
+        if not self._is_away:
+            self._is_away = True
+            self._events.emit("engine_away", reason=outage.reason, gives_up_in_s=outage.gives_up_in_s)
+
+    def over(self) -> None:
+        """A request was answered."""
+        self._is_away = False
+
+
+@dataclass
+class _Version:
+    checkpoint: Checkpoint
+    began_at: float = field(default_factory=time.monotonic)
+    adapter: Future[str] = field(default_factory=Future)
+
+
+class EnginePolicies:
+    """Fulfils HostPolicy. Each request goes to the server by itself, at most ``at_once`` at a time.
+
+    Its threads end with the process: a server may take its time over a limit.
+    """
+
+    def __init__(self, agent: ServedAgent, at_once: int, outages: Outages, close: Callable[[], None]) -> None:
+        """``close`` ends all waiting for the server."""
+        self._agent = agent
+        self._outages = outages
+        self._close = close
+        self._versions: dict[int, _Version] = {}
+        self._lock = threading.Lock()
+        self._loads = _threads(1, "engine-load")
+        self._unloads = _threads(1, "engine-unload")
+        self._requests = _threads(at_once, "engine")
+
+    def serve(self, checkpoint: Checkpoint, in_use: Set[int]) -> None:
+        with self._lock:
+            before, version = self._versions, checkpoint.iteration
+            self._versions = {each: known for each, known in before.items() if each in in_use or each == version}
+            known = self._versions.get(version)
+            if known is None or known.checkpoint.tensors != checkpoint.tensors:
+                self._begin(checkpoint)
+            for old in before.values():
+                if old is not self._versions.get(old.checkpoint.iteration):
+                    self._unloads.put(lambda old=old: self._unload(old))  # type: ignore[misc]
+
+    def ask(self, request: InferenceRequest, tell: Callable[[InferenceReply], None]) -> None:
+        asked_at = time.monotonic()
+        self._requests.put(lambda: tell(self._reply(request, asked_at)))
+
+    def close(self) -> None:
+        """Gives the server's memory back if it is free to do so, and ends waiting."""
+        for known in self._versions.values():
+            self._unloads.put(lambda known=known: self._unload(known))  # type: ignore[misc]
+        ended = threading.Event()
+        self._unloads.put(ended.set)
+        ended.wait(_END_S)
+        self._close()
+
+    def _begin(self, checkpoint: Checkpoint) -> _Version:
+        loading = self._versions[checkpoint.iteration] = _Version(checkpoint)
+        self._loads.put(lambda: self._load(loading))
+        return loading
+
+    def _load(self, version: _Version) -> None:
+        try:
+            version.adapter.set_result(self._agent.load(version.checkpoint.iteration, version.checkpoint.state()))
+            self._outages.over()
+        except Exception as error:  # whoever waits for it is told
+            version.adapter.set_exception(error)
+
+    def _unload(self, version: _Version) -> None:
+        with suppress(Exception):  # it lies there until the server or the run starts again
+            self._agent.unload(version.adapter.result())
+
+    def _reply(self, request: InferenceRequest, asked_at: float) -> InferenceReply:
+        try:
+            adapter = self._adapter(request.version, asked_at)
+            decision = self._agent.act(adapter, request.observation, request.stream.rng)
+        except DigirlDistError as error:
+            return InferenceFailure(request.number, str(error))
+        except Exception:  # a defect here must not leave a worker without an answer
+            return InferenceFailure(request.number, traceback.format_exc())
+        self._outages.over()
+        return InferenceResult(request.number, decision)
+
+    def _adapter(self, version: int, asked_at: float) -> str:
+        """Waits for the loading of a version; one that failed before the request came is tried again."""
+        with self._lock:
+            known = self._versions.get(version)
+            if known is None:
+                raise AgentError(f"the host no longer acts with policy version {version}: it is out of use")
+            failed = known.adapter.done() and known.adapter.exception() is not None
+            if failed and known.began_at < asked_at:
+                known = self._begin(known.checkpoint)
+        return known.adapter.result()
+
+
+def _threads(count: int, name: str) -> queue.SimpleQueue[Callable[[], None]]:
+    """Returns a queue whose calls ``count`` threads make."""
+    calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        while True:
+            call = calls.get()
+            with suppress(Exception):  # of one who does not want the answer any more
+                call()
+
+    for number in range(count):
+        threading.Thread(target=work, name=f"{name}-{number}", daemon=True).start()
+    return calls

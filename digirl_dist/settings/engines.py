@@ -1,0 +1,65 @@
+"""Settings of engines: what computes the host's actions with ``inference=host``."""
+
+import re
+from dataclasses import dataclass
+
+from digirl_dist.errors import SettingsError
+from digirl_dist.settings.chat import ChatSettings
+from digirl_dist.settings.missing import MISSING
+from digirl_dist.settings.paths import Elsewhere
+from digirl_dist.settings.ranges import Pause, Positive, Seconds, refuse_out_of_range
+
+
+@dataclass
+class EngineSettings:
+    """What every engine has."""
+
+    name: str = MISSING
+
+
+@dataclass
+class TransformersEngineSettings(EngineSettings):
+    """The agent itself acts, in the host's policy process."""
+
+    name: str = "transformers"
+
+
+@dataclass
+class OpenAIEngineSettings(EngineSettings):
+    """An inference server acts: vLLM or SGLang, with LoRA weights that it loads while it runs."""
+
+    name: str = "openai"
+    url: str = MISSING
+    """Its OpenAI-compatible address, such as http://127.0.0.1:8000/v1."""
+    key_variable: str = ""
+    """Name of the environment variable with its key; empty: it needs none."""
+    adapters: Elsewhere | None = None
+    """Folder by which it gets the weights; it must see it under the same path. null: ``save_path/adapters``."""
+    answer_s: Seconds = 60.0
+    """Longest wait for one answer, or for the loading of one policy version, in seconds."""
+    outage_s: Pause = 120.0
+    """Longest time, in seconds, to retry a server that is down or busy; then the episode runs again."""
+    tolerance: Positive = 0.1
+    """Largest difference between its log-probabilities and those of ``agent.model`` at which a run starts, in nats per
+    token. Above 0.001 per answer it is told."""
+
+    def __post_init__(self) -> None:
+        """Raises SettingsError for a number out of its range, and an address that is none or has a password in it."""
+        refuse_out_of_range(self, "engine.")
+        if self.url != MISSING and not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", self.url):
+            raise SettingsError(
+                "engine.url is no plain address such as http://127.0.0.1:8000/v1; a key goes into the environment "
+                "variable that engine.key_variable names"
+            )
+
+    @property
+    def chat(self) -> ChatSettings:
+        """The same as for any server of chat completions; the model is named by each request."""
+        return ChatSettings(
+            model="the server of engine.url",
+            base_url=self.url,
+            key_variable=self.key_variable,
+            answer_s=self.answer_s,
+            outage_s=self.outage_s,
+            request={},
+        )

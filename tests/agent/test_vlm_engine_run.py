@@ -1,0 +1,73 @@
+"""Training through an inference server over SSH workers, as a user would call it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from engine_server import engine
+from run_files import events, metrics
+from safetensors.torch import load_file
+from tiny_vlm import save_tiny_vlm
+
+from digirl_dist.agent.vlm import VlmAgent
+from digirl_dist.child_process import environment
+from digirl_dist.emulator.phone import PHONE_SPEC
+from digirl_dist.settings import LoraSettings, VlmSettings
+from digirl_dist.storage import parquet
+
+pytestmark = pytest.mark.system
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+KEY = "tok-very-secret-0123456789"
+WORDS = (
+    "dry_run=true dry_run_workers=1 inference=host rollout_size=8 bsize=4 max_steps=3 limits.episode_attempts=2 "
+    "agent=vlm agent.lora.r=2 agent.max_new_tokens=2 engine=openai engine.key_variable=ENGINE_KEY engine.outage_s=1 "
+    "train_algorithm=grpo algorithm.grpo.group_size=4 "
+    "algorithm.grpo.actor.batch_size=8 algorithm.grpo.actor.epochs=1 algorithm.grpo.actor.learning_rate=0.02"
+)
+
+
+@pytest.mark.timeout(600)
+def test_it_trains_through_a_server_and_ends_with_one_line_when_that_stays_away(tmp_path: Path) -> None:
+    model, out = save_tiny_vlm(tmp_path / "model"), tmp_path / "run"
+    (tmp_path / "tasks.yaml").write_text("- open-clock-0\n")
+
+    def run(url: str, iterations: int) -> subprocess.CompletedProcess[str]:
+        given = [f"agent.model={model}", f"save_path={out}", f"task_set={tmp_path / 'tasks.yaml'}"]
+        command = [sys.executable, "run.py", "--config-path", "config/multimachine", "--config-name", "host"]
+        words = [*command, *WORDS.split(), *given, f"engine.url={url}", f"train_iterations={iterations}"]
+        known = environment() | {"ENGINE_KEY": KEY}
+        return subprocess.run(words, cwd=ROOT, env=known, capture_output=True, text=True, timeout=280)
+
+    with engine(model, tmp_path / "first", key=KEY) as running:
+        done = run(running.url, 2)
+        assert done.returncode == 0, done.stderr[-3000:]
+        lines = metrics(out)
+        assert [line["episodes"] for line in lines] == [8, 8] and {line["push_bytes"] for line in lines} == {0}
+        _assert_exact(out, model, iteration=1)
+        (checked,) = events(out, "engine_checked")
+        assert checked["largest"] < 1e-3 and checked["answers"] == 4
+        named = {name.split("-")[1] for path, name in running.posts() if path.endswith("completions")}
+        assert named == {"vprobe", "v0", "v1"} and list((out / "adapters").iterdir()) == []
+    gone = run(running.url, 3)
+    assert gone.returncode != 0 and f"engine.url={running.url} cannot be used" in gone.stderr
+    assert "-> start the server" in gone.stderr and "Traceback" not in gone.stderr
+    with engine(model, tmp_path / "second", "--dies-after", "8", key=KEY) as dying:
+        lost = run(dying.url, 3)
+        assert lost.returncode != 0 and "was away for 1 s" in lost.stderr and "engine.url" in lost.stderr
+    said = "".join(path.read_text(errors="replace") for path in out.glob("*.*") if path.is_file())
+    assert len(metrics(out)) == 2 and KEY not in said + done.stdout + lost.stderr
+
+
+def _assert_exact(out: Path, model: Path, iteration: int) -> None:
+    agent = VlmAgent(VlmSettings(model=str(model), lora=LoraSettings(r=2), max_new_tokens=2), PHONE_SPEC)
+    agent.load_state_dict(load_file(out / "checkpoints" / f"{iteration:06d}" / "policy.safetensors"))
+    episodes = parquet.read(out / "trajectories" / f"{iteration:06d}.parquet")
+    steps = [step for episode in episodes for step in episode.steps]
+    with torch.no_grad():
+        computed = agent.log_prob([step.observation for step in steps], [step.action for step in steps])
+    assert steps and torch.allclose(computed, torch.tensor([step.log_prob for step in steps]), atol=1e-4)
