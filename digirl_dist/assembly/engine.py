@@ -47,7 +47,7 @@ def _compared(context: RunContext, engine: OpenAIEngineSettings, server: LoraSer
     served.clear()
     exactness = served.check(agent)
     context.events.emit("engine_checked", **asdict(exactness))
-    if not exactness.per_token <= min(engine.tolerance, exactness.without):
+    if not exactness.mean <= min(engine.tolerance, exactness.without):
         raise SettingsError(_inexact(engine, exactness))
     return served
 
@@ -55,10 +55,10 @@ def _compared(context: RunContext, engine: OpenAIEngineSettings, server: LoraSer
 def _inexact(engine: OpenAIEngineSettings, found: Exactness) -> str:
     prompts = f"; {found.prompts}" if found.prompts else ""
     ignored = ""
-    if found.without < found.per_token:
+    if found.without < found.mean:
         ignored = f"; without low-rank weights {found.without:.3g}, as if it ignored them"
     return (
-        f"engine.url={engine.url}: its log-probabilities are {found.per_token:.3g} nats per token off those of "
+        f"engine.url={engine.url}: its log-probabilities are {found.mean:.3g} nats per token off those of "
         f"agent.model (the largest of {found.answers} answers {found.largest:.3g}, engine.tolerance="
         f"{engine.tolerance:g}){ignored}{prompts} -> let it serve agent.model itself, with agent.dtype; with vLLM add "
         "--logprobs-mode processed_logprobs; if its LoRA leaves out the layers that see, so must agent.lora.exclude"

@@ -1,7 +1,7 @@
 """A chat server with LoRA weights that it loads while it runs: vLLM's requests and answers, and SGLang's.
 
-Written after vLLM 0.32 (``entrypoints/serve/lora``, ``entrypoints/openai/chat_completion``) and SGLang 0.5.23
-(``srt/entrypoints``), whose answers differ in the places of token ids and in the names of adapters.
+Written after the sources of vLLM 0.32.0 and SGLang 0.5.23, whose answers differ in the places of token ids and in the
+names of adapters.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ def _message(kind: str, content: dict[str, Json]) -> str | None:
         case "engine_away":
             return f"the server of engine.url is unavailable: {content['reason']}"
         case "engine_checked" if float(content["largest"]) > _INEXACT:
-            off = f"{content['largest']:.2g} in {content['answers']} answers, {content['per_token']:.2g} per token"
+            off = f"{content['largest']:.2g} in {content['answers']} answers, {content['mean']:.2g} per token"
             return f"the engine's log-probabilities differ from agent.model's by up to {off}"
         case "worker_lost":
             remedy = f" -> {content['remedy']}" if content["remedy"] else ""

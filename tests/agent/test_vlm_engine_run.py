@@ -50,7 +50,7 @@ def test_it_trains_through_a_server_and_ends_with_one_line_when_that_stays_away(
         assert [line["episodes"] for line in lines] == [8, 8] and {line["push_bytes"] for line in lines} == {0}
         _assert_exact(out, model, iteration=1)
         (checked,) = events(out, "engine_checked")
-        assert checked["largest"] < 1e-3 and checked["answers"] == 4
+        assert checked["mean"] <= checked["largest"] < 1e-3 and checked["answers"] == 4
         named = {name.split("-")[1] for path, name in running.posts() if path.endswith("completions")}
         assert named == {"vprobe", "v0", "v1"} and list((out / "adapters").iterdir()) == []
     gone = run(running.url, 3)

@@ -40,12 +40,12 @@ class Exactness:
 
     answers: int
     tokens: int
-    per_token: float
+    mean: float
     """Sum of the absolute differences of answers, divided by the number of tokens, in nats."""
     largest: float
     """Largest absolute difference of an answer, in nats."""
     without: float
-    """``per_token`` if the agent leaves its low-rank weights out: less than with them if the server ignores them."""
+    """``mean`` if the agent leaves its low-rank weights out: less than with them if the server ignores them."""
     prompts: str
     """How the prompts differ; empty if they do not, or if the server does not tell its own."""
 
