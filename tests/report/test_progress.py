@@ -178,3 +178,12 @@ def test_a_reader_that_is_gone_ends_the_run_at_the_next_iteration_and_no_thread(
 
 def test_durations() -> None:
     assert [duration(each) for each in (0.4, 59.9, 125, 11220)] == ["0 s", "59 s", "2:05 min", "3:07 h"]
+
+
+def test_an_engine_is_told_of_with_figures_where_its_log_probabilities_are_others() -> None:
+    site = Site()
+    for largest in (0.0009, 0.0123):
+        told = {"answers": 4, "tokens": 40, "mean": 0.002, "largest": largest, "without": 0.5, "prompts": ""}
+        site.progress.listen("engine_checked", told)
+    (line,) = site.kept.lines
+    assert "differ from agent.model's by up to 0.012 in 4 answers, 0.002 per token" in line
