@@ -39,7 +39,7 @@ class OpenAIEngineSettings(EngineSettings):
     """Longest wait for one answer, or for the loading of one policy version, in seconds."""
     outage_s: Pause = 120.0
     """Longest time, in seconds, to retry a server that is down or busy; then the episode runs again."""
-    tolerance: Positive = 0.1
+    tolerance: Positive = 0.02
     """Largest difference between its log-probabilities and those of ``agent.model`` at which a run starts, in nats per
     token. Above 0.001 per answer it is told."""
 

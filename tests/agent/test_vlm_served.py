@@ -117,7 +117,8 @@ def test_a_server_is_compared_with_the_agent_by_weights_that_matter(
     with engine(folder, tmp_path / "log", *options) as running:
         found = served_by(running, agent, tmp_path / "adapters").check(agent)
     assert (found.mean < 1e-4) == (options == []) and found.answers == 4 and found.prompts == ""
-    assert (found.mean < found.without) == ("--lora-scale" not in options)
+    tolerance = OpenAIEngineSettings().tolerance
+    assert (found.mean <= min(tolerance, found.without)) == (options == []), "a run would start, or would not"
 
 
 @pytest.mark.parametrize("tokens", [[5], [5, 2, 5], [5] * 6, [5, 99, 2], [5, 3, 2]])
