@@ -162,6 +162,7 @@ def ray_fleet(context: RunContext, cluster: RayCollectorSettings, stack: ExitSta
 def ssh_fleet(context: RunContext, stack: ExitStack) -> Fleet[Any]:
     """Workers on machines over SSH, or on localhost in a dry run."""
     from digirl_dist.fleet.fleet import Fleet
+    from digirl_dist.fleet.relay import Relays
     from digirl_dist.fleet.roster import localhost_worker_configs
     from digirl_dist.fleet.ssh_connection import SshConnector
 
@@ -175,7 +176,8 @@ def ssh_fleet(context: RunContext, stack: ExitStack) -> Fleet[Any]:
     def prepare(worker_config: WorkerConfig) -> tuple[WorkerSpec, Job]:
         return _worker_spec(worker_config, context, package), _job(_own_device(worker_config, context), context)
 
-    connector = SshConnector(settings.ssh, settings.limits, _slurm_nodes(context, stack))
+    relays = Relays(settings.limits.quarantine_s)
+    connector = SshConnector(settings.ssh, settings.limits, _slurm_nodes(context, stack), relays)
     prepared = [prepare(worker_config) for worker_config in found]
     fleet = Fleet(prepared, connector, settings.limits, settings.push_dtype, _host_policy(context))
     if context.source and not settings.dry_run and not context.source.overrides_key("worker_ips"):
@@ -229,7 +231,8 @@ def _worker_spec(worker_config: WorkerConfig, context: RunContext, package: Pack
     install = this_python if package is None else installer(worker_config, package, context.events)
     version = "" if package is None else file_digest(package.wheel)
     limit_s = 0.0 if package is None else package.limit_s
-    return WorkerSpec(worker_config.address, worker_config.slots, folder, install, limit_s, version)
+    site = worker_config.site, worker_config.site_address
+    return WorkerSpec(worker_config.address, worker_config.slots, folder, install, limit_s, version, *site)
 
 
 def _own_device(worker_config: WorkerConfig, context: RunContext) -> Device:

@@ -12,7 +12,17 @@ from digirl_dist.collect.leases import Leases
 from digirl_dist.collect.slot_time_ledger import SlotTimeLedger
 from digirl_dist.errors import CollectionError, WorkerError
 from digirl_dist.fleet.fleet import Fleet
-from digirl_dist.fleet.worker_events import Added, Connecting, DiskFull, Leaving, Lost, RosterRefused, Said, WorkerEvent
+from digirl_dist.fleet.worker_events import (
+    Added,
+    Connecting,
+    DiskFull,
+    Leaving,
+    Lost,
+    Relayed,
+    RosterRefused,
+    Said,
+    WorkerEvent,
+)
 from digirl_dist.protocol.messages import Heartbeat, MachineFacts, Ready, SlotChanged, Working
 from digirl_dist.settings import LimitSettings
 from digirl_dist.storage.events import Events
@@ -97,6 +107,10 @@ class WorkerTable:
                 self._lost(worker, error, out_s)
             case Connecting(worker, doing, limit_s):
                 self._connecting(worker, doing, limit_s)
+            case Relayed(worker, source, size, seconds, reason):
+                why = {"reason": reason} if reason else {}
+                kind = "relay_failed" if reason else "relayed"
+                self.tell(kind, worker, source=source, bytes=size, seconds=round(seconds, 4), **why)
             case DiskFull(worker, reason):
                 self.tell("disk_full", worker, reason=reason, remedy="free some space on the host")
             case Added(worker):

@@ -9,14 +9,18 @@ from typing import Protocol, TypeVar
 from digirl_dist.errors import DigirlDistError, WorkerError
 from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.spec import Job, Spec
+from digirl_dist.fleet.worker_events import WorkerEvent
 from digirl_dist.protocol.messages import EpisodeManifest
 
 
 class Files(Protocol):
     """Files to and from one worker, for one thread."""
 
-    def push(self, blobs: Sequence[Blob]) -> int:
-        """Brings the blobs to the worker; returns the bytes that were sent. Raises WorkerError."""
+    def push(self, blobs: Sequence[Blob], tell: Callable[[WorkerEvent], None]) -> int:
+        """Brings the blobs to the worker; returns the bytes that were sent. Raises WorkerError.
+
+        ``tell`` learns how workers helped.
+        """
 
     def fetch(self, episodes: Mapping[Path, EpisodeManifest]) -> Iterator[tuple[Path, DigirlDistError | None]]:
         """Brings episodes to their paths; yields each path as soon as it is done, with the error of one lost alone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -49,6 +49,8 @@ class Blob:
     """Delta against the previous version, if the worker has it."""
     part: FilePart | None = None
     """Where the bytes lie in a file, if they do."""
+    published: Set[str] = frozenset()
+    """Digests of all tensors of the policy to which it belongs; empty for what is no tensor."""
 
     def rest(self, offset: int = 0) -> memoryview | FilePart:
         """Returns the bytes from ``offset`` on, of a large blob in its file."""
@@ -166,6 +168,7 @@ class Outgoing:
         self.weights = weights
         self.iteration = weights.checkpoint.iteration
         tensors = weights.tensors
+        self._digests = frozenset(info.digest for info in tensors.values())
         self._blobs = {info.digest: self._blob(name, info, before) for name, info in tensors.items()}
 
     def tensor_entries(self) -> dict[str, TensorEntry]:
@@ -179,6 +182,7 @@ class Outgoing:
         content, part = partial(self.weights.content, name), self.weights.part(name)
         base = None if before is None else before.tensors.get(name)
         if before is None or base is None or (base.dtype, base.shape) != (info.dtype, info.shape):
-            return Blob(info.digest, info.nbytes, content, None, part)
+            return Blob(info.digest, info.nbytes, content, None, part, self._digests)
         old = partial(before.content, name)
-        return Blob(info.digest, info.nbytes, content, Delta(base.digest, info.itemsize, content, old), part)
+        delta = Delta(base.digest, info.itemsize, content, old)
+        return Blob(info.digest, info.nbytes, content, delta, part, self._digests)

@@ -4,53 +4,43 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 
 from digirl_dist.errors import FileRefusedError
 from digirl_dist.fleet.outgoing import Blob
+from digirl_dist.fleet.relay import Relay, Tell
+from digirl_dist.fleet.sites import MEASURABLE, LinkRate
 from digirl_dist.protocol.job_folder import blob_name
 from digirl_dist.ssh.courier import CourierClient, Put
 
 _SMALLEST_DELTA = 1 << 16
 _SMALLEST_REST = 1 << 20
-_MEASURABLE = 1 << 22
-_MEASURED_FOR_S = 600.0
-
-
-class LinkRate:
-    """Bytes per second of a link's last large transfer, forgotten after a while."""
-
-    def __init__(self) -> None:
-        self._rate = 0.0
-        self._until = 0.0
-
-    def rate(self) -> float | None:
-        return self._rate if time.monotonic() < self._until else None
-
-    def add(self, size: int, seconds: float) -> None:
-        """Measures a large transfer; small ones end in the buffers on the way and say nothing."""
-        if size >= _MEASURABLE and seconds > 0:
-            self._rate, self._until = size / seconds, time.monotonic() + _MEASURED_FOR_S
 
 
 class Push:
-    """Pushes over one courier and remembers how fast its link is."""
+    """Pushes over one courier and remembers how fast its link is; ``relay`` spares it what other workers have."""
 
-    def __init__(self, courier: CourierClient, link: LinkRate | None = None) -> None:
+    def __init__(self, courier: CourierClient, link: LinkRate | None = None, relay: Relay | None = None) -> None:
         self._courier = courier
-        self._link = link or LinkRate()
+        self._link = relay.link if relay else link or LinkRate()
+        self._relay = relay
         self._plainly = False
 
-    def __call__(self, blobs: Sequence[Blob]) -> int:
-        """Brings the blobs to the worker; returns the bytes that were sent.
+    def __call__(self, blobs: Sequence[Blob], tell: Tell = lambda event: None) -> int:
+        """Brings the blobs to the worker; returns the bytes that the host sent. ``tell`` learns of relays.
 
         What the worker cannot continue or decode is left out: it will ask for it again, and get it whole. Raises
         FileRefusedError when it does not take whole ones either.
         """
+        with self._relay.giving(blobs) if self._relay else nullcontext():
+            return self._bring(blobs, tell)
+
+    def _bring(self, blobs: Sequence[Blob], tell: Tell) -> int:
         plainly, self._plainly = self._plainly, False
         if plainly:
             return self._courier.put_many(Put(blob_name(blob.digest), blob.rest(), blob.digest) for blob in blobs)
         there = self._ask_for([*_rests(blobs), *_bases(blobs)])
-        plain, deltas = self._split(blobs, there)
+        plain, deltas = self._split(self._not_relayed(blobs, there, tell), there)
         try:
             sent = self._measured(_plain(blob, there) for blob in plain)
             return sent + self._courier.put_many(self._shorter(blob) for blob in deltas)
@@ -59,6 +49,14 @@ class Push:
                 raise
             self._plainly = True
             return 0
+
+    def _not_relayed(self, blobs: Sequence[Blob], there: dict[str, int], tell: Tell) -> Sequence[Blob]:
+        """Has the worker fetch what others of its site have; returns what is left for the host."""
+        if self._relay is None:
+            return blobs
+        whole = [blob for blob in blobs if _base(blob) not in there or self._relay.prefers(blob)]
+        came = self._relay.fetch(whole, tell)
+        return [blob for blob in blobs if blob.digest not in came]
 
     def _ask_for(self, names: list[str]) -> dict[str, int]:
         return self._courier.sizes(names) if names else {}
@@ -70,7 +68,7 @@ class Push:
         for blob in blobs:
             (deltas if _base(blob) in there and _rest(blob) not in there else plain).append(blob)
         if self._link.rate() is None:
-            while deltas and sum(blob.size for blob in plain) < _MEASURABLE:
+            while deltas and sum(blob.size for blob in plain) < MEASURABLE:
                 plain.append(deltas.pop())
         return plain, deltas
 

@@ -14,7 +14,7 @@ from digirl_dist.child_process import SOURCE
 from digirl_dist.errors import SettingsError
 from digirl_dist.fleet.install import Package, ensure_installed
 from digirl_dist.settings import Settings
-from digirl_dist.settings.hosts import SlurmEntry, WorkerEntry, worker_entries, worker_name
+from digirl_dist.settings.hosts import SlurmEntry, WorkerEntry, site_address, worker_entries, worker_name
 from digirl_dist.slurm.address import SlurmAddress
 from digirl_dist.ssh.connection import Address, Connection
 from digirl_dist.ssh.localhost_server import LocalhostServer
@@ -33,6 +33,8 @@ class WorkerConfig:
     python: str
     emulator: dict[str, Any] = field(default_factory=dict)
     """Overrides of the emulator's settings for this worker."""
+    site: str | None = None
+    site_address: tuple[str, int] | None = None
 
     @property
     def name(self) -> str:
@@ -52,6 +54,8 @@ def _worker_config(entry: WorkerEntry, settings: Settings) -> WorkerConfig:
         run_path=entry.run_path or settings.worker_run_path,
         python=entry.python or settings.worker_python,
         emulator=entry.emulator,
+        site=entry.site if settings.relay == "auto" else None,
+        site_address=site_address(entry),
     )
 
 

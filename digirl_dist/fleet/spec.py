@@ -43,6 +43,10 @@ class WorkerSpec:
     install_limit_s: float = 0.0
     package: str = ""
     """Digest of the package that ``install`` provides; a program that runs another one is replaced."""
+    site: str | None = None
+    """Workers of one site pass tensors on to each other."""
+    site_address: tuple[str, int] | None = None
+    """Host and port at which they reach this one; None: the host's own way."""
 
     @property
     def name(self) -> str:

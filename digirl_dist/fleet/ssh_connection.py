@@ -10,6 +10,7 @@ from digirl_dist.errors import DigirlDistError, LinkLostError, WorkerError
 from digirl_dist.fleet.connection import ConnectProgress, Files
 from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.push import Push
+from digirl_dist.fleet.relay import Relay, Relays, Tell
 from digirl_dist.fleet.spec import Job, WorkerSpec
 from digirl_dist.protocol.job_folder import episode_name
 from digirl_dist.protocol.messages import MOST_BYTES, EpisodeManifest
@@ -28,9 +29,12 @@ _LOGINS_AT_ONCE = 32
 class SshConnector:
     """Logs in, installs the package if need be, and attaches to the worker program, which it starts if need be."""
 
-    def __init__(self, ssh: SshSettings, limits: LimitSettings, nodes: Nodes | None = None) -> None:
+    def __init__(
+        self, ssh: SshSettings, limits: LimitSettings, nodes: Nodes | None = None, relays: Relays | None = None
+    ) -> None:
         """``nodes`` brings the connections to workers that Slurm finds a node for."""
         self._nodes = nodes
+        self._relays = relays
         self._logins = threading.BoundedSemaphore(_LOGINS_AT_ONCE)
         self._ssh = ssh
         self._limits = limits
@@ -45,7 +49,9 @@ class SshConnector:
             options = ["--orphan-s", str(job.orphan_s), "--package", spec.package]
             control = connection.open([*command, *options, *(["--replace"] if replace else [])])
             courier = [*python, "-m", "digirl_dist.worker_program.courier", "--folder", spec.folder]
-            return SshWorkerConnection(connection, control, CourierClient(connection, courier, self._ssh))
+            files = CourierClient(connection, courier, self._ssh)
+            relay = None if self._relays is None else self._relays.join(spec, connection, python)
+            return SshWorkerConnection(connection, control, files, relay)
         except BaseException:
             connection.close()
             raise
@@ -61,8 +67,11 @@ class SshConnector:
 class SshWorkerConnection:
     """A ``WorkerConnection`` over one SSH connection."""
 
-    def __init__(self, connection: Connection, control: Channel, courier: CourierClient) -> None:
-        self.files: Files = CourierFiles(courier)
+    def __init__(
+        self, connection: Connection, control: Channel, courier: CourierClient, relay: Relay | None = None
+    ) -> None:
+        self.files: Files = CourierFiles(courier, relay)
+        self._relay = relay
         self._connection = connection
         self._control = control
 
@@ -89,18 +98,20 @@ class SshWorkerConnection:
         )
 
     def close(self) -> None:
+        if self._relay is not None:
+            self._relay.leave()
         self._connection.close()
 
 
 class CourierFiles:
     """``Files`` by a courier."""
 
-    def __init__(self, courier: CourierClient) -> None:
+    def __init__(self, courier: CourierClient, relay: Relay | None = None) -> None:
         self._courier = courier
-        self._push = Push(courier)
+        self._push = Push(courier, relay=relay)
 
-    def push(self, blobs: Sequence[Blob]) -> int:
-        return self._push(blobs)
+    def push(self, blobs: Sequence[Blob], tell: Tell) -> int:
+        return self._push(blobs, tell)
 
     def fetch(self, episodes: Mapping[Path, EpisodeManifest]) -> Iterator[tuple[Path, DigirlDistError | None]]:
         items = [Get(episode_name(one.episode_id), path, one.digest, one.size) for path, one in episodes.items()]

@@ -66,7 +66,7 @@ class Transfers:
 
     def push(self, blobs: Sequence[Blob], then: Callable[[int], None]) -> None:
         """Brings the blobs to the worker, then calls ``then`` with the number of bytes that were sent."""
-        self._jobs.put(lambda: then(self._files.push(blobs)))
+        self._jobs.put(lambda: then(self._files.push(blobs, self._post)))
 
     def pull(self, manifest: EpisodeManifest, ticket: Ticket, path: Path) -> None:
         """Brings the episode to ``path`` and checks it; Pulled or PullRefused tells how it went.

@@ -116,6 +116,17 @@ class Leaving:
 
 
 @dataclass(frozen=True)
+class Relayed:
+    """The worker fetched ``size`` bytes of tensors from another one of its site; ``reason``: why not all of them."""
+
+    worker: str
+    source: str
+    size: int
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True)
 class DiskFull:
     """An episode of the worker waits for space on the host's disk."""
 
@@ -132,4 +143,4 @@ class RosterRefused:
 
 Words = Said | PolicyLoaded | Pulled | PullRefused | LeasesLost | ClaimsRefused
 """What a worker said, or sent, and what followed from it."""
-WorkerEvent = Words | Lost | Connecting | DiskFull | Added | Leaving | RosterRefused
+WorkerEvent = Words | Lost | Connecting | Relayed | DiskFull | Added | Leaving | RosterRefused

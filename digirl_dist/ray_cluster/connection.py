@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from digirl_dist.errors import (
 from digirl_dist.fleet.connection import ConnectProgress, Files
 from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.spec import Job
+from digirl_dist.fleet.worker_events import WorkerEvent
 from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.ray_cluster.actor import WorkerActor
 from digirl_dist.ray_cluster.connect import Cluster
@@ -195,7 +196,7 @@ class ObjectFiles:
         self._shelf = shelf
         self._limit_s = limit_s
 
-    def push(self, blobs: Sequence[Blob]) -> int:
+    def push(self, blobs: Sequence[Blob], tell: Callable[[WorkerEvent], None]) -> int:
         taken = {blob.digest: self._shelf.take(blob, self._node) for blob in blobs}
         references = {name: reference for name, (reference, _) in taken.items()}
         _result(self._worker, self._actor.push.remote(references, self._limit_s), self._limit_s)

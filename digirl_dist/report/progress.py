@@ -213,6 +213,8 @@ def _message(kind: str, content: dict[str, Json]) -> str | None:
             return f"{worker}: checking or installing digirl_dist in {content['run_path']}"
         case "logger_failed":
             return f"logger {content['logger']}: {content['reason']}; the run goes on"
+        case "relay_failed":
+            return f"{worker} gets its policy from the host, not from {content['source']}: {content['reason']}"
         case "roster_refused" | "policy_lost" | "disk_full":
             return f"{kind.replace('_', ' ')}: {content['reason']}"
         case "worker_added" | "worker_left":

@@ -14,6 +14,7 @@ from digirl_dist.plain_text import one_line
 
 _EVENTS = 8
 _LOOKED_AT = 1000
+_USUAL = ("episode", "pushed", "relayed")
 _NEAR = 0.5
 """Share of its limit above which a wait is marked."""
 
@@ -90,7 +91,7 @@ def _events(folder: Path) -> Iterator[str]:
         lines = (folder / "events.jsonl").read_text().splitlines()
     except OSError:
         return
-    notable = [line for line in lines if '"event": "episode"' not in line and '"event": "pushed"' not in line]
+    notable = [line for line in lines if not any(f'"event": "{kind}"' in line for kind in _USUAL)]
     yield "last events:"
     for event, count in _grouped(notable[-_LOOKED_AT:])[-_EVENTS:]:
         said = ", ".join(

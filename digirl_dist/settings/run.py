@@ -144,9 +144,10 @@ class Settings:
 
     worker_ips: Any = field(default_factory=list)
     """Workers: host names, or mappings with ``host`` and any of ``name port username key bsize temp_path run_path
-    python emulator`` that override the values below for that worker. Workers added to the YAML file mid-run join;
-    removed ones drain and leave. If the command line sets them, they stay fixed. ``slurm:4`` in place of a host name
-    stands for four nodes that Slurm is asked for (see ``slurm``), and ``slurm`` for those of this allocation."""
+    python emulator`` that override the values below for that worker, and ``site`` (see ``relay``) and ``site_address``.
+    Workers added to the YAML file mid-run join; removed ones drain and leave. If the command line sets them, they stay
+    fixed. ``slurm:4`` in place of a host name stands for four nodes that Slurm is asked for (see ``slurm``), and
+    ``slurm`` for those of this allocation."""
     worker_username: str | None = None
     """Login name on the workers; null: the choice of ``ssh``."""
     worker_temp_path: Elsewhere = "~/.cache/digirl_dist/jobs"
@@ -167,6 +168,9 @@ class Settings:
     push_dtype: PushDtype = PushDtype.float32
     """bfloat16 halves the pushed bytes, but the acting policy is then the trained one rounded to 8 bits of mantissa.
     The log-probabilities of trajectories are those of the acting policy."""
+    relay: str = "auto"
+    """auto: workers of the same ``site`` fetch a pushed policy from each other over SSH, so that the host sends it once
+    to each site; what cannot be had so comes from the host, and ``why`` says the reason. off: the host sends all."""
     prefetch: FewOrNone = 1
     """Tickets that a worker holds beyond its slots, so that no slot waits for a round trip."""
 
@@ -243,6 +247,10 @@ class Settings:
             self.worker_ips = [self.worker_ips]
         if not isinstance(self.worker_ips, list):
             raise SettingsError(f"worker_ips must be a list of machines, not {self.worker_ips!r}")
+        if self.relay == "False":  # as YAML reads off
+            self.relay = "off"
+        if self.relay not in ("auto", "off"):
+            raise SettingsError(f"relay must be auto or off, not {self.relay!r}")
         known = ALGORITHM.names()
         if self.train_algorithm not in known:
             hint = nearest(self.train_algorithm, known)

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from digirl_dist.errors import SettingsError
+from digirl_dist.fleet.roster import worker_configs
 from digirl_dist.settings import (
     GenericAgentSettings,
     GymnasiumSettings,
@@ -75,9 +76,22 @@ def test_workers_may_be_names_or_mappings() -> None:
     assert settings.worker_ips == ["10.0.0.2", {"host": "10.0.0.3", "bsize": 8}]
 
 
+def test_workers_of_a_site_relay_unless_relays_are_off(tmp_path: Path) -> None:
+    entries = "worker_ips=[{host: a, site: 7}, {host: 'b:2203', site: 7, site_address: '10.0.0.3'}, c]"
+    found = worker_configs(load(entries))
+    assert [(each.site, each.site_address) for each in found] == [("7", None), ("7", ("10.0.0.3", 22)), (None, None)]
+    shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "off.yaml").write_text("defaults: [host, _self_]\nrelay: off\n")
+    (tmp_path / "again.yaml").write_text(configuration.to_yaml(load(entries, "relay=off")))
+    written = [configuration.load(str(tmp_path), name, [entries]) for name in ("off", "again")]
+    for settings in (load(entries, "relay=off"), *written):
+        assert settings.relay == "off" and not any(each.site for each in worker_configs(settings))
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
+        ("relay=always", "relay must be auto or off"),
         ("bsiez=2", "no key 'bsiez'; did you mean 'bsize'?"),
         ("limits.rest_s=2", "no key 'rest_s' in LimitSettings; did you mean 'reset_s'?"),
         ("emulator.idd=3", "no key 'idd' in PhoneSettings"),

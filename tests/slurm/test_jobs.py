@@ -47,6 +47,7 @@ def test_a_number_of_nodes_stands_for_as_many_workers(monkeypatch: pytest.Monkey
         ("slurm:5000", "from 1 to 1,024"),
         ("slurm", "sbatch or salloc"),
         ({"host": "slurm:2", "username": "ann"}, "leave it out"),
+        ({"host": "slurm:2", "site": "here"}, "takes no site"),
     ],
 )
 def test_an_entry_that_names_no_nodes_is_refused(entry: Any, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,8 @@ def _run_openssh(folder: Path) -> Iterator[Server]:
     port = unused_port()
     (folder / "sshd_config").write_text(
         f"ListenAddress 127.0.0.1\nPort {port}\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\nStrictModes no\n"
-        f"AuthorizedKeysFile {folder}/user_key.pub\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
+        f"AuthorizedKeysFile {folder}/user_key.pub {folder}/.ssh/authorized_keys\nPasswordAuthentication no\n"
+        "KbdInteractiveAuthentication no\n"
         "Subsystem sftp internal-sftp\n"
     )
     (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {(folder / 'host_key.pub').read_text()}")

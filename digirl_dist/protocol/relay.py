@@ -1,0 +1,92 @@
+"""What is said when the workers of a site pass tensors on. Each message is one line of JSON.
+
+The host sends an ``Offer`` to the worker that has the tensors, and a ``Fetch`` to the one that lacks them. That one
+logs in to the first with the run's key, sends a ``Wanted``, and gets a ``Tensor`` line before the bytes of each.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from digirl_dist.errors import ProtocolError
+from digirl_dist.protocol.messages import MOST_BYTES, Digest, Name, Reason
+from digirl_dist.types import Natural
+
+MOST_OF_REQUESTS = 1 << 24
+"""The longest line that names tensors."""
+
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+PublicKey = Annotated[str, Meta(pattern=r"^ssh-ed25519 [A-Za-z0-9+/]{68}\Z")]
+HostKeyKind = Literal["ed25519", "ecdsa", "rsa"]
+Fingerprint = Annotated[str, Meta(pattern=r"^SHA256:[A-Za-z0-9+/]{43}\Z")]
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """Asks a worker to let this key, and whoever has it, fetch tensors by digest until stdin ends."""
+
+    public_key: PublicKey
+
+
+class Offered(msgspec.Struct, frozen=True):
+    """Answers an Offer; ``error`` is the reason why the key cannot be let in."""
+
+    error: Reason = ""
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """A tensor by the name that it has on workers."""
+
+    digest: Digest
+    size: Natural
+    sha256: Sha256 | None = None
+    """By the host's word; a worker that passes the tensor on has none."""
+
+
+class Fetch(msgspec.Struct, frozen=True):
+    """Asks a worker to fetch tensors from another one. Comes over stdin, as it has the key."""
+
+    host: Name
+    port: Annotated[int, Meta(ge=1, le=65_535)]
+    user: Name
+    host_key: Fingerprint
+    """The host key that this run's host met there."""
+    kind: HostKeyKind
+    private_key: Annotated[str, Meta(max_length=4096)]
+    tensors: list[Tensor]
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Asks for tensors, in any order, each as soon as it is there."""
+
+    digests: list[Digest]
+
+
+class Fetched(msgspec.Struct, frozen=True):
+    """Tells the host every second how a Fetch gets on."""
+
+    digests: list[Digest] = []
+    """Tensors that have come since the last such line."""
+    size: Natural = 0
+    """Bytes that have come in all."""
+    error: Reason = ""
+    """Why no more will come."""
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    return msgspec.json.encode(message) + b"\n"
+
+
+def decode(line: bytes, kind: type[T], most_bytes: int = MOST_BYTES) -> T:
+    """Raises ProtocolError for anything but a message of that kind."""
+    try:
+        if len(line) > most_bytes or not line.endswith(b"\n"):
+            raise ValueError(f"a line of {len(line)} bytes without an end")
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"{error}: {line[:200]!r}") from error

@@ -1,0 +1,128 @@
+"""The user's authorized_keys: a line of ours comes and goes, and everything else in the file stays as it is."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_MARK = b"digirl-dist-relay"
+_EXPIRY = re.compile(rb'expiry-time="(\d{14})"')
+_MOST_BYTES = 1 << 22
+_TRIES = 5
+
+Lines = list[bytes]
+
+
+def default_file() -> Path:
+    return Path("~/.ssh/authorized_keys").expanduser()
+
+
+def allow(file: Path, owner: str, key: str, command: str, lifetime_s: float) -> None:
+    """Lets ``key`` run ``command``, and nothing else, for so long. Replaces the owner's line; sweeps expired ones.
+
+    ``owner`` is a word. Raises OSError if the file cannot be changed, ValueError for a command of several lines.
+    """
+    if not command.isprintable():
+        raise ValueError(f"{command!r} cannot stand in authorized_keys")
+    escaped = command.replace("\\", "\\\\").replace('"', '\\"')
+    options = f'restrict,expiry-time="{_local(time.time() + lifetime_s)}",command="{escaped}"'
+    line = f"{options} {key} {_MARK.decode()} {owner}\n".encode()
+    _edit(file, lambda lines: [*_without(lines, owner), line])
+
+
+def withdraw(file: Path, owner: str) -> None:
+    """Removes the owner's line, and expired ones of others. Raises OSError."""
+    if file.exists():
+        _edit(file, lambda lines: _without(lines, owner))
+
+
+def _without(lines: Lines, owner: str) -> Lines:
+    now = _local(time.time()).encode()
+    kept = []
+    for line in lines:
+        is_ours = line.split()[-2:-1] == [_MARK]
+        expiry = _EXPIRY.search(line)
+        if not (is_ours and (line.split()[-1] == owner.encode() or (expiry is not None and expiry[1] < now))):
+            kept.append(line)
+    return kept
+
+
+def _local(at: float) -> str:
+    """Returns the time as ``sshd`` reads it: in the machine's zone, whatever this session's is."""
+    session = os.environ.pop("TZ", None)
+    try:
+        time.tzset()
+        return time.strftime("%Y%m%d%H%M%S", time.localtime(at))
+    finally:
+        if session is not None:
+            os.environ["TZ"] = session
+        time.tzset()
+
+
+def _edit(file: Path, change: Callable[[Lines], Lines]) -> None:
+    """Replaces the file at once by a changed copy; begins anew if another program has changed it meanwhile."""
+    file = Path(os.path.realpath(file))
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _locked():
+        for _ in range(_TRIES):
+            before = _version(file)
+            content = file.read_bytes() if before else b""
+            if before and not os.access(file, os.W_OK):
+                raise PermissionError(errno.EACCES, "it is not writable", str(file))
+            if len(content) > _MOST_BYTES:
+                raise OSError(errno.EFBIG, "it is too large", str(file))
+            lines = content.splitlines(keepends=True)
+            if lines and not lines[-1].endswith(b"\n"):
+                lines[-1] += b"\n"
+            changed = change(lines)
+            if changed == lines or _replaced(file, b"".join(changed), before):
+                return
+        raise OSError(errno.EAGAIN, "others change it again and again", str(file))
+
+
+@contextmanager
+def _locked() -> Iterator[None]:
+    """Keeps other programs of ours away from the file, on all machines that share the home folder."""
+    folder = Path("~/.cache/digirl_dist").expanduser()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (folder / "authorized_keys.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _version(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _replaced(file: Path, content: bytes, before: tuple[int, int, int] | None) -> bool:
+    """Returns False if the file is another one by now. An empty one is removed."""
+    part = file.with_name(f".{file.name}.digirl-dist-{os.getpid()}")
+    try:
+        part.unlink(missing_ok=True)
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as copy:
+            copy.write(content)
+            copy.flush()
+            os.fsync(copy.fileno())
+        if before is not None:
+            shutil.copymode(file, part)
+        if _version(file) != before:
+            return False
+        if content:
+            os.replace(part, file)
+        else:
+            file.unlink(missing_ok=True)
+        return True
+    finally:
+        with suppress(FileNotFoundError):
+            part.unlink()
