@@ -29,7 +29,7 @@ _LIFETIME_S = 3600.0
 _LOOK_S = 10.0
 _LOOKS = 3
 """So often in a row the worker program must be gone before the key goes: one that is replaced has a successor soon."""
-_THERE_S = 0.02
+_THERE_S = 0.05
 
 
 def allow(folder: JobFolder) -> int:
@@ -62,17 +62,19 @@ def allow(folder: JobFolder) -> int:
 
 def serve(folder: JobFolder) -> int:
     """Sends each wanted tensor as soon as it is there, until all are sent or the other side is gone."""
-    wanted = decode(sys.stdin.buffer.readline(MOST_OF_REQUESTS), Wanted, MOST_OF_REQUESTS).digests
+    wanted = set(decode(sys.stdin.buffer.readline(MOST_OF_REQUESTS), Wanted, MOST_OF_REQUESTS).digests)
     with suppress(BrokenPipeError):
         while wanted:
-            wanted = [digest for digest in wanted if not _sent(folder.blob(digest), digest)]
+            for digest in wanted & set(os.listdir(folder.blobs)):
+                if _sent(folder.blob(digest), digest):
+                    wanted.remove(digest)
             if wanted and select.select([0], [], [], _THERE_S)[0]:
                 return 1
     return 0
 
 
 def _sent(path: Path, digest: str) -> bool:
-    """Returns False if there is no such tensor yet."""
+    """Returns False if the tensor has been deleted meanwhile."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
