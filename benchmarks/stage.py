@@ -33,10 +33,11 @@ from digirl_dist.collect.iteration import Closing
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
 from digirl_dist.fleet.fleet import Fleet
+from digirl_dist.fleet.relay import Relays
 from digirl_dist.fleet.roster import this_python
 from digirl_dist.fleet.spec import Job, WorkerSpec
 from digirl_dist.fleet.ssh_connection import SshConnector
-from digirl_dist.fleet.worker_events import PolicyLoaded, Said, WorkerEvent
+from digirl_dist.fleet.worker_events import PolicyLoaded, Relayed, Said, WorkerEvent
 from digirl_dist.parallel.free_port import free_port
 from digirl_dist.protocol.messages import Acting, EpisodeManifest, EpisodeReady
 from digirl_dist.rollout.slot import slot_limits
@@ -96,6 +97,7 @@ class WatchedFleet(Fleet[Any]):
         super().__init__(*arguments)
         self.manifests: list[tuple[float, EpisodeManifest]] = []
         self.acted: set[tuple[str, int]] = set()
+        self.relayed: list[Relayed] = []
 
     def next_event(self, timeout_s: float) -> WorkerEvent | None:
         event = super().next_event(timeout_s)
@@ -104,11 +106,16 @@ class WatchedFleet(Fleet[Any]):
                 self.manifests.append((time.monotonic(), manifest))
             case Said(worker, Acting(slot, _)):
                 self.acted.add((worker, slot))
+            case Relayed():
+                self.relayed.append(event)
         return event
 
 
 class Ours:
-    """digirl_dist's collector over SSH. ``weight``: how many tensors beside the policy's own, and numbers in each."""
+    """digirl_dist's collector over SSH. ``weight``: how many tensors beside the policy's own, and numbers in each.
+
+    With ``relays`` the machines pass tensors on to each other.
+    """
 
     def __init__(
         self,
@@ -117,6 +124,7 @@ class Ours:
         limits: LimitSettings,
         weight: tuple[int, int] = (0, 0),
         dtype: PushDtype = PushDtype.float32,
+        relays: Relays | None = None,
     ) -> None:
         self.name = folder.name
         self.machines = machines
@@ -127,6 +135,7 @@ class Ours:
         self._policy = Tiny(*weight)
         self._events = Events(folder / "events.jsonl", (self._listen,))
         self._limits = limits
+        self._relays = relays
         self.fleet = self._fleet(folder, machines, weight, dtype)
         status = Status(folder / "status.json")
         collector = FleetCollector(self.fleet, limits, DispatchRules(), Closing(), self.store, self._events, status)
@@ -137,10 +146,11 @@ class Ours:
         self, folder: Path, machines: Sequence[Machine], weight: tuple[int, int], dtype: PushDtype
     ) -> WatchedFleet:
         workers = [
-            (WorkerSpec(one.address, one.slots, str(folder / "jobs" / one.address.name), this_python), job)
+            (WorkerSpec(one.address, one.slots, str(folder / "jobs" / one.address.name), this_python, site="here"), job)
             for one, job in ((machine, self._job(machine.emulator, folder, weight)) for machine in machines)
         ]
-        return WatchedFleet(workers, SshConnector(SshSettings(), self._limits), self._limits, dtype)
+        connector = SshConnector(SshSettings(), self._limits, relays=self._relays)
+        return WatchedFleet(workers, connector, self._limits, dtype)
 
     def _job(self, settings: RehearsalSettings, folder: Path, weight: tuple[int, int] = (0, 0)) -> Job:
         limits = self._limits
@@ -254,7 +264,8 @@ def sshd(name: str, folder: Path, host: str = "127.0.0.1", prefix: Sequence[str]
     port = free_port() if host == "127.0.0.1" else 22
     (folder / "sshd_config").write_text(
         f"ListenAddress {host}\nPort {port}\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\nStrictModes no\n"
-        f"AuthorizedKeysFile {folder}/user_key.pub\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
+        f"AuthorizedKeysFile {folder}/user_key.pub {folder}/.ssh/authorized_keys\nPasswordAuthentication no\n"
+        "KbdInteractiveAuthentication no\n"
         "MaxStartups 200\nMaxSessions 200\nSubsystem sftp internal-sftp\nPermitRootLogin yes\n"
         f"SetEnv HOME={folder}\n"  # no start-up files of the user's shell, whose cost would be added to each command
     )

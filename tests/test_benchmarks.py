@@ -28,6 +28,7 @@ FIGURES = {
     "pull": {"vs_scp", "first_episode_s"},
     "push": {"vs_scp_parallel", "unchanged_s", "unchanged_bytes", "changed_5pct_bytes_ratio"},
     "ray": {"vs_best"},
+    "relay": {"vs_one_worker"},
     "scaling": {"efficiency"},
     "store": {"open", "append"},
     "straggler": {"over_ideal"},
