@@ -110,6 +110,9 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress:
         report = Report(folder, events, progress, log, media, write_policy, tells_success(settings))
         stack.callback(report.close)
         measured = trainer.resume() if only_measures(settings) else None
+        if measured:
+            config = yaml.safe_load(configuration.to_yaml(settings))
+            provenance.refuse_other_measurement(folder.evaluation(measured.iteration), config)
         store = Store(folder.evaluation(measured.iteration) if measured else folder.trajectories, write_policy)
         status.host("prepare the workers")
         store.sweep()

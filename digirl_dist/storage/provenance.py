@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -13,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 import digirl_dist
-from digirl_dist.errors import SettingsError
+from digirl_dist.errors import RunFolderError, SettingsError
 from digirl_dist.plain_text import without_secrets, without_secrets_in
 from digirl_dist.settings.configuration import free_keys
 from digirl_dist.settings.safe_yaml import read_mapping
@@ -31,6 +32,11 @@ _FIXED = (
     *(f"emulator.{key}" for key in _EMULATOR),
 )
 """A run whose tickets, weights or optimiser were made with other values of these is another run."""
+_MEASURED = (
+    *("agent", "emulator", "judge", "max_steps", "predicate", "rollout_size", "seed", "success"),
+    *("task_order", "task_set", "task_split"),
+)
+"""What decides which episodes measure a checkpoint, and how they are acted and judged."""
 _GIT_S = 10.0
 _MOST_DIFFERENCE = 1 << 20
 
@@ -43,6 +49,30 @@ def changes_of(run: Path, configuration: Mapping[str, Json]) -> Changes:
     before = dict(_flat(read_mapping(run / "config.yaml")))
     now = dict(_flat(configuration))
     return {key: [before[key], now[key]] for key in now if key in before and before[key] != now[key]}
+
+
+def refuse_other_measurement(folder: Path, configuration: Mapping[str, Json]) -> None:
+    """Notes in ``folder`` what its episodes measure. Raises SettingsError, with both values, if it was something else.
+
+    Without that, a measurement on another split would find the episodes of the first, and report those.
+    """
+    path = folder / "measurement.json"
+    now = {key: value for key, value in _flat(configuration) if key.split(".")[0] in _MEASURED}
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        atomic_files.write_json(path, now)
+        return
+    try:
+        before = json.loads(path.read_text())
+        changed = [key for key in {**before, **now} if before.get(key) != json.loads(json.dumps(now.get(key)))]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise RunFolderError(f"{path} is damaged; rename {folder}, and the checkpoint is measured anew") from error
+    if changed:
+        key = changed[0]
+        raise SettingsError(
+            f"{key}={now.get(key)}, but {folder} measures this checkpoint with {key}={before.get(key)} -> rename that "
+            f"folder to keep its episodes, and the checkpoint is measured anew; or leave {key} as it was"
+        )
 
 
 def refuse_changes(run: Path, configuration: Mapping[str, Json]) -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
-from digirl_dist.errors import SettingsError
+from digirl_dist.errors import RunFolderError, SettingsError
 from digirl_dist.protocol.messages import MachineFacts
 from digirl_dist.settings import Settings, configuration
 from digirl_dist.settings.keys import types_of
 from digirl_dist.settings.places import HERE
 from digirl_dist.storage import provenance
 from digirl_dist.storage.machine import dependency_versions, machine_facts
+from digirl_dist.types import Json
 
 
 def started(folder: Path, *overrides: str) -> None:
@@ -115,3 +118,35 @@ def test_the_facts_of_a_machine_fit_the_message_that_carries_them() -> None:
     facts = {**machine_facts(), "packages": dependency_versions()}
     sent = msgspec.convert(facts, MachineFacts)
     assert sent.cores >= 1 and sent.memory_bytes > 1 << 20 and sent.cpu and sent.packages["numpy"]
+
+
+def measured(*overrides: str) -> dict[str, Json]:
+    words = ("parallel=single", "task_mode=evaluate", *overrides)
+    return dict(yaml.safe_load(configuration.to_yaml(configuration.load(HERE, "host", words))))
+
+
+@pytest.mark.parametrize(
+    ("word", "before"),
+    [
+        ("task_split=test", "task_split=train"),
+        ("task_set=multistep", "task_set=default"),
+        ("seed=1", "seed=0"),
+        ("rollout_size=64", "rollout_size=128"),
+        ("max_steps=3", "max_steps=None"),
+        ("emulator.shuffle_icons=True", "emulator.shuffle_icons=False"),
+    ],
+)
+def test_episodes_that_measure_a_checkpoint_are_not_taken_for_others(tmp_path: Path, word: str, before: str) -> None:
+    folder = tmp_path / "evaluation" / "000003"
+    provenance.refuse_other_measurement(folder, measured())
+    provenance.refuse_other_measurement(folder, measured("bsize=7", "eval_iterations=3"))  # may differ
+    with pytest.raises(SettingsError, match=re.escape(f"{word}, but {folder} measures this checkpoint with {before} ")):
+        provenance.refuse_other_measurement(folder, measured(word))
+    folder.rename(folder.with_name("test-split"))
+    provenance.refuse_other_measurement(folder, measured(word))
+
+
+def test_a_damaged_note_of_a_measurement_is_named(tmp_path: Path) -> None:
+    (tmp_path / "measurement.json").write_text("[1")
+    with pytest.raises(RunFolderError, match=r"measurement\.json is damaged; rename"):
+        provenance.refuse_other_measurement(tmp_path, measured())
