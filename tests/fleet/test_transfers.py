@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -30,7 +30,7 @@ class Slow:
         self.gate = threading.Event()
         self.batches: list[list[str]] = []
 
-    def push(self, blobs: Sequence[Blob]) -> int:
+    def push(self, blobs: Sequence[Blob], tell: Callable[[WorkerEvent], None]) -> int:
         self.gate.wait()
         return 0
 
