@@ -41,6 +41,12 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
+def descendants_with(marker: str | Path) -> list[psutil.Process]:
+    """The same of this process's own: other tests run beside this one, and have programs of the same name."""
+    own = {one.pid for one in psutil.Process().children(recursive=True)}
+    return [one for one in processes_with(marker) if one.pid in own]
+
+
 def command_line(process: psutil.Process) -> str:
     """Empty for one that has ended meanwhile, or is about to."""
     try:

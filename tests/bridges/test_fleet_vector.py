@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from process_watch import eventually, processes_with
+from process_watch import descendants_with, eventually
 
 from digirl_dist.bridges.fleet_vector import fleet_vector_env
 from digirl_dist.errors import SettingsError
@@ -56,7 +56,7 @@ def test_two_workers_do_what_one_process_does_and_one_of_them_may_die() -> None:
             for number in np.flatnonzero(our_infos.get("_final_obs", [])):
                 np.testing.assert_array_equal(our_infos["final_obs"][number], their_infos["final_obs"][number])
         before = fleet.step(rng.integers(2, size=8))[0]
-        next(one for one in processes_with(PROGRAM) if not one.children()).kill()  # others are the shells around it
+        next(one for one in descendants_with(PROGRAM) if not one.children()).kill()  # others are the shells around it
         seen, rewards, terminated, truncated, infos = fleet.step(rng.integers(2, size=8))
         lost = np.flatnonzero(infos["_lost"])
         assert len(lost) == 4 and truncated[lost].all() and not terminated[lost].any() and not rewards[lost].any()
@@ -65,7 +65,9 @@ def test_two_workers_do_what_one_process_does_and_one_of_them_may_die() -> None:
             assert (np.abs(seen[number]) <= 0.05).all(), "the next episode begins"
         assert [len(envs) for envs in fleet.workers.values()] == [8]
         assert fleet.step(rng.integers(2, size=8))[1].tolist() == [1.0] * 8
-    eventually(lambda: not processes_with(PROGRAM), 30, "the end of the programs")
+        left = descendants_with(PROGRAM)
+    assert left
+    eventually(lambda: not any(one.is_running() for one in left), 30, "the end of the programs")
 
 
 def test_other_emulators_are_refused() -> None:
@@ -86,7 +88,7 @@ def test_sb3_s_ppo_solves_cartpole_on_two_workers_of_which_one_dies() -> None:
         def _on_step(self) -> bool:
             if not self.killed_at and self.num_timesteps >= 12_000:
                 Killer.killed_at = self.num_timesteps
-                next(one for one in processes_with(PROGRAM) if not one.children()).kill()
+                next(one for one in descendants_with(PROGRAM) if not one.children()).kill()
             return True
 
     assert train(40_000, ["dry_run=true"], Killer()) > 195, "CartPole counts as solved from there"

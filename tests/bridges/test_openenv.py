@@ -13,7 +13,7 @@ from urllib.error import HTTPError
 
 import psutil
 import pytest
-from process_watch import command_line, eventually, processes_with
+from process_watch import command_line, descendants_with, eventually
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
@@ -46,7 +46,7 @@ def right(socket: ClientConnection) -> Any:
 
 
 def ssh_server(name: str) -> psutil.Process:
-    [found] = [one for one in processes_with("digirl_dist.ssh.localhost_server") if command_line(one).endswith(name)]
+    [found] = [one for one in descendants_with("digirl_dist.ssh.localhost_server") if command_line(one).endswith(name)]
     return found
 
 
@@ -74,10 +74,12 @@ def test_an_episode_goes_on_elsewhere_when_its_worker_dies_and_nobody_else_gets_
             with connect(f"ws://{address}/ws") as another:
                 assert ask(another, "reset")["data"]["metadata"]["pid"] == before, "the server serves the next session"
             assert urllib.request.urlopen(f"http://{address}/health").status == 200
+            left = descendants_with("openenv_site")
             for wrong in (f"{address[:-1]}/ws", f"{address}/schema"):
                 with pytest.raises(HTTPError, match="404"):
                     urllib.request.urlopen(f"http://{wrong}")
-    eventually(lambda: not processes_with("openenv_site"), 30, "the end of the servers")
+    assert left
+    eventually(lambda: not any(one.is_running() for one in left), 30, "the end of the servers")
 
 
 def test_a_message_that_kills_every_server_ends_in_an_error_and_a_reset_begins_anew() -> None:

@@ -109,4 +109,4 @@ def test_a_server_that_is_not_there_is_not_started(tmp_path: Path) -> None:
     """As the library does with a daemon of its own, at a port for everybody."""
     with pytest.raises(EmulatorError, match="failed to list its devices"):
         AdbServer(adb_client().SocketFile(tmp_path, "none.socket")).states()
-    assert not processes_with("fork-server")
+    assert not processes_with(tmp_path), "adb starts servers as `adb -L localfilesystem:PATH fork-server`"
