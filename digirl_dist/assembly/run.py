@@ -93,7 +93,8 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress:
     settings, status = spec.settings, progress.status
     plan = schedule.plan(settings, spec.device.tasks)
     with ExitStack() as stack:
-        changes = provenance.changes_of(spec.root, configuration.as_mapping(settings))
+        config = configuration.as_mapping(settings)
+        changes = provenance.changes_of(spec.root, config)
         folder = RunFolder(spec.root, configuration.to_yaml(settings), keep=only_measures(settings))
         stack.callback(folder.close)
         provenance.record_start(spec.root, changes)
@@ -111,7 +112,6 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress:
         stack.callback(report.close)
         measured = trainer.resume() if only_measures(settings) else None
         if measured:
-            config = yaml.safe_load(configuration.to_yaml(settings))
             provenance.refuse_other_measurement(folder.evaluation(measured.iteration), config)
         store = Store(folder.evaluation(measured.iteration) if measured else folder.trajectories, write_policy)
         status.host("prepare the workers")

@@ -144,9 +144,10 @@ def _check_goals(goals: Sequence[Goal]) -> None:
 
 def _is_unicode(text: str) -> bool:
     try:
-        return bool(text.encode()) or not text
+        text.encode()
     except UnicodeEncodeError:
         return False
+    return True
 
 
 def _check_json(value: Json, longest: int) -> None:

@@ -372,14 +372,14 @@ def encode(message: HostMessage | WorkerMessage, attached: bytes = b"") -> bytes
 
 def decode_host_message(line: bytes) -> HostMessage:
     """Raises ProtocolError for anything but a message of a host."""
-    return _decoded(_HOST, line)
+    return decoded(_HOST, line)
 
 
 def decode_worker_message(line: bytes) -> WorkerMessage:
     """Raises ProtocolError for anything but a message of a worker program."""
     if len(line) > MOST_BYTES:
         raise ProtocolError(f"a line of {len(line)} bytes; at most {MOST_BYTES} are allowed")
-    return _decoded(_WORKER, line)
+    return decoded(_WORKER, line)
 
 
 def encode_manifest(manifest: EpisodeManifest) -> bytes:
@@ -388,7 +388,7 @@ def encode_manifest(manifest: EpisodeManifest) -> bytes:
 
 def decode_manifest(content: bytes) -> EpisodeManifest:
     """Raises ProtocolError for anything but a manifest."""
-    return _decoded(_MANIFEST, content)
+    return decoded(_MANIFEST, content)
 
 
 def common_protocol(theirs: Sequence[int]) -> int | None:
@@ -401,7 +401,8 @@ def shortened(reason: str) -> str:
     return reason if len(reason) <= MOST_REASON else "…" + reason[1 - MOST_REASON :]
 
 
-def _decoded(decoder: msgspec.json.Decoder[T], content: bytes) -> T:
+def decoded(decoder: msgspec.json.Decoder[T], content: bytes) -> T:
+    """Raises ProtocolError for anything but what the decoder takes."""
     try:
         return decoder.decode(content)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

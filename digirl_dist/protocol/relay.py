@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from digirl_dist.errors import ProtocolError
-from digirl_dist.protocol.messages import MOST_BYTES, Digest, Name, Reason
+from digirl_dist.protocol.messages import MOST_BYTES, Digest, Name, Reason, decoded
 from digirl_dist.types import Natural
 
 MOST_OF_REQUESTS = 1 << 24
@@ -84,9 +84,6 @@ def encode(message: msgspec.Struct) -> bytes:
 
 def decode(line: bytes, kind: type[T], most_bytes: int = MOST_BYTES) -> T:
     """Raises ProtocolError for anything but a message of that kind."""
-    try:
-        if len(line) > most_bytes or not line.endswith(b"\n"):
-            raise ValueError(f"a line of {len(line)} bytes without an end")
-        return msgspec.json.decode(line, type=kind)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"{error}: {line[:200]!r}") from error
+    if len(line) > most_bytes or not line.endswith(b"\n"):
+        raise ProtocolError(f"a line of {len(line)} bytes without an end: {line[:200]!r}")
+    return decoded(msgspec.json.Decoder(kind), line)

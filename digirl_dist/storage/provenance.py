@@ -57,18 +57,18 @@ def refuse_other_measurement(folder: Path, configuration: Mapping[str, Json]) ->
     Without that, a measurement on another split would find the episodes of the first, and report those.
     """
     path = folder / "measurement.json"
-    now = {key: value for key, value in _flat(configuration) if key.split(".")[0] in _MEASURED}
+    decisive = {key: value for key, value in _flat(configuration) if key.split(".")[0] in _MEASURED}
+    now = json.loads(strict_json.dumps(decisive))  # as it is read later
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         atomic_files.write_json(path, now)
         return
     try:
         before = json.loads(path.read_text())
-        changed = [key for key in {**before, **now} if before.get(key) != json.loads(json.dumps(now.get(key)))]
+        key = next((key for key in {**before, **now} if before.get(key) != now.get(key)), None)
     except (ValueError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{path} is damaged; rename {folder}, and the checkpoint is measured anew") from error
-    if changed:
-        key = changed[0]
+    if key is not None:
         raise SettingsError(
             f"{key}={now.get(key)}, but {folder} measures this checkpoint with {key}={before.get(key)} -> rename that "
             f"folder to keep its episodes, and the checkpoint is measured anew; or leave {key} as it was"
