@@ -167,7 +167,9 @@ def _compose(folder: Path, name: str, overrides: Sequence[str]) -> DictConfig:
         with initialize_config_dir(str(folder), version_base="1.3"):
             composed = compose(name.removesuffix(".yaml"), overrides=[_free(override) for override in overrides])
     except OverrideParseException as error:
-        raise SettingsError(f"{error.override!r} cannot be understood: {_explain(error)}") from error
+        key = str(error.override).partition("=")[0]
+        advice = f"a value with blanks, quotes, brackets or commas needs quotes within the shell's: '{key}=\"...\"'"
+        raise SettingsError(f"{shown(error.override)} cannot be understood; {advice}") from error
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(_explain(error)) from error
     except (yaml.YAMLError, RecursionError) as error:
@@ -249,6 +251,8 @@ def _explain(error: Exception) -> str:
         advice = _moved(wrong[1]) or nearest(wrong[1], _fields(wrong[2]))
         return f"there is no key {wrong[1]!r} in {wrong[2]}; {advice}"
     text = "; ".join(dict.fromkeys(cause.splitlines()[0].strip() for cause in causes))
+    if ambiguous := re.search(r"Ambiguous value for argument '([^=']+)=", text):
+        text += f"; a list is written as {ambiguous[1]}=[a,b], one value with commas as '{ambiguous[1]}=\"a,b\"'"
     if options := re.search(r"Available options in '[^']+':\n((?:\t\S+\n)+)", everything):
         text += "; there are " + ", ".join(name for name in options[1].split() if not name.endswith("_schema"))
     return text
