@@ -138,22 +138,23 @@ def _last_words(folder: JobFolder, lines: int = 8) -> str:
 
 
 def _relay(program: socket.socket) -> None:
-    """Copy both ways until either side ends; when it is the host, leave at once."""
+    """Copies both ways until either side ends; when it is the host, leaves at once."""
     routes = {0: program.fileno(), program.fileno(): 1}
+    buffer = memoryview(bytearray(_CHUNK))  # one for all: a new one for each read lets the heap grow for days
     while True:
         for source in select.select(list(routes), [], [])[0]:
             try:
-                data = os.read(source, _CHUNK)
-                _write_all(routes[source], data)
+                size = os.readv(source, [buffer])
+                _write_all(routes[source], buffer[:size])
             except OSError:
                 return
-            if not data and source == 0:
+            if not size and source == 0:
                 sys.exit(0)
-            if not data:
+            if not size:
                 return
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def _write_all(descriptor: int, data: memoryview) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
 
