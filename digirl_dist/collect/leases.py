@@ -111,7 +111,7 @@ class Leases:
     def take(self, worker: str, count: int, version: int, others: Collection[str] = ()) -> list[Ticket]:
         """Leases up to ``count`` tickets to ``worker``, oldest first, to be run with that policy version.
 
-        A ticket whose episode failed on ``worker`` is left to those of the ``others`` on which it did not.
+        A ticket whose episodes failed on ``worker`` is left to those of the ``others`` on which fewer did.
         """
         keys = list(islice((key for key in self._queue if self._may_try(worker, key, others)), count))
         for key in keys:
@@ -263,8 +263,8 @@ class Leases:
         return begun, untried
 
     def _may_try(self, worker: str, key: Key, others: Collection[str]) -> bool:
-        failed_on = {failure.worker for failure in self._failures.get(key, ())}
-        return worker not in failed_on or failed_on.issuperset(others)
+        failed_on = Counter(failure.worker for failure in self._failures.get(key, ()))
+        return all(failed_on[worker] <= failed_on[other] for other in others)
 
     def _grant(self, worker: str, keys: Sequence[Key]) -> list[Ticket]:
         """Leases the tickets to the worker, each as its next attempt."""
