@@ -12,7 +12,7 @@ from digirl_dist.storage import json_lines, parquet
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 
-_EVENT_BYTES = 4 * 2**20
+_EVENT_BYTES = 1 << 19
 _TRAJECTORY_FILES = 3
 
 
