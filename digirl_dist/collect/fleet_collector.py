@@ -51,6 +51,8 @@ from digirl_dist.types import Clock
 _LOOK_S = 0.5
 _ACCOUNTS_S = 1.0
 _OVERDUE_EVERY_S = 2.0
+_MOST_SPARES = 8
+"""Episodes of one ticket that a worker may have beside the one that is on its way: each of its losses leaves one."""
 _SHOWN = 10
 """Refused claims that an event names."""
 
@@ -299,8 +301,10 @@ class _Collection:
             name = f"{worker}-{key.iteration}-{key.number}-{next(self._pulls)}"
             path = self._store.incoming(self._iteration.counts_in(key), name)
             self._fleet.workers[worker].pull(manifest, ticket, path)
+        elif len(spares := self._spares.setdefault((worker, key), set())) < _MOST_SPARES:
+            spares.add(manifest.episode_id)
         else:
-            self._spares.setdefault((worker, key), set()).add(manifest.episode_id)
+            self._refused(worker, manifest, f"there are {_MOST_SPARES} others of its ticket")
 
     def _land(self, pulled: Pulled) -> None:
         """Makes the episode durable, and only then lets the worker delete it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from digirl_dist.errors import ProtocolError
@@ -10,6 +11,7 @@ from digirl_dist.protocol.messages import (
     Acting,
     Ask,
     EpisodeFailed,
+    EpisodeReady,
     Heartbeat,
     Loaded,
     Need,
@@ -30,6 +32,8 @@ _PER_TICKET = 4.0
 _MOST_SLOTS_COUNTED = 2000
 _NEEDS = 5
 """How often a program may ask for what one announcement lacks: it asks again for what came altered."""
+_ANNOUNCEMENTS = 8
+"""How often a program may announce one episode: as it ends, and among those that lie ready."""
 _ASKED_PER_SLOT = 4
 """Requests that may be open for each slot, as a slot goes on where an episode is dropped while it waits."""
 _MOST_ASKED_BYTES = 48 << 20
@@ -61,6 +65,8 @@ class Conduct:
         self._collected = 0
         self._told_s: float | None = None
         self._asked: dict[int, int] = {}
+        self._ready: Counter[str] = Counter()
+        """Announcements of episodes that the host has not told the program to delete."""
 
     def announced(self, version: int, digests: set[str]) -> None:
         self._newest = max(self._newest, version)
@@ -80,6 +86,9 @@ class Conduct:
     def answered(self, number: int) -> None:
         self._asked.pop(number, None)
 
+    def forgot(self, episode_id: str) -> None:
+        self._ready.pop(episode_id, None)
+
     def check(self, message: WorkerMessage, attached: int, now: float) -> None:
         """Raises ProtocolError for what no honest program says."""
         self._count(message, now)
@@ -88,6 +97,10 @@ class Conduct:
                 self._check_need(message)
             case Ask():
                 self._check_ask(message, attached)
+            case EpisodeReady(manifest):
+                self._ready[manifest.episode_id] += 1
+                times = self._ready[manifest.episode_id]
+                _require(times <= _ANNOUNCEMENTS, f"it announces {manifest.episode_id} again and again")
             case _ if self._slots is not None:
                 self._check_at_work(message, self._slots, now)
 

@@ -112,6 +112,7 @@ class Session:
         return [Send(drop)]
 
     def forget(self, episode_id: str) -> Effects:
+        self._conduct.forgot(episode_id)
         return [Send(Landed([episode_id]))]
 
     def collected(self) -> Effects:

@@ -70,8 +70,8 @@ def flood(here: Session, message: messages.WorkerMessage, count: int, every_s: f
 
 @pytest.mark.parametrize(
     "message",
-    [beat([], 0), slot(), messages.UnknownFile("x", ""), messages.EpisodeReady(MANIFEST), messages.Loaded(3),
-     messages.Acting(0, Key(0, 0)), messages.EpisodeFailed(0, Key(0, 0), ""), messages.Working(SLOTS, "", [])],
+    [beat([], 0), slot(), messages.UnknownFile("x", ""), messages.Loaded(3), messages.Acting(0, Key(0, 0)),
+     messages.EpisodeFailed(0, Key(0, 0), ""), messages.Working(SLOTS, "", [])],
 )  # fmt: skip
 def test_a_flood_of_any_message_ends_the_connection(message: messages.WorkerMessage) -> None:
     error = flood(working(Named(3)), message, 2000)
@@ -84,6 +84,7 @@ def test_an_honest_program_never_floods() -> None:
     for second in range(60):
         for number in range(1000):
             here.lease([TICKETS[0]])
+            here.forget(MANIFEST.episode_id)
             for message in (messages.Acting(0, TICKETS[0].key), messages.EpisodeReady(MANIFEST)):
                 assert not any(hasattr(one, "error") for one in here.receive(message, b"", second + number / 1000))
     later = working(Named(3))
@@ -93,6 +94,16 @@ def test_an_honest_program_never_floods() -> None:
 def test_a_program_may_ask_again_for_what_it_needs_but_not_without_end() -> None:
     here = working(Named(3))
     error = flood(here, messages.Need("policy", []), 10)
+    assert isinstance(error, MisconductError) and "again and again" in error.reason
+
+
+def test_an_episode_is_announced_again_but_not_without_end() -> None:
+    here = working(Named(3))
+    ready = messages.EpisodeReady(MANIFEST)
+    for _ in range(5):
+        assert flood(here, ready, 5) is None
+        here.forget(MANIFEST.episode_id)
+    error = flood(here, ready, 10)
     assert isinstance(error, MisconductError) and "again and again" in error.reason
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from simulation.fleet import Simulation, tickets
 
@@ -110,6 +111,25 @@ def test_a_program_that_claims_what_it_never_got_is_told_to_drop_it() -> None:
     refused = here.events.of("claims_refused")
     assert refused and {one["worker"] for one in refused} == {"liar"}
     assert {tuple(ticket) for one in refused for ticket in one["tickets"]} == set(claims)
+
+
+def test_a_program_that_announces_many_episodes_of_one_ticket_is_out_of_service() -> None:
+    here = Simulation.of({"liar": Behaviour(slots=2), "w1": Behaviour()}, LIMITS)
+    program = here.machines["liar"].program
+
+    def forge() -> None:
+        here.world.later(0.05, forge)
+        for manifest in [manifest for manifest, _ in program.ready.values()] if program.say else []:
+            for number in range(50):
+                forged = msgspec.structs.replace(manifest, episode_id=f"{manifest.episode_id}-{number}")
+                program.say(messages.EpisodeReady(forged))
+
+    forge()
+    assert_complete(here.collect(tickets(400)), 400)
+    assert not here.store.came_twice
+    refused = here.events.of("episode_refused")
+    assert {one["worker"] for one in refused} == {"liar"} and "others of its ticket" in refused[0]["reason"]
+    assert {one["worker"] for one in here.events.of("worker_out_of_service")} == {"liar"}
 
 
 def test_a_lease_without_end_goes_elsewhere() -> None:
