@@ -33,4 +33,4 @@ class PhoneSettings(EmulatorPlugin):
         return self.tasks("all", split)
 
     def can_run(self, task: Task, judged_elsewhere: bool) -> bool:
-        return judged_elsewhere or "app" in task.params
+        return judged_elsewhere or bool({"app", "parts"} & task.params.keys())
