@@ -25,8 +25,9 @@ class DemoPhone:
     """Fulfils ``Emulator``.
 
     ``Observation.text`` is the task's instruction, ``image`` the screen as PNG. The reward is 1.0 at the step that
-    reaches the goal, which ends the episode as a success, or in equal shares at those that first do one more of its
-    parts; ``done`` and ``impossible`` end it as a failure. A task and a seed determine everything; the seed chooses the time, the wallpaper, the switches and, if set, the order of icons.
+    reaches the goal, which ends the episode as a success, or in equal shares at the steps that first do one more of its
+    parts; ``done`` and ``impossible`` end it as a failure. A task and a seed determine everything; the seed chooses the
+    time, the wallpaper, the switches and, if set, the order of icons.
     """
 
     def __init__(self, settings: PhoneSettings) -> None:
