@@ -84,7 +84,7 @@ def test_each_part_of_a_long_task_earns_its_share_in_either_order(task: Task) ->
 
 
 def test_a_part_that_is_undone_earns_once_and_must_be_done_again() -> None:
-    [task] = [each for each in LONG_TASKS if each.id == "turn-on-wi-fi-0-and-press-shutter"]
+    task = next(each for each in LONG_TASKS if each.id == "turn-on-wi-fi-0-and-press-shutter")
     first, second = (solution(part) for part in task.params["parts"])
     emulator = phone()
     emulator.reset(task, seed=3)
