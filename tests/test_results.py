@@ -106,7 +106,8 @@ def test_a_row_says_when_two_iterations_in_a_row_had_succeeded_and_is_kept(tmp_p
     page = (tmp_path / "leaderboard.md").read_text()
     command = "`script/leaderboard --task click-test --recipe grpo --seeds 3`"
     assert f"| click-test | grpo | 3 | 1 of 1 | 50 | 2.5 | 0.77 | abc1234 | {command} |" in page
-    assert "| click-test | filtered_bc | not run |" in page
+    assert page.count("| grpo |") == 1 and "- `filtered_bc`: phone-default, phone-easy" in page
+    assert "- `grpo`:" in page and "click-test, click-test-2" not in page.split("- `grpo`:")[1]
     assert (tmp_path / "results" / "leaderboard.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -119,9 +119,9 @@ def rows(path: Path) -> list[Row]:
 
 
 def write(folder: Path, found: Sequence[Row]) -> None:
-    """``leaderboard.md`` and its picture; what was not run is named as such."""
+    """``leaderboard.md`` and its picture; what was not run is named below the table."""
     (folder / "results").mkdir(parents=True, exist_ok=True)
-    parts = [_INTRODUCTION, _table(found)]
+    parts = [_INTRODUCTION, _table(found), _missing(found)]
     if found:
         draw(found, folder / "results" / "leaderboard.png")
         parts.append("\n![Success over episodes](results/leaderboard.png)\n")
@@ -130,13 +130,24 @@ def write(folder: Path, found: Sequence[Row]) -> None:
 
 def _table(found: Sequence[Row]) -> str:
     head = "| task | recipe | seeds | reached | episodes | minutes | end | commit | command |\n" + "| --- " * 9 + "|\n"
-    return head + "".join(_line(task, recipe, found) for task in TASKS for recipe in RECIPES)
+    return head + "".join(
+        _line(task, recipe, found) for task in TASKS for recipe in RECIPES if _of(task, recipe, found)
+    )
+
+
+def _missing(found: Sequence[Row]) -> str:
+    """One line for each recipe: the tasks that it was not run on."""
+    left = {recipe: [task for task in TASKS if not _of(task, recipe, found)] for recipe in RECIPES}
+    lines = [f"- `{recipe}`: {', '.join(tasks)}" for recipe, tasks in left.items() if tasks]
+    return "\n".join(["Not run:\n", *lines, ""]) if lines else ""
+
+
+def _of(task: str, recipe: str, found: Sequence[Row]) -> list[Row]:
+    return sorted((row for row in found if (row.task, row.recipe) == (task, recipe)), key=lambda row: row.seed)
 
 
 def _line(task: str, recipe: str, found: Sequence[Row]) -> str:
-    mine = sorted((row for row in found if (row.task, row.recipe) == (task, recipe)), key=lambda row: row.seed)
-    if not mine:
-        return f"| {task} | {recipe} | not run | | | | | | |\n"
+    mine = _of(task, recipe, found)
     there = [(row, row.reached) for row in mine if row.reached is not None]
     episodes = f"{statistics.fmean(row.episodes[at] for row, at in there):.0f}" if there else "–"
     minutes = f"{statistics.fmean(row.seconds[at] for row, at in there) / 60:.1f}" if there else "–"

@@ -79,7 +79,7 @@ def shortened(group: Group) -> Group:
 
 def groups(root: Path) -> tuple[Group, ...]:
     """All of them; ``root`` is where the runs are kept, for those that learn from others."""
-    return (_phone(), _algorithms(), _ablations(), _off2on(root), _miniwob())
+    return (_phone(), _algorithms(), _long(), _ablations(), _off2on(root), _miniwob())
 
 
 def _phone() -> Group:
@@ -112,6 +112,20 @@ def _algorithms() -> Group:
 
 def _on_multistep(name: str, *told: str) -> Series:
     return Series(name, 14, 96, ("task_set=multistep", *told))
+
+
+def _long() -> Group:
+    told = "task_set=long", "max_steps=12"
+    return Group(
+        "long",
+        "Algorithms on the long tasks of the demo phone",
+        "96 tasks of five or six steps: two things to do in different apps, each half of the reward. Success is both.",
+        (
+            Series("filtered_bc", 14, 96, told),
+            Series("digirl-paper", 14, 96, (*told, "train_algorithm=digirl")),
+            Series("grpo", 14, 96, (*told, "train_algorithm=grpo")),
+        ),
+    )
 
 
 def _ablations() -> Group:

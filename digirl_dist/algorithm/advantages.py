@@ -43,13 +43,12 @@ def released_advantages(rewards: np.ndarray, values: np.ndarray, returns: np.nda
     return np.asarray(np.clip(values[1:] - values[:-1] - margin + rewards + returns, 0.0, 1.0))
 
 
-def group_advantages(returns: np.ndarray, scale: bool) -> np.ndarray:
+def group_advantages(returns: np.ndarray) -> np.ndarray:
     """Of the G episodes of a group: (R − mean) / standard deviation, the latter over all G; shape [G].
 
-    arXiv 2402.03300 (GRPO), section 4.1.2. Without ``scale`` only R − mean (Dr. GRPO, arXiv 2503.20783, section 3).
+    arXiv 2402.03300 (GRPO), section 4.1.2.
     A group whose episodes all came out alike says nothing: zeros.
     """
-    centred = returns - returns.mean()
     if np.ptp(returns) == 0:
         return np.zeros(len(returns))
-    return np.asarray(centred / returns.std()) if scale else np.asarray(centred)
+    return np.asarray((returns - returns.mean()) / returns.std())

@@ -94,7 +94,7 @@ class Grpo:
     ) -> list[StepOutcome]:
         groups = completed_groups(fresh, replay, self._settings.group_size)
         members = next((each for each in groups if _start(each[0]) == _start(episode)), [])
-        advantages = group_advantages(np.array([one.reward for one in members]), self._settings.scale_by_deviation)
+        advantages = group_advantages(np.array([one.reward for one in members]))
         own = next((a for one, a in zip(members, advantages, strict=True) if one.episode_id == episode.episode_id), 0.0)
         surplus = episode.reward - expected_returns(replay).get(episode.ticket.task.id, 0.0)
         imitated = self._settings.replay_weight > 0 and surplus > 0
@@ -115,8 +115,7 @@ class Grpo:
         acted = torch.tensor([step.log_prob for members in telling for step in _steps(members)])
         with torch.no_grad():
             old = log_probs_of(self._agent, rows).cpu() if rows else acted
-        scale = self._settings.scale_by_deviation
-        found = [group_advantages(np.array([one.reward for one in members]), scale) for members in telling]
+        found = [group_advantages(np.array([one.reward for one in members])) for members in telling]
         lengths = torch.tensor([len(episode.steps) for members in telling for episode in members], dtype=torch.long)
         advantages = torch.tensor(np.concatenate([np.empty(0), *found])).repeat_interleave(lengths)
         steps, episodes = self._peers.total(torch.tensor([len(rows), len(lengths)])).tolist()

@@ -64,6 +64,36 @@ def test_a_task_is_solved_by_who_knows_the_phone(task: Task) -> None:
     assert answers[-1].success and len(actions) <= MAX_STEPS
 
 
+LONG_TASKS = [*phone_tasks("long", "train"), *phone_tasks("long", "test")]
+
+
+@pytest.mark.parametrize("task", LONG_TASKS[::13], ids=lambda task: f"{task.id}: {task.instruction}")
+def test_each_part_of_a_long_task_earns_its_share_in_either_order(task: Task) -> None:
+    for parts in (task.params["parts"], task.params["parts"][::-1]):
+        ways = [solution(part) for part in parts]
+        actions = [*ways[0], {"type": "back"}, *ways[1]]
+        assert 5 <= len(actions) <= 6
+        emulator = phone()
+        emulator.reset(task, seed=3)
+        answers = [emulator.step(action) for action in actions]
+        expected = [0.0] * len(actions)
+        expected[len(ways[0]) - 1] = expected[-1] = 0.5
+        assert [answer.reward for answer in answers] == expected
+        assert [answer.success for answer in answers] == [False] * (len(actions) - 1) + [True]
+        assert task.params in answers[-1].achieved  # hindsight finds the task
+
+
+def test_a_part_that_is_undone_earns_once_and_must_be_done_again() -> None:
+    task = next(each for each in LONG_TASKS if each.id == "turn-on-wi-fi-0-and-press-shutter")
+    first, second = (solution(part) for part in task.params["parts"])
+    emulator = phone()
+    emulator.reset(task, seed=3)
+    answers = [emulator.step(action) for action in (*first, first[-1], {"type": "back"}, *second)]
+    assert [answer.reward for answer in answers] == [0.0, 0.5, 0.0, 0.0, 0.0, 0.0] and not answers[-1].terminated
+    answers = [emulator.step(action) for action in ({"type": "back"}, *first)]
+    assert answers[-1].reward == 0.5 and answers[-1].success
+
+
 @pytest.mark.parametrize("task", ALL_TASKS, ids=lambda task: f"{task.id}: {task.instruction}")
 def test_a_task_is_not_solved_by_doing_nothing(task: Task) -> None:
     emulator = phone()
@@ -143,7 +173,7 @@ def test_a_phone_without_a_task_says_so() -> None:
 
 
 def test_an_unknown_task_set_names_the_known_ones() -> None:
-    with pytest.raises(SettingsError, match="default, easy, multistep, all"):
+    with pytest.raises(SettingsError, match="default, easy, multistep, all, long"):
         phone_tasks("hard", "train")
 
 

@@ -29,8 +29,6 @@ class GrpoSettings(AlgorithmPlugin):
     learns_from: ClassVar[LearnsFrom] = LearnsFrom.groups
     group_size: Few = 8
     """Episodes of one task from one start; ``rollout_size`` must be a multiple."""
-    scale_by_deviation: bool = True
-    """Divide advantages by the deviation of their group (false: Dr. GRPO)."""
     clip_low: Share = 0.2
     """The ratio of new to old probability earns nothing below 1 - this …"""
     clip_high: Positive = 5.0

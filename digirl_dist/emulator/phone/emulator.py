@@ -8,7 +8,7 @@ from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.phone import layout
 from digirl_dist.emulator.phone.screen import Screen
 from digirl_dist.emulator.phone.state import PhoneState
-from digirl_dist.emulator.phone.tasks import goal_reached, goals_met, make_unreached
+from digirl_dist.emulator.phone.tasks import goal_reached, goals_met, make_unreached, parts_done
 from digirl_dist.emulator.plugins.phone import PhoneSettings
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import EmulatorError
@@ -25,8 +25,9 @@ class DemoPhone:
     """Fulfils ``Emulator``.
 
     ``Observation.text`` is the task's instruction, ``image`` the screen as PNG. The reward is 1.0 at the step that
-    reaches the goal, which ends the episode as a success; ``done`` and ``impossible`` end it as a failure. A task and a
-    seed determine everything; the seed chooses the time, the wallpaper, the switches and, if set, the order of icons.
+    reaches the goal, which ends the episode as a success, or in equal shares at the steps that first do one more of its
+    parts; ``done`` and ``impossible`` end it as a failure. A task and a seed determine everything; the seed chooses the
+    time, the wallpaper, the switches and, if set, the order of icons.
     """
 
     def __init__(self, settings: PhoneSettings) -> None:
@@ -39,6 +40,7 @@ class DemoPhone:
         self._state = PhoneState.fresh(seed, self._settings.shuffle_icons)
         make_unreached(task.params, self._state)
         self._start = deepcopy(self._state)
+        self._parts = 0
         return self._observation(task)
 
     def step(self, action: Json) -> Transition:
@@ -52,7 +54,15 @@ class DemoPhone:
         success = not wanted.ends and goal_reached(self._task.params, self._state)
         terminated = success or wanted.ends
         seen = self._observation(self._task)
-        return Transition(seen, float(success), terminated, success=success, achieved=achieved)
+        return Transition(seen, self._earned(success), terminated, success=success, achieved=achieved)
+
+    def _earned(self, success: bool) -> float:
+        assert self._task is not None
+        parts = len(self._task.params.get("parts", ()))
+        if not parts:
+            return float(success)
+        before, self._parts = self._parts, max(self._parts, parts_done(self._task.params, self._state))
+        return (self._parts - before) / parts
 
     def close(self) -> None:
         """A drawing holds nothing that must be released."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 from digirl_dist.emulator.phone.apps import APPS, App, Button, Switch, app_named
-from digirl_dist.emulator.phone.layout import PER_PAGE
+from digirl_dist.emulator.phone.layout import PER_PAGE, rows_that_fit
 from digirl_dist.emulator.phone.state import PhoneState
 from digirl_dist.errors import SettingsError
 from digirl_dist.tasks import Task
@@ -39,6 +41,8 @@ def phone_tasks(task_set: str, split: str) -> list[Task]:
     app and turn a switch, press a button, or type the quoted text and press enter (two to four steps). ``all``: both.
     ``default``: the apps of the first home page in one wording each, two switches and the buttons: few enough that
     an untrained agent meets each of them often, so that training shows within minutes.
+    ``long``: two such tasks in different apps in one instruction (five or six steps; ``max_steps=12`` leaves as much
+    room as the other sets have), in any order; each earns half of the reward.
 
     ``split`` is ``train`` or ``test``: ``test`` asks for the same things in other words and with other texts.
     Raises SettingsError naming the sets.
@@ -48,6 +52,7 @@ def phone_tasks(task_set: str, split: str) -> list[Task]:
         "easy": _easy(split),
         "multistep": _multistep(split),
         "all": _easy(split) + _multistep(split),
+        "long": _long(split),
     }
     if task_set not in sets:
         raise SettingsError(f"the demo phone has no task set {task_set!r}; its sets are {', '.join(sets)}")
@@ -55,38 +60,55 @@ def phone_tasks(task_set: str, split: str) -> list[Task]:
 
 
 def goal_reached(goal: dict[str, Json], state: PhoneState) -> bool:
-    """Whether the phone shows the goal's app with what the goal wants done in it; a goal without app is for others."""
-    app = goal.get("app")
-    if state.app is None or state.app.name != app:
-        return False
+    """Whether the phone shows the goal's app with what the goal wants done in it; a goal without app is for others.
+
+    A goal of several ``parts`` is reached where all of them are done, whichever app is open.
+    """
+    if "parts" in goal:
+        return parts_done(goal, state) == len(goal["parts"])
+    return state.app is not None and state.app.name == goal.get("app") and _done(goal, state)
+
+
+def parts_done(goal: dict[str, Json], state: PhoneState) -> int:
+    """How many of a goal's parts are done; a goal without parts has none."""
+    return sum(_done(part, state) for part in goal.get("parts", ()))
+
+
+def goals_met(state: PhoneState, start: PhoneState) -> list[dict[str, Json]]:
+    """What could have been asked for and now holds by changes since ``start``: in the open app, or as two parts."""
+    changes = [change for app in APPS for change in _changes(app, state, start)]
+    here = [] if state.app is None else [{"app": state.app.name}]
+    here += [change for change in changes if state.app is not None and change["app"] == state.app.name]
+    return [*here, *({"parts": list(pair)} for pair in combinations(changes, 2))]
+
+
+def _changes(app: App, state: PhoneState, start: PhoneState) -> list[dict[str, Json]]:
+    found: list[dict[str, Json]] = []
+    for widget in app.widgets:
+        key = app.name, widget.name if isinstance(widget, Switch | Button) else ""
+        match widget:
+            case Switch(name) if (key in state.on) is not (key in start.on):
+                found.append({"app": app.name, "switch": name, "on": key in state.on})
+            case Button(name) if key in state.on - start.on:
+                found.append({"app": app.name, "button": name})
+    if app.name in state.submitted:
+        found.append({"app": app.name, "submit": state.submitted[app.name]})
+    return found
+
+
+def _done(goal: dict[str, Json], state: PhoneState) -> bool:
+    app = goal["app"]
     if "switch" in goal:
         return ((app, goal["switch"]) in state.on) is bool(goal["on"])
     if "button" in goal:
         return (app, goal["button"]) in state.on
-    if "submit" in goal:
-        return bool(state.submitted.get(app) == goal["submit"])
-    return True
-
-
-def goals_met(state: PhoneState, start: PhoneState) -> list[dict[str, Json]]:
-    """What could have been asked for and now holds in the open app, by changes since ``start``."""
-    if state.app is None:
-        return []
-    app = state.app.name
-    found: list[dict[str, Json]] = [{"app": app}]
-    for widget in state.app.widgets:
-        match widget:
-            case Switch(name) if ((app, name) in state.on) is not ((app, name) in start.on):
-                found.append({"app": app, "switch": name, "on": (app, name) in state.on})
-            case Button(name) if (app, name) in state.on - start.on:
-                found.append({"app": app, "button": name})
-    if app in state.submitted:
-        found.append({"app": app, "submit": state.submitted[app]})
-    return found
+    return "submit" not in goal or bool(state.submitted.get(app) == goal["submit"])
 
 
 def make_unreached(goal: dict[str, Json], state: PhoneState) -> None:
-    """Put the switch that the goal is about into the other position."""
+    """Put the switches that the goal is about into the other position."""
+    for part in goal.get("parts", ()):
+        make_unreached(part, state)
     if "switch" in goal:
         switch = (goal["app"], goal["switch"])
         state.on = state.on - {switch} if goal["on"] else state.on | {switch}
@@ -106,6 +128,29 @@ def _default(split: str) -> list[Task]:
     easy = [task for app in APPS[:PER_PAGE] for task in _open(app, split)[:1]]
     switches = [task for app, name in sorted(_SWITCHES_OF_DEFAULT) for task in _switch(app_named(app), name, split)]
     return [*easy, *(task for task in switches if task.id.endswith("-0")), *_press(split)]
+
+
+def _long(split: str) -> list[Task]:
+    """Pairs of what the apps of the first page let one do without scrolling, of which one asks for no text."""
+    singles = [_without_scrolling(app, split) for app in APPS[:PER_PAGE]]
+    pairs = [(one, other) for ones, others in combinations(singles, 2) for one in ones for other in others]
+    few = [pair for pair in pairs if not all("submit" in part.params for part in pair)]
+    return [
+        Task(f"{one.id}-and-{other.id}", _joined(one, other), {"parts": [one.params, other.params]})
+        for one, other in few
+    ]
+
+
+def _without_scrolling(app: App, split: str) -> list[Task]:
+    """One task for each switch and button of the app that is seen when it opens, and for its field."""
+    switches = [widget.name for widget in app.widgets[: rows_that_fit()] if isinstance(widget, Switch)]
+    turns = [_switch(app, name, split)[number % 2 * len(_SWITCH[split])] for number, name in enumerate(switches)]
+    others = [*_press(split), *_submit(split, _TEXTS[split][:1])]
+    return [*turns, *(task for task in others if task.params["app"] == app.name)]
+
+
+def _joined(one: Task, other: Task) -> str:
+    return f"{one.instruction}, and {other.instruction[0].lower()}{other.instruction[1:]}"
 
 
 def _open(app: App, split: str) -> list[Task]:

@@ -30,7 +30,7 @@ class PhoneSettings(EmulatorPlugin):
         return phone_tasks(task_set, split)
 
     def known_tasks(self, split: str) -> Sequence[Task]:
-        return self.tasks("all", split)
+        return [*self.tasks("all", split), *self.tasks("long", split)]
 
     def can_run(self, task: Task, judged_elsewhere: bool) -> bool:
-        return judged_elsewhere or "app" in task.params
+        return judged_elsewhere or bool({"app", "parts"} & task.params.keys())
