@@ -6,6 +6,7 @@ Only the small columns of the trajectory files are read, and each file once. A r
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ _PER_EPISODE = ("iteration", "ticket", "worker", "slot", "policy_version", "task
 _PER_STEP = ("step", "reward", "truncated")
 _WORDS = ["worker", "task", "instruction"]
 _ROWS_AT_ONCE = 64
+_KEY = re.compile(r"[tem](\d{1,9})\.", re.ASCII)
 _PREFIX = {"train": "t", "evaluate": "e", "measure": "m"}
 
 Columns = dict[str, pa.Array]
@@ -78,6 +80,15 @@ class EpisodeIndex:
         """Returns the row of an episode. Raises KeyError."""
         return self._row_of[key]
 
+    def find(self, key: str) -> int:
+        """Returns the row of an episode; reads no files but those of its round. Raises KeyError."""
+        number = _KEY.match(key)
+        if key not in self._row_of and number is not None:
+            for path in _files(self._folder, f"{int(number[1]):06d}"):
+                if path not in self._seen:
+                    self._add(path)
+        return self._row_of[key]
+
     def read(self, row: int) -> Trajectory:
         """Returns the whole episode. Reads no more than a part of its file at once. Raises TrajectoryError."""
         if not self._place[row][0].exists():  # its iteration has ended since
@@ -129,13 +140,13 @@ def summarise(episodes: Sequence[Trajectory]) -> pa.Table:
     return pa.table(_summarised(pa.concat_tables([parquet.to_table(one) for one in episodes]), "")[0])
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """Files of finished iterations, of evaluations, and of single episodes that have just landed."""
+def _files(folder: Path, number: str = "[0-9]*") -> Iterator[Path]:
+    """Files of finished iterations, of evaluations, and of single episodes that have just landed; of one or all."""
     trajectories = folder / "trajectories"
-    yield from sorted(trajectories.glob("[0-9]*.parquet"))
-    yield from sorted(folder.glob("evaluation/[0-9]*/*.parquet"))
-    yield from sorted(trajectories.glob(".landing/[0-9]*/*.parquet"))
-    yield from sorted(trajectories.glob(".landing/evaluation/[0-9]*/*.parquet"))
+    yield from sorted(trajectories.glob(f"{number}.parquet"))
+    yield from sorted(folder.glob(f"evaluation/{number}/*.parquet"))
+    yield from sorted(trajectories.glob(f".landing/{number}/*.parquet"))
+    yield from sorted(trajectories.glob(f".landing/evaluation/{number}/*.parquet"))
 
 
 def _summary(path: Path) -> tuple[Columns, list[int]]:
