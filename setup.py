@@ -86,7 +86,6 @@ setup(
         "openenv": OPENENV,
         "peers": PEERS,
         "ray": RAY,
-        "release": ["build", "twine"],
         "trackio": TRACKIO,
         "view": VIEW,
         "vlm": VLM,

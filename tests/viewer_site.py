@@ -83,6 +83,12 @@ class Browser:
         features = {"features": [{"name": feature, "value": value}]}
         self.page._devtools.ask("Emulation.setEmulatedMedia", features, time.monotonic() + _LIMIT_S)
 
+    def fit(self, width: int, least: int, most: int) -> None:
+        """Makes the window as high as the page, within limits."""
+        for height in (least, min(max(least, int(self.page.run("return document.body.scrollHeight"))), most)):
+            size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+            self.page._devtools.ask("Emulation.setDeviceMetricsOverride", size, time.monotonic() + _LIMIT_S)
+
     def text(self, selector: str = "#main") -> str:
         return str(self.page.run("return document.querySelector(arguments[0])?.innerText ?? ''", selector))
 

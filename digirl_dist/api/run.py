@@ -68,11 +68,17 @@ class Run:
 
     def episode(self, key: str) -> Episode:
         """Returns one episode by its ``key`` (t12.5: ticket 5 of iteration 12). Raises TrajectoryError."""
-        self.index.refresh()
         try:
-            return Episode.of(self.index.read(self.index.row(key)))
+            return Episode.of(self.index.read(self._row(key)))
         except KeyError as error:
             raise TrajectoryError(f"{self.folder} has no episode {key}") from error
+
+    def _row(self, key: str) -> int:
+        try:
+            return self.index.find(key)
+        except KeyError:
+            self.index.refresh()  # a later iteration took it along
+            return self.index.row(key)
 
     def steps(self) -> pyarrow.dataset.Dataset:
         """Returns the steps of all finished iterations, screenshots included, for Arrow, DuckDB and Polars.

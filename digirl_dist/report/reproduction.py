@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
 from digirl_dist.report.metrics import Figures, Metrics
+from digirl_dist.storage import json_lines
 from digirl_dist.types import Json
 
 _OF_THE_MACHINE = re.compile(
     r"time$|_s$|_s_mean$|_bytes$|_by_worker$|^slot_seconds|^emulator_busy$|^episodes_retried$|^workers_lost$|^judge"
 )
+_OF_THE_START = ("path", "uncommitted", "name", "memory_bytes")
 _TICKET = ["iteration", "ticket", "purpose", "task", "seed"]
 
 Ticket = tuple[tuple[str, Json], ...]
@@ -38,6 +41,24 @@ def differences(one: Path, other: Path, iterations: int) -> list[str]:
     for first, second in zip(*lines, strict=True):
         told += _differences(first, second)
     return told
+
+
+def conditions(one: Path, other: Path) -> list[str]:
+    """Returns in what versions, commits and machines the first starts of two runs differ."""
+    starts = [json_lines.read(run / "provenance.jsonl")[:1] for run in (one, other)]
+    if not all(starts):
+        return ["it is not recorded"]
+    first, second = (dict(_conditions(start[0])) for start in starts)
+    keys = sorted(key for key in {*first, *second} if first.get(key) != second.get(key))
+    return [f"{key} {first.get(key, 'none')}, now {second.get(key, 'none')}" for key in keys]
+
+
+def _conditions(start: Mapping[str, Json]) -> Iterator[tuple[str, Json]]:
+    yield "version", start.get("version")
+    for part in ("package", "working_directory", "host", "packages"):
+        for name, value in found.items() if isinstance(found := start.get(part), dict) else ():
+            if name not in _OF_THE_START:
+                yield f"{part}.{name}", value
 
 
 def _differences(first: Figures, second: Figures) -> list[str]:

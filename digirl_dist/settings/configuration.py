@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,7 @@ def _refuse_unknown_keys(overrides: Sequence[str]) -> None:
         if override.startswith("-"):
             raise SettingsError(f"unknown option {override!r}; settings are written key=value")
         if key.split(".")[0].split("@")[0] not in known:
-            raise SettingsError(f"there is no key {key!r}; {_moved(key) or nearest(key, known)}")
+            raise SettingsError(f"there is no key {key!r}; {_moved(key) or _near(key, known)}")
 
 
 def _free(override: str) -> str:
@@ -248,7 +249,7 @@ def _explain(error: Exception) -> str:
     causes = [str(cause) for cause in _causes(error)]
     everything = "\n".join(causes)
     if wrong := re.search(r"Key '([^']+)' not in '(\w+)'", everything):
-        advice = _moved(wrong[1]) or nearest(wrong[1], _fields(wrong[2]))
+        advice = _moved(wrong[1]) or _near(wrong[1], _fields(wrong[2]))
         return f"there is no key {wrong[1]!r} in {wrong[2]}; {advice}"
     text = "; ".join(dict.fromkeys(cause.splitlines()[0].strip() for cause in causes))
     if ambiguous := re.search(r"Ambiguous value for argument '([^=']+)=", text):
@@ -282,6 +283,25 @@ def classes_at(path: Sequence[str]) -> list[type]:
             found = [types_of(kind).get(step) for kind in level]
             level = [kind for kind in found if isinstance(kind, type) and is_dataclass(kind)]
     return level
+
+
+def _keys(*path: str) -> Iterator[tuple[str, ...]]:
+    """Yields all keys of the configuration below a place of it, as paths."""
+    for kind in classes_at(path):
+        for name, value in types_of(kind).items():
+            yield (*path, name)
+            if is_dataclass(value) or (not path and name in (*options_of_groups(), "algorithm")):
+                yield from _keys(*path, name)
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    """Asks for the nearest key: of the ``known`` ones, or one of almost that name at another place."""
+    places = list(dict.fromkeys(_keys()))
+    close = get_close_matches(name, {path[-1] for path in places}, n=1, cutoff=0.8)
+    if not close or close[0] in known:
+        return nearest(name, known)
+    found = [repr(".".join(path)) for path in places if path[-1] == close[0]]
+    return f"did you mean {' or '.join(found[:5])}?"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -6,6 +6,9 @@ Only the small columns of the trajectory files are read, and each file once. A r
 
 from __future__ import annotations
 
+import glob
+import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +27,24 @@ _PER_EPISODE = ("iteration", "ticket", "worker", "slot", "policy_version", "task
 _PER_STEP = ("step", "reward", "truncated")
 _WORDS = ["worker", "task", "instruction"]
 _ROWS_AT_ONCE = 64
+_EVENT_BYTES = 2**22
+"""How much of the events is read beside a part of the files."""
+_KEY = re.compile(r"[tem](\d{1,9})\.", re.ASCII)
 _PREFIX = {"train": "t", "evaluate": "e", "measure": "m"}
+_ROWS = pa.schema(
+    {
+        "iteration": pa.int32(),
+        "ticket": pa.int32(),
+        "slot": pa.int32(),
+        "steps": pa.int32(),
+        "seed": pa.int64(),
+        "policy_version": pa.int64(),
+        "reward": pa.float64(),
+        **dict.fromkeys(("success", "truncated"), pa.bool_()),
+        **dict.fromkeys(("worker", "task", "instruction", "purpose", "key"), pa.string()),
+    }.items()
+)
+_FROM_EVENTS = {"time": pa.float64(), "attempt": pa.int32(), "trouble": pa.string()}
 
 Columns = dict[str, pa.Array]
 
@@ -44,22 +64,36 @@ class EpisodeIndex:
         self._row_of: dict[str, int] = {}
         self._place: list[tuple[Path, int]] = []
         """The file of each row, and the episode's first row in it."""
-        self._seen: set[Path] = set()
+        self._seen: set[str] = set()
+        self._waiting: list[str] = []
+        """Files that were found and not read yet."""
         self._arrivals: dict[str, tuple[float, int, str]] = {}
         """What the events say of episodes, by key; of some before their file has been read."""
-        self.notes: list[str] = []
-        """Files that could not be read, with the reason."""
+        self._unreadable: dict[str, tuple[int, str]] = {}
+        """When they were written last, and why: one that is still being copied is tried again."""
 
     def __len__(self) -> int:
         return len(self._place)
 
+    @property
+    def notes(self) -> list[str]:
+        """Files that could not be read, with the reason."""
+        return [f"{Path(path).name} is not a trajectory file: {why}" for path, (_, why) in self._unreadable.items()]
+
     def refresh(self, most_files: int | None = None) -> int:
         """Adds new episodes, of at most so many more files; returns how many files remain to be read."""
-        new = [path for path in _files(self._folder) if path not in self._seen]
-        for path in new[:most_files]:
+        if most_files is None or not self._waiting:
+            self._waiting = self._found()
+        now, self._waiting = self._waiting[:most_files], self._waiting[len(self._waiting[:most_files]) :]
+        for path in now:
             self._add(path)
-        self._tell(self._events.news(self._events.size()))
-        return len(new) - len(new[:most_files])
+        end = self._events.size()
+        self._tell(self._events.news(end if most_files is None else min(end, self._events.place + _EVENT_BYTES)))
+        return len(self._waiting)
+
+    def _found(self) -> list[str]:
+        again = [path for path, (written, _) in self._unreadable.items() if _written(path) != written]
+        return [*again, *(path for path in _files(self._folder) if path not in self._seen)]
 
     def table(self, first: int = 0) -> pa.Table:
         """Returns the rows from ``first`` on. ``time`` (Unix seconds), ``attempt`` and ``trouble`` are from the events:
@@ -68,14 +102,21 @@ class EpisodeIndex:
             return _empty()
         rows = pa.concat_tables(self._chunks).slice(first).combine_chunks()
         arrivals = [self._arrivals.get(key, (None, None, "")) for key in rows["key"].to_pylist()]
-        for place, (name, kind) in enumerate(
-            (("time", pa.float64()), ("attempt", pa.int32()), ("trouble", pa.string()))
-        ):
+        for place, (name, kind) in enumerate(_FROM_EVENTS.items()):
             rows = rows.append_column(name, pa.array([arrival[place] for arrival in arrivals], kind))
         return rows
 
     def row(self, key: str) -> int:
         """Returns the row of an episode. Raises KeyError."""
+        return self._row_of[key]
+
+    def find(self, key: str) -> int:
+        """Returns the row of an episode; reads no files but those of its round. Raises KeyError."""
+        number = _KEY.match(key)
+        if key not in self._row_of and number is not None:
+            for path in _files(self._folder, f"{int(number[1]):06d}"):
+                if path not in self._seen:
+                    self._add(path)
         return self._row_of[key]
 
     def read(self, row: int) -> Trajectory:
@@ -89,15 +130,17 @@ class EpisodeIndex:
         except (pa.ArrowException, OSError, IndexError, TrajectoryError) as error:
             raise TrajectoryError(f"{path} is not a trajectory file: {error}") from error
 
-    def _add(self, path: Path) -> None:
-        self._seen.add(path)
+    def _add(self, name: str) -> None:
+        self._seen.add(name)
+        self._unreadable.pop(name, None)
+        written, path = _written(name), Path(name)
         try:
-            columns, firsts = _summary(path)
+            rows, firsts = _summary(path)
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             if ".landing" not in path.parts:  # that one has become part of its iteration's file
-                self.notes.append(f"{path.name} is not a trajectory file: {error}")
+                self._unreadable[name] = written, str(error)
             return
-        keys = columns["key"].to_pylist()
+        keys = rows["key"].to_pylist()
         fresh = []
         for number, (key, first) in enumerate(zip(keys, firsts, strict=True)):
             if key in self._row_of:
@@ -107,7 +150,7 @@ class EpisodeIndex:
                 self._place.append((path, first))
                 fresh.append(number)
         if fresh:
-            self._chunks.append(pa.table(columns).take(pa.array(fresh)))
+            self._chunks.append(rows.take(pa.array(fresh)))
 
     def _tell(self, events: Iterable[Mapping[str, Json]]) -> None:
         for event in events:
@@ -126,19 +169,24 @@ def summarise(episodes: Sequence[Trajectory]) -> pa.Table:
     """Returns the rows of episodes that are in memory, as ``EpisodeIndex.table`` has them without the events."""
     if not episodes:
         return _empty()
-    return pa.table(_summarised(pa.concat_tables([parquet.to_table(one) for one in episodes]), "")[0])
+    return _summarised(pa.concat_tables([parquet.to_table(one) for one in episodes]), "")[0]
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """Files of finished iterations, of evaluations, and of single episodes that have just landed."""
-    trajectories = folder / "trajectories"
-    yield from sorted(trajectories.glob("[0-9]*.parquet"))
-    yield from sorted(folder.glob("evaluation/[0-9]*/*.parquet"))
-    yield from sorted(trajectories.glob(".landing/[0-9]*/*.parquet"))
-    yield from sorted(trajectories.glob(".landing/evaluation/[0-9]*/*.parquet"))
+def _written(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
 
 
-def _summary(path: Path) -> tuple[Columns, list[int]]:
+def _files(folder: Path, number: str = "[0-9]*") -> Iterator[str]:
+    """Files of finished iterations, of evaluations, and of single episodes that have just landed; of one or all."""
+    for place in ("trajectories", "evaluation/*", "trajectories/.landing/*", "trajectories/.landing/evaluation/*"):
+        pattern = place.replace("*", number) + ("/*.parquet" if "*" in place else f"/{number}.parquet")
+        yield from sorted(glob.iglob(f"{glob.escape(str(folder))}/{pattern}"))
+
+
+def _summary(path: Path) -> tuple[pa.Table, list[int]]:
     """Returns one row per episode of a file, and where each begins."""
     with pq.ParquetFile(path, read_dictionary=_WORDS) as file:
         names = set(file.schema_arrow.names)
@@ -148,7 +196,7 @@ def _summary(path: Path) -> tuple[Columns, list[int]]:
     return _summarised(rows, "measure" if is_measure else "")
 
 
-def _summarised(rows: pa.Table, purpose: str) -> tuple[Columns, list[int]]:
+def _summarised(rows: pa.Table, purpose: str) -> tuple[pa.Table, list[int]]:
     firsts = np.flatnonzero(rows["step"].to_numpy() == 0)
     if len(firsts) == 0 or firsts[0] != 0:
         raise ValueError("its rows are not in order")
@@ -164,7 +212,7 @@ def _summarised(rows: pa.Table, purpose: str) -> tuple[Columns, list[int]]:
     )
     columns["purpose"] = pa.array([purpose or each for each in known], pa.string())
     columns["key"] = pa.array(list(_keys(columns)), pa.string())
-    return columns, firsts.tolist()
+    return pa.table(columns).select(_ROWS.names).cast(_ROWS), firsts.tolist()
 
 
 def _keys(columns: Columns) -> Iterator[str]:
@@ -195,8 +243,4 @@ def _episode(file: pq.ParquetFile, first: int) -> pa.Table:
 
 
 def _empty() -> pa.Table:
-    numbers = {"slot": pa.int32(), "steps": pa.int32(), "seed": pa.int64(), "policy_version": pa.int64()}
-    numbers |= {"iteration": pa.int32(), "ticket": pa.int32(), "reward": pa.float64(), "time": pa.float64()}
-    flags = {"success": pa.bool_(), "truncated": pa.bool_(), "attempt": pa.int32()}
-    words = dict.fromkeys(("worker", "task", "instruction", "purpose", "key", "trouble"), pa.string())
-    return pa.schema({**numbers, **flags, **words}.items()).empty_table()
+    return pa.schema([*_ROWS, *pa.schema(_FROM_EVENTS.items())]).empty_table()

@@ -28,6 +28,11 @@ class JsonLines:
     def size(self) -> int:
         return self._path.stat().st_size if self._path.exists() else 0
 
+    @property
+    def place(self) -> int:
+        """How many bytes have been read."""
+        return self._read
+
     def skip_to(self, place: int) -> None:
         self._read = max(self._read, place)
 

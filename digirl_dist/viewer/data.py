@@ -101,7 +101,7 @@ class ViewedRun:
     def _read(self, key: str) -> Trajectory:
         with self._lock:
             if key not in self._recent:
-                self._recent[key] = self.run.index.read(self.run.index.row(key))
+                self._recent[key] = self.run.index.read(self.run.index.find(key))
                 if len(self._recent) > _REMEMBERED:
                     self._recent.popitem(last=False)
             return self._recent[key]

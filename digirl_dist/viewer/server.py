@@ -154,7 +154,8 @@ class Pages:
             for run in self._runs.values():
                 run.follow()
             unread = any(run.progress()["unread"] for run in self._runs.values())
-            self.closing.wait(time.monotonic() - began if unread else _LOOK_S)
+            took = time.monotonic() - began
+            self.closing.wait(took if unread else max(_LOOK_S, 5 * took))
 
     def _static(self, request: Request) -> Response:
         name = request.path_params.get("name", "index.html")

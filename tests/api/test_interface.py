@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from small_run import TASKS, append, episode, landed, make_run
@@ -163,6 +165,30 @@ def test_an_episode_is_found_as_soon_as_it_landed_and_stays_the_same_row(tmp_pat
     parquet.write(folder / "trajectories" / "000001.parquet", [episode(1, 0, False), one])
     landing.unlink()
     assert run.episode("t1.4").success and len(run.episodes()) == 8 and run.index.row("t1.4") == 6
+
+
+def test_one_episode_is_read_without_the_files_of_other_iterations(tmp_path: Path) -> None:
+    run = Run(make_run(tmp_path / "run", iterations=2))
+    assert run.episode("t1.3").ticket.key[:2] == (1, 3) and len(run.index) == 6
+    assert len(run.episodes()) == 12
+    for key in ("t9.9", "t" + "9" * 5000 + ".1", "t١.1", "../config"):
+        with pytest.raises(TrajectoryError, match="has no episode"):
+            run.episode(key)
+
+
+def test_a_file_that_is_being_copied_is_read_once_it_is_whole_and_others_types_do_no_harm(tmp_path: Path) -> None:
+    run = Run(make_run(tmp_path / "[a] run", iterations=2))
+    first, second, third = (run.folder / "trajectories" / f"{number:06d}.parquet" for number in range(3))
+    whole, rows = second.read_bytes(), pq.read_table(first)
+    second.write_bytes(whole[:1000])
+    place = rows.schema.get_field_index("seed")
+    pq.write_table(rows.set_column(place, "seed", rows["seed"].cast(pa.int32())), first)
+    place = rows.schema.get_field_index("success")
+    pq.write_table(rows.set_column(place, "success", pa.array(["maybe"] * rows.num_rows)), third)
+    assert len(run.episodes()) == 6
+    assert [note.split(" is not")[0] for note in run.index.notes] == [second.name, third.name]
+    second.write_bytes(whole)
+    assert len(run.episodes()) == 12 and len(run.index.notes) == 1
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -93,6 +93,8 @@ def test_workers_of_a_site_relay_unless_relays_are_off(tmp_path: Path) -> None:
     [
         ("relay=always", "relay must be auto or off"),
         ("bsiez=2", "no key 'bsiez'; did you mean 'bsize'?"),
+        ("learning_rate=2", "or 'algorithm.filtered_bc.actor.learning_rate' or"),
+        ("algorithm.reset_s=2", "did you mean 'emulator.reset_s' or 'limits.reset_s'?"),
         ("limits.rest_s=2", "no key 'rest_s' in LimitSettings; did you mean 'reset_s'?"),
         ("emulator.idd=3", "no key 'idd' in PhoneSettings"),
         ("bsize=two", "bsize"),

@@ -6,11 +6,13 @@ Tickets are equal in any case; figures are so where nothing runs at the same tim
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from digirl_dist.cli.configured import add_overrides, add_run_folder, of_run_folder, quoted
 from digirl_dist.cli.running import run
 from digirl_dist.errors import SettingsError
+from digirl_dist.plain_text import one_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,19 +25,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Returns 0 if tickets and figures are equal, 1 if they are not."""
     from digirl_dist.report.metrics import Metrics
-    from digirl_dist.report.reproduction import differences, tickets_of
+    from digirl_dist.report.reproduction import conditions, differences, tickets_of
 
     first = Path(options.run).expanduser().resolve()
     second = Path(options.into).expanduser().resolve() if options.into else first.with_name(f"{first.name}-again")
     if second.exists() and any(second.iterdir()):
         raise SettingsError(f"{second} is there already: name another folder with --into")
-    iterations = options.iterations or len(Metrics(first / "metrics.jsonl").lines)
-    if iterations < 1:
-        raise SettingsError(f"--iterations {iterations}: at least 1 is needed, and {first} must have that many")
-    words = (f"train_iterations={iterations}", *options.overrides, f"save_path={quoted(str(second))}")
-    status = run(of_run_folder(str(first), words), watched=False)
+    source = of_run_folder(options.run, options.overrides)
+    made = len(Metrics(first / "metrics.jsonl").lines)
+    iterations = made if options.iterations is None else options.iterations
+    if not 1 <= iterations <= made:
+        raise SettingsError(f"--iterations {iterations} cannot be compared: {first} has {made} finished iterations")
+    words = (*source.overrides, f"train_iterations={iterations}", f"save_path={quoted(str(second))}")
+    status = run(replace(source, overrides=words), watched=False)
     tickets = tickets_of(first, iterations) == tickets_of(second, iterations)
     found = differences(first, second, iterations)
     print(f"{second}: tickets {'equal' if tickets else 'DIFFER'}; figures {'equal' if not found else 'DIFFER'}")
-    print("".join(f"  {line}\n" for line in found[:20]), end="")
+    changed = [f"the first run had another environment: {each}" for each in conditions(first, second)]
+    print("".join(f"  {one_line(each)}\n" for each in (*found[:20], *changed[:20])), end="")
     return status or int(bool(found) or not tickets)

@@ -12,6 +12,7 @@ export async function episode(place, state) {
   if (row === undefined) {
     show(place, el("p", { class: "note" }, index?.unread ? "This episode has not been read yet …" : "There is no such episode."));
     state.live = () => state.index(run)?.row(key) !== undefined && state.redraw();
+    if (index?.unread) await source.episode(run, key).catch(() => {}); // it is read before the others
     return;
   }
   const view = new View(place, state, { run, key, row, index });

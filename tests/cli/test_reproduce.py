@@ -1,0 +1,39 @@
+"""``digirl-dist reproduce``: a run is made again from its folder alone, and what differs is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from digirl_dist.cli.main import main
+
+pytestmark = pytest.mark.component
+
+INLINE = ["parallel=single", "trainer.device=cpu", "bsize=2", "rollout_size=4", "train_iterations=2", "max_steps=3"]
+
+
+def digirl_dist(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "digirl_dist", *words], cwd=folder, capture_output=True, text=True)
+
+
+@pytest.mark.long(30)
+def test_an_inline_run_is_equal_when_it_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = digirl_dist(tmp_path, "run", *INLINE, "save_path=first")
+    assert made.returncode == 0, made.stderr
+    record = tmp_path / "first" / "provenance.jsonl"
+    record.write_text(record.read_text().replace('"torch": "', '"torch": "0.1 \\u001b[2J', 1))
+    again = digirl_dist(tmp_path, "reproduce", "first")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "tickets equal; figures equal" in again.stdout
+    assert r"the first run had another environment: packages.torch 0.1 \x1b[2J" in again.stdout
+    for iterations in ("0", "3"):
+        assert main(["reproduce", str(tmp_path / "first"), "--into", "new", "--iterations", iterations]) == 2
+        assert "has 2 finished iterations" in capsys.readouterr().err
+
+
+def test_what_is_no_run_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere is no run folder" in capsys.readouterr().err
