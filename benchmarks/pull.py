@@ -109,6 +109,8 @@ def _pull(address: Address, source: Path, episodes: Sequence[tuple[Ticket, Episo
                 pulled = events.get()
                 assert isinstance(pulled, Pulled), pulled
                 assert store.land(Round(1), pulled.trajectory, pulled.path)
+                if events.empty():  # as the collector does
+                    store.flush()
         seconds = time.monotonic() - started
         transfers.close()
         return seconds

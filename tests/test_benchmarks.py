@@ -32,6 +32,8 @@ FIGURES = {
     "scaling": {"efficiency"},
     "store": {"open", "append"},
     "straggler": {"over_ideal"},
+    "vector": {"vs_async"},
+    "worker": {"phone_ms_per_step", "miniwob_ms_per_step"},
 }
 LIMITED = {"limited_vs_scp_serial", "delta_bytes_ratio"}
 """Of ``push``, where links can be made narrow."""

@@ -13,38 +13,41 @@ from PIL import Image
 from digirl_dist.errors import TrajectoryError
 
 _CACHED_BYTES = 256 * 2**20
+_RECENT = 64
 
 
 class Pictures:
     """Decodes PNG and JPEG to uint8 tensors of shape [B, 3, height, width], whatever size the screenshots have.
 
-    Training sees the same screenshots over and over: ``remembered`` keeps the newest decoded ones.
+    Training sees the same screenshots over and over: ``remembered`` keeps the newest decoded ones. Acting sees many
+    that nothing has changed: ``decoded`` keeps some.
     """
 
     def __init__(self, size: tuple[int, int]) -> None:
         self.size = size
         self._capacity = _CACHED_BYTES // (3 * size[0] * size[1])
         self._decoded: OrderedDict[bytes, torch.Tensor] = OrderedDict()
+        self._recent: OrderedDict[bytes, torch.Tensor] = OrderedDict()
 
     def decoded(self, images: Sequence[bytes | None]) -> torch.Tensor:
         """Raises TrajectoryError for what is missing or no picture."""
-        return self._stacked([decode(image, self.size) for image in images])
+        return self._stacked([self._recall(image, self._recent, _RECENT) for image in images])
 
     def remembered(self, images: Sequence[bytes | None]) -> torch.Tensor:
         """The same, from memory where possible."""
-        return self._stacked([self._recall(image) for image in images])
+        return self._stacked([self._recall(image, self._decoded, self._capacity) for image in images])
 
     def _stacked(self, pictures: list[torch.Tensor]) -> torch.Tensor:
         return torch.stack(pictures) if pictures else torch.empty(0, 3, *self.size, dtype=torch.uint8)
 
-    def _recall(self, image: bytes | None) -> torch.Tensor:
-        found = self._decoded.get(image) if image is not None else None
+    def _recall(self, image: bytes | None, known: OrderedDict[bytes, torch.Tensor], capacity: int) -> torch.Tensor:
+        found = known.get(image) if image is not None else None
         if found is None:
             found = decode(image, self.size)
             assert image is not None
-            self._decoded[image] = found
-            if len(self._decoded) > self._capacity:
-                self._decoded.popitem(last=False)
+            known[image] = found
+            if len(known) > capacity:
+                known.popitem(last=False)
         return found
 
 

@@ -12,11 +12,10 @@ from typing import Any
 from digirl_dist.collect.dispatch import Dispatch, DispatchRules
 from digirl_dist.collect.iteration import Closing, Iteration, Terms, later_of
 from digirl_dist.collect.iteration_stats import IterationStats
-from digirl_dist.collect.leases import Leases, Ledger
+from digirl_dist.collect.leases import Leases, Ledger, lease_seconds
 from digirl_dist.collect.reliability import Reliability
 from digirl_dist.collect.worker_table import WorkerTable
 from digirl_dist.collection import CollectionResult
-from digirl_dist.emulator.episode_guard import MOST_STEPS
 from digirl_dist.errors import CollectionError, DigirlDistError, HandlingError, MisconductError
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.worker_events import (
@@ -53,6 +52,8 @@ _ACCOUNTS_S = 1.0
 _OVERDUE_EVERY_S = 2.0
 _MOST_SPARES = 8
 """Episodes of one ticket that a worker may have beside the one that is on its way: each of its losses leaves one."""
+_TOGETHER = 64
+"""Events for which an episode that has landed waits, so that others are flushed with it."""
 _SHOWN = 10
 """Refused claims that an event names."""
 
@@ -126,6 +127,8 @@ class _Collection:
         self._stats = self._stats_of(self._iteration.round)
         self._stats.started_at = self._clock()
         self._asked: set[str] = set()
+        self._unflushed: list[tuple[Pulled, bool]] = []
+        """Episodes that came, and whether they landed, or had landed before."""
         self._overdue_at = 0.0
 
     def run(self) -> CollectionResult:
@@ -162,6 +165,11 @@ class _Collection:
         event = self._fleet.next_event(min(timeout_s, self._dispatch.again_in_s))
         if event is not None:
             self._take_in(event)
+        for _ in range(_TOGETHER):
+            if not self._unflushed or (event := self._fleet.next_event(0.0)) is None:
+                break
+            self._take_in(event)
+        self._make_durable()
 
     def _take_prefetched(self) -> None:
         while not self._prefetches.empty():  # this is its only reader
@@ -307,33 +315,31 @@ class _Collection:
             self._refused(worker, manifest, f"there are {_MOST_SPARES} others of its ticket")
 
     def _land(self, pulled: Pulled) -> None:
-        """Makes the episode durable, and only then lets the worker delete it."""
+        """Stores the episode, which is durable after ``_make_durable``."""
         worker, manifest = pulled.worker, pulled.manifest
         key = manifest.key
         stats = self._stats_of(self._iteration.counts_in(key))
         self._stats.worker_result(worker).pull_bytes += manifest.size
         self._dispatch.landed(worker, key)
         leased = self._leases.as_leased(worker, manifest)
-        if self._iteration.land(pulled.trajectory, pulled.path):
+        is_new = self._iteration.land(pulled.trajectory, pulled.path)
+        if is_new:
             stats.worker_result(worker).episodes += 1
             stats.seconds[key] = leased[1].seconds(manifest.seconds, self._clock()) if leased else manifest.seconds
-            self._table.tell(
-                "episode",
-                worker,
-                iteration=key.iteration,
-                ticket=key.number,
-                purpose=key.purpose,
-                success=pulled.trajectory.success,
-                reward=pulled.trajectory.reward,
-                attempt=manifest.attempt,
-                policy_version=manifest.policy_version,
-                digest=manifest.digest,
-                pull_s=round(pulled.pull_s, 4),
-            )
         else:
             pulled.path.unlink(missing_ok=True)
         self._reliability.landed(worker)
-        self._forget(worker, manifest)
+        self._unflushed.append((pulled, is_new))
+
+    def _make_durable(self) -> None:
+        """Flushes the episodes that have landed, and only then lets their workers delete them."""
+        if self._unflushed:
+            self._store.flush()
+        for pulled, is_new in self._unflushed:
+            if is_new:
+                self._table.landed(pulled)
+            self._forget(pulled.worker, pulled.manifest)
+        self._unflushed.clear()
 
     def _refused(self, worker: str, manifest: EpisodeManifest, reason: str) -> None:
         self._table.tell("episode_refused", worker, episode=manifest.episode_id, reason=reason)
@@ -357,14 +363,3 @@ class _Collection:
         ):
             error = MisconductError(worker, f"all that it is given fails, at last: {reason}", proven=True)
             self._fleet.workers[worker].refuse(error)
-
-
-def lease_seconds(limits: LimitSettings, max_steps: int | None) -> float:
-    """Returns how long a worker may hold a ticket: ``limits.lease_s``, else what the slots' own limits add up to.
-
-    A ticket may wait for a boot, for two loads of a policy, and behind one other episode.
-    """
-    if limits.lease_s is not None:
-        return limits.lease_s
-    episode_s = limits.reset_s + (max_steps or MOST_STEPS) * limits.step_s
-    return limits.boot_s + 2 * limits.stuck_s + 2 * episode_s

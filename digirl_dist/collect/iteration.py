@@ -131,7 +131,7 @@ class Iteration:
         return home
 
     def land(self, trajectory: Trajectory, checked: Path | None = None) -> bool:
-        """Makes the episode durable (see ``Store.land``). False if its ticket had landed before or is unknown."""
+        """Stores the episode (see ``Store.land``). False if its ticket had landed before or is unknown."""
         key = trajectory.ticket.key
         if not self._leases.land(key):
             return False

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Protocol
 
+from digirl_dist.emulator.episode_guard import MOST_STEPS
 from digirl_dist.protocol.messages import EpisodeManifest
+from digirl_dist.settings import LimitSettings
 from digirl_dist.tasks import Key, Round, Ticket
 from digirl_dist.types import Clock, Json
 
@@ -306,3 +308,14 @@ class Leases:
     def _is_orphan(self, key: Key) -> bool:
         """Returns whether the ticket is wanted and held by nobody."""
         return key in self.tickets and key not in self._queue and key not in self._held_by
+
+
+def lease_seconds(limits: LimitSettings, max_steps: int | None) -> float:
+    """Returns how long a worker may hold a ticket: ``limits.lease_s``, else what the slots' own limits add up to.
+
+    A ticket may wait for a boot, for two loads of a policy, and behind one other episode.
+    """
+    if limits.lease_s is not None:
+        return limits.lease_s
+    episode_s = limits.reset_s + (max_steps or MOST_STEPS) * limits.step_s
+    return limits.boot_s + 2 * limits.stuck_s + 2 * episode_s

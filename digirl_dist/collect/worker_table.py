@@ -18,6 +18,7 @@ from digirl_dist.fleet.worker_events import (
     DiskFull,
     Leaving,
     Lost,
+    Pulled,
     Relayed,
     RosterRefused,
     Said,
@@ -141,6 +142,23 @@ class WorkerTable:
             seen.last_trouble, seen.troubled_at = seen.last_event, self._clock()
         if self._may_tell(kind, worker):
             self._events.emit(kind, worker=worker, **content)
+
+    def landed(self, pulled: Pulled) -> None:
+        """Tells of an episode that is durable."""
+        key, manifest = pulled.manifest.key, pulled.manifest
+        self.tell(
+            "episode",
+            pulled.worker,
+            iteration=key.iteration,
+            ticket=key.number,
+            purpose=key.purpose,
+            success=pulled.trajectory.success,
+            reward=pulled.trajectory.reward,
+            attempt=manifest.attempt,
+            policy_version=manifest.policy_version,
+            digest=manifest.digest,
+            pull_s=round(pulled.pull_s, 4),
+        )
 
     def _may_tell(self, kind: str, worker: str) -> bool:
         """Episodes that landed, each of which had a lease, are always told, and a worker's coming and going."""

@@ -1,4 +1,4 @@
-"""Files to and from one worker: a thread that carries them, and one that checks what came and makes it durable."""
+"""Files to and from one worker: a thread that carries them, and threads of all that check what came and flush it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from digirl_dist.storage.disk_full import FULL, require_space
 from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Trajectory
 
-_UNCHECKED = 32
-"""Episodes that may have come and are not checked yet, or checked and not flushed; then their threads wait."""
+_UNCHECKED = 8
+"""Episodes of a worker that may have come and are not checked and durable yet; then it waits with the next one."""
 
-_FLUSHES = 8
-"""Files of all workers that are flushed at the same time."""
+_CHECKERS = 32
+"""Episodes of all workers that are checked and flushed at the same time: most of that is done outside of Python."""
 
 _PAUSE_S = 0.5
 
@@ -59,10 +59,8 @@ class Transfers:
         self._closing = threading.Event()
         self._jobs: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._pulls: deque[tuple[Path, EpisodeManifest, Ticket]] = deque()
-        self._arrived: queue.Queue[Work | None] = queue.Queue(_UNCHECKED)
-        self._unflushed = threading.Semaphore(_UNCHECKED)
+        self._unchecked = threading.Semaphore(_UNCHECKED)
         threading.Thread(target=self._carry, name=f"transfers-{worker}", daemon=True).start()
-        threading.Thread(target=self._receive, name=f"arrivals-{worker}", daemon=True).start()
 
     def push(self, blobs: Sequence[Blob], then: Callable[[int], None]) -> None:
         """Brings the blobs to the worker, then calls ``then`` with the number of bytes that were sent."""
@@ -82,20 +80,9 @@ class Transfers:
         self._jobs.put(None)
 
     def _carry(self) -> None:
-        self._work_off(self._jobs.get)
-        self._arrived.put(None)
-
-    def _receive(self) -> None:
-        if not self._work_off(self._arrived.get):
-            while self._arrived.get() is not None:  # nobody may wait for room in the queue for ever
-                pass
-
-    def _work_off(self, following: Callable[[], Work | None]) -> bool:
-        """Does what comes until there is no more, or something fails; returns False then."""
-        while (work := following()) is not None:
-            if not self._succeeds(work):
-                return False
-        return True
+        """Does what comes until there is no more, or something fails."""
+        while (work := self._jobs.get()) is not None and self._succeeds(work):
+            pass
 
     def _succeeds(self, work: Work) -> bool:
         """Returns False if the work failed, after telling it."""
@@ -128,9 +115,10 @@ class Transfers:
             for path, problem in self._files.fetch({path: manifest for path, (manifest, _) in pulls.items()}):
                 manifest, ticket = pulls[path]
                 if problem is None:
-                    self._arrived.put(partial(self._check, manifest, ticket, path, started))
+                    self._unchecked.acquire()
+                    _checkers().submit(self._succeeds, partial(self._arrived, manifest, ticket, path, started))
                 else:
-                    self._arrived.put(partial(self._post, PullRefused(self._worker, manifest, str(problem))))
+                    self._post(PullRefused(self._worker, manifest, str(problem)))
                 started = time.monotonic()
         except BaseException:  # nobody would continue what an interrupted transfer leaves
             for path in pulls:
@@ -152,24 +140,20 @@ class Transfers:
             if self._closing.wait(_PAUSE_S):
                 raise LinkLostError(self._worker, f"the connection ended while {reason}")
 
-    def _check(self, manifest: EpisodeManifest, ticket: Ticket, path: Path, started: float) -> None:
+    def _arrived(self, manifest: EpisodeManifest, ticket: Ticket, path: Path, started: float) -> None:
+        """Checks an episode and makes its file durable."""
         try:
             trajectory = self._checked(path, manifest, ticket)
+            atomic_files.flush(path)
         except TrajectoryError as error:
             path.unlink(missing_ok=True)
             self._post(PullRefused(self._worker, manifest, str(error)))
-            return
-        self._unflushed.acquire()
-        _disk().submit(self._succeeds, partial(self._make_durable, manifest, trajectory, path, started))
-
-    def _make_durable(self, manifest: EpisodeManifest, trajectory: Trajectory, path: Path, started: float) -> None:
-        try:
-            atomic_files.flush(path)
         except OSError as error:
             raise RunFolderError(f"cannot write {path} on this machine: {error.strerror}") from error
+        else:
+            self._post(Pulled(self._worker, manifest, trajectory, path, time.monotonic() - started))
         finally:
-            self._unflushed.release()
-        self._post(Pulled(self._worker, manifest, trajectory, path, time.monotonic() - started))
+            self._unchecked.release()
 
     def _checked(self, path: Path, manifest: EpisodeManifest, ticket: Ticket) -> Trajectory:
         """Returns the one episode in the file. Raises TrajectoryError unless it is the ticket's, as announced."""
@@ -186,9 +170,9 @@ class Transfers:
 
 
 @cache
-def _disk() -> ThreadPoolExecutor:
-    """Returns the threads that flush files: flushes at the same time share the commits of a file system's journal."""
-    return ThreadPoolExecutor(_FLUSHES, thread_name_prefix="flush")
+def _checkers() -> ThreadPoolExecutor:
+    """Returns the threads that check and flush files: flushes at the same time share the commits of a journal."""
+    return ThreadPoolExecutor(_CHECKERS, thread_name_prefix="arrivals")
 
 
 def _lacks_space(size: int, path: Path) -> str | None:

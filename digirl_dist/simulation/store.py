@@ -53,6 +53,9 @@ class MemoryStore(Store):
         self._stumble(1)
         return True
 
+    def flush(self) -> None:
+        self._touches()
+
     def _stumble(self, place: int) -> None:
         if self.stumbles_at == place:
             self.stumbles_at = None

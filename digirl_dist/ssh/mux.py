@@ -25,7 +25,8 @@ _DENIED, _FAILED, _EXIT, _OPENED = 0x80000002, 0x80000003, 0x80000004, 0x8000000
 _NO_ESCAPE = 0xFFFFFFFF
 _LARGEST = 1 << 16
 _SLICE_S = 0.5
-_PIPE_BYTES = 1 << 20
+_FIRST_PIPE_BYTES, _PIPE_BYTES = 1 << 16, 1 << 20
+"""What a pipe of Linux holds at first, and once it has been found full."""
 _DRAIN_S = 0.0005
 """A pipe that has little room is left alone so long: fewer turns of this process, and still no gap in the stream."""
 
@@ -50,9 +51,12 @@ class PipeEnd:
             ends = [self._number, *([also._number] if also and also._number is not None else [])]
             _wait(ends, select.POLLIN, wait_s)
             try:
-                return os.read(self._number, size)
+                data = os.read(self._number, size)
             except BlockingIOError:
                 return None
+            if len(data) == _FIRST_PIPE_BYTES:
+                _widen(self._number)
+            return data
 
     def write(self, data: memoryview, wait_s: float) -> int:
         """Returns how many bytes were taken; 0 if none were in that time. Raises OSError if nobody reads any more."""
@@ -90,7 +94,7 @@ class PipeEnd:
 
 
 def _widen(pipe: int) -> None:
-    """Lets a pipe hold so much that its reader need not wait for each turn of this process."""
+    """Lets a pipe hold so much that its other end need not wait for each turn of this process."""
     if sys.platform == "linux" and fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) < _PIPE_BYTES:
         with suppress(OSError):  # this user has too many large pipes
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

@@ -61,6 +61,7 @@ def bounded(file: BinaryIO, schema: pa.Schema, most_rows: int) -> pq.ParquetFile
     opened = pq.ParquetFile(
         file,
         page_checksum_verification=True,
+        pre_buffer=False,
         thrift_string_size_limit=_LONGEST_FOOTER,
         thrift_container_size_limit=_LONGEST_LIST,
     )
@@ -122,16 +123,19 @@ def _check_pages(content: mmap.mmap, column: _Column, rows: int) -> int:
 
 
 class ThriftReader:
-    """Reads one struct of Thrift's compact protocol from ``content[at:end]``."""
+    """Reads one struct of Thrift's compact protocol from ``content[at:end]``, of at most 64 KiB."""
 
     def __init__(self, content: mmap.mmap | bytes, at: int, end: int) -> None:
-        self._content = content
-        self._at = at
-        self._end = end
+        self._content = content[at : min(end, at + _LONGEST_FOOTER)]
+        self._before = at
+        self._at = 0
 
     def struct(self) -> tuple[Thrift, int]:
         """Returns the struct and where it ends. Raises TrajectoryError."""
-        return self._fields(0), self._at
+        try:
+            return self._fields(0), self._before + self._at
+        except IndexError as error:
+            raise TrajectoryError("a header is cut off") from error
 
     def _fields(self, depth: int) -> Thrift:
         _require(depth < _DEEPEST, "a header is nested too deeply")
@@ -144,38 +148,40 @@ class ThriftReader:
 
     def _value(self, kind: int, depth: int) -> Any:
         match kind:
-            case 1 | 2:
-                return kind == 1
-            case 3:
-                return self._byte()
             case 4 | 5 | 6:
                 return self._integer()
-            case 7:
-                return self._bytes(8)
             case 8:
                 return self._bytes(self._varint())
-            case 9 | 10:
-                return self._list(depth)
             case 12:
                 return self._fields(depth + 1)
+            case 1 | 2:
+                return kind == 1
+            case 9 | 10:
+                return self._list(depth)
+            case 3:
+                return self._byte()
+            case 7:
+                return self._bytes(8)
         raise TrajectoryError(f"a header has a field of type {kind}")
 
     def _list(self, depth: int) -> list[Any]:
         _require(depth < _DEEPEST, "a header is nested too deeply")
         head = self._byte()
         length = head >> 4 if head >> 4 < 15 else self._varint()
-        _require(length <= self._end - self._at, "a list in a header is longer than it")
+        _require(length <= len(self._content) - self._at, "a list in a header is longer than it")
         of_bools = head & 15 in (1, 2)
         return [self._byte() == 1 if of_bools else self._value(head & 15, depth + 1) for _ in range(length)]
 
     def _byte(self) -> int:
-        _require(self._at < self._end, "a header is cut off")
         self._at += 1
         return self._content[self._at - 1]
 
     def _varint(self) -> int:
-        value = 0
-        for shift in range(0, 70, 7):
+        value = self._byte()
+        if value < 128:
+            return value
+        value &= 127
+        for shift in range(7, 70, 7):
             byte = self._byte()
             value |= (byte & 127) << shift
             if byte < 128:
@@ -187,7 +193,7 @@ class ThriftReader:
         return (value >> 1) ^ -(value & 1)
 
     def _bytes(self, length: int) -> bytes:
-        _require(length <= self._end - self._at, "a text in a header is longer than it")
+        _require(length <= len(self._content) - self._at, "a text in a header is longer than it")
         self._at += length
         return self._content[self._at - length : self._at]
 

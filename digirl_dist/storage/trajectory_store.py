@@ -15,6 +15,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from digirl_dist.collection import CollectionResult
@@ -42,6 +43,8 @@ class Store:
         self.refused = RefusedEpisodes(root / ".refused", self._write_policy)
         self._recent: dict[int, Sequence[Trajectory]] = {}
         self._landed: dict[Round, dict[Key, Trajectory]] = {}
+        self._unflushed: set[Path] = set()
+        """Folders in which files have landed since ``flush``."""
         self._lock = threading.Lock()
         self._listeners: list[Callable[[Trajectory], None]] = []
 
@@ -59,9 +62,10 @@ class Store:
         return self._incoming / f"{counts_in.purpose}-{counts_in.number:06d}-{name}"
 
     def land(self, counts_in: Round, trajectory: Trajectory, checked: Path | None = None) -> bool:
-        """Makes an episode of this round durable. Returns False if the round is closed or the ticket has landed.
+        """Stores an episode of this round. Returns False if the round is closed or the ticket has landed.
 
-        Moves ``checked``, a file with exactly this episode, into place; without it, writes the episode.
+        Moves ``checked``, a flushed file with exactly this episode, into place: the move is durable after ``flush``.
+        Without it, writes the episode, which is durable then.
         """
         key = trajectory.ticket.key
         path = self._landing / _name(counts_in) / f"{key[0]:06d}-{key[1]:05d}.parquet"
@@ -73,11 +77,19 @@ class Store:
             if checked is None:
                 self._write_policy.wait_for(str(path), lambda: parquet.write(path, [trajectory]))
             else:
-                self._write_policy.wait_for(str(path), lambda: atomic_files.replace(checked, path))
+                self._write_policy.wait_for(str(path), lambda: atomic_files.replace(checked, path, flushed=False))
+                self._unflushed.add(path.parent)
             landed[key] = trajectory
         for listener in self._listeners:
             listener(trajectory)
         return True
+
+    def flush(self) -> None:
+        """Makes durable what has landed, all of it at once: each flush is a turn of the disk."""
+        with self._lock:
+            for folder in self._unflushed:
+                self._write_policy.wait_for(str(folder), partial(atomic_files.flush, folder))
+            self._unflushed.clear()
 
     def landed(self, wanted: Round) -> dict[Key, Trajectory]:
         """Returns the durable episodes of the round."""
@@ -117,6 +129,7 @@ class Store:
             self._write_policy.wait_for(str(path), lambda: parquet.write(path, result.trajectories))
         with self._lock:
             shutil.rmtree(self._landing / _name(result.round), ignore_errors=True)
+            self._unflushed.discard(self._landing / _name(result.round))
             self._landed.pop(result.round, None)
         if result.purpose == "train":
             self._recent[result.iteration] = result.trajectories

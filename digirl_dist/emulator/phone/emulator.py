@@ -34,6 +34,8 @@ class DemoPhone:
         self._settings = settings
         self._screen = Screen()
         self._task: Task | None = None
+        self._drawn: list[tuple[PhoneState, bytes]] = []
+        """Screens of this episode: most touches change nothing, or lead back."""
 
     def reset(self, task: Task, seed: int) -> Observation:
         self._task = task
@@ -41,6 +43,7 @@ class DemoPhone:
         make_unreached(task.params, self._state)
         self._start = deepcopy(self._state)
         self._parts = 0
+        self._drawn.clear()
         return self._observation(task)
 
     def step(self, action: Json) -> Transition:
@@ -68,4 +71,8 @@ class DemoPhone:
         """A drawing holds nothing that must be released."""
 
     def _observation(self, task: Task) -> Observation:
-        return Observation(text=task.instruction, image=self._screen.draw(self._state))
+        image = next((image for state, image in self._drawn if state == self._state), None)
+        if image is None:
+            image = self._screen.draw(self._state)
+            self._drawn.append((deepcopy(self._state), image))
+        return Observation(text=task.instruction, image=image)
