@@ -91,7 +91,7 @@ def test_what_cannot_be_is_refused_in_one_line(more: dict[str, Any], told: str) 
 def test_a_server_that_does_not_answer_is_waited_for_as_long_as_told() -> None:
     server = OpenEnvServer(settings(variables={"ODD": "hang"}))
     try:
-        with pytest.raises(EmulatorError, match=r"app:app did not answer within 0.1 s \(emulator.ready_s\)"):
+        with pytest.raises(EmulatorError, match=r"site:app did not answer within 0.1 s \(emulator.ready_s\)"):
             server.ask('{"type": "reset", "data": {}}', 0.1)
     finally:
         server.close()
