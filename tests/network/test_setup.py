@@ -134,7 +134,7 @@ def test_setup_then_doctor_then_a_miniwob_run_with_one_edited_file(
     assert [trajectory.worker for trajectory in collected] == ["w1"] * 2
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("module", FOREIGN)
 def test_an_environment_of_somebody_elses_package_runs_where_only_sshd_was(
     module: str, bare: BareMachine, host: Path, wheels: Path
@@ -148,7 +148,7 @@ def test_an_environment_of_somebody_elses_package_runs_where_only_sshd_was(
     configure(bare, host, install=offline, bsize=1, rollout_size=2, max_steps=3, train_iterations=1, **emulator)
     there = f"{installed_python('~/.cache/digirl_dist/env')} -c 'import {module}; print({module}.__file__)'"
     assert bare.as_user(f"{there} || true") == "", "it is not there before"
-    ran = command(host, "--config-path", "config/multimachine", "--config-name", "host")
+    ran = command(host, "--config-path", "config/multimachine", "--config-name", "host", limit_s=300)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert bare.as_user(there).startswith(f"/home/{USER}/")
     collected = parquet.read(host / "runs" / "host" / "trajectories" / "000000.parquet")
