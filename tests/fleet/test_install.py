@@ -5,23 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 import zipfile
 from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
-from process_watch import eventually
 
 from digirl_dist.errors import InstallError
 from digirl_dist.fleet.install import (
@@ -39,7 +34,7 @@ from digirl_dist.settings import InstallSettings, SshSettings
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Connection
 from digirl_dist.ssh.localhost_server import LocalhostServer
-from digirl_dist.worker_program.bootstrap import OWN_FOLDER, Failed, Installation, InstallRequest
+from digirl_dist.worker_program.bootstrap import OWN_FOLDER
 
 pytestmark = pytest.mark.component
 
@@ -200,55 +195,6 @@ def test_a_setup_script_runs_once_in_the_environment(link: Connection, package: 
     with pytest.raises(InstallError, match="(?s)cannot run emulator.setup: .* status 1: the disk is on fire"):
         ensure_installed(link, broken, str(tmp_path / "w"), sys.executable)
     assert "not installed" in what_is_missing(link, package, str(tmp_path / "w"), sys.executable)
-
-
-@dataclass
-class Script:
-    """A setup script, as the worker's installer runs it for a host behind a pipe."""
-
-    folder: Path
-
-    def run(self, text: str, limit_s: float = 100.0, leaves: bool = False) -> None:
-        blank = {"folder": str(self.folder), "wheel": "", "size": 0, "digest": "", "constraints": [], "pip_args": []}
-        more = {"netrc": "", "proxy": "", "cpu_index": "", "reuse_packages": False, "uv": False, "look_only": False}
-        here, host = os.pipe()
-        request = InstallRequest(**blank, **more, requirements=[], setup=text, limit_s=limit_s)  # type: ignore[arg-type]
-        (self.folder / OWN_FOLDER).mkdir(exist_ok=True)
-        if leaves:
-            threading.Thread(target=lambda: eventually(self.pid.exists, 60, "the script") or os.close(host)).start()
-        with os.fdopen(here, "rb") as source:
-            Installation(request, source)._set_up()
-
-    @property
-    def pid(self) -> Path:
-        return self.folder / "pid"
-
-    def has_ended(self) -> bool:
-        return not psutil.pid_exists(int(self.pid.read_text()))
-
-
-def test_a_setup_script_may_leave_programs_running_and_print_without_end(tmp_path: Path) -> None:
-    script = Script(tmp_path)
-    prints = "head -c 50000000 /dev/zero; echo; stat -c %a $0; echo last words"
-    leaves = f"sleep 1000 & echo $! > {script.pid}"
-    for status in (0, 3):
-        with pytest.raises(Failed, match="(?s)status 3: .*600\nlast words$") if status else nullcontext():
-            script.run(f"{prints}; {leaves}; exit {status}")
-        assert not script.has_ended()
-        os.kill(int(script.pid.read_text()), signal.SIGKILL)
-    assert not (tmp_path / OWN_FOLDER / "setup.sh").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "told"), [({"limit_s": 0.0}, "not done within 0 s"), ({"leaves": True}, "went away")]
-)
-def test_a_setup_script_that_hangs_ends_at_its_limit_or_with_its_host(
-    words: dict[str, Any], told: str, tmp_path: Path
-) -> None:
-    script = Script(tmp_path)
-    with pytest.raises(Failed, match=f"cannot run emulator.setup: .*{told}"):
-        script.run(f"echo $$ > {tmp_path}/part; mv {tmp_path}/part {script.pid}; sleep 1000", **words)
-    assert not script.pid.exists() or script.has_ended()
 
 
 def test_the_worker_tells_what_its_limit_ended(link: Connection, package: Package, tmp_path: Path) -> None:
