@@ -5,6 +5,7 @@ OpenEnv itself would bring Gradio, 110 MB, and an older Pillow; ``examples/trl_g
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -35,6 +36,8 @@ _SEEN = {
         "goal": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
     }
 }
+_ODD = os.environ.get("ODD", "")
+"""What every observation is replaced by: a text, or nothing at all (hang)."""
 _IS_ECHO = os.environ.get("SITE") == "echo"
 
 
@@ -83,7 +86,9 @@ async def talk(socket: WebSocket) -> None:
         while (message := json.loads(await socket.receive_text())).get("type") != "close":
             if message.get("data", {}).get("note") == "die":
                 os._exit(3)
-            await socket.send_text(json.dumps(session.answer(message)))
+            if _ODD == "hang":
+                await asyncio.sleep(1000)
+            await socket.send_text(_ODD or json.dumps(session.answer(message)))
         await socket.close()
     except WebSocketDisconnect:
         pass

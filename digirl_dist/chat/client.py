@@ -66,6 +66,14 @@ def key_of(settings: ChatSettings, group: str) -> str:
     return os.environ[variable]
 
 
+@dataclass
+class _Shared:
+    """A client and the number of calls that wait for it."""
+
+    client: openai.OpenAI
+    users: int = 0
+
+
 class ChatServer:
     """One model behind one server. Safe to use from any thread."""
 
@@ -75,13 +83,14 @@ class ChatServer:
         self._key = key
         self._called = {each.name: f"{group}.{each.name}" for each in fields(settings)} | dict(called or {})
         # Retries happen here, so that each is reported and an outage may last as long as the user allows.
-        self._client = self._new_client()
+        self._client = _Shared(self._new_client())
+        self._clients = threading.Lock()
         self._stopping = threading.Event()
         self._pace = Pace(settings.requests_per_minute, self._stopping)
         self._request = {name: value for name, value in settings.request.items() if value is not None}
 
     def __str__(self) -> str:
-        return f"{self._settings.model} at {self._client.base_url}"
+        return f"{self._settings.model} at {self._client.client.base_url}"
 
     def _new_client(self) -> openai.OpenAI:
         settings = self._settings
@@ -140,10 +149,12 @@ class ChatServer:
     def close(self) -> None:
         """Stops waiting; calls that wait raise ChatAway."""
         self._stopping.set()
-        self._client.close()
+        self._client.client.close()
 
     def _call_once(self, path: str, body: Any) -> bytes:
-        client = self._client
+        with self._clients:
+            shared, client = self._client, self._client.client
+            shared.users += 1
 
         def call() -> bytes:
             return client.get(path, cast_to=bytes) if body is None else client.post(path, cast_to=bytes, body=body)
@@ -151,9 +162,16 @@ class ChatServer:
         try:
             return within(self._settings.answer_s + _MARGIN_S, call)
         except TimeoutError:
-            self._client = self._new_client()
-            client.close()  # ends the reading that nobody waits for; others that this cuts are asked again
+            with self._clients:
+                if self._client is shared:
+                    self._client = _Shared(self._new_client())
             raise
+        finally:
+            with self._clients:
+                shared.users -= 1
+                is_left = shared.users == 0 and shared is not self._client
+            if is_left:
+                client.close()  # ends the reading that nobody waits for
 
     def _read(self, content: bytes, form: msgspec.json.Decoder[T], what: str) -> T:
         try:

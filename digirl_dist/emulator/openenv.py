@@ -44,7 +44,7 @@ class OpenEnvironment(gymnasium.Env[dict[str, Any], Any]):
         try:
             schema = self._schema()
             known = _properties(schema.get("observation", {}))
-            seen, _, _ = self._ask("reset", {"seed": 0})
+            seen, _, _ = self._ask("reset", {"seed": 0}, settings.ready_s)
             self._fields = _chosen(seen, settings.observe, self._app)
             self._spaces = {
                 name: space for name in self._fields if (space := _numbers(known.get(name, {}), seen[name])) is not None
@@ -77,9 +77,13 @@ class OpenEnvironment(gymnasium.Env[dict[str, Any], Any]):
             raise EmulatorError(f"{self._app} has no schema at /schema: {error}") from error
         return found if isinstance(found, dict) else {}
 
-    def _ask(self, kind: str, data: Json) -> tuple[dict[str, Json], float, bool]:
+    def _ask(self, kind: str, data: Json, limit_s: float | None = None) -> tuple[dict[str, Json], float, bool]:
         """Returns the fields of the observation, the reward (0 where there is none) and whether the episode is done."""
-        answer = json.loads(self._server.ask(json.dumps({"type": kind, "data": data})))
+        said = self._server.ask(json.dumps({"type": kind, "data": data}), limit_s)
+        try:
+            answer = json.loads(said)
+        except (ValueError, RecursionError):
+            answer = said
         match answer:
             case {"type": "error", "data": {"message": message, **more}}:
                 told = f"{self._app} refuses a {kind}: {message} {more.get('errors', '')}".strip()[:1000]

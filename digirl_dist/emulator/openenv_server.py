@@ -70,10 +70,10 @@ class OpenEnvServer:
         finally:
             connection.close()
 
-    def ask(self, message: str) -> str:
-        """Sends one of OpenEnv's WebSocket messages and returns the answer. Raises EmulatorError if the server ends.
+    def ask(self, message: str, limit_s: float | None = None) -> str:
+        """Sends one of OpenEnv's WebSocket messages and returns the answer; the first message opens the session.
 
-        The first message opens the session. There is no limit of time: whoever runs the emulator watches it.
+        Raises EmulatorError if the server ends, or says nothing for ``limit_s``; None: whoever runs it watches it.
         """
         try:
             if self._session is None:
@@ -82,7 +82,9 @@ class OpenEnvServer:
                 )
                 self._session = self._open.enter_context(connected)
             self._session.send(message)
-            return str(self._session.recv())
+            return str(self._session.recv(limit_s))
+        except TimeoutError as error:
+            raise self._failed(f"did not answer within {limit_s:g} s (emulator.ready_s)") from error
         except (OSError, WebSocketException) as error:
             raise self._failed(f"broke off a session: {error}") from error
 

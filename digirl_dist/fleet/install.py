@@ -56,11 +56,18 @@ class Package:
 
     def with_emulator(self, emulator: EmulatorSettings) -> Package:
         """Returns this package with what the emulator's settings install besides. Raises SettingsError."""
-        bare = [name for name in emulator.packages if re.fullmatch(r"[\w.-]+", name)]
+        if wrong := [each for each in emulator.packages if not re.match(r"[\w./~]", each) or not each.isprintable()]:
+            raise SettingsError(f"emulator.packages: {wrong[0]!r} is no package; install.pip_args takes pip's options")
+        asked = split_logins(emulator.packages, "emulator.packages")
+        bare = [name for name in asked.words if re.fullmatch(r"[\w.-]+", name)]
         versions = tuple(_pinned(name, found) for name in bare if (found := version_of(name)))
-        script = "" if emulator.setup is None else _script(emulator.setup)
-        requirements = (*self.requirements, *emulator.packages)
-        return replace(self, requirements=requirements, constraints=(*self.constraints, *versions), setup=script)
+        return replace(
+            self,
+            requirements=(*self.requirements, *asked.words),
+            constraints=(*self.constraints, *versions),
+            pip_args=replace(self.pip_args, netrc=self.pip_args.netrc + asked.netrc),
+            setup="" if emulator.setup is None else _script(emulator.setup),
+        )
 
 
 def this_package(settings: InstallSettings, extras: Collection[str], folder: Path) -> Package:
@@ -82,7 +89,7 @@ def ensure_installed(connection: Connection, package: Package, folder: str, pyth
 
     ``folder`` and ``python`` may start with ``~/``. Raises InstallError, or LinkLostError.
     """
-    deadline = time.monotonic() + package.limit_s
+    deadline = time.monotonic() + package.limit_s + _LOOK_LIMIT_S  # the worker's own limit comes first, and says more
     wheel = package.wheel.read_bytes()
     with _bootstrap(connection, package, wheel, folder, python) as remote:
         answer = remote.answer(deadline)
@@ -226,6 +233,9 @@ def _record(files: dict[str, bytes], own_name: str) -> bytes:
 
 def _script(path: str) -> str:
     try:
-        return Path(path).expanduser().read_text()
+        text = Path(path).expanduser().read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"emulator.setup={path} cannot be read: {error}") from error
+    if re.match(r"#!(?!.*sh\b)", text):
+        raise SettingsError(f"emulator.setup={path} is run by Bash, and its first line wants another program")
+    return text

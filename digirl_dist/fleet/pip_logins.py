@@ -28,15 +28,15 @@ class PipArgs:
         return f"PipArgs({self.words})"
 
 
-def split_logins(args: Sequence[str]) -> PipArgs:
-    """Returns ``install.pip_args`` with its logins apart. Raises SettingsError for another secret."""
+def split_logins(args: Sequence[str], key: str = "install.pip_args") -> PipArgs:
+    """Returns arguments of pip with their logins apart. Raises SettingsError, naming ``key``, for another secret."""
     words, proxy = _without_proxy(args)
-    netrc = "".join(_netrc_line(*found) for word in words for found in _LOGIN.findall(word))
+    netrc = "".join(_netrc_line(key, *found) for word in words for found in _LOGIN.findall(word))
     plain = tuple(_LOGIN.sub(r"\1\3", word) for word in words)
     for word, shown in zip(plain, without_secrets_in(list(plain)), strict=True):
         if word != shown:
             raise SettingsError(
-                f"install.pip_args: {shown} would show its secret to everybody on the workers (ps); "
+                f"{key}: {shown} would show its secret to everybody on the workers (ps); "
                 "put it into pip.conf or .netrc there, or into the URL of an index (https://user:password@…)"
             )
     return PipArgs(plain, netrc, proxy)
@@ -55,13 +55,13 @@ def _without_proxy(args: Sequence[str]) -> tuple[list[str], str]:
     return words, proxy
 
 
-def _netrc_line(_scheme: str, login: str, host: str) -> str:
+def _netrc_line(key: str, _scheme: str, login: str, host: str) -> str:
     user, _, password = login.partition(":")
     values = [unquote(user), unquote(password)]
     hide(value for value in (login, *values) if value)
     if any(re.search(r"[\s\"'\\#]", value) for value in values):
         raise SettingsError(
-            f"install.pip_args: the login for {host} has spaces, quotes, # or \\, which no .netrc file takes; "
+            f"{key}: the login for {host} has spaces, quotes, # or \\, which no .netrc file takes; "
             "put it into pip.conf on the workers"
         )
     return f"machine {host.strip('[]')} login {values[0]} password {values[1] or chr(34) * 2}\n"

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from digirl_dist.errors import SettingsError
+from digirl_dist.plain_text import one_line
 from digirl_dist.settings.digirl_keys import KEYS, Became, became, written
 from digirl_dist.settings.places import own_folder
 from digirl_dist.settings.run import Settings
@@ -63,7 +64,7 @@ class Migrated:
             if key not in groups:
                 place[last] = value
         defaults = [BASE, *({f"override {name}": chosen} for name, chosen in groups.items()), "_self_"]
-        told = "".join(f"# {key}: {each}\n" for key, each in self.became.items())
+        told = "".join(f"# {one_line(f'{key}: {each}')}\n" for key, each in self.became.items())
         body = yaml.safe_dump({"defaults": defaults, **tree}, sort_keys=False, allow_unicode=True)
         return f"# What each key of DigiRL's file became:\n{told}{body}"
 
@@ -82,7 +83,7 @@ def migrate(folder: Path, name: str, overrides: Sequence[str] = ()) -> Migrated:
         with initialize_config_dir(str(folder), version_base="1.3"):
             composed = compose(name.removesuffix(".yaml"), overrides=list(overrides))
         values = OmegaConf.to_container(composed, resolve=True)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, RecursionError) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         raise SettingsError(f"{folder / name} cannot be read: {' '.join(str(error).split())}") from error
     assert isinstance(values, dict)
     found = {str(key): _THEIR_WORDS.get(str(value), value) for key, value in values.items()}
@@ -113,7 +114,8 @@ def _keys_and_bases(folder: Path, name: str, seen: set[str]) -> tuple[set[str], 
         return set(), set()
     keys: set[str] = set(content) if isinstance(content, dict) else set()
     bases: set[str] = set()
-    for base in content.get("defaults") or [] if isinstance(content, dict) else []:
+    included = content.get("defaults") if isinstance(content, dict) else None
+    for base in included if isinstance(included, list) else []:
         if isinstance(base, str) and base not in seen:
             below, further = _keys_and_bases(folder, base, seen | {base})
             keys, bases = keys | below, bases | further | {base}

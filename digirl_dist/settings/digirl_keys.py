@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
+from digirl_dist.plain_text import without_secrets_in
 from digirl_dist.settings.nearest import nearest
 
 Values = Mapping[str, Any]
@@ -48,7 +49,10 @@ def became(key: str, values: Values) -> Became:
     rule = KEYS.get(key)
     if rule is None:
         return Became(note=f"DigiRL has no such key; {nearest(key, list(KEYS))}", refused=True)
-    found = rule(values[key], values)
+    try:
+        found = rule(values[key], values)
+    except (TypeError, ValueError, OverflowError) as error:  # of a number's place, or of one that it is reckoned with
+        return Became(note=f"{without_secrets_in({key: values[key]})[key]!r} cannot be used: {error}", refused=True)
     if _PLACEHOLDER in str(list(found.settings.values())):
         return Became(note=f"{values[key]} still has {_PLACEHOLDER} in it", refused=True)
     return found

@@ -16,12 +16,14 @@ import importlib.util
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import stat
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -168,11 +170,13 @@ class Installation:
         """Runs the user's script, which finds ``python`` and ``pip`` of the environment first."""
         if self._has_no_pip():
             self._pip("pip")
-        script = self._folder / "setup.sh"
-        script.write_text(self._request.setup)
         path = os.pathsep.join([str(self._python.parent), os.environ.get("PATH", os.defpath)])
         own = {"PATH": path, "VIRTUAL_ENV": str(self._venv)}
-        self._run(["bash", "-e", str(script)], "run emulator.setup", own)
+        with self._private("setup.sh", self._request.setup) as script:
+            self._run(["bash", "-e", str(script)], "run emulator.setup", own, needs_host=True)
+        if self._request.requirements:  # the script may have replaced some of them
+            works = [str(self._python), "-I", "-c", "import digirl_dist.worker_program.program"]
+            self._run(works, "import the package after emulator.setup")
 
     def _same_environment(self) -> bool:
         with suppress(OSError, ValueError):
@@ -252,25 +256,34 @@ class Installation:
     @contextmanager
     def _logins(self) -> Iterator[dict[str, str]]:
         """Yields variables by which pip and uv find the logins, in a file of this user's while they run."""
-        proxy, path = self._request.proxy, self._folder / "netrc"
+        proxy = self._request.proxy
         variables = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy"), proxy)
         if not self._request.netrc:
             yield variables if proxy else {}
             return
         own = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
         others = own.read_text() if own.is_file() else ""
+        with self._private("netrc", self._request.netrc + others) as path:
+            yield {**(variables if proxy else {}), "NETRC": str(path)}
+
+    @contextmanager
+    def _private(self, name: str, text: str) -> Iterator[Path]:
+        """Yields a file that no other user can read, and deletes it."""
+        path = self._folder / name
         path.unlink(missing_ok=True)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(self._request.netrc + others)
+            file.write(text)
         try:
-            yield {**(variables if proxy else {}), "NETRC": str(path)}
+            yield path
         finally:
             path.unlink(missing_ok=True)
 
-    def _run(self, command: list[str], purpose: str, own: dict[str, str] | None = None) -> None:
+    def _run(
+        self, command: list[str], purpose: str, own: dict[str, str] | None = None, needs_host: bool = False
+    ) -> None:
+        """Raises Failed for a command that fails, lasts too long or, with ``needs_host``, whose host goes away."""
         foreign = {"PYTHONPATH", "PYTHONHOME", "PIP_REQUIRE_VIRTUALENV", "PIP_TARGET", "PIP_USER"}
         environment = {name: value for name, value in os.environ.items() if name not in foreign} | (own or {})
-        left_s = max(1.0, self._deadline - time.monotonic())
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -279,17 +292,29 @@ class Installation:
             env=environment,
             start_new_session=True,
         )
-        try:
-            output, _ = process.communicate(timeout=left_s)
-        except subprocess.TimeoutExpired as error:
-            os.killpg(process.pid, signal.SIGKILL)  # with its children, which would hold the pipe open
+        output = _Output(process)
+        if (why := self._waited(process, needs_host)) is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with its children
             process.wait()
-            raise Failed(f"cannot {purpose}: not done within {self._request.limit_s:g} s", _SLOW) from error
+            said = f": {said}" if (said := output.essence()) else ""
+            raise Failed(f"cannot {purpose}: {why}{said}", _SLOW)
         if process.returncode != 0:
-            said = _essence(output.decode(errors="replace"))
+            said = output.essence()
             raise Failed(
                 f"cannot {purpose}: {' '.join(command)} ended with status {process.returncode}: {said}", _why(said)
             )
+
+    def _waited(self, process: subprocess.Popen[bytes], needs_host: bool) -> str | None:
+        """Waits for the end of a process; returns why it is to be ended, None if it has ended."""
+        until = max(self._deadline, time.monotonic() + 1.0)
+        while time.monotonic() < until:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.2)
+                return None
+            if needs_host and select.select([self._source], [], [], 0)[0]:  # no more was to come: the end of it
+                return "the host went away"
+        return f"not done within {self._request.limit_s:g} s"
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -305,6 +330,7 @@ class Installation:
             yield
 
 
+_KEPT_OUTPUT = 1 << 16
 _SLOW = "wait for it, or raise the limit of installations"
 _DISK_FULL = "free some space there, or set the worker's folder to a larger disk"
 _UV_PLACES = (".local/bin", ".cargo/bin")
@@ -335,10 +361,24 @@ def _is_here(name: str) -> bool:
     return False
 
 
-def _essence(output: str) -> str:
-    """The lines that pip marks as errors, else the last ones."""
-    lines = output.strip().splitlines()
-    return "\n".join([line for line in lines if line.startswith("ERROR:")] or lines[-15:])
+class _Output:
+    """Keeps the end of what a process prints; programs that it leaves running may hold the pipe open."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._pipe = process.stdout
+        self._end = b""
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+
+    def _read(self) -> None:
+        while self._pipe is not None and (part := os.read(self._pipe.fileno(), 1 << 16)):
+            self._end = (self._end + part)[-_KEPT_OUTPUT:]
+
+    def essence(self) -> str:
+        """The lines that pip marks as errors, else the last ones."""
+        self._reading.join(1.0)
+        lines = self._end.decode(errors="replace").strip().splitlines()
+        return "\n".join([line for line in lines if line.startswith("ERROR:")] or lines[-15:])
 
 
 def _why(said: str) -> str:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chat_server import Endpoint, drips_a_body, endless, endpoint, fails, hangs_up, redirects, sends
 
+from digirl_dist.chat import client
+from digirl_dist.chat.bounds import within
 from digirl_dist.chat.lora_server import LoraServer, Sampled, reach
 from digirl_dist.errors import ChatAway, ChatError, ChatRefused, SettingsError
 from digirl_dist.settings import OpenAIEngineSettings
@@ -98,6 +103,26 @@ def test_an_outage_ends_at_its_limit(served: Endpoint, script: Any) -> None:
     served.script = [script] * 50
     with pytest.raises(ChatAway, match="was away for 0 s"):
         server(served, answer_s=1.0).sample("run-v3", CHAT, {})
+
+
+def test_a_request_that_is_given_up_costs_no_other_one(served: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    came, given_up = threading.Event(), threading.Event()
+
+    def waits(handler: BaseHTTPRequestHandler) -> None:
+        came.set()
+        given_up.wait(60)
+        sends(answer())(handler)
+
+    served.script = [waits, drips_a_body]
+    speaker = server(served, answer_s=60.0)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(speaker.sample, "run-v3", CHAT, {})
+        assert came.wait(60)
+        monkeypatch.setattr(client, "within", lambda _, ask: within(0.0, ask))
+        with pytest.raises(ChatAway, match="no whole answer"):
+            speaker.sample("run-v3", CHAT, {})
+        given_up.set()
+        assert other.result(60).tokens
 
 
 def test_weights_that_cannot_be_loaded_are_told_with_the_remedy_and_loading_twice_is_no_error(

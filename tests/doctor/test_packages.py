@@ -93,8 +93,42 @@ def test_packages_get_the_hosts_version_unless_they_name_one(tmp_path: Path) -> 
     whole = plain.with_emulator(GymnasiumSettings(packages=["numpy", "pillow>=1", "no-such-package-here"]))
     assert whole.requirements == ("numpy", "numpy", "pillow>=1", "no-such-package-here")
     assert [line.split("==")[0] for line in whole.constraints] == ["torch", "numpy"]
-    with pytest.raises(SettingsError, match=r"emulator.setup=.*nowhere.sh cannot be read"):
-        plain.with_emulator(GymnasiumSettings(setup=str(tmp_path / "nowhere.sh")))
+    behind_a_login = plain.with_emulator(GymnasiumSettings(packages=["env @ https://ann:hunter2-x@pip.example/e.whl"]))
+    assert behind_a_login.requirements == ("numpy", "env @ https://pip.example/e.whl")
+    assert behind_a_login.pip_args.netrc == "machine pip.example login ann password hunter2-x\n"
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    "name", ["", " minigrid", "--index-url=https://other.example", "-rfile", "mini\ngrid", "x @ git+https://ghp@h/x"]
+)
+def test_what_is_no_package_or_shows_a_secret_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"emulator\.packages: .*(is no package|would show its secret)"):
+        Package(tmp_path / "any.whl").with_emulator(GymnasiumSettings(packages=["numpy", name]))
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "setup.sh cannot be read"),
+        (b"\xff\xfe", "setup.sh cannot be read"),
+        (b"#!/usr/bin/env python3\nimport os\n", "is run by Bash, and its first line wants another program"),
+    ],
+)
+def test_a_script_that_bash_cannot_run_is_refused(content: bytes | None, told: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "setup.sh").write_bytes(content)
+    with pytest.raises(SettingsError, match=told):
+        Package(tmp_path / "any.whl").with_emulator(GymnasiumSettings(setup=str(tmp_path / "setup.sh")))
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("first", ["#!/bin/bash -e", "#!/usr/bin/env bash", "#!/bin/sh", "\ufeffset -e"])
+def test_a_script_as_editors_save_it_is_taken(first: str, tmp_path: Path) -> None:
+    (tmp_path / "setup.sh").write_bytes(f"{first}\r\ntrue\r\n".encode())
+    whole = Package(tmp_path / "any.whl").with_emulator(GymnasiumSettings(setup=str(tmp_path / "setup.sh")))
+    assert whole.setup.removeprefix("\ufeff") == whole.setup == f"{first}\ntrue\n".removeprefix("\ufeff")
 
 
 @pytest.mark.unit

@@ -16,6 +16,7 @@ from digirl_dist.agent.plugins.generic import GenericAgentSettings
 from digirl_dist.api.fleet import Fleet
 from digirl_dist.api.policy import Policy
 from digirl_dist.emulator import DiscreteActions, ProductActions
+from digirl_dist.emulator.openenv_server import OpenEnvServer
 from digirl_dist.emulator.plugins.openenv import OpenEnvSettings
 from digirl_dist.errors import EmulatorError, SettingsError
 from digirl_dist.tasks import Task
@@ -71,6 +72,9 @@ def test_listed_actions_make_any_environment_one_of_choices() -> None:
     [
         ({"variables": {"SITE": "echo"}}, "message of its actions is free text.*list the actions in emulator.actions"),
         ({"observe": ["colour"]}, "no field 'colour'; there are hint, place, latest, goal"),
+        ({"variables": {"ODD": "no json"}}, "answers a reset with no observation of OpenEnv's: no json"),
+        ({"variables": {"ODD": "[" * 9999}}, r"answers a reset with no observation of OpenEnv's: \[\["),
+        ({"variables": {"ODD": "[1]"}}, r"answers a reset with no observation of OpenEnv's: \[1\]"),
         ({"python": "/nowhere/python"}, "cannot be started.*emulator.python"),
         (
             {"variables": {"PYTHONPATH": "/nowhere"}, "project": "/"},
@@ -82,6 +86,15 @@ def test_what_cannot_be_is_refused_in_one_line(more: dict[str, Any], told: str) 
     with pytest.raises(SettingsError, match=told) as refused:
         OpenEnvSettings(**{"app": "openenv_site:app", "project": TESTS, **more}).build()
     assert "\n" not in str(refused.value) and not servers()
+
+
+def test_a_server_that_does_not_answer_is_waited_for_as_long_as_told() -> None:
+    server = OpenEnvServer(settings(variables={"ODD": "hang"}))
+    try:
+        with pytest.raises(EmulatorError, match=r"site:app did not answer within 0.1 s \(emulator.ready_s\)"):
+            server.ask('{"type": "reset", "data": {}}', 0.1)
+    finally:
+        server.close()
 
 
 def test_a_server_that_dies_is_named_with_its_last_lines() -> None:

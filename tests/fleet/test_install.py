@@ -197,6 +197,11 @@ def test_a_setup_script_runs_once_in_the_environment(link: Connection, package: 
     assert "not installed" in what_is_missing(link, package, str(tmp_path / "w"), sys.executable)
 
 
+def test_the_worker_tells_what_its_limit_ended(link: Connection, package: Package, tmp_path: Path) -> None:
+    with pytest.raises(InstallError, match="not done within 0 s"):
+        ensure_installed(link, replace(package, setup="sleep 1000", limit_s=0.0), str(tmp_path / "w"), sys.executable)
+
+
 def test_a_failed_installation_is_not_taken_for_a_finished_one(
     link: Connection, package: Package, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,18 @@ from network.package_archive import close_market, open_market
 
 from digirl_dist.cli.main import main
 from digirl_dist.emulator.chromium import BROWSERS
+from digirl_dist.fleet.install import installed_python
 from digirl_dist.storage import parquet
 
 pytestmark = [pytest.mark.system, pytest.mark.long_file(150)]
 ROOT = Path(__file__).resolve().parent.parent.parent
 WORKER_PYTHON = "/usr/bin/python3"
+FOREIGN = {
+    "minigrid": ("minigrid", "minigrid:MiniGrid-Empty-5x5-v0"),
+    "mujoco": ("gymnasium[mujoco]", "InvertedPendulum-v5"),
+    "Box2D": ("gymnasium[box2d]", "LunarLander-v3"),
+}
+"""By the module: its package, and an environment in it."""
 
 
 def command(folder: Path, *words: str, limit_s: float = 150) -> subprocess.CompletedProcess[str]:
@@ -82,7 +90,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in (base, *base.parents):
         if top in folder.parents:
             folder.chmod(0o755)
-    collect_wheels(base, {"miniwob"})
+    collect_wheels(base, {"miniwob"}, [package for module, (package, _) in FOREIGN.items() if find_spec(module)])
     return base
 
 
@@ -122,6 +130,27 @@ def test_setup_then_doctor_then_a_miniwob_run_with_one_edited_file(
     assert other.returncode == 0 and "with other settings" in package["detail"], "a run would install it by itself"
     ran = command(host, "--config-path", "config/multimachine", "--config-name", "host")
     assert ran.returncode == 0, ran.stderr
+    collected = parquet.read(host / "runs" / "host" / "trajectories" / "000000.parquet")
+    assert [trajectory.worker for trajectory in collected] == ["w1"] * 2
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("module", FOREIGN)
+def test_an_environment_of_somebody_elses_package_runs_where_only_sshd_was(
+    module: str, bare: BareMachine, host: Path, wheels: Path
+) -> None:
+    package, environment = FOREIGN[module]
+    if find_spec(module) is None:
+        pytest.skip(f"{module} is large, and no other test needs it")
+    offline = {"pip_args": ["--no-index", f"--find-links={wheels}"]}
+    emulator = {"defaults": ["default", {"override emulator": "gymnasium"}, "_self_"]}
+    emulator |= {"emulator": {"id": environment, "packages": [package]}}
+    configure(bare, host, install=offline, bsize=1, rollout_size=2, max_steps=3, train_iterations=1, **emulator)
+    there = f"{installed_python('~/.cache/digirl_dist/env')} -c 'import {module}; print({module}.__file__)'"
+    assert bare.as_user(f"{there} || true") == "", "it is not there before"
+    ran = command(host, "--config-path", "config/multimachine", "--config-name", "host", limit_s=300)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert bare.as_user(there).startswith(f"/home/{USER}/")
     collected = parquet.read(host / "runs" / "host" / "trajectories" / "000000.parquet")
     assert [trajectory.worker for trajectory in collected] == ["w1"] * 2
 

@@ -18,8 +18,8 @@ from digirl_dist.child_process import environment
 from digirl_dist.cli.main import main
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import AutoUiSettings, Parallel, Settings, TrainMode, configuration
-from digirl_dist.settings.digirl_files import migrate
-from digirl_dist.settings.digirl_keys import KEYS
+from digirl_dist.settings.digirl_files import Migrated, migrate
+from digirl_dist.settings.digirl_keys import KEYS, became
 
 ROOT = Path(__file__).resolve().parents[2]
 ALL_53 = DEFAULT | HOST | WORKER
@@ -92,6 +92,39 @@ def test_all_that_cannot_be_used_is_named_at_once_and_no_secret_is_shown(
     assert main(["migrate", str(folder / "host.yaml")]) == 2
     shown = capsys.readouterr()
     assert "# do_sample: refused (" in shown.out and "sk-hush" not in told + shown.out + shown.err
+
+
+@pytest.mark.parametrize("odd", [None, "four", [1, "a"], {"a": 1}, float("inf"), float("nan"), 10**30, "a\nb: \x1b[2J"])
+def test_odd_values_are_used_or_refused_by_name_and_stay_in_their_comments(odd: object) -> None:
+    for key in KEYS:
+        values = {**DEFAULT, **HOST, key: odd}
+        found = {each: became(each, values) for each in (key, "epochs", "rollout_size", "train_iterations")}
+        told, _, body = Migrated(found).to_yaml().partition("\ndefaults:")
+        assert body and all(line.startswith("# ") and line.isprintable() for line in told.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("defaults: 5\npolicy_lm: x\n", "cannot be read"),
+        ("defaults: [host, {a: [b]}]\npolicy_lm: x\n", "cannot be read"),
+        ("defaults: [../../../etc/hosts]\npolicy_lm: x\n", "cannot be read"),
+        ("policy_lm: !!python/object/apply:os.system [id]\n", "no configuration of DigiRL's"),
+        ("policy_lm: {1: {2: 2024-13-45}}\n", "no configuration of DigiRL's|cannot be read"),
+        ("policy_lm: ${oc.env:HOME}\nlm_lr: ${nothing}\n", "cannot be read"),
+        ("policy_lm: &a [*a]\n", "no configuration of DigiRL's|cannot be read"),
+        ("policy_lm: x\npolicy_lm: y\n", "no configuration of DigiRL's|cannot be read"),
+        ("- policy_lm\n", "no configuration of DigiRL's"),
+        ("", "no configuration of DigiRL's"),
+    ],
+)
+def test_hostile_files_are_refused_in_one_line(
+    content: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.yaml").write_text(content)
+    assert main(["migrate", str(tmp_path / "mine.yaml")]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.search(told, line)
 
 
 def test_our_own_files_are_not_taken_for_digirls(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,68 @@
+"""A setup script of the user's, as the worker's installer runs it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from process_watch import eventually
+
+from digirl_dist.worker_program.bootstrap import OWN_FOLDER, Failed, Installation, InstallRequest
+
+pytestmark = pytest.mark.component
+
+
+@dataclass
+class Script:
+    """Runs scripts for a host behind a pipe."""
+
+    folder: Path
+
+    def run(self, text: str, limit_s: float = 100.0, leaves: bool = False) -> None:
+        blank = {"folder": str(self.folder), "wheel": "", "size": 0, "digest": "", "constraints": [], "pip_args": []}
+        more = {"netrc": "", "proxy": "", "cpu_index": "", "reuse_packages": False, "uv": False, "look_only": False}
+        here, host = os.pipe()
+        request = InstallRequest(**blank, **more, requirements=[], setup=text, limit_s=limit_s)  # type: ignore[arg-type]
+        (self.folder / OWN_FOLDER).mkdir(exist_ok=True)
+        if leaves:
+            threading.Thread(target=lambda: eventually(self.pid.exists, 60, "the script") or os.close(host)).start()
+        with os.fdopen(here, "rb") as source:
+            Installation(request, source)._set_up()
+
+    @property
+    def pid(self) -> Path:
+        return self.folder / "pid"
+
+    def has_ended(self) -> bool:
+        return not psutil.pid_exists(int(self.pid.read_text()))
+
+
+def test_a_setup_script_may_leave_programs_running_and_print_without_end(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    prints = "head -c 50000000 /dev/zero; echo; stat -c %a $0; echo last words"
+    leaves = f"sleep 1000 & echo $! > {script.pid}"
+    for status in (0, 3):
+        with pytest.raises(Failed, match="(?s)status 3: .*600\nlast words$") if status else nullcontext():
+            script.run(f"{prints}; {leaves}; exit {status}")
+        assert not script.has_ended()
+        os.kill(int(script.pid.read_text()), signal.SIGKILL)
+    assert not (tmp_path / OWN_FOLDER / "setup.sh").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"), [({"limit_s": 0.0}, "not done within 0 s"), ({"leaves": True}, "went away")]
+)
+def test_a_setup_script_that_hangs_ends_at_its_limit_or_with_its_host(
+    words: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    script = Script(tmp_path)
+    with pytest.raises(Failed, match=f"cannot run emulator.setup: .*{told}"):
+        script.run(f"echo $$ > {tmp_path}/part; mv {tmp_path}/part {script.pid}; sleep 1000", **words)
+    assert not script.pid.exists() or script.has_ended()
