@@ -52,7 +52,7 @@ def strike(
         return chaos.trials, found
 
 
-def judge_by_lies(lies: Sequence[Lie]) -> tuple[hostility.Verdict, list[Invariant]]:
+def judge_by_lies(lies: Sequence[Lie], alone_s: float = hostility.ALONE_S) -> tuple[hostility.Verdict, list[Invariant]]:
     """Has one worker of three lie; returns what came of it, and of the invariants that hold whatever it says."""
     found: list[Invariant] = []
 
@@ -62,7 +62,7 @@ def judge_by_lies(lies: Sequence[Lie]) -> tuple[hostility.Verdict, list[Invarian
         if any(one.broken for one in found):
             _keep(here)
 
-    verdict = hostility.strike(lies, finish)
+    verdict = hostility.strike(lies, alone_s, finish)
     problems = [f"{one.lie.name}: {one.problem}" for one in verdict.strikes if one.problem]
     share = f"{verdict.share:.0%} of {verdict.alone:.1f} episodes/s"
     slow = [] if verdict.share >= _SHARE else [share]

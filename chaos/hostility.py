@@ -31,8 +31,9 @@ _BOUNDED_S = 8.0
 """How long a lie is told that the host believes within bounds."""
 _JOIN_S = 12.0
 """Time in which a worker connects and its program starts, on two busy cores."""
-_ALONE_S, _ALONE_EVERY = 20.0, 10
+ALONE_S = 20.0
 """How long the others are alone, before every tenth lie: what a machine can do changes in the course of a run."""
+_ALONE_EVERY = 10
 _START_S = 150.0
 _LIAR = -1
 """Which of the machines lies."""
@@ -81,12 +82,12 @@ def plan(count: int, seed: int) -> list[Lie]:
     return found[:count]
 
 
-def strike(lies: Sequence[Lie], finish: Callable[[RunContext, Watch], object]) -> Verdict:
+def strike(lies: Sequence[Lie], alone_s: float, finish: Callable[[RunContext, Watch], object]) -> Verdict:
     """Has the liar tell each lie; ``finish`` gets the run at its end."""
     with ground(3, Inference.worker, HOSTILE_LIMITS) as here:
         watch = Watch(here.run)
         try:
-            verdict = _Hostility(here, watch).run(lies)
+            verdict = _Hostility(here, watch, alone_s).run(lies)
             finish(here, watch)
         finally:
             watch.close()
@@ -154,9 +155,10 @@ class Liar:
 class _Hostility:
     """A run with one liar."""
 
-    def __init__(self, here: RunContext, watch: Watch) -> None:
+    def __init__(self, here: RunContext, watch: Watch, alone_s: float) -> None:
         self._here = here
         self._watch = watch
+        self._alone_s = alone_s
         self._machine: Machine = here.machines[_LIAR]
         self._liar = Liar(here, watch, self._machine)
 
@@ -180,7 +182,7 @@ class _Hostility:
         self._machine.relay.cut()
         time.sleep(2.0)  # until the others have its tickets
         began = time.monotonic()
-        time.sleep(_ALONE_S)
+        time.sleep(self._alone_s)
         result = self._landed(began), time.monotonic() - began
         self._machine.relay.refuse(False)
         return result

@@ -15,7 +15,7 @@ from chaos.soak import Sample, growth
 from chaos.trial import Trial, plan
 from digirl_dist.settings import Inference
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(400), pytest.mark.long_file(110)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(400), pytest.mark.long_file(100)]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from fuzz.mutation import mutated, pages, with_right_checksums
 from fuzz.target import Target
 from fuzz.targets import TARGETS, Parquet
 
-pytestmark = pytest.mark.component
+pytestmark = [pytest.mark.component, pytest.mark.long_file(20)]
 
 CASES = 1000
 

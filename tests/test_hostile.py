@@ -19,7 +19,7 @@ from chaos.invariants import Invariant
 from chaos.lies import LIES
 from digirl_dist.protocol.messages import WorkerMessage
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(400), pytest.mark.long_file(110)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(400), pytest.mark.long_file(120)]
 HELD = next(name for name in LIES if name.startswith("heartbeat.held is "))
 TOLD = [HELD, "each ticket fails at once", "a file without end"]
 
@@ -28,7 +28,7 @@ TOLD = [HELD, "each ticket fails at once", "a file without end"]
 def told() -> tuple[Verdict, Sequence[Invariant]]:
     if shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin:" + os.environ.get("PATH", "")) is None:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("apt-get install openssh-server")
-    return judge_by_lies([LIES[name] for name in TOLD])
+    return judge_by_lies([LIES[name] for name in TOLD], alone_s=0.0)  # how fast the others are is not asked here
 
 
 def test_a_liar_is_named_and_out_of_service(told: tuple[Verdict, Sequence[Invariant]]) -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.system
 
 RUN = [sys.executable, str(ROOT / "run.py"), "--config-path", "config/multimachine", "--config-name", "host"]
 RANKS = [sys.executable, "-m", "digirl_dist.parallel.launch", "--nproc_per_node=2"]
-CARTPOLE = ["emulator=gymnasium", "emulator.id=CartPole-v1", "rollout_size=6", "bsize=2", "train_iterations=2"]
+CARTPOLE = ["emulator=gymnasium", "emulator.id=CartPole-v1", "rollout_size=6", "bsize=2", "train_iterations=1"]
 LIMIT_S = 150.0
 
 SSH = "digirl_dist.ssh.localhost_server"
@@ -74,7 +74,7 @@ def watched(command: list[str], **variables: str) -> Seen:
                 if Path(path).exists():
                     unread.add(path)
                     assert as_another_user(OPEN, path).stdout == "PermissionError\n", path
-            time.sleep(0.1)
+            time.sleep(0.3)
         assert process.stdout is not None
         assert process.returncode == 0, process.stdout.read()
     assert unread == seen.guarded

@@ -92,7 +92,7 @@ def test_ones_own_environment_and_agent_run_over_ssh(checkout: Path) -> None:
 @pytest.mark.long(120)
 @pytest.mark.timeout(900)
 def test_the_demo_learns_on_a_fresh_machine(checkout: Path) -> None:
-    done = shell(f"{COMMANDS[1]} train_iterations=6", checkout, 880)  # of 14
+    done = shell(f"{COMMANDS[1]} train_iterations=4", checkout, 880)  # of 14
     assert done.returncode == 0, done.stdout + done.stderr
     assert "runs/demo/report.html" in done.stdout
     rates = success_rates(checkout / "runs" / "demo")

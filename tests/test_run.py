@@ -52,7 +52,7 @@ Say = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
-    """The same command in this process, which has everything imported already, for what is refused."""
+    """The same command in this process, which has everything imported already."""
     monkeypatch.chdir(ROOT / "tests")
 
     def run_here(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -75,8 +75,8 @@ def keys(folder: Path) -> Counter[tuple[int, int]]:
     return Counter(trajectory.ticket.key for path in paths for trajectory in parquet.read(path))
 
 
+PATHS = {"PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}"}
 WAYS = {
-    "from the root": (ROOT, RUN),
     "from script": (
         ROOT / "script",
         [sys.executable, "run.py", "--config-path", "config/multimachine", "--config-name", "host"],
@@ -88,12 +88,10 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_the_command_works(way: str, tmp_path: Path) -> None:
     cwd, command = WAYS[way]
-    path = {"PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}"}
-    done = run(*MINE, *ONE_WORKER, f"save_path={tmp_path}", cwd=cwd, command=command, **path)
+    words = [*MINE, "parallel=single", "train_iterations=1", f"save_path={tmp_path}"]
+    done = run(*words, cwd=cwd, command=command, **PATHS)
     assert done.returncode == 0, done.stderr
-    assert [line["iteration"] for line in metrics(tmp_path)] == [0, 1]
-    assert set(keys(tmp_path).values()) == {1} and len(keys(tmp_path)) == 16
-    assert not processes_with(tmp_path)
+    assert len(metrics(tmp_path)) == 1 and len(keys(tmp_path)) == 8
 
 
 def test_the_console_script_works_from_a_wheel_in_an_empty_folder(tmp_path: Path) -> None:
@@ -114,9 +112,12 @@ def test_the_console_script_works_from_a_wheel_in_an_empty_folder(tmp_path: Path
     assert len(metrics(empty / "out")) == 2
 
 
-def test_the_run_folder_has_everything_it_promises(tmp_path: Path) -> None:
-    done = run(*MINE, *ONE_WORKER, f"save_path={tmp_path}")
+def test_the_command_works_from_the_root_and_leaves_a_folder_with_everything_it_promises(tmp_path: Path) -> None:
+    done = run(*MINE, *ONE_WORKER, f"save_path={tmp_path}", cwd=ROOT, **PATHS)
     assert done.returncode == 0, done.stderr
+    assert [line["iteration"] for line in metrics(tmp_path)] == [0, 1]
+    assert set(keys(tmp_path).values()) == {1} and len(keys(tmp_path)) == 16
+    assert not processes_with(tmp_path)
     present = {path.name for path in tmp_path.iterdir()}
     promised = {"config.yaml", "checkpoints", "trajectories", "metrics.jsonl", "events.jsonl", "tensorboard"}
     assert promised | {"report.html"} <= present and "dry_run" not in present
@@ -144,11 +145,11 @@ def test_without_workers_it_says_what_to_do(say: Say, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_that_is_in_use_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_in_use_is_refused(say: Say, tmp_path: Path) -> None:
     first = start("parallel=single", f"save_path={tmp_path}", "emulator.kwargs={step_s: 1.0}")
     try:
         eventually(lambda: events(tmp_path, "run_started"), 30)
-        second = run(*MINE, "parallel=single", f"save_path={tmp_path}")
+        second = say(*MINE, "parallel=single", f"save_path={tmp_path}")
         assert second.returncode == 1
         assert f"in use by process {first.pid}" in second.stderr
     finally:
@@ -162,16 +163,16 @@ def test_a_path_that_cannot_be_written_is_named(say: Say, tmp_path: Path) -> Non
     assert done.returncode == 2 and f"save_path={tmp_path / 'file' / 'run'} cannot be a folder" in done.stderr
 
 
-def test_another_agent_does_not_fit_an_old_run(tmp_path: Path) -> None:
-    assert run(*MINE, "parallel=single", f"save_path={tmp_path}").returncode == 0
+def test_another_agent_does_not_fit_an_old_run(say: Say, tmp_path: Path) -> None:
+    assert say(*MINE, "parallel=single", f"save_path={tmp_path}").returncode == 0
     other = [word for word in MINE if not word.startswith("agent")]
-    done = run(*other, "agent=generic", "parallel=single", f"save_path={tmp_path}", "train_iterations=3")
+    done = say(*other, "agent=generic", "parallel=single", f"save_path={tmp_path}", "train_iterations=3")
     assert done.returncode == 2 and "agent.name=generic" in done.stderr and "agent.name=custom" in done.stderr
 
 
 @pytest.mark.parametrize("how", ["SIGINT", "SIGTERM"])
-def test_an_interrupted_run_leaves_nothing_running_and_goes_on_later(tmp_path: Path, how: str) -> None:
-    words = ["dry_run=true", f"save_path={tmp_path}", "rollout_size=20"]
+def test_an_interrupted_run_leaves_nothing_running_and_goes_on_later(say: Say, tmp_path: Path, how: str) -> None:
+    words = [*ONE_WORKER, f"save_path={tmp_path}", "rollout_size=20"]
     process = start(*words, "emulator.kwargs={step_s: 0.2}")
     eventually(lambda: len(events(tmp_path, "episode")) >= 3, 60)
     process.send_signal(getattr(signal, how))
@@ -182,19 +183,19 @@ def test_an_interrupted_run_leaves_nothing_running_and_goes_on_later(tmp_path: P
     assert landed >= 3
     if how == "SIGTERM":
         return  # what went on after one of them goes on after the other
-    done = run(*MINE, *words)
+    done = say(*MINE, *words)
     assert done.returncode == 0, done.stderr
     assert set(keys(tmp_path).values()) == {1} and len(keys(tmp_path)) == 40
 
 
-def test_a_host_killed_in_mid_collection_continues_at_that_iteration(tmp_path: Path) -> None:
+def test_a_host_killed_in_mid_collection_continues_at_that_iteration(say: Say, tmp_path: Path) -> None:
     words = ["dry_run=true", f"save_path={tmp_path}", "rollout_size=24", "train_iterations=3", "limits.orphan_s=8"]
     slow = "emulator.kwargs={step_s: 0.1}"
     process = start(*words, slow)
     eventually(lambda: sum(event["iteration"] == 1 for event in events(tmp_path, "episode")) >= 5, 90)
     process.kill()
     process.communicate()
-    done = run(*MINE, *words, slow)
+    done = say(*MINE, *words, slow)
     assert done.returncode == 0, done.stderr
     assert "continuing at iteration 1" in done.stdout
     assert keys(tmp_path) == Counter({Key(iteration, ticket): 1 for iteration in range(3) for ticket in range(24)})
@@ -204,7 +205,7 @@ def test_a_host_killed_in_mid_collection_continues_at_that_iteration(tmp_path: P
 
 def test_after_a_killed_host_nothing_is_left_once_the_orphan_time_is_over(tmp_path: Path) -> None:
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
-    words = ["dry_run=true", f"save_path={tmp_path}", "rollout_size=400", "limits.orphan_s=3"]
+    words = [*ONE_WORKER, f"save_path={tmp_path}", "rollout_size=400", "limits.orphan_s=3"]
     process = start(*words, "emulator.kwargs={step_s: 0.1}")
     try:
         eventually(lambda: len(events(tmp_path, "episode")) >= 3, 60)
@@ -224,9 +225,7 @@ def test_an_agent_that_crashes_says_so(tmp_path: Path) -> None:
         "class Agent(Coin):\n    def act(self, observations, rngs):\n        return [][0]\n"
     )
     shutil.copy(ROOT / "tests" / "user_classes.py", tmp_path)
-    done = run(
-        *words, "dry_run=true", f"save_path={tmp_path / 'run'}", "limits.no_worker_s=60", cwd=tmp_path, limit_s=150
-    )
+    done = run(*words, *ONE_WORKER, f"save_path={tmp_path / 'run'}", "limits.no_worker_s=60", cwd=tmp_path, limit_s=150)
     assert done.returncode == 1 and "IndexError" in done.stderr, done.stderr
     assert not processes_with(tmp_path / "run")
 
@@ -292,18 +291,18 @@ def test_a_missing_python_is_named(say: Say, home: Path, tmp_path: Path) -> None
         assert_refused(on(address, home, tmp_path, "worker_python=python9", run=say), "python9", "worker_python")
 
 
-def test_the_host_installs_itself_on_a_worker_once(home: Path, tmp_path: Path) -> None:
+def test_the_host_installs_itself_on_a_worker_once(say: Say, home: Path, tmp_path: Path) -> None:
     paths = [f"worker_run_path={tmp_path / 'env'}", f"worker_temp_path={tmp_path / 'jobs'}"]
     words = [*paths, f"worker_python={sys.executable}", "install.reuse_packages=true"]
     with LocalhostServer("w1", tmp_path / "server") as address:
         trust(home, tmp_path / "server" / "known_hosts")
-        done = on(address, home, tmp_path, *words)
+        done = on(address, home, tmp_path, *words, "train_iterations=1", run=say)
         assert done.returncode == 0, done.stderr
         installed = (tmp_path / "env" / OWN_FOLDER / "installed.json").stat().st_mtime_ns
-        done = on(address, home, tmp_path, *words, "train_iterations=3")
+        done = on(address, home, tmp_path, *words, run=say)
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "env" / OWN_FOLDER / "installed.json").stat().st_mtime_ns == installed
-    assert len(metrics(tmp_path / "run")) == 3
+    assert len(metrics(tmp_path / "run")) == 2
     assert not list((tmp_path / "jobs").iterdir()), "a finished run leaves no folder on its workers"
 
 

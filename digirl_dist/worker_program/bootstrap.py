@@ -168,8 +168,8 @@ class Installation:
 
     def _set_up(self) -> None:
         """Runs the user's script, which finds ``python`` and ``pip`` of the environment first."""
-        if self._has_no_pip():
-            self._pip("pip")
+        if not self._has_pip():
+            self._add_pip()
         path = os.pathsep.join([str(self._python.parent), os.environ.get("PATH", os.defpath)])
         own = {"PATH": path, "VIRTUAL_ENV": str(self._venv)}
         with self._private("setup.sh", self._request.setup) as script:
@@ -181,8 +181,7 @@ class Installation:
     def _same_environment(self) -> bool:
         with suppress(OSError, ValueError):
             was, wanted = json.loads(self._record.read_text()), self._state()
-            installs = not self._has_no_pip() or self._uv() is not None
-            return installs and all(was[key] == wanted[key] for key in ("python", "reuse_packages"))
+            return bool(self._installer()) and all(was[key] == wanted[key] for key in ("python", "reuse_packages"))
         return False
 
     def _receive_wheel(self) -> Path:
@@ -201,15 +200,16 @@ class Installation:
         if uv := self._uv():
             self._run([uv, "venv", "--quiet", "--python", sys.executable, str(self._venv)], "make an environment")
         else:
-            self._make_environment_with_pip()
+            self._make_environment_with_venv()
 
-    def _make_environment_with_pip(self) -> None:
+    def _make_environment_with_venv(self) -> None:
         if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
             name = f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
             raise Failed(f"{sys.executable} lacks the module venv", f"apt-get install {name}, or set worker_python")
         options = ["--system-site-packages"] if self._request.reuse_packages else []
         self._run([sys.executable, "-m", "venv", "--without-pip", *options, str(self._venv)], "make an environment")
-        self._run([str(self._python), "-m", "ensurepip", "--upgrade", "--default-pip"], "put pip into the environment")
+        if not self._installer():
+            self._add_pip()
         if self._request.reuse_packages and sys.prefix != sys.base_prefix:
             self._reuse_outer_environment()
 
@@ -229,22 +229,36 @@ class Installation:
         """All requirements, or those on packages that are not here, if what is here shall be used as it is."""
         if not self._request.reuse_packages:
             return requirements
-        return [each for each in requirements if not _is_here(re.split(r"[^\w.-]", each, maxsplit=1)[0])]
+        return [each for each in requirements if not _version_here(re.split(r"[^\w.-]", each, maxsplit=1)[0])]
 
     def _pip(self, *args: str) -> None:
-        if self._has_no_pip():  # all indexes are looked at, as by pip: one of torch builds has other packages too
-            uv, options = str(self._uv()), ["--quiet", "--index-strategy", "unsafe-best-match"]
-            pip = [uv, "pip", "install", "--python", str(self._python), *options]
-        else:
-            pip = [str(self._python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--quiet"]
         with self._logins() as variables:
-            self._run([*pip, *args], "install the package", variables)
+            self._run([*self._installer(), *args], "install the package", variables)
 
-    def _has_no_pip(self) -> bool:
-        """uv makes environments without it, and leaves its mark."""
-        with suppress(OSError):
-            return re.search("^uv = ", (self._venv / "pyvenv.cfg").read_text(), re.MULTILINE) is not None
-        return False
+    def _installer(self) -> list[str]:
+        """What installs into the environment: its own pip, or else uv, or this Python's pip; empty if there is none.
+
+        Python compiles what it imports, so nothing is compiled beforehand.
+        """
+        options = ["--no-input", "--disable-pip-version-check", "--quiet", "--no-compile"]
+        if self._has_pip():
+            return [str(self._python), "-m", "pip", "install", *options]
+        if uv := self._uv():  # all indexes are looked at, as by pip: one of torch builds has other packages too
+            choice = ["--quiet", "--index-strategy", "unsafe-best-match"]
+            return [uv, "pip", "install", "--python", str(self._python), *choice]
+        if [int(each) for each in re.findall(r"\d+", _version_here("pip"))] >= _PIP_FOR_OTHERS:
+            return [sys.executable, "-m", "pip", "--python", str(self._python), "install", *options]
+        return []
+
+    def _has_pip(self) -> bool:
+        return (self._venv / "bin" / "pip").exists()
+
+    def _add_pip(self) -> None:
+        if self._uv():  # this Python may lack ensurepip
+            self._pip("pip")
+        else:
+            ensure = [str(self._python), "-m", "ensurepip", "--upgrade", "--default-pip"]
+            self._run(ensure, "put pip into the environment")
 
     def _uv(self) -> str | None:
         """uv, if it may be used. It does not know how to see another environment's packages."""
@@ -333,6 +347,8 @@ class Installation:
 _KEPT_OUTPUT = 1 << 16
 _SLOW = "wait for it, or raise the limit of installations"
 _DISK_FULL = "free some space there, or set the worker's folder to a larger disk"
+_PIP_FOR_OTHERS = [22, 3]
+"""The first version of pip that installs into another Python's environment."""
 _UV_PLACES = (".local/bin", ".cargo/bin")
 """Where uv's own installer puts it, which is not on the PATH of a command over SSH."""
 
@@ -353,12 +369,13 @@ def refuse_squatted(folder: Path) -> None:
                 raise PermissionError(errno.EACCES, "it belongs to another user of this machine", str(place))
 
 
-def _is_here(name: str) -> bool:
+def _version_here(name: str) -> str:
+    """The version that this Python has; empty if none."""
     from importlib import metadata  # here, as the way to a program imports this file too
 
     with suppress(metadata.PackageNotFoundError, ValueError):  # ValueError: a path or an address has no name
-        return bool(metadata.version(name))
-    return False
+        return metadata.version(name)
+    return ""
 
 
 class _Output:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +24,7 @@ from digirl_dist.agent.autoui import AutoUiAgent, autoui_factory
 from digirl_dist.agent.autoui.encoders import ScreenEncoder
 from digirl_dist.algorithm.digirl import DigiRL
 from digirl_dist.algorithm.filtered_bc import FilteredBC
-from digirl_dist.child_process import environment
+from digirl_dist.cli.main import main
 from digirl_dist.emulator.phone import PHONE_SPEC
 from digirl_dist.errors import SettingsError, TrajectoryError
 from digirl_dist.settings import ActorSettings, AutoUiSettings, DigirlSettings, FilteredBcSettings
@@ -247,13 +245,11 @@ def test_it_learns_offline_from_digirls_files(kind: str, folders: Path, tmp_path
 @pytest.mark.system
 @pytest.mark.timeout(300)  # host and worker each import transformers
 def test_a_run_over_ssh_stores_what_was_asked_and_said(folders: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "run.py"), "--config-path", "config/multimachine", "--config-name", "host"]
+    host = ["--config-path", "config/multimachine", "--config-name", "host"]
     model, vision = f"agent.model={folders / 'autoui'}", f"agent.vision_encoder={folders / 'blip'}"
     words = ["agent=autoui", model, vision, f"agent.image_features={FEATURES}", "agent.answer_length=8"]
     size = ["dry_run=true", "dry_run_workers=1", "bsize=1", "rollout_size=1", "train_iterations=1", "max_steps=2"]
-    run = [*command, *words, *size, "emulator=phone", f"save_path={tmp_path}"]
-    done = subprocess.run(run, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=270)
-    assert done.returncode == 0, done.stderr
+    assert main([*host, *words, *size, "emulator=phone", f"save_path={tmp_path}"]) == 0
     [episode] = parquet.read(tmp_path / "trajectories" / "000000.parquet")
     for step in episode.steps:
         assert step.observation.text == f"Previous Actions: Goal: {episode.ticket.task.instruction}</s>"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from safetensors.torch import load_file
 from tiny_vlm import save_tiny_vlm
 
 from digirl_dist.agent.vlm import VlmAgent
-from digirl_dist.child_process import environment
+from digirl_dist.cli.main import main
 from digirl_dist.emulator.phone import PHONE_SPEC
 from digirl_dist.settings import LoraSettings, VlmSettings
 from digirl_dist.storage import parquet
@@ -32,16 +31,18 @@ WORDS = (
 
 
 @pytest.mark.timeout(600)
-def test_it_trains_through_a_server_and_ends_with_one_line_when_that_stays_away(tmp_path: Path) -> None:
+def test_it_trains_through_a_server_and_ends_with_one_line_when_that_stays_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ENGINE_KEY", KEY)
     model, out = save_tiny_vlm(tmp_path / "model"), tmp_path / "run"
     (tmp_path / "tasks.yaml").write_text("- open-clock-0\n")
 
     def run(url: str, iterations: int) -> subprocess.CompletedProcess[str]:
         given = [f"agent.model={model}", f"save_path={out}", f"task_set={tmp_path / 'tasks.yaml'}"]
-        command = [sys.executable, "run.py", "--config-path", "config/multimachine", "--config-name", "host"]
-        words = [*command, *WORDS.split(), *given, f"engine.url={url}", f"train_iterations={iterations}"]
-        known = environment() | {"ENGINE_KEY": KEY}
-        return subprocess.run(words, cwd=ROOT, env=known, capture_output=True, text=True, timeout=280)
+        host = ["--config-path", "config/multimachine", "--config-name", "host"]
+        words = [*host, *WORDS.split(), *given, f"engine.url={url}", f"train_iterations={iterations}"]
+        return subprocess.CompletedProcess(words, main(words), *capsys.readouterr())
 
     with engine(model, tmp_path / "first", key=KEY) as running:
         done = run(running.url, 2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,14 +11,13 @@ from safetensors.torch import load_file
 from tiny_vlm import save_tiny_vlm
 
 from digirl_dist.agent.vlm import VlmAgent
-from digirl_dist.child_process import environment
+from digirl_dist.cli.main import main
 from digirl_dist.emulator.phone import PHONE_SPEC
 from digirl_dist.settings import LoraSettings, VlmSettings
 from digirl_dist.storage import parquet
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.long_file(20)]
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 WORDS = [
     "dry_run=true inference=host train_iterations=3 rollout_size=8 bsize=2 max_steps=4",
     "agent=vlm agent.lora.r=2 agent.max_new_tokens=2",
@@ -34,11 +31,9 @@ def test_it_trains_over_ssh_workers_and_only_low_rank_weights_are_saved(tmp_path
     model, out = save_tiny_vlm(tmp_path / "model"), tmp_path / "run"
     (tmp_path / "tasks.yaml").write_text("- open-clock-0\n")
     given = [f"agent.model={model}", f"save_path={out}", f"task_set={tmp_path / 'tasks.yaml'}"]
-    command = [sys.executable, "run.py", "--config-path", "config/multimachine", "--config-name", "host"]
-    words = [*command, *" ".join(WORDS).split(), *given]
-    done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=560)
-    assert done.returncode == 0, done.stderr[-3000:]
-
+    assert (
+        main(["--config-path", "config/multimachine", "--config-name", "host", *" ".join(WORDS).split(), *given]) == 0
+    )
     lines = metrics(out)
     assert [line["episodes"] for line in lines] == [8, 8, 8] and {line["push_bytes"] for line in lines} == {0}
     first, last = (load_file(out / "checkpoints" / name / "policy.safetensors") for name in ("000000", "000003"))

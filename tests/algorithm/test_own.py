@@ -17,10 +17,11 @@ from digirl_dist.algorithm.digirl import good_steps, rule_of
 from digirl_dist.algorithm.plugins.digirl import DigirlSettings
 from digirl_dist.assembly.validate import refuse_contradictions
 from digirl_dist.child_process import environment
+from digirl_dist.cli.main import main
 from digirl_dist.errors import SettingsError, TrainingError
 from digirl_dist.settings import configuration
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.long_file(40)]
 
 ROOT = Path(__file__).resolve().parents[2]
 REINFORCE, ONE_STEP = re.findall(
@@ -58,8 +59,12 @@ def test_the_documentation_keeps_its_promise_of_length() -> None:
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 @pytest.mark.parametrize(("own", "figure"), [(OWN_ALGORITHM, "loss"), (OWN_ADVANTAGE, "kept_steps")])
-def test_what_the_documentation_shows_trains(beside: Path, own: list[str], figure: str, trainer: str) -> None:
-    python(beside, str(ROOT / "run.py"), *CART, *own, *TRAINERS[trainer], "train_iterations=2", "save_path=run")
+def test_what_the_documentation_shows_trains(
+    beside: Path, monkeypatch: pytest.MonkeyPatch, own: list[str], figure: str, trainer: str
+) -> None:
+    words = [*CART, *own, *TRAINERS[trainer], "train_iterations=2", f"save_path={beside / 'run'}"]
+    monkeypatch.chdir(beside)
+    assert main(words) == 0
     lines = metrics(beside / "run")
     assert len(lines) == 2 and all(line[figure] != 0 for line in lines)
     assert moved(beside / "run", 0, 2)

@@ -37,7 +37,7 @@ from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Plan
 from digirl_dist.trajectory import Decision, Observation
 
-pytestmark = [pytest.mark.system, pytest.mark.usefixtures("chromium_is_installed")]
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("chromium_is_installed"), pytest.mark.long_file(45)]
 
 PAGES = ["click-test-2", "click-checkboxes", "enter-text", "focus-text", "use-slider"]
 

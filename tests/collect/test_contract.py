@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collector_site import Kind, in_the_middle, keys, programs, site, tickets
+from collector_site import Kind, Site, in_the_middle, keys, programs, site, tickets
 from process_watch import command_line, eventually, nothing_is_left_of, processes_with
 
 from digirl_dist.errors import CollectionError
@@ -27,6 +27,7 @@ BY_WORKERS = [kind for kind in Kind if kind.inference is Inference.worker]
 EVERY_KIND = [pytest.param(kind, marks=pytest.mark.ray) if kind.on_ray else kind for kind in BY_WORKERS]
 KINDS = [Kind.inline, Kind.fleet, pytest.param(Kind.ray, marks=pytest.mark.ray)]
 """For what collecting ahead leaves to the collector that it is wrapped around."""
+AHEAD = [pytest.param(kind, marks=pytest.mark.ray) if kind.on_ray else kind for kind in BY_WORKERS if kind.ahead]
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
@@ -54,7 +55,9 @@ def test_all_collectors_collect_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_episodes_that_landed_before_are_not_run_again(tmp_path: Path, kind: Kind) -> None:
+def test_episodes_that_landed_before_are_not_run_again_and_the_next_ones_act_with_the_next_checkpoint(
+    tmp_path: Path, kind: Kind
+) -> None:
     with site(tmp_path, kind, workers=1) as here:
         result = here.collect(tickets(4))
         again = here.collect(tickets(6))
@@ -62,15 +65,20 @@ def test_episodes_that_landed_before_are_not_run_again(tmp_path: Path, kind: Kin
         before = [trajectory.episode_id for trajectory in result.trajectories]
         assert [trajectory.episode_id for trajectory in again.trajectories][:4] == before
         assert sum(worker_result.episodes for worker_result in again.worker_results) == 2
+        acts_with_the_next_checkpoint(here)
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
-def test_the_next_iteration_acts_with_the_next_checkpoint(tmp_path: Path, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", AHEAD)
+def test_collecting_ahead_acts_with_the_next_checkpoint(tmp_path: Path, kind: Kind) -> None:
     with site(tmp_path, kind, workers=1) as here:
         here.collect(tickets(2))
-        here.checkpoint = here.save(1)
-        result = here.collect(tickets(2, iteration=1))
-        assert [trajectory.ticket.policy_version for trajectory in result.trajectories] == [1, 1]
+        acts_with_the_next_checkpoint(here)
+
+
+def acts_with_the_next_checkpoint(here: Site) -> None:
+    here.checkpoint = here.save(1)
+    result = here.collect(tickets(2, iteration=1))
+    assert [trajectory.ticket.policy_version for trajectory in result.trajectories] == [1, 1]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, Kind.fleet_host])
@@ -96,23 +104,18 @@ def test_every_second_of_every_slot_is_accounted_for(tmp_path: Path, kind: Kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_time_of_lost_episodes_is_booked_under_faults(tmp_path: Path, kind: Kind) -> None:
-    trouble = {"at": "step", "suffers": "hang", "once": str(tmp_path / "once")}
-    with site(tmp_path / "run", kind, workers=1, speculate=False) as here:
-        result = here.collect(tickets(4, **trouble))
-    lost = sum(worker_result.slot_seconds.get("faults", 0.0) for worker_result in result.worker_results)
-    assert 2.8 <= lost <= 4.5, "the limit of a step, and what two busy cores add"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("how", ["hang", "die"])
-def test_a_failing_emulator_costs_a_retry_and_nothing_else(tmp_path: Path, kind: Kind, how: str) -> None:
-    trouble = {"at": "step", "suffers": how, "once": str(tmp_path / "once")}
+def test_a_failing_emulator_costs_a_retry_and_time_that_is_booked_under_faults(tmp_path: Path, kind: Kind) -> None:
     with site(tmp_path / "run", kind, iterations=2, workers=1, speculate=False) as here:
-        result = here.collect(tickets(8, **trouble))
-        assert keys(result) == [Key(0, index) for index in range(8)]
-        assert sum(worker_result.retried for worker_result in result.worker_results) == 1
-        assert here.count("episode_retried") == 1
+        for iteration, how in enumerate(("hang", "die")):
+            here.checkpoint = here.save(iteration)
+            trouble = {"at": "step", "suffers": how, "once": str(tmp_path / how)}
+            result = here.collect(tickets(8, iteration, **trouble))
+            assert keys(result) == [Key(iteration, index) for index in range(8)]
+            assert sum(worker_result.retried for worker_result in result.worker_results) == 1
+            assert here.count("episode_retried") == iteration + 1
+            lost = sum(worker_result.slot_seconds.get("faults", 0.0) for worker_result in result.worker_results)
+            if how == "hang":
+                assert 2.8 <= lost <= 4.5, "the limit of a step, and what two busy cores add"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -185,7 +188,7 @@ def test_a_killed_ssh_server_is_survived_by_the_others(tmp_path: Path) -> None:
 
 
 def test_what_a_worker_spooled_for_nobody_is_dropped_unread(tmp_path: Path) -> None:
-    with site(tmp_path, Kind.fleet, speculate=False) as here:  # a duplicate may end when nobody looks any more
+    with site(tmp_path, Kind.fleet, workers=1, speculate=False) as here:
         here.collect(tickets(4))
         for process in programs(tmp_path):
             process.suspend()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,24 +31,14 @@ MINE = [
 ]
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "run.py"), *HOST, *MINE, f"save_path={folder}", *words],
-        cwd=ROOT / "tests",
-        env={**os.environ, "JUDGE_KEY": KEY},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
 Say = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
 def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
-    """The same command in this process, which has everything imported already, for what is refused."""
+    """A run in this process, which has everything imported already."""
     monkeypatch.chdir(ROOT / "tests")
+    monkeypatch.setenv("JUDGE_KEY", KEY)
 
     def run_here(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(
@@ -75,8 +63,8 @@ def test_a_verdict_replaces_reward_and_success() -> None:
 
 
 @pytest.mark.parametrize("place", ["parallel=single", "dry_run=true"])
-def test_a_function_of_the_users_judges_every_episode(tmp_path: Path, place: str) -> None:
-    done = run(tmp_path, place, "success=predicate", "predicate=user_classes:second_action_is_one")
+def test_a_function_of_the_users_judges_every_episode(say: Say, tmp_path: Path, place: str) -> None:
+    done = say(tmp_path, place, "success=predicate", "predicate=user_classes:second_action_is_one")
     assert done.returncode == 0, done.stderr
     trajectories = parquet.read(tmp_path / "trajectories" / "000000.parquet")
     wanted = [trajectory.steps[1].action == 1 for trajectory in trajectories]
@@ -108,10 +96,10 @@ def test_a_function_that_fails_is_named_with_the_episode(say: Say, tmp_path: Pat
     assert done.returncode == 1 and f"predicate {function}, episode 000000-0000" in done.stderr and why in done.stderr
 
 
-def test_a_model_judges_and_its_key_is_nowhere_in_the_run(tmp_path: Path) -> None:
+def test_a_model_judges_and_its_key_is_nowhere_in_the_run(say: Say, tmp_path: Path) -> None:
     with endpoint() as served:
         served.script = [fails(503), fails(429)]
-        done = run(tmp_path, "dry_run=true", *judged_by(served))
+        done = say(tmp_path, "dry_run=true", *judged_by(served))
         assert done.returncode == 0, done.stderr
         assert {request["key"] for request in served.requests} == {f"Bearer {KEY}"}
     (figures,) = metrics(tmp_path)
@@ -123,15 +111,15 @@ def test_a_model_judges_and_its_key_is_nowhere_in_the_run(tmp_path: Path) -> Non
     assert KEY not in done.stdout + done.stderr
 
 
-def test_an_outage_that_outlasts_the_patience_loses_no_episode(tmp_path: Path) -> None:
+def test_an_outage_that_outlasts_the_patience_loses_no_episode(say: Say, tmp_path: Path) -> None:
     with endpoint() as served:
         served.script = [fails(503)] * 100
         words = ["parallel=single", *judged_by(served), "judge.outage_s=1"]
-        down = run(tmp_path, *words)
+        down = say(tmp_path, *words)
         assert down.returncode == 1 and "was away for 1 s" in down.stderr and "same command resumes" in down.stderr
         assert len(list((tmp_path / "trajectories/.landing/000000").glob("[0-9]*.parquet"))) == 6
         served.script.clear()
-        up = run(tmp_path, *words)
+        up = say(tmp_path, *words)
         assert up.returncode == 0, up.stderr
     assert len(events(tmp_path, "episode")) == 6, "no episode ran twice"
     assert [each.success for each in parquet.read(tmp_path / "trajectories" / "000000.parquet")] == [True] * 6

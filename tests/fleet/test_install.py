@@ -36,7 +36,7 @@ from digirl_dist.ssh.connection import Connection
 from digirl_dist.ssh.localhost_server import LocalhostServer
 from digirl_dist.worker_program.bootstrap import OWN_FOLDER
 
-pytestmark = pytest.mark.component
+pytestmark = [pytest.mark.component, pytest.mark.long_file(50)]
 
 _PROBE = "import digirl_dist, importlib.resources as r; print(digirl_dist.__file__); print(r.files(digirl_dist))"
 
@@ -51,16 +51,17 @@ def _is_installed() -> None:
         pytest.skip("digirl_dist is not installed: pip install -e .")
 
 
-@pytest.fixture
-def link(tmp_path: Path) -> Iterator[Connection]:
-    with LocalhostServer("w1", tmp_path / "server") as address, connect(address, SshSettings()) as connection:
+@pytest.fixture(scope="module")
+def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    folder = tmp_path_factory.mktemp("server")
+    with LocalhostServer("w1", folder / "server") as address, connect(address, SshSettings()) as connection:
         yield connection
 
 
-@pytest.fixture
-def package(tmp_path: Path) -> Package:
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     """Without what it depends on, so that a test takes seconds and needs no network."""
-    return Package(build_wheel(tmp_path / "wheel"), limit_s=120.0)
+    return Package(build_wheel(tmp_path_factory.mktemp("wheel")), limit_s=120.0)
 
 
 @pytest.mark.unit

@@ -109,7 +109,7 @@ class _Watch(threading.Thread):
         self.done = threading.Event()
 
     def run(self) -> None:
-        while not self.done.wait(0.005):
+        while not self.done.wait(0.05):
             for path in Path("/proc").glob("[0-9]*/cmdline"):
                 try:
                     self.seen.add(path.read_bytes())

@@ -25,6 +25,6 @@ class Heavy(Coin):
 
 
 def test_a_program_that_is_long_silent_before_it_works_is_not_lost(tmp_path: Path) -> None:
-    with site(tmp_path, Kind.fleet, silence_s=_SILENCE_S, agent=Heavy) as here:
+    with site(tmp_path, Kind.fleet, workers=1, silence_s=_SILENCE_S, agent=Heavy) as here:
         assert keys(here.collect(tickets(4))) == [Key(0, index) for index in range(4)]
         assert here.count("worker_lost") == 0

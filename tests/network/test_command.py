@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -13,16 +11,17 @@ from network.fleet_site import assert_nothing_left
 from network.machines import Machine
 from run_files import events
 
+from digirl_dist.cli.main import main
 from digirl_dist.storage import parquet
 from digirl_dist.tasks import Key
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.long_file(30)]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def test_a_run_on_two_machines_installs_itself_there_and_leaves_nothing(
-    machines: list[Machine], tmp_path: Path
+    machines: list[Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home" / ".ssh"
     home.mkdir(parents=True)
@@ -43,16 +42,9 @@ def test_a_run_on_two_machines_installs_itself_there_and_leaves_nothing(
         *("install.reuse_packages=true", f"worker_python={sys.executable}"),
         *(f"worker_ips=[{','.join(workers)}]", f"worker_run_path={tmp_path / 'env'}", f"save_path={tmp_path / 'run'}"),
     ]
-    command = [sys.executable, str(ROOT / "run.py"), "--config-path", "config/multimachine", "--config-name", "host"]
-    done = subprocess.run(
-        [*command, *words],
-        cwd=ROOT / "tests",
-        env={**os.environ, "HOME": str(home.parent)},
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(ROOT / "tests")
+    monkeypatch.setenv("HOME", str(home.parent))
+    assert main(["--config-path", "config/multimachine", "--config-name", "host", *words]) == 0
     paths = sorted((tmp_path / "run" / "trajectories").glob("*.parquet"))
     found = [trajectory for path in paths for trajectory in parquet.read(path)]
     assert Counter(one.ticket.key for one in found) == Counter(Key(i, k) for i in range(2) for k in range(12))

@@ -9,7 +9,7 @@ import pytest
 from network.fleet_site import assert_once_each, site, tickets
 from network.machines import Machine, fill, keep_full, make_room
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.long_file(60)]
 
 FULL = "No space left"
 

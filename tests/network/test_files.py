@@ -26,7 +26,7 @@ from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.long_file(40)]
 
 Change = Callable[[Path, Path], object]
 
@@ -55,10 +55,12 @@ def remove(file: Path, _: Path) -> None:
     file.unlink()
 
 
-CHANGES: list[Change] = [truncate, flip_a_bit, replace_by_another_tickets, lengthen]
+CHANGES: list[Change] = [truncate, flip_a_bit, replace_by_another_tickets, lengthen, remove]
 
 
-def test_episodes_that_were_changed_before_they_were_pulled_run_again(machines: list[Machine], tmp_path: Path) -> None:
+def test_episodes_that_were_changed_or_deleted_before_they_were_pulled_run_again(
+    machines: list[Machine], tmp_path: Path
+) -> None:
     with site(tmp_path / "run", machines[:1]) as here:
         collecting = here.collecting(tickets(40))
         here.wait_until_all_work()
@@ -66,18 +68,9 @@ def test_episodes_that_were_changed_before_they_were_pulled_run_again(machines: 
         assert_once_each(here, collecting.result(50), 40)
         retried = {content["ticket"]: content["reason"] for content in here.seen("episode_retried")}
         assert {changed.get(index) for index in retried} == {one.__name__ for one in CHANGES}
-        assert all("is not the file that was announced" in reason for reason in retried.values())
-        assert not here.seen("worker_lost")
-
-
-def test_an_episode_that_was_deleted_before_it_was_pulled_runs_again(machines: list[Machine], tmp_path: Path) -> None:
-    with site(tmp_path / "run", machines[:1]) as here:
-        collecting = here.collecting(tickets(30))
-        here.wait_until_all_work()
-        (deleted,) = change(here, machines[0], [remove])
-        assert_once_each(here, collecting.result(50), 30)
-        (retried,) = here.seen("episode_retried")
-        assert retried["ticket"] == deleted and "No such file" in retried["reason"]
+        for index, reason in retried.items():
+            is_gone = changed[index] == remove.__name__
+            assert ("No such file" if is_gone else "is not the file that was announced") in reason
         assert not here.seen("worker_lost")
 
 
@@ -154,98 +147,60 @@ def spool(machines: list[Machine], tmp_path: Path) -> Spool:
     return Spool(machines[0], tmp_path / "run")
 
 
-def test_what_an_earlier_host_did_not_fetch_is_not_run_again(
-    machines: list[Machine], tmp_path: Path, spool: Spool
-) -> None:
-    for ticket in tickets(3):
-        spool.episode(ticket)
-    with site(tmp_path / "run", machines[:1]) as here:
-        result = here.collecting(tickets(6)).result(50)
-        assert_once_each(here, result, 6)
-        assert [is_spooled(trajectory) for trajectory in result.trajectories] == [True] * 3 + [False] * 3
-        assert not here.seen("episode_retried")
-
-
-def test_a_whole_file_that_is_not_the_tickets_episode_is_refused(
-    machines: list[Machine], tmp_path: Path, spool: Spool
-) -> None:
-    ours = tickets(8)
-    spool.episode(ours[0], spooled(ours[1]))
-    spool.episode(ours[1], spooled(ours[1], worker="w2"))
-    spool.episode(ours[2], spooled(replace(ours[2], policy_version=4)))
-    spool.episode(ours[3], spooled(replace(ours[3], seed=4)))
-    spool.episode(ours[4], spooled(replace(ours[4], task=Task("another"))))
-    spool.episode(ours[5], spooled(ours[5]), spooled(ours[6]))
-    garbage = spool.episode(ours[6])
-    garbage.write_bytes(b"not a table")
-    spool.episode(ours[6], size=11, digest=file_digest(garbage))
-    garbage.write_bytes(b"not a table")
-    patient = USUAL[0], replace(USUAL[1], slot_failures=10)  # a worker whose every file is wrong is soon given up
-    with site(tmp_path / "run", machines[:1], limits=patient) as here:
-        result = here.collecting(ours).result(50)
-        assert_once_each(here, result, 8)
-        assert not any(map(is_spooled, result.trajectories))
-        retried = {content["ticket"]: content["reason"] for content in here.seen("episode_retried")}
-        assert sorted(retried) == list(range(7))
-        assert all("the episode" in retried[index] for index in range(5))
-        assert "2 episodes instead of one" in retried[5] and "not a trajectory file" in retried[6]
-        assert not here.seen("worker_lost")
-
-
-def test_episodes_of_another_run_or_iteration_are_not_taken(
-    machines: list[Machine], tmp_path: Path, spool: Spool
-) -> None:
-    ours = tickets(4)
-    spool.episode(ours[0], run="another")
-    stale = replace(ours[1], iteration=7)
-    spool.episode(stale)
-    with site(tmp_path / "run", machines[:1]) as here:
-        result = here.collecting(ours).result(50)
-        assert_once_each(here, result, 4)
-        assert not any(map(is_spooled, result.trajectories))
-        assert [content["episode"] for content in here.seen("episode_dropped")] == ["000007-00001-w1-0"]
-        eventually(lambda: not list(spool.folder.episodes.glob("000007-*")), 5, "the deletion of the stale episode")
-
-
-def test_an_episode_whose_file_is_gone_runs_again(machines: list[Machine], tmp_path: Path, spool: Spool) -> None:
-    spool.episode(tickets(1)[0]).unlink()
-    with site(tmp_path / "run", machines[:1]) as here:
-        assert_once_each(here, here.collecting(tickets(4)).result(40), 4)
-        assert "No such file" in here.seen("episode_retried")[0]["reason"]
-
-
 NOTICES = {
     "cut short": lambda text: text[: len(text) // 2],
     "of another program": lambda text: '{"hello": "world"}',
     "with a field of a later version": lambda text: text.replace('{"run"', '{"more": 1, "run"'),
     "with a wrong type": lambda text: text.replace('"slot":0', '"slot":"0"'),
 }
+ODD_TIMES: list[dict[str, float]] = [{"age_s": -1e9, "seconds": -1e9}, {"age_s": 1e12}, {"age_s": float("nan")}]
 
 
-def test_a_notice_that_cannot_be_read_costs_that_episode_only(
+def test_of_what_an_earlier_host_did_not_fetch_each_ticket_s_own_episode_counts_and_nothing_else(
     machines: list[Machine], tmp_path: Path, spool: Spool
 ) -> None:
-    ours = tickets(len(NOTICES) + 2)
-    for ticket, spoil in zip(ours, NOTICES.values(), strict=False):
-        manifest = spool.episode(ticket).with_suffix(".json")
-        manifest.write_text(spoil(manifest.read_text()))
-    spool.episode(ours[-1])
-    with site(tmp_path / "run", machines[:1]) as here:
-        result = here.collecting(ours).result(50)
-        assert_once_each(here, result, len(ours))
-        assert [is_spooled(trajectory) for trajectory in result.trajectories] == [False] * (len(ours) - 1) + [True]
-
-
-def test_odd_times_of_a_worker_reach_no_figure(machines: list[Machine], tmp_path: Path, spool: Spool) -> None:
-    ages = [{"age_s": -1e9, "seconds": -1e9}, {"age_s": 1e12}, {"age_s": float("nan")}]
-    for ticket, odd in zip(tickets(3), ages, strict=True):
+    ours = tickets(24)
+    for ticket in ours[:3]:
+        spool.episode(ticket)
+    for ticket, odd in zip(ours[3:6], ODD_TIMES, strict=True):
         spool.episode(ticket, **odd)
-    with site(tmp_path / "run", machines[:1]) as here:
-        result = here.collecting(tickets(6)).result(50)
-        assert_once_each(here, result, 6)
+    spool_what_is_not_the_ticket_s(spool, ours[6:14])
+    spool.episode(ours[14]).unlink()
+    spool.episode(ours[15], run="another")
+    spool.episode(replace(ours[16], iteration=7))
+    for ticket, spoil in zip(ours[17:21], NOTICES.values(), strict=True):
+        notice = spool.episode(ticket).with_suffix(".json")
+        notice.write_text(spoil(notice.read_text()))
+    patient = USUAL[0], replace(USUAL[1], slot_failures=20)  # a worker whose every file is wrong is soon given up
+    with site(tmp_path / "run", machines[:1], limits=patient) as here:
+        result = here.collecting(ours).result(70)
+        assert_once_each(here, result, len(ours))
+        assert [one.ticket.index for one in result.trajectories if is_spooled(one)] == list(range(3))
+        retried = {content["ticket"]: content["reason"] for content in here.seen("episode_retried")}
+        assert sorted(retried) == [*range(6, 13), 14]
+        assert all("the episode" in retried[index] for index in range(6, 11))
+        assert "2 episodes instead of one" in retried[11] and "not a trajectory file" in retried[12]
+        assert "No such file" in retried[14]
+        assert "000007-00016-w1-0" in {content["episode"] for content in here.seen("episode_dropped")}
+        eventually(lambda: not list(spool.folder.episodes.glob("000007-*")), 5, "the deletion of the stale episode")
+        assert not here.seen("worker_lost")
         assert result.last_ended_at is not None
         assert result.last_ended_at <= result.ended_at
         assert result.busy is None or 0 <= result.busy <= 1
+
+
+def spool_what_is_not_the_ticket_s(spool: Spool, ours: Sequence[Ticket]) -> None:
+    """Seven whole files, none of which is the episode of the ticket that they are announced for."""
+    spool.episode(ours[0], spooled(ours[1]))
+    spool.episode(ours[1], spooled(ours[1], worker="w2"))
+    spool.episode(ours[2], spooled(replace(ours[2], policy_version=4)))
+    spool.episode(ours[3], spooled(replace(ours[3], seed=4)))
+    spool.episode(ours[4], spooled(replace(ours[4], task=Task("another"))))
+    spool.episode(ours[5], spooled(ours[5]), spooled(ours[7]))
+    garbage = spool.episode(ours[6])
+    garbage.write_bytes(b"not a table")
+    spool.episode(ours[6], size=11, digest=file_digest(garbage))
+    garbage.write_bytes(b"not a table")
 
 
 @pytest.mark.unit

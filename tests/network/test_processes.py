@@ -15,7 +15,7 @@ from process_watch import eventually
 
 from digirl_dist.storage.run_folder import RunFolder
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.long_file(90)]
 
 Faults = dict[str, tuple[Callable[[Machine], None], str]]
 """By name: what is done to a machine, and words of the reason that must be given."""

@@ -24,7 +24,7 @@ from digirl_dist.emulator.chromium import BROWSERS
 from digirl_dist.fleet.install import installed_python
 from digirl_dist.storage import parquet
 
-pytestmark = [pytest.mark.system, pytest.mark.long_file(150)]
+pytestmark = [pytest.mark.system, pytest.mark.long_file(90)]
 ROOT = Path(__file__).resolve().parent.parent.parent
 WORKER_PYTHON = "/usr/bin/python3"
 FOREIGN = {

@@ -23,7 +23,7 @@ from digirl_dist.child_process import environment
 
 pytestmark = [pytest.mark.system, pytest.mark.long_file(40)]
 
-SMALL = ["train_iterations=2", "rollout_size=4", "bsize=2", "max_steps=3", "parallel=single"]
+SMALL = ["train_iterations=2", "rollout_size=4", "bsize=2", "max_steps=3", "parallel=single", "agent.width=8"]
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 

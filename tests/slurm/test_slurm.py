@@ -24,7 +24,7 @@ from digirl_dist.slurm.nodes import Nodes
 from digirl_dist.slurm.session import SrunConnection
 from digirl_dist.storage import json_lines, parquet
 
-pytestmark = [pytest.mark.system, pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.system, pytest.mark.xdist_group("slurm"), pytest.mark.long_file(70)]
 SSH = SshSettings(ping_s=0.5, silence_s=10.0)
 _SLOW_S = 120.0
 

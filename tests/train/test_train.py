@@ -26,7 +26,7 @@ from digirl_dist.train.__main__ import main
 from digirl_dist.train.rendezvous import check_launch
 from digirl_dist.trajectory import Trajectory
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.long_file(60)]
 
 MODULE = ("-m", "digirl_dist.train", "--config-name", "ranks", "--distributed")
 STEPS, SLOTS = 12, 2
@@ -115,20 +115,22 @@ def test_b6_rank_0_alone_writes_and_evaluates(three: Path) -> None:
     assert (made.count("made 0"), made.count("made 1")) == (SLOTS + 3, SLOTS + 1)
 
 
-def test_b7_three_and_three_iterations_are_six_to_the_bit(three: Path, tmp_path: Path) -> None:
-    six, resumed = tmp_path / "six", tmp_path / "resumed"
+def test_b7_one_and_two_iterations_are_three_to_the_bit(three: Path, tmp_path: Path) -> None:
+    resumed = tmp_path / "resumed"
     shutil.copytree(three, resumed, symlinks=True)
-    for folder in (six, resumed):
-        ended = launch(torchrun(2, *MODULE, *words(folder, "train_iterations=6")))
-        assert ended.status == 0, ended.out
-    (policy, trainer), (again, trainer_again) = state(six), state(resumed)
+    for iteration in (2, 3):  # as if killed in the second
+        shutil.rmtree(resumed / "checkpoints" / f"{iteration:06d}")
+        (resumed / "trajectories" / f"{iteration - 1:06d}.parquet").unlink()
+    ended = launch(torchrun(2, *MODULE, *words(resumed, "train_iterations=3")))
+    assert ended.status == 0, ended.out
+    (policy, trainer), (again, trainer_again) = state(three), state(resumed)
     assert all(torch.equal(policy[name], again[name]) for name in policy)
     moments, moments_again = (
         each["algorithm"]["optimizer"]["optimizer"]["state"][0]["exp_avg"] for each in (trainer, trainer_again)
     )
     assert torch.equal(moments, moments_again)
     assert trainer["ranks"] == trainer_again["ranks"]
-    assert [each.episode_id for each in episodes(six)] == [each.episode_id for each in episodes(resumed)]
+    assert [each.episode_id for each in episodes(three)] == [each.episode_id for each in episodes(resumed)]
 
 
 @pytest.mark.long

@@ -14,11 +14,12 @@ from rank_launch import launch
 from run_files import events, metrics
 from user_classes import Coin, Counter
 
+from digirl_dist.cli.main import main
 from digirl_dist.storage import parquet
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.long_file(40)]
 
 RUN = str(Path(__file__).resolve().parent.parent.parent / "run.py")
 HERE = "trainer.test_poisoned_runs"
@@ -66,7 +67,7 @@ class Dizzy(Counter):
 def words(folder: Path, *more: str) -> list[str]:
     own = [f"emulator.kwargs.once={folder / 'once'}", "agent=custom", f"agent.entry_point={HERE}:Squeamish"]
     custom = ["emulator=custom", f"emulator.entry_point={HERE}:Poisoned", *own]
-    return [sys.executable, RUN, *SMALL, *custom, f"save_path={folder / 'run'}", *more]
+    return [*SMALL, *custom, f"save_path={folder / 'run'}", *more]
 
 
 def check(folder: Path) -> None:
@@ -80,13 +81,12 @@ def check(folder: Path) -> None:
 
 
 def test_a_run_goes_on_without_the_episode_that_breaks_its_update(tmp_path: Path) -> None:
-    ended = launch(words(tmp_path))
-    assert ended.status == 0, ended.out
+    assert main(words(tmp_path)) == 0
     check(tmp_path / "run")
 
 
 def test_a_group_of_ranks_ends_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    command = words(tmp_path, "trainer=torchrun", "trainer.nproc_per_node=2")
+    command = [sys.executable, RUN, *words(tmp_path, "trainer=torchrun", "trainer.nproc_per_node=2")]
     ended = launch(command)
     assert ended.status != 0 and "no word for this" in ended.out
     ended = launch(command)
@@ -94,9 +94,11 @@ def test_a_group_of_ranks_ends_and_the_same_command_goes_on(tmp_path: Path) -> N
     check(tmp_path / "run")
 
 
-def test_an_emulator_whose_reward_is_nan_is_named_with_task_and_step(tmp_path: Path) -> None:
+def test_an_emulator_whose_reward_is_nan_is_named_with_task_and_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     emulator = ["emulator=custom", f"emulator.entry_point={HERE}:Dizzy", "agent=generic", "limits.episode_attempts=2"]
-    ended = launch([sys.executable, RUN, *SMALL, *emulator, f"save_path={tmp_path}"])
-    assert ended.status == 1
-    assert "emulator custom, task count, step 1: the reward is nan" in ended.out and "Traceback" not in ended.out
+    assert main([*SMALL, *emulator, f"save_path={tmp_path}"]) == 1
+    said = capsys.readouterr().err
+    assert "emulator custom, task count, step 1: the reward is nan" in said and "Traceback" not in said
     assert "step 1: the reward is nan" in events(tmp_path, "episode_retried")[0]["reason"]

@@ -22,7 +22,7 @@ from digirl_dist.settings import configuration
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.train.__main__ import main as train_with_ranks
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.long_file(40)]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RUN = str(ROOT / "run.py")

@@ -16,7 +16,7 @@ from digirl_dist import Run
 from digirl_dist.storage import parquet
 from digirl_dist.viewer.bundle import write_bundle
 
-pytestmark = [pytest.mark.component, pytest.mark.long_file(120), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.component, pytest.mark.long_file(60), pytest.mark.timeout(600)]
 
 
 PLACES = ("#/runs", "#/episodes", "#/tasks", "#/workers", "#/episode/seed-0/t3.0", "#/compare/seed-0?keys=t3.0,t3.1")
