@@ -291,15 +291,15 @@ def test_a_missing_python_is_named(say: Say, home: Path, tmp_path: Path) -> None
         assert_refused(on(address, home, tmp_path, "worker_python=python9", run=say), "python9", "worker_python")
 
 
-def test_the_host_installs_itself_on_a_worker_once(say: Say, home: Path, tmp_path: Path) -> None:
+def test_the_host_installs_itself_on_a_worker_once(home: Path, tmp_path: Path) -> None:
     paths = [f"worker_run_path={tmp_path / 'env'}", f"worker_temp_path={tmp_path / 'jobs'}"]
     words = [*paths, f"worker_python={sys.executable}", "install.reuse_packages=true"]
     with LocalhostServer("w1", tmp_path / "server") as address:
         trust(home, tmp_path / "server" / "known_hosts")
-        done = on(address, home, tmp_path, *words, "train_iterations=1", run=say)
+        done = on(address, home, tmp_path, *words, "train_iterations=1")
         assert done.returncode == 0, done.stderr
         installed = (tmp_path / "env" / OWN_FOLDER / "installed.json").stat().st_mtime_ns
-        done = on(address, home, tmp_path, *words, run=say)
+        done = on(address, home, tmp_path, *words)
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "env" / OWN_FOLDER / "installed.json").stat().st_mtime_ns == installed
     assert len(metrics(tmp_path / "run")) == 2
