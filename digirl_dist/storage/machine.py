@@ -18,9 +18,15 @@ def machine_facts() -> dict[str, Any]:
         "cpu": _cpu(),
         "cores": os.cpu_count() or 0,
         "memory_bytes": psutil.virtual_memory().total,
-        "system": platform.platform(),
+        "system": _system(),
         "python": platform.python_version(),
     }
+
+
+def _system() -> str:
+    """Returns system, release and C library; ``platform.platform`` would start a program to find them."""
+    system, library = os.uname(), "".join(platform.libc_ver())
+    return "-".join([system.sysname, system.release, system.machine, *(["with", library] if library else [])])
 
 
 def dependency_versions() -> dict[str, str]:
