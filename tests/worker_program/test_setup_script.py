@@ -30,7 +30,9 @@ class Script:
         more = {"netrc": "", "proxy": "", "cpu_index": "", "reuse_packages": False, "uv": False, "look_only": False}
         here, host = os.pipe()
         request = InstallRequest(**blank, **more, requirements=[], setup=text, limit_s=limit_s)  # type: ignore[arg-type]
-        (self.folder / OWN_FOLDER).mkdir(exist_ok=True)
+        pip = self.folder / OWN_FOLDER / "venv" / "bin" / "pip"
+        pip.parent.mkdir(parents=True, exist_ok=True)
+        pip.touch()
         if leaves:
             threading.Thread(target=lambda: eventually(self.pid.exists, 60, "the script") or os.close(host)).start()
         with os.fdopen(here, "rb") as source:
