@@ -18,6 +18,7 @@ from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.fleet.worker_events import ClaimsRefused, LeasesLost, PolicyLoaded, Said
 from digirl_dist.inference.requests import InferenceReply, InferenceRequest
 from digirl_dist.protocol.messages import (
+    MOST_BYTES,
     SPOKEN,
     Acting,
     Ask,
@@ -142,6 +143,16 @@ class Session:
         if isinstance(error, LinkLostError) and link_answers:
             return ProgramSilent(self._spec.name, f"the worker program is silent for {self.patience_s:.0f} s")
         return error
+
+    def malformed(self, line: bytes, error: ProtocolError) -> WorkerError:
+        """Returns what a line that is no message means: before the program has said anything, a shell may print it."""
+        if self._heard_first_at is not None or line.startswith(b"{") or len(line) > MOST_BYTES:
+            return MisconductError(self._spec.name, f"the worker program sends what is no message: {error}")
+        return JobError(
+            self._spec.name,
+            f"something else than the worker program answers: {line[:200]!r}",
+            "let the shell's start-up files print nothing when it is not interactive",
+        )
 
     def receive(self, message: WorkerMessage, attached: bytes, now: float) -> Effects:
         """Acts on one message of the program."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from digirl_dist.errors import HandlingError, JobError, LinkLostError, MisconductError, ProtocolError, WorkerError
+from digirl_dist.errors import HandlingError, JobError, LinkLostError, ProtocolError, WorkerError
 from digirl_dist.fleet.connection import Connector, WorkerConnection
 from digirl_dist.fleet.effects import Decide, HangUp, Push, Send, Tell
 from digirl_dist.fleet.outbox import Outbox
@@ -24,7 +24,6 @@ from digirl_dist.fleet.transfers import Transfers
 from digirl_dist.fleet.worker_events import Connecting, Lost, WorkerEvent
 from digirl_dist.inference.requests import InferenceReply, InferenceRequest
 from digirl_dist.protocol.messages import (
-    MOST_BYTES,
     Ask,
     EpisodeManifest,
     WorkerMessage,
@@ -116,21 +115,11 @@ class _Attached:
         try:
             message = decode_worker_message(line)
         except ProtocolError as error:
-            raise self._malformed(line, error) from error
+            raise self._session.malformed(line, error) from error
         attached = b""
         if isinstance(message, Ask) and message.attached:
             attached = self._connection.read(message.attached, self._worker.limits.silence_s)
         return message, attached
-
-    def _malformed(self, line: bytes, error: ProtocolError) -> WorkerError:
-        name = self._worker.spec.name
-        if line.startswith(b"{") or len(line) > MOST_BYTES:
-            return MisconductError(name, f"the worker program sends what is no message: {error}")
-        return JobError(
-            name,
-            f"something else than the worker program answers: {line[:200]!r}",
-            "let the shell's start-up files print nothing when it is not interactive",
-        )
 
     def _carry_out(self, effect: Send | Push | Decide | Tell | HangUp) -> None:
         match effect:

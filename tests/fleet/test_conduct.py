@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from fleet.test_session import LIMITS, READY, TICKETS, beat, hung_up, sent, session, told, working
 
-from digirl_dist.errors import LinkLostError, MisconductError, TooSlowError, WorkerError
+from digirl_dist.errors import LinkLostError, MisconductError, ProtocolError, TooSlowError, WorkerError
 from digirl_dist.fleet.outgoing import Named
 from digirl_dist.fleet.reconnecting import Reconnecting
 from digirl_dist.fleet.session import ProgramSilent, Session
@@ -56,6 +56,15 @@ def test_a_worker_has_the_slots_that_the_configuration_gives_it(slots: int) -> N
     here = session()
     here.receive(READY, b"", 0.0)
     assert "was to have 4" in str(hung_up(here.receive(messages.Working(slots, "", []), b"", 0.0)))
+
+
+@pytest.mark.parametrize("line", [b"Welcome!\n", b"\0\xff{}\n"])
+def test_what_is_no_message_is_a_shells_greeting_only_until_the_program_has_said_something(line: bytes) -> None:
+    here, error = session(), ProtocolError("no JSON")
+    assert here.malformed(line, error).fatal and "start-up files" in here.malformed(line, error).remedy
+    assert isinstance(here.malformed(b"{}\n", error), MisconductError)
+    here.receive(READY, b"", 0.0)
+    assert isinstance(here.malformed(line, error), MisconductError) and not here.malformed(line, error).fatal
 
 
 def flood(here: Session, message: messages.WorkerMessage, count: int, every_s: float = 0.0) -> WorkerError | None:
