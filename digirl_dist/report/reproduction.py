@@ -16,6 +16,8 @@ from digirl_dist.types import Json
 _OF_THE_MACHINE = re.compile(
     r"time$|_s$|_s_mean$|_bytes$|_by_worker$|^slot_seconds|^emulator_busy$|^episodes_retried$|^workers_lost$|^judge"
 )
+_ROUNDING = 1e-6
+"""Policies compute in float32, and batches hold whatever slots ask at the same time: that rounds the last digits."""
 _OF_THE_START = ("path", "uncommitted", "name", "memory_bytes")
 _TICKET = ["iteration", "ticket", "purpose", "task", "seed"]
 
@@ -72,5 +74,5 @@ def _differences(first: Figures, second: Figures) -> list[str]:
 
 def _equal(one: Json, other: Json) -> bool:
     if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
+        return math.isclose(one, other, rel_tol=_ROUNDING, abs_tol=1e-12)
     return bool(one == other)
