@@ -30,7 +30,7 @@ _GATHER_S = 0.005
 """A pipe that had little is left alone so long: fewer turns for the same bytes, and it never fills up meanwhile."""
 _SAY_S = 0.5
 _LONGEST_LINE = 1024
-_CONNECT_S = 5
+_CONNECT_S = 10
 _SCAN_S = 15.0
 _OPTIONS = {
     "BatchMode": "yes",
@@ -46,7 +46,7 @@ _OPTIONS = {
     "ControlPath": "none",
     "PermitLocalCommand": "no",
     "LogLevel": "ERROR",
-    "ConnectTimeout": str(2 * _CONNECT_S),
+    "ConnectTimeout": str(_CONNECT_S),
     "ServerAliveInterval": "3",
     "ServerAliveCountMax": "4",
     "Ciphers": "aes128-gcm@openssh.com,aes256-gcm@openssh.com,chacha20-poly1305@openssh.com,aes128-ctr,aes256-ctr",
