@@ -20,6 +20,8 @@ PHONE_SPEC = EmulatorSpec(
     DeviceActions(("tap", "type", "enter", "back", "swipe")), image_size=(layout.HEIGHT, layout.WIDTH)
 )
 
+_MOST_DRAWN = 32
+
 
 class DemoPhone:
     """Fulfils ``Emulator``.
@@ -35,7 +37,7 @@ class DemoPhone:
         self._screen = Screen()
         self._task: Task | None = None
         self._drawn: list[tuple[PhoneState, bytes]] = []
-        """Screens of this episode: most touches change nothing, or lead back."""
+        """The newest screens of this episode: most touches change nothing, or lead back."""
 
     def reset(self, task: Task, seed: int) -> Observation:
         self._task = task
@@ -74,5 +76,5 @@ class DemoPhone:
         image = next((image for state, image in self._drawn if state == self._state), None)
         if image is None:
             image = self._screen.draw(self._state)
-            self._drawn.append((deepcopy(self._state), image))
+            self._drawn = [*self._drawn[1 - _MOST_DRAWN :], (deepcopy(self._state), image)]
         return Observation(text=task.instruction, image=image)
