@@ -34,8 +34,9 @@ _THERE_S = 0.05
 
 def allow(folder: JobFolder) -> int:
     """Lets the key in until stdin ends, this process is told to end, or the worker program is gone."""
+    told, tell = os.pipe()  # rather than an exception, which could come while the key is withdrawn
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(0))
+        signal.signal(number, lambda *_: os.write(tell, b"\n"))
     file = authorized_keys.default_file()
     owner = hashlib.sha256(f"{socket.gethostname()}:{folder.root}".encode()).hexdigest()[:16]
     command = shlex.join(
@@ -50,7 +51,7 @@ def allow(folder: JobFolder) -> int:
     try:
         _say(encode(Offered()))
         missed, renew_at = 0, time.monotonic() + _LIFETIME_S / 2
-        while missed < _LOOKS and not select.select([0], [], [], _LOOK_S)[0]:
+        while missed < _LOOKS and not select.select([0, told], [], [], _LOOK_S)[0]:
             missed = 0 if folder.program() is not None else missed + 1
             if time.monotonic() > renew_at:
                 renew_at = time.monotonic() + _LIFETIME_S / 2
