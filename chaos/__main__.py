@@ -16,8 +16,7 @@ from chaos.faults import Fault, faults, lies
 from chaos.ground import LIMITS, RunContext, ground
 from chaos.invariants import Invariant, judge
 from chaos.lies import Lie
-from chaos.machine import eventually
-from chaos.processes import processes_with
+from chaos.processes import eventually, processes_with
 from chaos.trial import Chaos, Trial, plan
 from chaos.watch import Watch
 from digirl_dist.exit_status import end_by_sigterm_as_by_ctrl_c

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from chaos import forgery
 from chaos.ground import LIMITS, POLICY_STUCK_S, RunContext
 from chaos.lies import LIES, Lie
-from chaos.machine import Machine, eventually, send
+from chaos.machine import Machine, send
+from chaos.processes import eventually
 from chaos.watch import Event, Watch
 from digirl_dist.settings import Inference
 

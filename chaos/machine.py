@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from getpass import getuser
 from pathlib import Path
@@ -16,25 +15,12 @@ from typing import Any
 
 import psutil
 
-from chaos.processes import emulators, processes_with, running
+from chaos.processes import emulators, eventually, processes_with, running
 from chaos.relay import Relay
 from digirl_dist.parallel.free_port import free_port
 
 _SBIN = "/usr/sbin:/usr/local/sbin:/sbin:" + os.environ.get("PATH", "")
 CLOCK = Path(__file__).parent / "clock"
-
-
-def eventually(condition: Callable[[], object], limit_s: float) -> bool:
-    """Waits for ``condition``; returns whether it became true within the limit."""
-    asked = time.monotonic()
-    deadline = asked + limit_s
-    while not condition():
-        took_s = time.monotonic() - asked
-        if asked + took_s > deadline:
-            return False
-        time.sleep(min(0.5, max(0.02, 10 * took_s)))  # what is waited for needs the processors itself
-        asked = time.monotonic()
-    return True
 
 
 class Machine:

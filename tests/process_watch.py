@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
+
+from chaos import processes
 
 _LEAST_S = 120.0
 """A limit only ends a test that fails: a short one saves nothing, and fails a good test on a loaded machine."""
@@ -17,13 +18,7 @@ _LEAST_S = 120.0
 def eventually(condition: Callable[[], object], limit_s: float = _LEAST_S, what: str = "the condition") -> None:
     """Waits for ``condition``, for ``limit_s`` or ``_LEAST_S`` if that is more, and then fails."""
     limit_s = max(limit_s, _LEAST_S)
-    asked = time.monotonic()
-    deadline = asked + limit_s
-    while not condition():
-        took_s = time.monotonic() - asked
-        assert asked + took_s < deadline, f"{what} did not come true within {limit_s:g} s"
-        time.sleep(min(0.5, max(0.02, 10 * took_s)))  # what is waited for needs the processors itself
-        asked = time.monotonic()
+    assert processes.eventually(condition, limit_s), f"{what} did not come true within {limit_s:g} s"
 
 
 def processes_with(marker: str | Path) -> list[psutil.Process]:
