@@ -113,11 +113,10 @@ class Dispatch:
                 slots[name] = min(slots[name], most)
         return {name: count for name, count in slots.items() if count > 0}
 
-    def landed(self, winner: str, key: Key) -> None:
+    def landed(self, key: Key) -> None:
         """Stops the duplicates of an episode that has landed."""
         for name in self._leases.holders(key):
-            if name != winner:
-                self._fleet.workers[name].drop([key], "speculation")
+            self._fleet.workers[name].drop([key], "speculation")
 
     def _may_take(self, name: str, drain: Drain) -> bool:
         """Returns whether the worker ends in time; a ticket that is refused here soon goes to a faster worker.

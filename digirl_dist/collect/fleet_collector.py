@@ -302,7 +302,7 @@ class _Collection:
         elif manifest.size > self._limits.episode_mb * (1 << 20):
             reason = f"its file of {manifest.size} bytes is larger than limits.episode_mb={self._limits.episode_mb:g}"
             self._refused(worker, manifest, reason)
-        elif self._leases.expect(worker, key):
+        elif self._leases.expect(worker, key, manifest.attempt):
             ticket, grant = leased
             self._dispatch.pace.ended(worker, sum(manifest.spent.values()))  # without what it waited for the checkpoint
             self._stats.ended(worker, grant.seconds(manifest.seconds, self._clock()), manifest.age_s)
@@ -320,7 +320,7 @@ class _Collection:
         key = manifest.key
         stats = self._stats_of(self._iteration.counts_in(key))
         self._stats.worker_result(worker).pull_bytes += manifest.size
-        self._dispatch.landed(worker, key)
+        self._dispatch.landed(key)
         leased = self._leases.as_leased(worker, manifest)
         is_new = self._iteration.land(pulled.trajectory, pulled.path)
         if is_new:
@@ -344,19 +344,19 @@ class _Collection:
     def _refused(self, worker: str, manifest: EpisodeManifest, reason: str) -> None:
         self._table.tell("episode_refused", worker, episode=manifest.episode_id, reason=reason)
         self._forget(worker, manifest)
-        self._retry(worker, manifest.slot, manifest.key, reason)
+        self._retry(worker, manifest.slot, manifest.key, reason, manifest.attempt)
 
     def _forget(self, worker: str, manifest: EpisodeManifest) -> None:
         """Lets the worker delete the episode, and others of its ticket."""
         for episode in sorted({manifest.episode_id, *self._spares.pop((worker, manifest.key), ())}):
             self._fleet.workers[worker].forget(episode)
 
-    def _retry(self, worker: str, slot: int | None, key: Key, reason: str) -> None:
+    def _retry(self, worker: str, slot: int | None, key: Key, reason: str, attempt: int | None = None) -> None:
         if key not in self._leases.tickets:
             return
         self._stats.worker_result(worker).retried += 1
         self._table.tell("episode_retried", worker, slot=slot, ticket=key.number, reason=reason)
-        if self._leases.fail(worker, key, reason, self._table.able()):
+        if self._leases.fail(worker, key, reason, self._table.able(), attempt):
             self._table.tell_all("ticket_set_aside", **self._leases.why_set_aside(key))
         elif self._leases.is_blamed_on_one(key) and self._reliability.failed(
             worker, key, self._table.states[worker].slots

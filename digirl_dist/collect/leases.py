@@ -161,14 +161,15 @@ class Leases:
             self._hold(worker, key)
         return key in self._running.get(worker, ())
 
-    def expect(self, worker: str, key: Key) -> bool:
+    def expect(self, worker: str, key: Key, attempt: int) -> bool:
         """Notes that the episode ended on ``worker`` and is being pulled; False if its ticket is not open.
 
-        The same if it is being pulled from there already.
+        The same if it is being pulled from there already. A later attempt that ``worker`` was leased still runs.
         """
         if key not in self.tickets or key in self._coming.get(worker, ()):
             return False
-        self._running.get(worker, {}).pop(key, None)
+        if not self._is_leased_again(worker, key, attempt):
+            self._running.get(worker, {}).pop(key, None)
         self._coming.setdefault(worker, {})[key] = self._clock()
         self._held_by.setdefault(key, {})[worker] = None
         self._tried.add(key)
@@ -183,13 +184,19 @@ class Leases:
         self._forget(key)
         return self.tickets.pop(key, None) is not None
 
-    def fail(self, worker: str, key: Key, reason: str, others: Collection[str] = ()) -> bool:
+    def fail(
+        self, worker: str, key: Key, reason: str, others: Collection[str] = (), attempt: int | None = None
+    ) -> bool:
         """Queues the ticket of an episode that was lost on ``worker`` again; returns whether it was set aside instead.
 
         The first time it comes before those that nobody has tried, later behind them. It is set aside when it failed
-        too often, on two workers at least, unless there are no ``others`` than one.
+        too often, on two workers at least, unless there are no ``others`` than one. If ``worker`` was leased the ticket
+        again since ``attempt``, that is what it runs.
         """
-        self._let_go(worker, key)
+        if attempt is not None and self._is_leased_again(worker, key, attempt):
+            self._coming.get(worker, {}).pop(key, None)
+        else:
+            self._let_go(worker, key)
         if not self._is_orphan(key):
             return False
         failures = self._failures.setdefault(key, [])
@@ -304,6 +311,10 @@ class Leases:
         holders.pop(worker, None)
         if not holders:
             self._held_by.pop(key, None)
+
+    def _is_leased_again(self, worker: str, key: Key, attempt: int) -> bool:
+        is_running = key in self._running.get(worker, ())
+        return is_running and any(one == worker and later > attempt for one, later in self._grants.get(key, ()))
 
     def _is_orphan(self, key: Key) -> bool:
         """Returns whether the ticket is wanted and held by nobody."""

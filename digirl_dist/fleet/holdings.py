@@ -17,19 +17,20 @@ class Holdings:
 
     def __init__(self) -> None:
         self._order = 0
-        self._held: dict[Key, int] = {}
+        self._held: dict[Key, tuple[int, int]] = {}
+        """The order and the attempt of each lease."""
         self._dropped: dict[Key, int] = {}
         self._missing: set[Key] = set()
         self._claimed: set[Key] = set()
 
     def adopt(self, keys: Sequence[Key]) -> None:
         """Begins with the tickets that the program had before this connection."""
-        self._held = dict.fromkeys(keys, 0)
+        self._held = dict.fromkeys(keys, (0, 0))
 
     def lease(self, tickets: Sequence[Ticket]) -> Lease:
         self._order += 1
         for ticket in tickets:
-            self._held[ticket.key] = self._order
+            self._held[ticket.key] = self._order, ticket.attempt
             self._dropped.pop(ticket.key, None)
         return Lease(self._order, list(tickets))
 
@@ -44,9 +45,10 @@ class Holdings:
         """Returns whether the program should hold the ticket."""
         return key in self._held
 
-    def ended(self, key: Key) -> None:
-        """Forgets a ticket whose end the program has told."""
-        self._held.pop(key, None)
+    def ended(self, key: Key, attempt: int | None = None) -> None:
+        """Forgets a ticket whose end the program has told, but not if it was leased again since that attempt."""
+        if attempt is None or attempt >= self._held.get(key, (0, 0))[1]:
+            self._held.pop(key, None)
 
     def compare(self, said: Collection[Key], order: int) -> tuple[list[Key], list[Key]]:
         """Returns the tickets that the program lost without a word, and those that it claims without a lease.
@@ -55,7 +57,7 @@ class Holdings:
         """
         claims = set(said)
         self._dropped = {key: since for key, since in self._dropped.items() if since > order}
-        missing = {key for key, since in self._held.items() if since <= order and key not in claims}
+        missing = {key for key, (since, _) in self._held.items() if since <= order and key not in claims}
         claimed = claims - self._held.keys() - self._dropped.keys()
         lost, refused = missing & self._missing, claimed & self._claimed
         self._missing, self._claimed = missing - lost, claimed - refused

@@ -180,7 +180,7 @@ class Session:
             case EpisodeReady(manifest):
                 if manifest.run != self._job.run:
                     raise ProtocolError(f"it is of run {manifest.run}, not of {self._job.run}")
-                self._holdings.ended(manifest.key)
+                self._holdings.ended(manifest.key, manifest.attempt)
             case EpisodeFailed(_, key, _) | Acting(_, key) if not self._holdings.holds(key):
                 return []  # it was dropped meanwhile, or is of a former host
             case EpisodeFailed(_, key, _):

@@ -37,7 +37,7 @@ def test_a_ticket_is_held_by_all_who_run_it_until_it_lands_or_they_let_it_go() -
     leases.take("a", 1, version=3)
     leases.double("b", Key(3, 0))
     assert leases.holders(Key(3, 0)) == ["a", "b"] and not leases.undoubled(3)
-    assert leases.expect("b", Key(3, 0)) and leases.holders(Key(3, 0)) == ["a"]
+    assert leases.expect("b", Key(3, 0), 1) and leases.holders(Key(3, 0)) == ["a"]
     assert leases.release("a") == 0 and leases.queued == 1, "its episode is on its way from b"
     leases.adopt("a", Key(3, 0))
     assert leases.land(Key(3, 0)) and not leases.holds("a") and not leases.holds("b")
@@ -68,7 +68,7 @@ def test_the_tickets_of_a_lost_worker_come_first_for_the_others() -> None:
 def test_an_episode_that_is_on_its_way_frees_its_slot_but_stays_with_its_worker() -> None:
     leases = leased(tickets(2), attempts=3)
     leases.take("a", 1, version=3)
-    assert leases.expect("a", Key(3, 0)) and leases.running("a") == 0
+    assert leases.expect("a", Key(3, 0), 0) and leases.running("a") == 0
     assert leases.release("a") == 1
 
 
@@ -82,11 +82,24 @@ def test_a_worker_that_comes_back_keeps_what_nobody_else_has() -> None:
     assert leases.queued == 0
 
 
+def test_an_episode_that_comes_while_its_ticket_is_leased_anew_to_the_same_worker_leaves_that_lease() -> None:
+    leases = leased(tickets(1), attempts=3)
+    leases.take("a", 1, version=3)
+    leases.release("a")
+    leases.take("a", 1, version=3)
+    assert leases.expect("a", Key(3, 0), 0) and leases.holders(Key(3, 0)) == ["a"]
+    assert not leases.fail("a", Key(3, 0), "it was cut", attempt=0)
+    assert leases.queued == 0 and leases.holders(Key(3, 0)) == ["a"]
+    assert leases.expect("a", Key(3, 0), 1) and leases.holders(Key(3, 0)) == []
+    leases.fail("a", Key(3, 0), "it was cut", attempt=1)
+    assert leases.queued == 1
+
+
 def test_a_repeated_delivery_is_not_expected_again() -> None:
     leases = leased(tickets(1), attempts=3)
     leases.take("a", 1, version=3)
     leases.land(Key(3, 0))
-    assert not leases.expect("b", Key(3, 0))
+    assert not leases.expect("b", Key(3, 0), 0)
 
 
 def test_a_failed_ticket_runs_again_until_it_failed_too_often() -> None:
@@ -141,7 +154,7 @@ def test_what_runs_under_another_policy_or_is_on_its_way_is_not_doubled() -> Non
     leases = leased(tickets(2), attempts=1)
     leases.take("a", 2, version=3)
     assert not leases.undoubled(version=4)
-    leases.expect("a", Key(3, 0))
+    leases.expect("a", Key(3, 0), 0)
     assert [key for key, _, _ in leases.undoubled(version=3)] == [Key(3, 1)]
 
 
@@ -194,7 +207,7 @@ def act(leases: Bare, action: str, worker: str, index: int) -> tuple[list[Key], 
             for found, holder, _ in leases.undoubled(version=3)[:index]:
                 assert worker == holder or leases.double(worker, found).key == found
         case "expect":
-            leases.expect(worker, key)
+            leases.expect(worker, key, 0)
         case "land":
             return [key] if leases.land(key) else [], []
         case "fail":

@@ -68,7 +68,7 @@ class Round:
             for worker in workers:
                 for ticket in self.leases.take(worker, 1, 0, workers):
                     if ticket.index not in self.poisoned:
-                        self.leases.expect(worker, ticket.key)
+                        self.leases.expect(worker, ticket.key, 0)
                         self.iteration.land(episode(ticket))
                     elif self.leases.fail(worker, ticket.key, f"crashed on {worker}", workers):
                         self.aside.append(ticket.key)
@@ -235,7 +235,7 @@ def test_a_worker_that_claims_ten_thousand_slots_leaves_the_others_their_tickets
         here.hand_out(0)
     assert {name: len(got) for name, got in given.items()} == {"liar": 8, "a": 2, "b": 2}
     for ticket in given["liar"]:
-        leases.expect("liar", ticket.key)
+        leases.expect("liar", ticket.key, 0)
         leases.land(ticket.key)
         trust.landed("liar")
     here.hand_out(0)
