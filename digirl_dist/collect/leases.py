@@ -166,10 +166,12 @@ class Leases:
 
         The same if it is being pulled from there already. A later attempt that ``worker`` was leased still runs.
         """
-        if key not in self.tickets or key in self._coming.get(worker, ()):
+        if key not in self.tickets:
             return False
         if not self._is_leased_again(worker, key, attempt):
             self._running.get(worker, {}).pop(key, None)
+        if key in self._coming.get(worker, ()):
+            return False
         self._coming.setdefault(worker, {})[key] = self._clock()
         self._held_by.setdefault(key, {})[worker] = None
         self._tried.add(key)

@@ -95,6 +95,17 @@ def test_an_episode_that_comes_while_its_ticket_is_leased_anew_to_the_same_worke
     assert leases.queued == 1
 
 
+def test_a_later_attempt_that_ends_while_the_earlier_episode_is_pulled_runs_no_more() -> None:
+    leases = leased(tickets(1), attempts=3)
+    leases.take("a", 1, version=3)
+    leases.release("a")
+    leases.take("a", 1, version=3)
+    assert leases.expect("a", Key(3, 0), 0)
+    assert not leases.expect("a", Key(3, 0), 1) and leases.running("a") == 0
+    leases.fail("a", Key(3, 0), "it was cut", attempt=0)
+    assert leases.queued == 1
+
+
 def test_a_repeated_delivery_is_not_expected_again() -> None:
     leases = leased(tickets(1), attempts=3)
     leases.take("a", 1, version=3)

@@ -38,6 +38,7 @@ def test_promises_hold_in_the_first_seeds() -> None:
         (20417, 3, 3, 1, [0]),  # an account that the host never heard
         (21264, 3, 6, 1, [1, 2]),  # a worker that is away at the end, with an account from shortly before
         (310171, 1, 4, 2, [1, 2, 3]),  # an episode that lay ready lands while its ticket is leased anew to its worker
+        (403787, 2, 3, 2, [3]),  # both attempts of a ticket lie ready, and the file of the first is damaged
         (23935, 2, 2, 2, [0, 2]),  # forged files that a stopped program never announces
     ],
 )
