@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from digirl_dist.agent import Agent, AgentFactory
 from digirl_dist.errors import CheckpointError
 from digirl_dist.storage.checkpoint import Checkpoint
+from digirl_dist.storage.digirl_checkpoint import DigirlCheckpoint
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class StartedFrom:
     """An AgentFactory whose agents begin with the policy of a checkpoint."""
 
     factory: AgentFactory
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint | DigirlCheckpoint
 
     def __call__(self) -> Agent:
         """Raises CheckpointError for a policy of another shape."""

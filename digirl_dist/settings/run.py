@@ -128,7 +128,8 @@ class Settings:
     """The run folder. Repeating the command continues the run in it."""
     start_from: Elsewhere | None = None  # a run that goes on needs it no more
     """Checkpoint whose policy, and nothing else of its run, a new run begins with: a folder like
-    ``RUN/checkpoints/000014`` or ``RUN/checkpoints/best``, or a run folder, whose newest one counts."""
+    ``RUN/checkpoints/000014`` or ``RUN/checkpoints/best``, or a run folder, whose newest one counts. Of a DigiRL run,
+    the folder ``trainer.pt``."""
     save_freq: Count = 1
     """Iterations between kept checkpoints; the newest and the best in evaluations are always kept."""
     keep_checkpoints: Count | None = None

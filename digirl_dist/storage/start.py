@@ -10,6 +10,8 @@ from digirl_dist.errors import CheckpointError, SettingsError
 from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage import atomic_files
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints, read_checkpoint
+from digirl_dist.storage.digest import file_digest
+from digirl_dist.storage.digirl_checkpoint import POLICY_FILE, DigirlCheckpoint
 from digirl_dist.types import Json
 
 
@@ -18,11 +20,13 @@ class Start:
     """A checkpoint that was asked for by ``asked``, an absolute path."""
 
     asked: str
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint | DigirlCheckpoint
 
     @property
     def agent(self) -> str | None:
         """The name of the agent in the configuration of the checkpoint's run, if that lies beside it."""
+        if isinstance(self.checkpoint, DigirlCheckpoint):
+            return "autoui"
         content = read_mapping(self.checkpoint.folder.parent.parent / "config.yaml")
         agent = content.get("agent")
         return agent.get("name") if isinstance(agent, dict) else None
@@ -30,14 +34,13 @@ class Start:
     def record(self, run: Path) -> dict[str, Json]:
         """Writes ``start.json`` into the run folder and returns its content."""
         folder = self.checkpoint.folder
-        source = read_mapping(folder.parent.parent / "run.json").get("run_id")
-        content = {
-            "start_from": self.asked,
-            "checkpoint": str(folder),
-            "iteration": self.checkpoint.iteration,
-            "run_id": source,
-            "tensors": {name: info.digest for name, info in self.checkpoint.tensors.items()},
-        }
+        content: dict[str, Json] = {"start_from": self.asked, "checkpoint": str(folder)}
+        if isinstance(self.checkpoint, DigirlCheckpoint):
+            content |= {"iteration": None, "run_id": None, "tensors": {POLICY_FILE: file_digest(folder / POLICY_FILE)}}
+        else:
+            tensors = {name: info.digest for name, info in self.checkpoint.tensors.items()}
+            source = read_mapping(folder.parent.parent / "run.json").get("run_id")
+            content |= {"iteration": self.checkpoint.iteration, "run_id": source, "tensors": tensors}
         atomic_files.write_json(run / "start.json", content)
         return content
 
@@ -45,8 +48,8 @@ class Start:
 def start_of(start_from: str | None, run: Path) -> Start | None:
     """Returns where the run in the folder ``run`` starts; None if it starts afresh or continues.
 
-    ``start_from`` is the folder of a checkpoint, or of a run, whose newest checkpoint counts. Raises SettingsError if
-    it is neither, or if the run started otherwise.
+    ``start_from`` is the folder of a checkpoint, or of a run, whose newest checkpoint counts, here or of DigiRL.
+    Raises SettingsError if it is neither, or if the run started otherwise.
     """
     if start_from is None:
         return None
@@ -66,6 +69,10 @@ def start_of(start_from: str | None, run: Path) -> Start | None:
                 return Start(asked, read_checkpoint(folder.resolve()))
             except CheckpointError as error:
                 raise SettingsError(f"start_from={start_from}: {error}") from error
+    for folder in (Path(asked), Path(asked) / "trainer.pt"):
+        if os.path.isfile(folder / POLICY_FILE):
+            return Start(asked, DigirlCheckpoint(folder))
     raise SettingsError(
-        f"start_from={start_from} is no checkpoint; name a folder like RUN/checkpoints/000014, or a run folder"
+        f"start_from={start_from} is no checkpoint; name a folder like RUN/checkpoints/000014, a run folder, or the "
+        "folder trainer.pt of a DigiRL run"
     )

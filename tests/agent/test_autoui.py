@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from agent import plain_autoui
 from agent.autoui_folders import (
     FEATURES,
@@ -22,14 +23,16 @@ from safetensors.torch import load_file
 
 from digirl_dist.agent.autoui import AutoUiAgent, autoui_factory
 from digirl_dist.agent.autoui.encoders import ScreenEncoder
+from digirl_dist.agent.placement import StartedFrom
 from digirl_dist.algorithm.digirl import DigiRL
 from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.cli.main import main
 from digirl_dist.emulator.phone import PHONE_SPEC
-from digirl_dist.errors import SettingsError, TrajectoryError
+from digirl_dist.errors import CheckpointError, SettingsError, TrajectoryError
 from digirl_dist.settings import ActorSettings, AutoUiSettings, DigirlSettings, FilteredBcSettings
 from digirl_dist.storage import parquet
 from digirl_dist.storage.import_digirl import read
+from digirl_dist.storage.start import start_of
 from digirl_dist.trajectory import Observation
 from digirl_dist.user_code import packing
 
@@ -260,3 +263,36 @@ def test_a_run_over_ssh_stores_what_was_asked_and_said(folders: Path, tmp_path: 
     assert told.tolist() == pytest.approx([step.log_prob for step in episode.steps], abs=1e-4)
     state = load_file(tmp_path / "checkpoints" / "latest" / "policy.safetensors")
     assert set(state) == set(released_shapes()) - RELEASED_TWICE
+
+
+@pytest.mark.parametrize("prefix", ["", "module."], ids=["one GPU", "several GPUs"])
+def test_a_run_starts_from_the_policy_of_a_digirl_run(folders: Path, tmp_path: Path, prefix: str) -> None:
+    """Saved by the real Accelerate as DigiRL saves it: policy, both critics, their optimisers."""
+    make_autoui(tmp_path / "trained", random_weights(seed=5))
+    trained = agent(folders, model=str(tmp_path / "trained"))
+    accelerator = Accelerator(cpu=True)
+    parts = [trained._model, torch.nn.Linear(3, 2), torch.nn.Linear(2, 2)]
+    accelerator.prepare(*parts, *(torch.optim.Adam(part.parameters()) for part in parts))
+    folder = tmp_path / "logs" / "trainer.pt"
+    accelerator.save_state(str(folder), safe_serialization=False)
+    saved = torch.load(folder / "pytorch_model.bin", weights_only=True)
+    assert saved.keys() >= RELEASED_TWICE
+    torch.save({prefix + name: tensor for name, tensor in saved.items()}, folder / "pytorch_model.bin")
+    for named in (folder, folder.parent):
+        start = start_of(str(named), tmp_path / "run")
+        assert start is not None and start.agent == "autoui"
+        begun = StartedFrom(lambda: agent(folders), start.checkpoint)()
+        assert begun.state_dict().keys() == trained.state_dict().keys()
+        assert all(torch.equal(begun.state_dict()[name], tensor) for name, tensor in trained.state_dict().items())
+    assert start.record(tmp_path)["tensors"]
+
+
+@pytest.mark.parametrize("content", [[1.0], {"weights": "no tensor"}, {"shared.weight": torch.zeros(2, 2)}])
+def test_a_digirl_checkpoint_of_other_content_is_refused_by_name(
+    folders: Path, tmp_path: Path, content: object
+) -> None:
+    torch.save(content, tmp_path / "pytorch_model.bin")
+    start = start_of(str(tmp_path), tmp_path / "run")
+    assert start is not None
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        StartedFrom(lambda: agent(folders), start.checkpoint)()

@@ -32,7 +32,7 @@ def source(tmp_path: Path) -> Path:
 
 def found(start_from: Path | str, run: Path) -> Checkpoint:
     start = start_of(str(start_from), run)
-    assert start is not None
+    assert start is not None and isinstance(start.checkpoint, Checkpoint)
     return start.checkpoint
 
 
