@@ -1,4 +1,4 @@
-"""The folder ``trainer.pt`` of a DigiRL run: what Accelerate's ``save_state`` wrote."""
+"""What Accelerate wrote for DigiRL: ``trainer.pt``, a folder; for DistRL ``trainer_current_policy.pt/model.pt`` too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TIED = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 @dataclass(frozen=True)
 class DigirlCheckpoint:
-    """The policy of a DigiRL run, which has Auto-UI's form. DigiRL does not write how many updates made it."""
+    """The policy of a DigiRL or DistRL run, which has Auto-UI's form. How many updates made it is not written there."""
 
     folder: Path
 

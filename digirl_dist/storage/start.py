@@ -69,7 +69,7 @@ def start_of(start_from: str | None, run: Path) -> Start | None:
                 return Start(asked, read_checkpoint(folder.resolve()))
             except CheckpointError as error:
                 raise SettingsError(f"start_from={start_from}: {error}") from error
-    for folder in (Path(asked), Path(asked) / "trainer.pt"):
+    for folder in (Path(asked), Path(asked) / "trainer.pt", Path(asked) / "model.pt"):
         if os.path.isfile(folder / POLICY_FILE):
             return Start(asked, DigirlCheckpoint(folder))
     raise SettingsError(

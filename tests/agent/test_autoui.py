@@ -285,6 +285,9 @@ def test_a_run_starts_from_the_policy_of_a_digirl_run(folders: Path, tmp_path: P
         assert begun.state_dict().keys() == trained.state_dict().keys()
         assert all(torch.equal(begun.state_dict()[name], tensor) for name, tensor in trained.state_dict().items())
     assert start.record(tmp_path)["tensors"]
+    accelerator.save_model(parts[0], str(tmp_path / "trainer_current_policy.pt" / "model.pt"), safe_serialization=False)
+    start = start_of(str(tmp_path / "trainer_current_policy.pt"), tmp_path / "run")  # as DistRL does
+    assert start is not None and StartedFrom(lambda: agent(folders), start.checkpoint)()
 
 
 @pytest.mark.parametrize("content", [[1.0], {"weights": "no tensor"}, {"shared.weight": torch.zeros(2, 2)}])
