@@ -63,9 +63,9 @@ def main() -> None:
         seconds["early"] = [_of_as_many(*early.iteration(number, TICKETS)) for number in range(1, ROUNDS + 1)]
         hangs = {name: len(list((here.folder / f"faults-{name}").glob("*"))) for name in faulty}
     values = {
-        "vs_digirl": (mean(seconds["digirl"]) / mean(seconds["ours"]), ">=4"),
-        "vs_distrl": (mean(seconds["distrl"]) / mean(seconds["early"]), ">=1.7"),
-        "vs_light_no_faults": (_of_pairs(seconds["light"], seconds["smooth"]), ">=2"),
+        "vs_digirl": (mean(seconds["digirl"]) / mean(seconds["ours"]), ">=5"),
+        "vs_distrl": (mean(seconds["distrl"]) / mean(seconds["early"]), ">=2.5"),
+        "vs_light_no_faults": (_of_pairs(seconds["light"], seconds["smooth"]), ">=2.3"),
     }
     detail = {f"{name}_s": rounded(each) for name, each in seconds.items()}
     detail["vs_distrl_with_close_all"] = rounded([mean(seconds["distrl"]) / mean(seconds["ours"])])

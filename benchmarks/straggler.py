@@ -33,7 +33,7 @@ def main() -> None:
             tails.append(ended[-1] - ended[-SLOTS * WORKERS])
     show(
         "straggler",
-        {"over_ideal": (median(over), "<=1.15")},
+        {"over_ideal": (median(over), "<=1.10")},
         {
             "over_ideal": rounded(over),
             "iterations_s": rounded(seconds),
