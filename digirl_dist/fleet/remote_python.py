@@ -60,7 +60,10 @@ class RemotePython:
             return _ANSWERS.decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             reason = f"something else than the installation answers: {line[:200]!r}"
-            remedy = "let the shell's start-up files print nothing when it is not interactive"
+            remedy = (
+                "let the shell's start-up files print nothing when it is not interactive, or give an account that has "
+                "no shell one with `chsh`"
+            )
             raise InstallError(self._channel.worker, reason, remedy) from error
 
     def _why_no_answer(self) -> WorkerError:

@@ -249,7 +249,7 @@ def _explain(error: Exception) -> str:
     causes = [str(cause) for cause in _causes(error)]
     everything = "\n".join(causes)
     if wrong := re.search(r"Key '([^']+)' not in '(\w+)'", everything):
-        advice = _moved(wrong[1]) or _near(wrong[1], _fields(wrong[2]))
+        advice = _moved(wrong[1]) or _near(wrong[1], _fields(wrong[2]), _group_of(wrong[2]))
         return f"there is no key {wrong[1]!r} in {wrong[2]}; {advice}"
     text = "; ".join(dict.fromkeys(cause.splitlines()[0].strip() for cause in causes))
     if ambiguous := re.search(r"Ambiguous value for argument '([^=']+)=", text):
@@ -294,9 +294,12 @@ def _keys(*path: str) -> Iterator[tuple[str, ...]]:
                 yield from _keys(*path, name)
 
 
-def _near(name: str, known: Sequence[str]) -> str:
-    """Asks for the nearest key: of the ``known`` ones, or one of almost that name at another place."""
-    places = list(dict.fromkeys(_keys()))
+def _near(name: str, known: Sequence[str], group: str | None = None) -> str:
+    """Asks for the nearest key: of the ``known`` ones, or one of almost that name at another place.
+
+    The keys of other options of the ``group`` are none: ``emulator.task`` is not for every emulator.
+    """
+    places = [path for path in dict.fromkeys(_keys()) if path[0] != group]
     close = get_close_matches(name, {path[-1] for path in places}, n=1, cutoff=0.8)
     if not close or close[0] in known:
         return nearest(name, known)
@@ -308,6 +311,11 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__
+
+
+def _group_of(class_name: str) -> str | None:
+    named = {kind.__name__: group for group, options in options_of_groups().items() for kind in options.values()}
+    return named.get(class_name)
 
 
 def _fields(class_name: str) -> list[str]:

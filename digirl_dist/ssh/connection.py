@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import threading
 from abc import ABC, abstractmethod
@@ -12,6 +13,8 @@ from digirl_dist.errors import WorkerError
 from digirl_dist.ssh.channel import Channel, Deadline
 
 _MOST_OUTPUT = 16 << 20
+_PLAIN = re.compile(r"[\w@+:,./~ -]+", re.ASCII)
+"""Text that means the same to every shell."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Connection(ABC):
     def open(self, command: str | Sequence[str]) -> Channel:
         """Starts ``command`` and returns its channel.
 
-        ``quote`` quotes a list; a string goes to the remote shell as it is. Raises LinkLostError, or WorkerError if the
+        ``quote`` quotes a list; a string is a line for ``sh``. Raises LinkLostError, or WorkerError if the
         worker refuses another channel.
         """
 
@@ -134,6 +137,22 @@ def _quote_one(argument: str) -> str:
     if argument == "~" or argument == "~/":
         return argument
     return "~/" + shlex.quote(argument[2:]) if argument.startswith("~/") else shlex.quote(argument)
+
+
+def for_login_shell(command: str | Sequence[str]) -> str:
+    """Returns the line by which any login shell runs ``command``, which is one for ``sh`` if it is a text.
+
+    What is not plain words goes to ``sh`` in octal: csh, tcsh and fish read quotes, ``!`` and backslashes otherwise.
+    """
+    line = command if isinstance(command, str) else quote(command)
+    if _PLAIN.fullmatch(line):
+        return line
+    coded = "".join(each if _PLAIN.fullmatch(each) else _octal(each) for each in line)
+    return f"""exec sh -c 'eval "{"" if isinstance(command, str) else "exec "}$(printf %b "{coded}")"'"""
+
+
+def _octal(character: str) -> str:
+    return "".join(f"\\0{byte:03o}" for byte in character.encode())
 
 
 class _Feeder:

@@ -22,7 +22,7 @@ from pathlib import Path
 from digirl_dist.errors import LinkLostError, LoginError, UnreachableError
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh import tied_process
-from digirl_dist.ssh.connection import Address, Connection, quote, too_many_channels
+from digirl_dist.ssh.connection import Address, Connection, for_login_shell, quote, too_many_channels
 from digirl_dist.ssh.login import check_key_file
 from digirl_dist.ssh.mux import Session, SessionRefused
 from digirl_dist.ssh.openssh_channel import OpenSshChannel
@@ -65,7 +65,7 @@ class OpenSshConnection(Connection):
     def open(self, command: str | Sequence[str]) -> OpenSshChannel:
         line = command if isinstance(command, str) else quote(command)
         try:
-            session = self._session(line, self._settings.connect_s + self._settings.silence_s)
+            session = self._session(for_login_shell(command), self._settings.connect_s + self._settings.silence_s)
         except SessionRefused as error:
             raise too_many_channels(self.worker, line, str(error)) from error
         except OSError as error:

@@ -19,7 +19,7 @@ from paramiko.ssh_exception import NoValidConnectionsError
 
 from digirl_dist.errors import LinkLostError, LoginError, UnknownHostError, UnreachableError, WorkerError
 from digirl_dist.settings import SshSettings
-from digirl_dist.ssh.connection import Address, Connection, quote, too_many_channels
+from digirl_dist.ssh.connection import Address, Connection, for_login_shell, quote, too_many_channels
 from digirl_dist.ssh.host_keys import KnownKeys, RefuseUnknown, changed_key, known_hosts_files, revoked_key, target_name
 from digirl_dist.ssh.login import KeyLogin, login_error
 from digirl_dist.ssh.paramiko_channel import ParamikoChannel
@@ -61,7 +61,7 @@ class ParamikoConnection(Connection):
         try:
             raw = self._transport.open_session(timeout=self._settings.connect_s)
             with _closed_after(self._settings.connect_s + self._settings.silence_s, raw.close):
-                raw.exec_command(line)  # waits for the answer of a server that may never give one
+                raw.exec_command(for_login_shell(command))  # waits for the answer of a server that may never give one
         except paramiko.ChannelException as error:
             raise too_many_channels(self.worker, line, error.text) from error
         except (paramiko.SSHException, OSError, EOFError) as error:

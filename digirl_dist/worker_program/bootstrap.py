@@ -149,6 +149,8 @@ class Installation:
         wheel = self._receive_wheel()
         if not intact:
             self._make_environment()
+        if self._request.reuse_packages and sys.prefix != sys.base_prefix:
+            self._reuse_outer_environment()
         # The first run replaces the package even if its version number is the old one, the second adds what it needs.
         self._pip("--no-index", "--force-reinstall", "--no-deps", str(wheel))
         if requirements := self._missing(self._request.requirements):
@@ -156,6 +158,9 @@ class Installation:
             self._pip("-c", str(self._constraints()), *self._request.pip_args, *requirements)
         if self._request.setup:
             self._set_up()
+        if self._request.requirements and (self._request.setup or self._request.reuse_packages):
+            works = [str(self._python), "-I", "-c", "import digirl_dist.worker_program.program"]
+            self._run(works, "import the package")
         part = self._record.with_suffix(".part")
         part.write_text(json.dumps(self._state()))
         os.replace(part, self._record)
@@ -174,9 +179,6 @@ class Installation:
         own = {"PATH": path, "VIRTUAL_ENV": str(self._venv)}
         with self._private("setup.sh", self._request.setup) as script:
             self._run(["bash", "-e", str(script)], "run emulator.setup", own, needs_host=True)
-        if self._request.requirements:  # the script may have replaced some of them
-            works = [str(self._python), "-I", "-c", "import digirl_dist.worker_program.program"]
-            self._run(works, "import the package after emulator.setup")
 
     def _same_environment(self) -> bool:
         with suppress(OSError, ValueError):
@@ -210,14 +212,16 @@ class Installation:
         self._run([sys.executable, "-m", "venv", "--without-pip", *options, str(self._venv)], "make an environment")
         if not self._installer():
             self._add_pip()
-        if self._request.reuse_packages and sys.prefix != sys.base_prefix:
-            self._reuse_outer_environment()
 
     def _reuse_outer_environment(self) -> None:
-        """A virtual environment made from another one sees the base Python's packages, not those of the other."""
+        """A virtual environment made from another one sees the base Python's packages, not those of the other.
+
+        Its editable packages are found by the ``.pth`` files there.
+        """
         paths = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
         places = list(self._venv.glob("lib/python*/site-packages"))
-        (places[0] / "reused_packages.pth").write_text("\n".join(paths) + "\n")
+        lines = [f"import site; site.addsitedir({path!r})\n" for path in paths]
+        (places[0] / "reused_packages.pth").write_text("".join(lines))
 
     def _constraints(self) -> Path:
         """The host's versions."""

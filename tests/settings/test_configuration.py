@@ -119,6 +119,11 @@ def test_a_wrong_setting_is_refused_by_name(override: str, message: str) -> None
     assert len(str(refusal.value)) < 600, "one clear message, not a traceback"
 
 
+def test_a_key_of_another_emulator_is_not_proposed() -> None:
+    with pytest.raises(SettingsError, match=r"no key 'task' in GymnasiumSettings; there are .*\bid\b"):
+        load("emulator=gymnasium", "emulator.task=CartPole-v1")
+
+
 def test_the_new_places_of_old_keys_exist() -> None:
     settings = load("agent=autoui", "agent.model=somewhere")
     for place in configuration._MOVED.values():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pickle
+import shutil
 import socket
 import subprocess
 import threading
@@ -18,7 +20,7 @@ import pytest
 from digirl_dist.errors import HostKeyError, LinkLostError, LoginError, UnreachableError, WorkerError
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connect import connect
-from digirl_dist.ssh.connection import Address, Connection, quote
+from digirl_dist.ssh.connection import Address, Connection, for_login_shell, quote
 
 pytestmark = pytest.mark.component
 
@@ -37,6 +39,23 @@ def test_arguments_arrive_as_they_are_and_a_leading_tilde_is_the_remote_home(lin
     home = link.run("echo $HOME").stdout.decode().strip()
     assert done.stdout.decode().splitlines() == ["a b", "it's", "$HOME", "*", f"{home}/x y", "a~"]
     assert quote(["ls", "~"]) == "ls ~"
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "tcsh", "fish", "zsh"])
+def test_every_login_shell_runs_what_was_meant(shell: str) -> None:
+    """sshd hands the line to the user's login shell as here."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+
+    def said(command: str | list[str]) -> str:
+        line = [shell, "-c", for_login_shell(command)]
+        return subprocess.run(line, capture_output=True, text=True, check=True, env={**os.environ, "HOME": "/h"}).stdout
+
+    odd = ["a b", "it's", '"', "$HOME", "*", "{a,b}", "wow!", "two\nlines\n", "back\\slash\\\\ \\'", "%self", "=ls"]
+    odd += ["ä", "#", "", "~x"]
+    assert said(["printf", "<%s>", *odd, "~/x y", "~/z"]) == "".join(f"<{each}>" for each in [*odd, "/h/x y", "/h/z"])
+    assert said(["echo", "~/a/b"]) == "/h/a/b\n", "plain words stay as they are"
+    assert said("for x in 1 2; do echo $x; done; (exit 0)") == "1\n2\n", "a text is a line for sh"
 
 
 def test_much_input_and_much_output_flow_at_the_same_time(link: Connection) -> None:
