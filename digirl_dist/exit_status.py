@@ -14,8 +14,8 @@ _RESUMES = "the same command resumes where it stopped"
 
 
 def exit_status(command: Callable[[], int], after_interruption: str = _RESUMES) -> int:
-    """Returns ``command``'s status; 2 after a SettingsError, 1 after another DigirlDistError, 130 if interrupted,
-    141 if its output is no longer read."""
+    """Returns ``command``'s status; 2 after a SettingsError, 1 after another DigirlDistError or a file that cannot be
+    used, 130 if interrupted, 141 if its output is no longer read."""
     try:
         return command()
     except DigirlDistError as error:
@@ -27,6 +27,11 @@ def exit_status(command: Callable[[], int], after_interruption: str = _RESUMES) 
     except BrokenPipeError:  # who reads the output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {printable(str(error.filename))}: {error.strerror}", file=sys.stderr)
+        return 1
 
 
 def end_by_sigterm_as_by_ctrl_c() -> None:

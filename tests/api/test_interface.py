@@ -185,10 +185,10 @@ def test_a_file_that_is_being_copied_is_read_once_it_is_whole_and_others_types_d
     pq.write_table(rows.set_column(place, "seed", rows["seed"].cast(pa.int32())), first)
     place = rows.schema.get_field_index("success")
     pq.write_table(rows.set_column(place, "success", pa.array(["maybe"] * rows.num_rows)), third)
-    assert len(run.episodes()) == 6
-    assert [note.split(" is not")[0] for note in run.index.notes] == [second.name, third.name]
+    assert len(run.episodes()) == 0
+    assert [note.split(" is not")[0] for note in run.index.notes] == [first.name, second.name, third.name]
     second.write_bytes(whole)
-    assert len(run.episodes()) == 12 and len(run.index.notes) == 1
+    assert len(run.episodes()) == 6 and len(run.index.notes) == 2
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

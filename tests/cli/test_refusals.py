@@ -22,8 +22,9 @@ MISTAKES = {
     "runs/mistyped is no run folder": ["eval", "runs/mistyped"],
     "no task set 'unheard-of'": ["demo", "task_set=unheard-of"],
     "save_path=/proc/mine cannot be written": ["demo", "save_path=/proc/mine"],
-    "is runs/mistyped the save_path of a run?": ["why", "runs/mistyped"],
+    "runs/mistyped/status.json cannot be read: No such file or directory": ["why", "runs/mistyped"],
     "is no run folder": ["report", "runs/mistyped"],
+    "there is no run in or below": ["view", "runs/mistyped"],
 }
 PROGRAM = """
 import contextlib, io, json, sys, time

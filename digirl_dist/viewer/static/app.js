@@ -72,7 +72,9 @@ async function update() {
   let seen;
   do {
     seen = told;
-    const newFigures = seen.some((run) => run.metrics !== state.runs.get(run.name)?.metrics_size);
+    const known = (run) => state.runs.get(run.name) || {};
+    if (seen.some((run) => run.id && known(run).id && run.id !== known(run).id)) return location.reload(); // another run has its folder
+    const newFigures = seen.some((run) => run.metrics !== known(run).metrics_size || run.gone !== known(run).gone);
     if (newFigures) {
       await refreshRuns();
       for (const run of seen) state.runs.get(run.name).metrics_size = run.metrics;
