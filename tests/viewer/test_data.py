@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from small_run import append, episode, make_run
 from starlette.testclient import TestClient
 
 from digirl_dist import Run
-from digirl_dist.errors import SettingsError, TrajectoryError
+from digirl_dist.errors import RunFolderError, SettingsError, TrajectoryError
 from digirl_dist.storage import parquet
+from digirl_dist.user_code.entry_point import load_entry_point
 from digirl_dist.viewer.bundle import bundle, write_bundle
 from digirl_dist.viewer.data import named, screenshot
+from digirl_dist.viewer.explainer import Explainer
 from digirl_dist.viewer.server import Guard, Pages
 
 pytestmark = pytest.mark.component
@@ -92,6 +95,22 @@ def test_an_episode_its_picture_and_the_timeline(client: TestClient) -> None:
     assert client.get("/api/episode", params={"run": "demo", "key": "t9.9"}).status_code == 404
     assert client.get("/api/rows", params={"run": "other"}).status_code == 404
     assert client.get("/api/rows").status_code == 404
+
+
+def test_a_strangers_run_imports_nothing_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside_run_py.py").write_text("Mine = 1")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    explainer = Explainer()
+    with pytest.raises(RunFolderError, match="no config"):
+        explainer.explain(tmp_path, "t0.0", None)
+    assert explainer._pool is not None
+    with pytest.raises(SettingsError, match="cannot be imported unless it is installed or on PYTHONPATH"):
+        explainer._pool.submit(load_entry_point, "beside_run_py:Mine").result()
+    explainer.close()
+    assert load_entry_point("beside_run_py:Mine") == 1
 
 
 @pytest.mark.parametrize("image", [None, b"", b"<svg onload='alert(1)'/>", b"<html><script>", b"GIF89a" + bytes(40)])
