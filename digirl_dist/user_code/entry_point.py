@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +28,18 @@ def import_module(name: str) -> ModuleType:
     except Exception as exc:
         where = "unless it is installed or on PYTHONPATH" if is_safe else f"from {here}"
         raise SettingsError(f"module {name!r} cannot be imported {where}: {type(exc).__name__}: {exc}") from exc
+
+
+def load_callable(entry_point: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """Returns the class or function of that name. Raises SettingsError also if it cannot be called with these."""
+    found = load_entry_point(entry_point)
+    try:
+        inspect.signature(found).bind(*arguments, **named)
+    except TypeError as exc:
+        raise SettingsError(f"entry_point {entry_point!r} cannot be called as it will be: {exc}") from exc
+    except ValueError:  # some classes of C tell no signature
+        pass
+    return found
 
 
 def load_entry_point(entry_point: str) -> Any:
