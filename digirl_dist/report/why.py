@@ -119,6 +119,8 @@ def _grouped(lines: Sequence[str]) -> list[tuple[dict[str, Any], int]]:
 def is_running(folder: Path) -> bool:
     """Returns whether a host holds the folder's lock."""
     try:
+        if not (folder / ".lock").is_file():
+            return False
         with (folder / ".lock").open("rb") as lock:  # nothing is written: the folder may be a stranger's
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False

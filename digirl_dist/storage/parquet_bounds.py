@@ -102,7 +102,7 @@ def bounded(path: Path, schemas: Sequence[pa.Schema], limits: Limits) -> Iterato
 
     Raises TrajectoryError, OSError, or Arrow's own errors for a footer that is none.
     """
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=_opened_at_once) as file:
         content = _OnDisk(file)
         groups = _groups(content, limits)
         with pq.ParquetFile(
@@ -116,6 +116,11 @@ def bounded(path: Path, schemas: Sequence[pa.Schema], limits: Limits) -> Iterato
             same = any(found.equals(schema, check_metadata=False) for schema in schemas)
             _require(same, f"its columns are not those of a trajectory: {', '.join(found.names)[:300]}")
             yield BoundedFile(content, groups, opened, limits)
+
+
+def _opened_at_once(path: str, flags: int) -> int:
+    """A named pipe, which a stranger's folder may hold, would be waited for; it has no bytes."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 class _OnDisk:

@@ -148,7 +148,8 @@ def named(runs: Sequence[Run]) -> dict[str, ViewedRun]:
 
 
 def _id(run: Run) -> Json:
-    return read_mapping(run.folder / "run.json").get("run_id")
+    path = run.folder / "run.json"
+    return read_mapping(path).get("run_id") if path.is_file() else None
 
 
 def observations(one: Trajectory) -> list[Observation]:

@@ -60,6 +60,7 @@ BOMBS: dict[str, Callable[[Path], Path]] = {
     "another compression": lambda path: write(path, rows(1), compression="gzip"),
     "a column more": lambda path: write(path, rows(1).append_column("more", pa.array([1]))),
     "a column less": lambda path: write(path, rows(1).drop_columns(["seed"])),
+    "no file": lambda path: (os.mkfifo(path), path)[1],
     "nothing": lambda path: write(path, rows(1).slice(1)),
 }
 
