@@ -34,7 +34,8 @@ def exit_status(command: Callable[[], int], after_interruption: str = "") -> int
     except OSError as error:
         if error.filename is None and error.errno not in _FULL:
             raise
-        _write_nowhere()
+        if error.filename is None:
+            _write_nowhere()
         print(f"error: {printable(str(error.filename or 'the output'))}: {error.strerror}", file=sys.stderr)
         return 1
 
