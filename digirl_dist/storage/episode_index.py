@@ -134,7 +134,7 @@ class EpisodeIndex:
             rows, firsts = _summary(path)
         except (TrajectoryError, KeyError) as error:
             if ".landing" not in path.parts:  # that one has become part of its iteration's file
-                self._unreadable[name] = written, str(error)
+                self._unreadable[name] = written, str(error).removeprefix(f"{path} is not a trajectory file: ")
             return
         keys = rows["key"].to_pylist()
         fresh = []
