@@ -88,6 +88,7 @@ class Browser:
         for height in (least, min(max(least, int(self.page.run("return document.body.scrollHeight"))), most)):
             size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
             self.page._devtools.ask("Emulation.setDeviceMetricsOverride", size, time.monotonic() + _LIMIT_S)
+            self.wait("innerHeight === arguments[0]", height)
 
     def text(self, selector: str = "#main") -> str:
         return str(self.page.run("return document.querySelector(arguments[0])?.innerText ?? ''", selector))
