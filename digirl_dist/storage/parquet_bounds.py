@@ -260,7 +260,8 @@ class ThriftReader:
         return self._content[self._at - 1]
 
     def _varint(self) -> int:
-        value = self._byte()
+        value = self._content[self._at]
+        self._at += 1
         if value < 128:
             return value
         value &= 127
@@ -272,7 +273,11 @@ class ThriftReader:
         raise TrajectoryError("a number in a header does not end")
 
     def _integer(self) -> int:
-        value = self._varint()
+        value = self._content[self._at]
+        if value < 128:  # nearly all, and a call for each would be most of the time
+            self._at += 1
+        else:
+            value = self._varint()
         return (value >> 1) ^ -(value & 1)
 
     def _bytes(self, length: int) -> bytes:
