@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -10,23 +11,38 @@ from collections.abc import Callable
 from digirl_dist.errors import DigirlDistError, SettingsError
 from digirl_dist.plain_text import printable
 
-_RESUMES = "the same command resumes where it stopped"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def exit_status(command: Callable[[], int], after_interruption: str = _RESUMES) -> int:
-    """Returns ``command``'s status; 2 after a SettingsError, 1 after another DigirlDistError, 130 if interrupted,
-    141 if its output is no longer read."""
+def exit_status(command: Callable[[], int], after_interruption: str = "") -> int:
+    """Returns ``command``'s status; 2 after a SettingsError, 1 after another DigirlDistError or a file that cannot be
+    used, 130 if interrupted, 141 if its output is no longer read."""
     try:
-        return command()
+        status = command()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return status
     except DigirlDistError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
     except KeyboardInterrupt:
-        print(f"interrupted; {after_interruption}", file=sys.stderr)
+        print(f"interrupted{after_interruption and f'; {after_interruption}'}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # who reads the output, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_nowhere()
         return 141
+    except OSError as error:
+        if error.filename is None and error.errno not in _FULL:
+            raise
+        if error.filename is None:
+            _write_nowhere()
+        print(f"error: {printable(str(error.filename or 'the output'))}: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _write_nowhere() -> None:
+    """What is still in the buffer would fail once more at the end of the process."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def end_by_sigterm_as_by_ctrl_c() -> None:

@@ -26,6 +26,12 @@ class Observation:
     image: bytes | None = None
     vector: np.ndarray | None = None
 
+    def __repr__(self) -> str:
+        """Sizes in place of pictures, which would fill the terminal."""
+        image = None if self.image is None else f"<{len(self.image):,} bytes>"
+        vector = None if self.vector is None else f"<float32 {list(self.vector.shape)}>"
+        return f"Observation({self.text!r:.200}, image={image}, vector={vector})"
+
 
 @dataclass(frozen=True, eq=False)
 class Transition:

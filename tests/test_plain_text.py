@@ -36,6 +36,11 @@ def test_an_error_with_a_workers_words_is_harmless(capsys: pytest.CaptureFixture
     assert SHOWN in said and "\x1b" not in said
 
 
+def test_a_file_that_cannot_be_used_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_status(lambda: len((tmp_path / HOSTILE).read_bytes())) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path}/{SHOWN}: No such file or directory\n"
+
+
 def test_progress_and_why_are_harmless(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lost = {"worker": "w1", "reason": HOSTILE, "remedy": ""}
     Progress(Status(), Lines(sys.stdout)).listen("worker_lost", lost)

@@ -85,9 +85,13 @@ class Browser:
 
     def fit(self, width: int, least: int, most: int) -> None:
         """Makes the window as high as the page, within limits."""
-        for height in (least, min(max(least, int(self.page.run("return document.body.scrollHeight"))), most)):
-            size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-            self.page._devtools.ask("Emulation.setDeviceMetricsOverride", size, time.monotonic() + _LIMIT_S)
+        self._resize(width, least)
+        self._resize(width, min(max(least, int(self.page.run("return document.body.scrollHeight"))), most))
+
+    def _resize(self, width: int, height: int) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.page._devtools.ask("Emulation.setDeviceMetricsOverride", size, time.monotonic() + _LIMIT_S)
+        self.wait("innerHeight === arguments[0]", height)
 
     def text(self, selector: str = "#main") -> str:
         return str(self.page.run("return document.querySelector(arguments[0])?.innerText ?? ''", selector))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext
-from digirl_dist.user_code.entry_point import load_entry_point
+from digirl_dist.user_code.entry_point import load_callable, load_entry_point
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import AlgorithmFactory
@@ -29,5 +29,6 @@ class OwnAlgorithm(AlgorithmPlugin):
 
     def build(self, context: LearningContext) -> AlgorithmFactory:
         """The class travels inside, so ranks need not find the file."""
-        kind, kwargs, seed = load_entry_point(self.entry_point), dict(self.kwargs), context.seed
-        return lambda agent, peers: kind(agent, peers=peers, seed=seed, **kwargs)
+        named = {"seed": context.seed, **self.kwargs}
+        kind = load_callable(self.entry_point, [None], {"peers": None, **named})
+        return lambda agent, peers: kind(agent, peers=peers, **named)

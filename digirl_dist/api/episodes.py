@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, overload
 
+import numpy as np
 import pyarrow as pa
 from PIL import Image
 
@@ -38,6 +39,11 @@ class Episode(Trajectory):
         """The screenshots, the last one after the last step; empty for an agent that sees none."""
         seen = [*(step.observation.image for step in self.steps), self.final_observation.image]
         return [Image.open(io.BytesIO(each), formats=SHOWN_FORMATS) for each in seen if each is not None]
+
+    def __repr__(self) -> str:
+        task, end = self.ticket.task, "success" if self.success else "failure"
+        where = f"iteration {self.ticket.iteration}, worker {self.worker}"
+        return f"<{end} at {task.id!r:.100} in {len(self.steps)} steps, reward {self.reward:g}, {where}>"
 
     def _repr_html_(self) -> str:
         """In a notebook: the screenshots with the actions drawn on them. Texts of workers are escaped."""
@@ -75,9 +81,15 @@ class Episodes(Sequence[Episode]):
     def __iter__(self) -> Iterator[Episode]:
         return (self[place] for place in range(len(self)))
 
-    def take(self, places: Sequence[int]) -> Episodes:
-        """Returns the episodes at these places: of a selection of ``to_pandas()``, its ``index``."""
-        chosen = [int(place) for place in places]
+    def take(self, places: Sequence[int] | Sequence[bool]) -> Episodes:
+        """Returns the episodes at these places: of a selection of ``to_pandas()``, its ``index``; or those of a mask.
+
+        Raises IndexError for a place that is none, and for a mask of another length.
+        """
+        given = np.asarray(places)
+        if given.dtype == bool and given.shape != (len(self),):
+            raise IndexError(f"the mask has {given.shape} values for {len(self)} episodes")
+        chosen: list[int] = (np.flatnonzero(given) if given.dtype == bool else given.astype(np.int64)).tolist()
         return Episodes(
             self.table.take(pa.array(chosen, pa.int64())), self._read, [self._rows[each] for each in chosen]
         )

@@ -106,7 +106,7 @@ def _fresh(folder: Path, iteration: int, max_staleness: int | None) -> list[Traj
     """As ``Store.fresh``, which would tidy up in the folder of a run that may be going on."""
     oldest = 0 if max_staleness is None else iteration - max_staleness
     path = folder / f"{iteration:06d}.parquet"
-    return [one for one in parquet.read(path) if one.ticket.policy_version >= oldest] if path.exists() else []
+    return [one for one in parquet.read_stored(path) if one.ticket.policy_version >= oldest] if path.exists() else []
 
 
 def _replay(folder: Path, until: int, capacity: int, max_staleness: int | None) -> list[Trajectory]:

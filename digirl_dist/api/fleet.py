@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from digirl_dist.api.episodes import Episodes
 from digirl_dist.api.training import compose
 from digirl_dist.errors import SettingsError
+from digirl_dist.settings.nearest import nearest
 from digirl_dist.storage.episode_index import summarise
 from digirl_dist.tasks import Plan, Task
 from digirl_dist.types import Json
@@ -44,6 +45,8 @@ class Fleet:
         from digirl_dist.assembly.parts import build_device
         from digirl_dist.assembly.validate import refuse_contradictions
 
+        if isinstance(workers, str):
+            raise SettingsError(f"workers are a list of machines: Fleet([{workers!r}])")
         self._keeps = "save_path" in settings
         folder = settings.pop("save_path", None) or tempfile.mkdtemp(prefix="digirl-dist-fleet-")
         named = {"worker_ips": list(workers)} if workers else {}
@@ -60,6 +63,7 @@ class Fleet:
         self._started: OpenFleet | None = None
         self._pushed: tuple[Policy, Checkpoint] | None = None
         self._rounds = 0
+        self._is_closed = False
 
     @classmethod
     def dry_run(cls, workers: int = 2, /, **settings: Any) -> Fleet:
@@ -98,9 +102,11 @@ class Fleet:
         and what randomness the policy has, so a second call begins the same ones. Raises CollectionError, naming each
         worker's reason, if an episode cannot be had, and SettingsError for a task that is not there.
         """
+        if episodes is not None and episodes < 1:
+            raise SettingsError(f"episodes={episodes}: at least one")
+        chosen = self._chosen(tasks)
         fleet = self._start(policy)
         checkpoint = self._checkpoint(policy)
-        chosen = self._chosen(tasks)
         plan = Plan(chosen, episodes or len(chosen), seed, "sequential")
         tickets = [replace(one, iteration=self._rounds) for one in plan.tickets(0, checkpoint.iteration)]
         result = fleet.collector.collect(checkpoint, tickets)
@@ -120,6 +126,7 @@ class Fleet:
 
     def close(self) -> None:
         """Ends the emulators and worker programs; a second call is harmless."""
+        self._is_closed = True
         self._stack.close()
 
     def __enter__(self) -> Fleet:
@@ -135,6 +142,10 @@ class Fleet:
         from digirl_dist.assembly.parts import build_device
         from digirl_dist.settings.plugins import AGENT
 
+        if not hasattr(policy, "agent"):
+            raise TypeError(f"a fleet acts with a Policy, such as Run(...).policy(), not {policy!r:.80}")
+        if self._is_closed:
+            raise SettingsError("this fleet is closed: open another one")
         if self._started is None:
             settings = replace(self._settings, agent=policy.settings or AGENT.settings("custom")(entry_point=""))
             device = build_device(settings, settings.emulator)  # as this agent uses it
@@ -159,10 +170,10 @@ class Fleet:
     def _chosen(self, tasks: Sequence[str | Task] | None) -> Sequence[Task]:
         known = {task.id: task for task in self._device.tasks}
         wanted = list(known) if tasks is None else tasks
-        missing = [task for task in wanted if isinstance(task, str) and task not in known]
-        if missing or not wanted:
-            there = ", ".join(list(known)[:20]) or "none"
-            raise SettingsError(f"there is no task {missing[0]!r}; there are {there}" if missing else "name a task")
+        if isinstance(wanted, str) or not wanted:
+            raise SettingsError(f"tasks are a list of at least one task, not {tasks!r}")
+        if missing := [task for task in wanted if isinstance(task, str) and task not in known]:
+            raise SettingsError(f"there is no task {missing[0]!r}; {nearest(missing[0], list(known))}")
         return [known[task] if isinstance(task, str) else task for task in wanted]
 
     @staticmethod

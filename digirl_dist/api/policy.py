@@ -70,12 +70,18 @@ class Policy:
         """Samples an action; the same ``seed`` gives the same one. Raises AgentError if the agent cannot decide."""
         import torch
 
+        if not isinstance(observation, Observation):
+            raise TypeError(f"act takes an Observation, as episode.steps[0].observation, not {observation!r:.80}")
+
         rng = self._rng if seed is None else np.random.default_rng(seed)
         with torch.no_grad():
             decision = self.agent.act([observation], [rng])[0]
         if isinstance(decision, NoDecision):
             raise AgentError(decision.reason)
         return decision
+
+    def __repr__(self) -> str:
+        return f"<policy {self.version} of {type(self.agent).__name__}>"
 
     def probabilities(self, observations: Sequence[Observation]) -> list[ActionProbabilities]:
         """Returns how probable each action was to this policy. Raises AgentError for an agent that cannot tell."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,8 +63,13 @@ class Run:
         return import_pandas().DataFrame(json_lines.read(self.folder / "events.jsonl"))
 
     def episodes(self) -> Episodes:
-        """Returns all episodes, those of evaluations and of the iteration under way included."""
+        """Returns all episodes, those of evaluations and of the iteration under way included.
+
+        Warns of files that cannot be read.
+        """
         self.index.refresh()
+        for note in self.index.notes:
+            warnings.warn(f"{note}; its episodes are left out", stacklevel=2)
         return Episodes(self.index.table(), self.index.read)
 
     def episode(self, key: str) -> Episode:
@@ -104,11 +110,14 @@ class Run:
             raise CheckpointError(f"{self.folder} has {wanted}; kept are {', '.join(map(str, kept)) or 'none'}")
         return Policy.load(Checkpoints(self.folder / "checkpoints").open(kept[-1] if version is None else version))
 
-    def explain(self, episode: Episode, version: int | None = None) -> Explanation:
-        """Returns what the policy that acted (or ``version``) thought at each step, and what the update made of it."""
+    def explain(self, episode: Episode | str, version: int | None = None) -> Explanation:
+        """Returns what the policy that acted (or ``version``) thought at each step, and what the update made of it.
+
+        ``episode`` may be its key. Raises TrajectoryError for one that is not there.
+        """
         from digirl_dist.api.explanation import explain
 
-        return explain(self, episode, version)
+        return explain(self, self.episode(episode) if isinstance(episode, str) else episode, version)
 
     def export(self, to: str, destination: str | Path) -> Path:
         """Writes the training episodes (atif, datasets, lerobot) or the newest policy (policy) for other tools.

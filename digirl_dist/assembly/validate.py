@@ -9,11 +9,13 @@ from __future__ import annotations
 from enum import Enum
 from importlib.util import find_spec
 
+from digirl_dist.agent.plugins.custom import CustomAgentSettings
 from digirl_dist.agent.plugins.vlm import VlmSettings
 from digirl_dist.algorithm.plugins import AlgorithmPlugin
 from digirl_dist.assembly.parts import (
     agent_plugin,
     algorithm_plugin,
+    build_algorithm,
     build_device,
     collector_plugin,
     framework_of,
@@ -93,7 +95,11 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None, command:
 def refuse_before_start(settings: Settings, rank: Rank | None) -> None:
     """Raises SettingsError for all that can be known without torch: contradictions, the emulator, tasks, workers."""
     refuse_contradictions(settings, rank)
-    build_device(settings, settings.emulator)
+    device = build_device(settings, settings.emulator)
+    if isinstance(agent_plugin(settings), CustomAgentSettings):
+        agent_plugin(settings).build(device.spec)
+    if settings.algorithm.entry_point is not None:
+        build_algorithm(settings, device)
     is_new = not Checkpoints(run_root(settings) / "checkpoints").has_any()
     nothing_to_measure = is_new and settings.start_from is None and agent_plugin(settings).learns
     if settings.task_mode is TaskMode.evaluate and nothing_to_measure:

@@ -51,7 +51,16 @@ def add_configuration(parser: argparse.ArgumentParser, name: str = "host") -> No
 
 
 def add_run_folder(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="?", metavar="RUN", default="runs/host", help="the run's folder, its save_path")
+    about = "the run's folder, its save_path"
+    parser.add_argument("run", nargs="?", type=path, metavar="RUN", default="runs/host", help=about)
+
+
+def path(text: str) -> Path:
+    """Returns the path that somebody typed. Raises SettingsError for the home folder of a user whom nobody knows."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise SettingsError(f"{text}: {error} Write the whole path") from error
 
 
 def add_emulator(parser: argparse.ArgumentParser) -> None:
@@ -73,11 +82,11 @@ def settings_of(options: argparse.Namespace) -> Settings:
     return configuration.load(options.config_path, options.config_name, [*chosen, *options.overrides])
 
 
-def of_run_folder(folder: str, overrides: Sequence[str]) -> Source:
+def of_run_folder(folder: Path, overrides: Sequence[str]) -> Source:
     """Returns the configuration that a run folder holds, for the same folder. Raises SettingsError."""
     from digirl_dist.settings.configuration import Source
 
-    root = Path(folder).expanduser().resolve()
+    root = folder.resolve()
     if not (root / "config.yaml").is_file():
         raise SettingsError(f"{folder} is no run folder: it has no config.yaml; name the save_path of a run")
     return Source(str(root), "config", (f"save_path={quoted(str(root))}", *overrides))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -25,41 +26,49 @@ usage: digirl-dist COMMAND [options] [key=value ...]        digirl-dist COMMAND 
 {keys}
 try it on this machine alone:  digirl-dist demo
 """
+_RESUMED = ("demo", "eval", "run", "setup")
+_RESUMES = "the same command resumes where it stopped"
 _AS_BEFORE = "python run.py --config-path config/multimachine --config-name host [key=value ...]   is the command run"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 done, 1 failed, 2 wrong configuration or command, 130 interrupted."""
-    let_waiting_threads_sleep()
     words = list(sys.argv[1:] if argv is None else argv)
+    if words and (words[0].startswith("--config-") or "=" in words[0]):
+        words = ["run", *words]
+    return exit_status(lambda: _execute(words), _RESUMES if words[:1] and words[0] in _RESUMED else "")
+
+
+def _execute(words: Sequence[str]) -> int:
+    let_waiting_threads_sleep()
     if is_asked_by_a_shell():
         answer_the_shell(_parser_of_all())
     match words[:1]:
-        case [] | ["-h"] | ["--help"]:
+        case [] | ["-h"] | ["--help"] | ["help"]:
             print(_overview(), end="")
             return 0
         case ["--version"]:
             print(f"digirl-dist {digirl_dist.__version__}")
             return 0
         case [name] if name in names():
-            return _execute(name, words[1:])
-        case [word] if word.startswith("--config-") or "=" in word:
-            return _execute("run", words)
-        case [word]:
-            return exit_status(lambda: _refuse(word))
-    raise AssertionError("every list of words is one of these")
+            _refuse_nowhere()
+            chosen = command(name)
+            return chosen.execute(chosen.parser().parse_intermixed_args(words[1:]))
+    return _refuse(words[0])
 
 
-def _execute(name: str, words: Sequence[str]) -> int:
-    chosen = command(name)
-    options = chosen.parser().parse_intermixed_args(words)
-    return exit_status(lambda: chosen.execute(options))
+def _refuse_nowhere() -> None:
+    """Raises SettingsError in a working directory that was deleted."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise SettingsError("the working directory is no longer there: cd into one that is") from error
 
 
 def _refuse(word: str) -> int:
     from digirl_dist.settings.nearest import nearest
 
-    raise SettingsError(f"there is no command {word!r}; {nearest(word, names())} `digirl-dist` alone shows all")
+    raise SettingsError(f"there is no command {word!r} (`digirl-dist` alone shows all); {nearest(word, names())}")
 
 
 def _overview() -> str:

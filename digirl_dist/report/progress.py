@@ -56,7 +56,7 @@ class Progress:
 
     def work_on(self, folder: str) -> None:
         """Names the run folder, relative to the working directory if it lies there."""
-        relative = os.path.relpath(folder)
+        relative = os.path.relpath(folder or os.curdir)
         self.name = folder if relative.startswith("..") else relative
 
     def begin(self, finished: int, iterations: int) -> None:

@@ -69,7 +69,7 @@ def metrics_of(path: Path) -> list[dict[str, Json]]:
 def _newest_trajectories(folder: Path, notes: list[str]) -> list[Trajectory]:
     for path in sorted(folder.glob("[0-9]*.parquet"), reverse=True)[:_TRAJECTORY_FILES]:
         try:
-            return parquet.read(path)
+            return parquet.read_stored(path)
         except TrajectoryError as error:
             notes.append(str(error))
     return []

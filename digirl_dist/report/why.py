@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from digirl_dist.errors import SettingsError
+from digirl_dist.errors import RunFolderError, SettingsError
 from digirl_dist.plain_text import one_line
 
 _EVENTS = 8
@@ -20,13 +20,15 @@ _NEAR = 0.5
 
 
 def explain(folder: Path) -> str:
-    """Returns the explanation of a run folder. Raises SettingsError if it holds no run's status."""
+    """Explains a run folder. Raises SettingsError if it has no status, RunFolderError if that is damaged."""
     path = folder / "status.json"
     try:
         status = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"{path} cannot be read: {error}; is {folder} the save_path of a run?") from error
-    lines = [*_host(folder, status), *_policy(status), *_workers(status), *_events(folder)]
+        lines = [*_host(folder, status), *_policy(status), *_workers(status), *_events(folder)]
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}; name the save_path of a run") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RunFolderError(f"{path} is damaged: {error!r}; a run that goes on writes it anew each second") from error
     return "\n".join(map(one_line, lines))
 
 
@@ -117,8 +119,10 @@ def _grouped(lines: Sequence[str]) -> list[tuple[dict[str, Any], int]]:
 def is_running(folder: Path) -> bool:
     """Returns whether a host holds the folder's lock."""
     try:
-        with (folder / ".lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not (folder / ".lock").is_file():
+            return False
+        with (folder / ".lock").open("rb") as lock:  # nothing is written: the folder may be a stranger's
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
     except BlockingIOError:
         return True

@@ -119,6 +119,8 @@ def load(config_path: str, config_name: str, overrides: Sequence[str]) -> Settin
             f"{config_name}.yaml hides the secrets in {', '.join(hidden)}; give them again, as key=value"
         )
     try:
+        if needed := sorted(OmegaConf.missing_keys(composed)):
+            raise SettingsError(f"{needed[0]} must be given: {needed[0]}=…")
         settings = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
         raise SettingsError(_explain(error)) from error

@@ -3,8 +3,15 @@
 import difflib
 from collections.abc import Sequence
 
+_MOST = 30
+
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """Asks for the nearest of the ``known`` names, or tells all where none is near."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+    """Asks for the nearest of the ``known`` names, or tells what there is where none is near."""
+    spelled = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=0.4)
+    return (
+        f"did you mean {spelled[close[0]]!r}?"
+        if close
+        else f"there are {', '.join(known[:_MOST])}{', …' * (len(known) > _MOST)}"
+    )

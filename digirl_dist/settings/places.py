@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import digirl_dist
@@ -16,8 +17,8 @@ def find_folder(config_path: str) -> Path:
     package = Path(digirl_dist.__file__).resolve().parent
     places = [Path.cwd(), package, package.parent]
     for place in places:
-        if (place / Path(config_path).expanduser()).is_dir():
-            return (place / Path(config_path).expanduser()).resolve()
+        if (found := place / os.path.expanduser(config_path)).is_dir():
+            return found.resolve()
     raise SettingsError(f"--config-path {config_path} is no folder below {', '.join(map(str, places))}")
 
 

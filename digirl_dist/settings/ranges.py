@@ -105,7 +105,7 @@ def shown(value: Any) -> str:
 
 
 def _short(number: Any) -> str:
-    return f"{int(number):,}" if abs(number) < 10**12 and number == int(number) else f"{number:g}"
+    return f"{int(number):,}" if abs(number) < 10**16 and number == int(number) else f"{number:g}"
 
 
 def _meta(bounds: Any) -> Meta:

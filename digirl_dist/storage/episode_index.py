@@ -15,17 +15,16 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.storage import parquet
 from digirl_dist.storage.json_lines import JsonLines
+from digirl_dist.storage.parquet_bounds import BoundedFile
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 
 _PER_EPISODE = ("iteration", "ticket", "worker", "slot", "policy_version", "task", "instruction", "seed", "success")
 _PER_STEP = ("step", "reward", "truncated")
-_WORDS = ["worker", "task", "instruction"]
 _ROWS_AT_ONCE = 64
 _EVENT_BYTES = 2**22
 """How much of the events is read beside a part of the files."""
@@ -124,11 +123,8 @@ class EpisodeIndex:
         if not self._place[row][0].exists():  # its iteration has ended since
             self.refresh()
         path, first = self._place[row]
-        try:
-            with pq.ParquetFile(path) as file:
-                return parquet.from_table(_episode(file, first))[0]
-        except (pa.ArrowException, OSError, IndexError, TrajectoryError) as error:
-            raise TrajectoryError(f"{path} is not a trajectory file: {error}") from error
+        with parquet.opened(path) as file:
+            return parquet.from_table(_episode(file, first))[0]
 
     def _add(self, name: str) -> None:
         self._seen.add(name)
@@ -136,9 +132,9 @@ class EpisodeIndex:
         written, path = _written(name), Path(name)
         try:
             rows, firsts = _summary(path)
-        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        except (TrajectoryError, KeyError) as error:
             if ".landing" not in path.parts:  # that one has become part of its iteration's file
-                self._unreadable[name] = written, str(error)
+                self._unreadable[name] = written, str(error).removeprefix(f"{path} is not a trajectory file: ")
             return
         keys = rows["key"].to_pylist()
         fresh = []
@@ -188,12 +184,13 @@ def _files(folder: Path, number: str = "[0-9]*") -> Iterator[str]:
 
 def _summary(path: Path) -> tuple[pa.Table, list[int]]:
     """Returns one row per episode of a file, and where each begins."""
-    with pq.ParquetFile(path, read_dictionary=_WORDS) as file:
-        names = set(file.schema_arrow.names)
-        wanted = [name for name in (*_PER_EPISODE, *_PER_STEP, "purpose") if name in names]
-        rows = file.read(columns=wanted, use_threads=False)
     is_measure = path.parent.parent.name == "evaluation" and path.name[0].isdigit() and ".landing" not in path.parts
-    return _summarised(rows, "measure" if is_measure else "")
+    with parquet.opened(path) as file:
+        wanted = [name for name in (*_PER_EPISODE, *_PER_STEP, "purpose") if name in file.columns]
+        rows = file.read(wanted)
+        if any(column.null_count for column in rows.columns):
+            raise TrajectoryError("it has nulls")
+        return _summarised(rows, "measure" if is_measure else "")
 
 
 def _summarised(rows: pa.Table, purpose: str) -> tuple[pa.Table, list[int]]:
@@ -202,8 +199,6 @@ def _summarised(rows: pa.Table, purpose: str) -> tuple[pa.Table, list[int]]:
         raise ValueError("its rows are not in order")
     starts = pa.array(firsts)
     columns = {name: _one(rows[name]).take(starts) for name in _PER_EPISODE}
-    for name in _WORDS:
-        columns[name] = columns[name].cast(pa.string())
     columns["steps"] = pa.array(np.diff([*firsts, rows.num_rows]), pa.int32())
     columns["reward"] = pa.array(np.add.reduceat(rows["reward"].to_numpy().astype(np.float64), firsts))
     columns["truncated"] = _one(rows["truncated"]).take(pa.array([*(firsts[1:] - 1), rows.num_rows - 1]))
@@ -226,19 +221,14 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks()
 
 
-def _episode(file: pq.ParquetFile, first: int) -> pa.Table:
+def _episode(file: BoundedFile, first: int) -> pa.Table:
     """Returns the rows of the episode that begins with this row."""
     found: list[pa.RecordBatch] = []
-    place = 0
-    for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, use_threads=False):
-        after = place + batch.num_rows
-        if after > first:
-            rows = batch.slice(max(0, first - place))
-            starts = [int(each) for each in np.flatnonzero(rows["step"].to_numpy() == 0) if found or each > 0]
-            found.append(rows.slice(0, starts[0] if starts else rows.num_rows))
-            if starts:
-                break
-        place = after
+    for rows in file.batches(_ROWS_AT_ONCE, first):
+        starts = [int(each) for each in np.flatnonzero(rows["step"].to_numpy() == 0) if found or each > 0]
+        found.append(rows.slice(0, starts[0] if starts else rows.num_rows))
+        if starts:
+            break
     return pa.Table.from_batches(found)
 
 

@@ -26,7 +26,10 @@ class JsonLines:
         self._read = 0
 
     def size(self) -> int:
-        return self._path.stat().st_size if self._path.exists() else 0
+        try:
+            return self._path.stat().st_size
+        except OSError:  # it is not there yet, or not any more
+            return 0
 
     @property
     def place(self) -> int:
@@ -37,7 +40,7 @@ class JsonLines:
         self._read = max(self._read, place)
 
     def news(self, until: int) -> Iterator[dict[str, Json]]:
-        """Yields the objects up to byte ``until`` that were not yielded before, line by line."""
+        """Yields the objects up to byte ``until`` that were not yielded before, line by line. Raises OSError."""
         if until <= self._read:
             return
         with self._path.open("rb") as file:

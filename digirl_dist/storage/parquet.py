@@ -53,10 +53,12 @@ _MAY_BE_NULL = ("final_observation", "log_prob")
 _OF_THE_EPISODE = {"iteration", "ticket", "worker", "slot", "purpose", "policy_version", "task", "seed", "success"}
 _LONGEST_REASON = 500
 _STREAMED_ROWS = 64
+_GROUP_BYTES = 32 << 20
 
 _BEFORE_GOALS = SCHEMA.remove(SCHEMA.get_field_index("achieved"))
 _BEFORE_PURPOSES = _BEFORE_GOALS.remove(SCHEMA.get_field_index("purpose"))
 """The columns of earlier versions, in which an evaluation of policy version v had the iteration -1 - v."""
+_KNOWN = (SCHEMA, _BEFORE_GOALS, _BEFORE_PURPOSES)
 
 
 AS_WRITTEN: dict[str, Any] = {
@@ -65,8 +67,10 @@ AS_WRITTEN: dict[str, Any] = {
     "write_page_checksum": True,
     "write_statistics": False,
     "store_schema": False,
+    "write_batch_size": 16,
 }
-"""Few bytes never stand for many values (see ``parquet_bounds``), and damage to any page is noticed."""
+"""Few bytes never stand for many values (see ``parquet_bounds``), damage to any page is noticed, and a page ends after
+few screenshots: its size is looked at once per batch."""
 
 
 def to_table(trajectory: Trajectory) -> pa.Table:
@@ -109,7 +113,7 @@ def from_table(table: pa.Table) -> list[Trajectory]:
 
     Raises TrajectoryError if the schema or a row does not fit.
     """
-    if not any(table.schema.equals(known, check_metadata=False) for known in (SCHEMA, _BEFORE_GOALS, _BEFORE_PURPOSES)):
+    if not any(table.schema.equals(known, check_metadata=False) for known in _KNOWN):
         raise TrajectoryError(f"columns are not those of a trajectory: {', '.join(table.schema.names)}")
     episodes: dict[str, list[dict[str, Any]]] = {}
     try:
@@ -124,13 +128,27 @@ def from_table(table: pa.Table) -> list[Trajectory]:
 def write(path: Path, trajectories: Iterable[Trajectory], flushed: bool = True) -> None:
     """Writes a file beside ``path`` and renames it (see ``atomic_files``), so ``path`` is never half-written."""
     part = path.with_name(path.name + ".part")
-    rows = pa.concat_tables([SCHEMA.empty_table(), *(to_table(trajectory) for trajectory in trajectories)])
     try:
-        pq.write_table(rows, part, **AS_WRITTEN)
+        with pq.ParquetWriter(part, SCHEMA, **AS_WRITTEN) as writer:
+            for group in _groups(to_table(trajectory) for trajectory in trajectories):
+                writer.write_table(group)
         atomic_files.replace(part, path, flushed)
     except OSError:  # a full disk needs the space
         part.unlink(missing_ok=True)
         raise
+
+
+def _groups(episodes: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yields tables of whole episodes, each a row group: to show one, no more than its group is read."""
+    group, size = [SCHEMA.empty_table()], 0
+    for rows in episodes:
+        group.append(rows)
+        size += rows.nbytes
+        if size > _GROUP_BYTES:
+            yield pa.concat_tables(group)
+            group, size = [], 0
+    if group:
+        yield pa.concat_tables(group)
 
 
 def read(path: Path) -> list[Trajectory]:
@@ -139,12 +157,29 @@ def read(path: Path) -> list[Trajectory]:
         return from_table(file.read())
 
 
+def read_bounded(path: Path, most_rows: int) -> list[Trajectory]:
+    """Returns the episodes of a file that another machine wrote, in bounded memory (see ``parquet_bounds``).
+
+    Raises TrajectoryError as ``read`` does, and for a file that this version of the package would not have written.
+    """
+    with _refusals(path), parquet_bounds.bounded(path, (SCHEMA,), parquet_bounds.Limits(most_rows)) as file:
+        return from_table(file.read())
+
+
+def read_stored(path: Path) -> list[Trajectory]:
+    """Returns the episodes of a file of a run folder, which may be a stranger's, in bounded memory.
+
+    Raises TrajectoryError as ``read_bounded`` does.
+    """
+    with opened(path) as file:
+        return from_table(file.read())
+
+
 def stream(path: Path) -> Iterator[Trajectory]:
-    """Yields the episodes of a file one after the other, in memory for few of them. Raises TrajectoryError."""
-    options = {"buffer_size": 1 << 20, "pre_buffer": False, "page_checksum_verification": True}
-    with _refusals(path), pq.ParquetFile(path, **options) as file:
+    """Yields the episodes of such a file one after the other, in memory for few of them. Raises as ``read_stored``."""
+    with opened(path) as file:
         rows: list[dict[str, Any]] = []
-        for batch in file.iter_batches(batch_size=_STREAMED_ROWS, use_threads=False):
+        for batch in file.batches(_STREAMED_ROWS):
             for row in _rows(batch):
                 if rows and row["episode_id"] != rows[0]["episode_id"]:
                     yield _trajectory(rows)
@@ -154,20 +189,18 @@ def stream(path: Path) -> Iterator[Trajectory]:
             yield _trajectory(rows)
 
 
-def read_bounded(path: Path, most_rows: int) -> list[Trajectory]:
-    """Returns the episodes of a file that another machine wrote, in bounded memory (see ``parquet_bounds``).
-
-    Raises TrajectoryError as ``read`` does, and for a file that this version of the package would not have written.
-    """
-    with _refusals(path), open(path, "rb") as content, parquet_bounds.bounded(content, SCHEMA, most_rows) as file:
-        return from_table(file.read(use_threads=False))
+@contextmanager
+def opened(path: Path) -> Iterator[parquet_bounds.BoundedFile]:
+    """Opens a file of a run folder, which may be a stranger's. Raises TrajectoryError, for what reading raises too."""
+    with _refusals(path), parquet_bounds.bounded(path, _KNOWN, parquet_bounds.OF_A_RUN) as file:
+        yield file
 
 
 @contextmanager
 def _refusals(path: Path) -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError, TrajectoryError) as error:
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, RecursionError, TrajectoryError) as error:
         raise TrajectoryError(f"{path} is not a trajectory file: {str(error)[:_LONGEST_REASON]}") from error
 
 

@@ -7,19 +7,18 @@ few bytes stand for many values (dictionaries, deltas) are refused, and every pa
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from digirl_dist.errors import TrajectoryError
-
-MOST_UNPACKED = 32 << 20
-"""Bytes that a file may unpack to beyond its own size: screenshots are compressed already, and vectors are small."""
 
 _MAGIC = b"PAR1"
 _LONGEST_FOOTER = 1 << 16
@@ -41,45 +40,123 @@ Thrift = dict[int, Any]
 """A struct of Thrift: the value of each field by its number."""
 
 
-def bounded(file: BinaryIO, schema: pa.Schema, most_rows: int) -> pq.ParquetFile:
-    """Returns the file open for reading if it unpacks to little more than its own size.
+@dataclass(frozen=True)
+class Limits:
+    """What a file may be made of."""
 
-    Demands exactly the columns of ``schema``, one row group and at most ``most_rows`` rows. Raises TrajectoryError, or
-    Arrow's own errors for a footer that is none.
+    rows: int
+    groups: int = 1
+    footer: int = _LONGEST_FOOTER
+    beyond: int = 32 << 20
+    """Bytes that what is read at once may unpack to beyond the size of the file: screenshots are compressed already."""
+
+
+OF_A_RUN = Limits(rows=1 << 31, groups=_LONGEST_LIST, footer=1 << 22, beyond=1 << 29)
+"""Of the files of a run folder, which a stranger may have made: texts of many episodes shrink well."""
+
+
+class BoundedFile:
+    """A file whose footer has been checked; pages are checked when they are to be read."""
+
+    def __init__(self, content: _OnDisk, groups: Sequence[_Group], file: pq.ParquetFile, limits: Limits) -> None:
+        self._content = content
+        self._groups = groups
+        self._file = file
+        self._limits = limits
+
+    @property
+    def columns(self) -> list[str]:
+        names: list[str] = self._file.schema_arrow.names
+        return names
+
+    def read(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Returns all rows. Raises TrajectoryError for pages that unpack to too much, or Arrow's errors."""
+        self._check(self._groups, columns)
+        return self._file.read(columns=columns, use_threads=False)
+
+    def batches(self, rows: int, first: int = 0) -> Iterator[pa.RecordBatch]:
+        """Yields the rows from ``first`` on, so many at once; reads no earlier row group. Raises as ``read`` does."""
+        place = 0
+        for number, group in enumerate(self._groups):
+            if place + group.rows > first:
+                self._check([group], None)
+                for batch in self._file.iter_batches(batch_size=rows, row_groups=[number], use_threads=False):
+                    place += batch.num_rows
+                    if place > first:
+                        yield batch.slice(max(0, first - place + batch.num_rows))
+            else:
+                place += group.rows
+
+    def _check(self, groups: Sequence[_Group], names: Sequence[str] | None) -> None:
+        unpacked, most = 0, len(self._content) + self._limits.beyond
+        for group in groups:
+            for column in group.columns:
+                if names is None or column.name.split(".")[0] in names:
+                    unpacked += _check_pages(self._content, column, group.rows, most)
+        _require(unpacked <= most, f"{len(self._content)} bytes would unpack to {unpacked}")
+
+
+@contextmanager
+def bounded(path: Path, schemas: Sequence[pa.Schema], limits: Limits) -> Iterator[BoundedFile]:
+    """Opens a file that has the columns of one of ``schemas``, so that reading it takes memory as its size is.
+
+    Raises TrajectoryError, OSError, or Arrow's own errors for a footer that is none.
     """
-    size = os.fstat(file.fileno()).st_size
+    with open(path, "rb", opener=_opened_at_once) as file:
+        content = _OnDisk(file)
+        groups = _groups(content, limits)
+        with pq.ParquetFile(
+            file,
+            page_checksum_verification=True,
+            pre_buffer=False,
+            thrift_string_size_limit=limits.footer,
+            thrift_container_size_limit=_LONGEST_LIST,
+        ) as opened:
+            found = opened.schema_arrow
+            same = any(found.equals(schema, check_metadata=False) for schema in schemas)
+            _require(same, f"its columns are not those of a trajectory: {', '.join(found.names)[:300]}")
+            yield BoundedFile(content, groups, opened, limits)
+
+
+def _opened_at_once(path: str, flags: int) -> int:
+    """A named pipe, which a stranger's folder may hold, would be waited for; it has no bytes."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+class _OnDisk:
+    """The bytes of a file, read when they are asked for: one that is cut meanwhile would end the process as an mmap."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file.fileno()
+        self._size = os.fstat(self._file).st_size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, place: slice) -> bytes:
+        start, end, _ = place.indices(self._size)
+        return os.pread(self._file, max(0, end - start), start)
+
+
+def _groups(content: _OnDisk, limits: Limits) -> list[_Group]:
+    """Checks the footer, field by field; pyarrow's own accessors end the process on some that are wrong."""
+    size = len(content)
     _require(size > 2 * len(_MAGIC) + 4, f"it has {size} bytes")
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        footer, magic = _TAIL.unpack(content[-_TAIL.size :])
-        _require(magic == _MAGIC == content[: len(_MAGIC)], "it is not Parquet")
-        _require(footer <= min(_LONGEST_FOOTER, size - _TAIL.size), f"its footer has {footer} bytes")
-        metadata, _ = ThriftReader(content, size - _TAIL.size - footer, size - _TAIL.size).struct()
-        try:
-            _check(content, metadata, most_rows)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise TrajectoryError(f"its footer lacks something, or has it in another form: {error}") from error
-    opened = pq.ParquetFile(
-        file,
-        page_checksum_verification=True,
-        pre_buffer=False,
-        thrift_string_size_limit=_LONGEST_FOOTER,
-        thrift_container_size_limit=_LONGEST_LIST,
-    )
-    same = opened.schema_arrow.equals(schema, check_metadata=False)
-    _require(same, f"its columns are not those of a trajectory: {', '.join(opened.schema_arrow.names)[:300]}")
-    return opened
-
-
-def _check(content: mmap.mmap, metadata: Thrift, most_rows: int) -> None:
-    """Checks a footer, field by field; pyarrow's own accessors end the process on some that are wrong."""
-    rows, groups, writer = metadata[3], metadata[4], metadata[6].decode()
-    _require(0 < rows <= most_rows, f"it has {rows} rows; at most {most_rows} are allowed")
-    _require(len(groups) == 1 and groups[0][3] == rows, f"it has {len(groups)} row groups")
-    _require(writer.startswith(_WRITER), f"it was written by {writer[:80]}")
-    columns = [_Column.of(chunk) for chunk in groups[0][1]]
-    _require(sum(column.size for column in columns) <= len(content), "its columns overlap")
-    unpacked = sum(_check_pages(content, column, rows) for column in columns)
-    _require(unpacked <= len(content) + MOST_UNPACKED, f"{len(content)} bytes would unpack to {unpacked}")
+    footer, magic = _TAIL.unpack(content[-_TAIL.size :])
+    _require(magic == _MAGIC == content[: len(_MAGIC)], "it is not Parquet")
+    _require(footer <= min(limits.footer, size - _TAIL.size), f"its footer has {footer} bytes")
+    metadata, _ = ThriftReader(content, size - _TAIL.size - footer, size - _TAIL.size, limits.footer).struct()
+    try:
+        writer, rows = metadata[6].decode(), metadata[3]
+        groups = [_Group(group[3], [_Column.of(chunk) for chunk in group[1]]) for group in metadata[4]]
+        _require(0 < rows <= limits.rows, f"it has {rows} rows; at most {limits.rows} are allowed")
+        fits = 0 < len(groups) <= limits.groups and sum(group.rows for group in groups) == rows
+        _require(fits and all(group.rows > 0 for group in groups), f"it has {len(groups)} row groups")
+        _require(writer.startswith(_WRITER), f"it was written by {writer[:80]}")
+        _require(sum(column.size for group in groups for column in group.columns) <= size, "its columns overlap")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise TrajectoryError(f"its footer lacks something, or has it in another form: {error}") from error
+    return groups
 
 
 @dataclass(frozen=True)
@@ -101,7 +178,13 @@ class _Column:
         return cls(".".join(path), told[9], told[7], len(path) > _MOST_PARTS)
 
 
-def _check_pages(content: mmap.mmap, column: _Column, rows: int) -> int:
+@dataclass(frozen=True)
+class _Group:
+    rows: int
+    columns: Sequence[_Column]
+
+
+def _check_pages(content: _OnDisk, column: _Column, rows: int, most_bytes: int) -> int:
     """Returns the bytes that the column's pages unpack to; they must fill its part of the file exactly."""
     name, at, end = column.name, column.start, column.start + column.size
     _require(0 < at <= end <= len(content), f"column {name} lies outside of the file")
@@ -116,17 +199,17 @@ def _check_pages(content: mmap.mmap, column: _Column, rows: int) -> int:
         sizes = [size if type(size) is int else -1 for size in (page.get(2), page.get(3), data.get(1))]
         _require(min(sizes) >= 0, f"column {name} has a page of sizes {sizes}")
         unpacked, at, values = unpacked + sizes[0], at + sizes[1], values + sizes[2]
-        _require(unpacked <= len(content) + MOST_UNPACKED, f"column {name} would unpack to more than {unpacked} bytes")
+        _require(unpacked <= most_bytes, f"column {name} would unpack to more than {unpacked} bytes")
     most = rows + (unpacked // _SMALLEST_FLOAT if column.is_list else 0)
     _require(at == end and rows <= values <= most, f"column {name} has {values} values in {rows} rows")
     return unpacked
 
 
 class ThriftReader:
-    """Reads one struct of Thrift's compact protocol from ``content[at:end]``, of at most 64 KiB."""
+    """Reads one struct of Thrift's compact protocol from ``content[at:end]``, of at most ``longest`` bytes."""
 
-    def __init__(self, content: mmap.mmap | bytes, at: int, end: int) -> None:
-        self._content = content[at : min(end, at + _LONGEST_FOOTER)]
+    def __init__(self, content: _OnDisk | bytes, at: int, end: int, longest: int = _LONGEST_FOOTER) -> None:
+        self._content = content[at : min(end, at + longest)]
         self._before = at
         self._at = 0
 
@@ -177,7 +260,8 @@ class ThriftReader:
         return self._content[self._at - 1]
 
     def _varint(self) -> int:
-        value = self._byte()
+        value = self._content[self._at]
+        self._at += 1
         if value < 128:
             return value
         value &= 127
@@ -189,7 +273,11 @@ class ThriftReader:
         raise TrajectoryError("a number in a header does not end")
 
     def _integer(self) -> int:
-        value = self._varint()
+        value = self._content[self._at]
+        if value < 128:  # nearly all, and a call for each would be most of the time
+            self._at += 1
+        else:
+            value = self._varint()
         return (value >> 1) ^ -(value & 1)
 
     def _bytes(self, length: int) -> bytes:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 import uuid
 from pathlib import Path
 from typing import TextIO
 
 from digirl_dist.errors import RunFolderError
 from digirl_dist.storage import atomic_files
+
+_READER_S = 0.1
 
 
 class RunFolder:
@@ -86,7 +89,7 @@ class RunFolder:
     def _take_lock(self) -> TextIO:
         lock = (self.root / ".lock").open("a+")
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(lock)
         except BlockingIOError:
             lock.seek(0)
             owner = lock.read().strip()
@@ -107,3 +110,12 @@ class RunFolder:
             return str(json.loads(path.read_text())["run_id"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RunFolderError(f"{path} is damaged; restore it or choose another save_path") from error
+
+
+def _lock(file: TextIO) -> None:
+    """Raises BlockingIOError if another host holds the lock. A reader that asks for it holds it for an instant."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        time.sleep(_READER_S)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

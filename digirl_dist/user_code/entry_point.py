@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -12,16 +14,32 @@ from digirl_dist.errors import SettingsError
 
 
 def import_module(name: str) -> ModuleType:
-    """Imports an installed module or a file of the working directory. Raises SettingsError with the reason."""
-    here = os.getcwd()
-    if here not in sys.path:
+    """Imports an installed module or a file of the working directory. Raises SettingsError with the reason.
+
+    With ``PYTHONSAFEPATH`` set, as for Python itself, the working directory is left out.
+    """
+    here, is_safe = os.getcwd(), bool(os.environ.get("PYTHONSAFEPATH"))
+    if here not in sys.path and not is_safe:
         # Permanently: the user's code may import its neighbours later, when it runs.
         sys.path.insert(0, here)
     importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
     except Exception as exc:
-        raise SettingsError(f"module {name!r} cannot be imported from {here}: {type(exc).__name__}: {exc}") from exc
+        where = "unless it is installed or on PYTHONPATH" if is_safe else f"from {here}"
+        raise SettingsError(f"module {name!r} cannot be imported {where}: {type(exc).__name__}: {exc}") from exc
+
+
+def load_callable(entry_point: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """Returns the class or function of that name. Raises SettingsError also if it cannot be called with these."""
+    found = load_entry_point(entry_point)
+    try:
+        inspect.signature(found).bind(*arguments, **named)
+    except TypeError as exc:
+        raise SettingsError(f"entry_point {entry_point!r} cannot be called as it will be: {exc}") from exc
+    except ValueError:  # some classes of C tell no signature
+        pass
+    return found
 
 
 def load_entry_point(entry_point: str) -> Any:

@@ -20,7 +20,9 @@ from digirl_dist.errors import RunFolderError
 from digirl_dist.report.episodes import caption
 from digirl_dist.report.picture import SHOWN_FORMATS, is_screen
 from digirl_dist.report.why import is_running
+from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage import json_lines
+from digirl_dist.storage.episode_index import EpisodeIndex
 from digirl_dist.trajectory import Observation, Step, Trajectory
 from digirl_dist.types import Json
 
@@ -31,6 +33,7 @@ _FILES_AT_ONCE = 10
 _REMEMBERED = 8
 """Episodes that were read last: their screenshots are asked for one by one."""
 _EVENT_BYTES = 4 * 2**20
+_DEEPEST = 100
 _SHOWN_EVENTS = ("worker_joined", "worker_lost", "pushed", "slot", "bsize", "worker_added", "worker_left")
 _BULKY = ("slot_seconds", "slot_seconds_by_worker", "episodes_by_worker")
 _NUMBERS = ("iteration", "ticket", "slot", "policy_version", "seed", "steps", "attempt")
@@ -47,32 +50,48 @@ class ViewedRun:
         self.name = name
         self._lock = threading.Lock()
         self._unread = 1
+        self._id = _id(run)
+        """The folder may be deleted, and another run begin in it, while it is viewed."""
         self._recent: OrderedDict[str, Trajectory] = OrderedDict()
 
     def follow(self, everything: bool = False) -> None:
-        """Reads what has been added to the folder, of many files a part of them."""
+        """Reads what has been added to the folder, of many files a part of them; all of it if another run is there."""
         with self._lock:
+            if (now := _id(self.run)) not in (None, self._id):
+                self.run.index, self._recent, self._id = EpisodeIndex(self.run.folder), OrderedDict(), now
             self._unread = self.run.index.refresh(None if everything else _FILES_AT_ONCE)
 
     def progress(self) -> dict[str, Json]:
         """Returns what changes while the run goes on: a page asks for the rest when this does."""
-        metrics = self.run.folder / "metrics.jsonl"
-        size = metrics.stat().st_size if metrics.exists() else 0
-        return {"name": self.name, "episodes": len(self.run.index), "unread": self._unread, "metrics": size}
+        size = json_lines.JsonLines(self.run.folder / "metrics.jsonl").size()
+        there = {"id": self._id, "gone": not (self.run.folder / "config.yaml").exists()}
+        return {"name": self.name, "episodes": len(self.run.index), "unread": self._unread, "metrics": size, **there}
 
     def summary(self) -> dict[str, Json]:
         """Returns the run's configuration, flat, its figures, evaluations and kept checkpoints."""
         notes = list(self.run.index.notes)
+        progress = self.progress()
+        about: dict[str, Json] = {"config": {}, "metrics": [], "evaluations": [], "checkpoints": []}
+        if progress["gone"]:
+            notes.append(f"{self.run.folder} is no run folder any more: was it moved or deleted?")
+        else:
+            try:
+                about |= self._about(notes)
+            except OSError as error:
+                notes.append(f"{error.filename} cannot be read: {error.strerror}")
+        there = {"folder": str(self.run.folder), "running": is_running(self.run.folder), "notes": notes}
+        cleaned: dict[str, Json] = clean({**progress, **about, **there})
+        return cleaned
+
+    def _about(self, notes: list[str]) -> dict[str, Json]:
         try:
             config = dict(_flat(self.run.config()))
         except RunFolderError as error:
-            config, notes = {}, [*notes, str(error)]
+            config = {}
+            notes.append(str(error))
         figures = [{key: line[key] for key in line if key not in _BULKY} for line in self.run.figures()]
-        measured = json_lines.read(self.run.folder / "evaluation.jsonl")
-        about = {"config": config, "metrics": figures, "evaluations": measured, "notes": notes}
-        there = {"checkpoints": self.run.checkpoints(), "running": is_running(self.run.folder)}
-        cleaned: dict[str, Json] = clean({**self.progress(), "folder": str(self.run.folder), **about, **there})
-        return cleaned
+        measured, kept = json_lines.read(self.run.folder / "evaluation.jsonl"), self.run.checkpoints()
+        return {"config": config, "metrics": figures, "evaluations": measured, "checkpoints": kept}
 
     def rows(self, first: int) -> dict[str, Json]:
         """Returns the index from row ``first`` on, by columns; texts are numbers into a list of ``words``."""
@@ -128,6 +147,11 @@ def named(runs: Sequence[Run]) -> dict[str, ViewedRun]:
     return found
 
 
+def _id(run: Run) -> Json:
+    path = run.folder / "run.json"
+    return read_mapping(path).get("run_id") if path.is_file() else None
+
+
 def observations(one: Trajectory) -> list[Observation]:
     """Returns what was seen before each step, and after the last one."""
     return [*(step.observation for step in one.steps), one.final_observation]
@@ -142,13 +166,15 @@ def screenshot(image: bytes | None) -> tuple[bytes, str] | None:
         return None
 
 
-def clean(value: Any) -> Any:
-    """Returns JSON that browsers read: numbers that are not finite become null."""
+def clean(value: Any, depth: int = 0) -> Any:
+    """Returns JSON that browsers read: numbers that are not finite become null, what is nested without end a text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, Mapping | list | tuple) and depth > _DEEPEST:
+        return "… nested too deeply to be shown"
     if isinstance(value, Mapping):
-        return {str(key): clean(each) for key, each in value.items()}
-    return [clean(each) for each in value] if isinstance(value, list | tuple) else value
+        return {str(key): clean(each, depth + 1) for key, each in value.items()}
+    return [clean(each, depth + 1) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _step(step: Step) -> dict[str, Json]:

@@ -28,7 +28,7 @@ class Explainer:
         A request that has not begun gives way to a newer one: who leafs through episodes waits for the last alone.
         """
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), os.nice, (_NICE,))
+            self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin)
         if self._last is not None:
             self._last.cancel()
         self._last = asked = self._pool.submit(_explain, folder, key, version)
@@ -45,6 +45,12 @@ class Explainer:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _begin() -> None:
+    """A run may be a stranger's: its classes are not looked for in the working directory, its models not on the hub."""
+    os.nice(_NICE)
+    os.environ |= {"PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def _explain(folder: Path, key: str, version: int | None) -> dict[str, Json]:

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -152,7 +152,8 @@ class Pages:
         while not self.closing.is_set():
             began = time.monotonic()
             for run in self._runs.values():
-                run.follow()
+                with suppress(OSError):  # of folders that are moved or deleted meanwhile
+                    run.follow()
             unread = any(run.progress()["unread"] for run in self._runs.values())
             took = time.monotonic() - began
             self.closing.wait(took if unread else max(_LOOK_S, 5 * took))
@@ -175,7 +176,7 @@ class Pages:
                 return _json(answer(self._runs[request.query_params["run"]], request))
             except KeyError as error:
                 return PlainTextResponse(f"there is no {error}", 404)
-            except (DigirlDistError, RuntimeError) as error:
+            except (DigirlDistError, RuntimeError, OSError) as error:
                 return PlainTextResponse(str(error), 500)
 
         return respond

@@ -6,13 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from small_run import TASKS, append, episode, landed, make_run
+from small_run import TASKS, WORKERS, append, episode, landed, make_run
 
 import digirl_dist
 from digirl_dist import Decision, Fleet, Observation, Policy, Run
@@ -83,7 +85,12 @@ def test_an_episode_has_its_steps_and_pictures(folder: Path) -> None:
     episodes = Run(folder).episodes()
     won = episodes.take(episodes.to_pandas().query("success").index)
     assert len(won) == 6 and all(one.success for one in won)
+    assert [one.ticket.key for one in episodes.take(episodes.to_pandas().success)] == [one.ticket.key for one in won]
+    with pytest.raises(IndexError, match="mask"):
+        episodes.take([True, False])
     first = won[0]
+    assert repr(first) == f"<success at 'open the clock' in 3 steps, reward 1, iteration 1, worker {WORKERS[0]}>"
+    assert len(repr(first.steps[0])) < 300 and "bytes>" in repr(first.steps[0])
     assert first.images[0].size == (108, 192) and len(first.images) == 4
     assert "✓" in first._repr_html_() or "&#10003;" in first._repr_html_()
     assert Run(folder).episode("t1.0").ticket.key == first.ticket.key
@@ -103,6 +110,8 @@ def test_a_policy_acts_in_three_lines(folder: Path) -> None:
         "done",
     )
     assert policy.version == 3 and Run(folder).policy(1).version == 1
+    with pytest.raises(TypeError, match="act takes an Observation"):
+        policy.act(Run(folder).episode("t1.0").images[0])  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="no checkpoint 7; kept are 0, 1, 2, 3"):
         Run(folder).policy(7)
 
@@ -185,10 +194,13 @@ def test_a_file_that_is_being_copied_is_read_once_it_is_whole_and_others_types_d
     pq.write_table(rows.set_column(place, "seed", rows["seed"].cast(pa.int32())), first)
     place = rows.schema.get_field_index("success")
     pq.write_table(rows.set_column(place, "success", pa.array(["maybe"] * rows.num_rows)), third)
-    assert len(run.episodes()) == 6
-    assert [note.split(" is not")[0] for note in run.index.notes] == [second.name, third.name]
+    with pytest.warns(UserWarning, match="its episodes are left out"):
+        assert len(run.episodes()) == 0
+    assert [note.split(" is not")[0] for note in run.index.notes] == [first.name, second.name, third.name]
     second.write_bytes(whole)
-    assert len(run.episodes()) == 12 and len(run.index.notes) == 1
+    with pytest.warns(UserWarning, match=first.name):
+        assert len(run.episodes()) == 6
+    assert len(run.index.notes) == 2
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
@@ -229,3 +241,23 @@ def test_a_fleet_refuses_what_is_wrong_before_it_connects() -> None:
         Fleet(["10.0.0.2"], rollout_siz=3)
     with pytest.raises(SettingsError, match="worker_ips is empty"):
         Fleet()
+    with pytest.raises(SettingsError, match=r"a list of machines: Fleet\(\['10.0.0.2'\]\)"):
+        Fleet("10.0.0.2")
+    nobody: Any = SimpleNamespace(agent=None)
+    with Fleet.inline() as fleet:
+        for wrong, said in WRONG:
+            with pytest.raises(SettingsError, match=said):
+                fleet.collect(nobody, **wrong)
+        with pytest.raises(TypeError, match="acts with a Policy"):
+            fleet.collect("runs/demo")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="this fleet is closed"):
+        fleet.collect(nobody)
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"tasks": "press-play"}, "tasks are a list"),
+    ({"tasks": []}, "tasks are a list"),
+    ({"tasks": ["pres-play"]}, "did you mean 'press-play'"),
+    ({"episodes": 0}, "at least one"),
+    ({"episodes": -1}, "at least one"),
+]

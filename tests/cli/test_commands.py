@@ -48,7 +48,7 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_command_that_there_is_not_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["docter"]) == 2
-    assert "there is no command 'docter'; did you mean 'doctor'?" in capsys.readouterr().err
+    assert "no command 'docter' (`digirl-dist` alone shows all); did you mean 'doctor'?" in capsys.readouterr().err
 
 
 def test_init_writes_one_file_to_edit_which_the_other_configurations_build_on(

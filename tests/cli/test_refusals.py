@@ -17,13 +17,20 @@ MISTAKES = {
     "rollout_size=-4 is out of range": ["run", "dry_run=true", "rollout_size=-4"],
     "the host name no-such-machine.invalid is unknown": ["run", "worker_ips=[no-such-machine.invalid]"],
     "127.0.0.1:1 cannot be reached": ["run", "worker_ips=['127.0.0.1:1']"],
+    "save_path= is no path": ["run", "dry_run=true", "save_path="],
+    "agent.entry_point must be given": ["run", "dry_run=true", "agent=custom"],
+    "too many positional arguments": ["run", "dry_run=true", "agent=custom", "agent.entry_point=os:getcwd"],
+    "got an unexpected keyword argument": ["run", "dry_run=true", "algorithm.entry_point=statistics:mean"],
+    "Could not determine home directory": ["report", "~no-such-user/run"],
+    "there is no command 'RUN' (`digirl-dist` alone shows all); did you mean 'run'?": ["RUN"],
     "is no port": ["run", "worker_ips=['[::1]:x']"],
     "holds no checkpoint to measure": ["eval", "dry_run=true"],
     "runs/mistyped is no run folder": ["eval", "runs/mistyped"],
     "no task set 'unheard-of'": ["demo", "task_set=unheard-of"],
     "save_path=/proc/mine cannot be written": ["demo", "save_path=/proc/mine"],
-    "is runs/mistyped the save_path of a run?": ["why", "runs/mistyped"],
+    "runs/mistyped/status.json cannot be read: No such file or directory": ["why", "runs/mistyped"],
     "is no run folder": ["report", "runs/mistyped"],
+    "there is no run in or below": ["view", "runs/mistyped"],
 }
 PROGRAM = """
 import contextlib, io, json, sys, time

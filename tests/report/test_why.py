@@ -78,3 +78,10 @@ def test_why_shows_what_a_worker_is_waited_for(tmp_path: Path) -> None:
 def test_why_without_a_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["why", "--save-path", str(tmp_path)]) == 2
     assert f"{tmp_path}/status.json cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"ended": "x", "time": "y"}', "[" * 5000])
+def test_a_damaged_status_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str) -> None:
+    (tmp_path / "status.json").write_text(content)
+    assert main(["why", str(tmp_path)]) == 1
+    assert f"error: {tmp_path}/status.json is damaged" in capsys.readouterr().err

@@ -57,6 +57,22 @@ def test_goals_that_are_no_goals_are_refused(said: str) -> None:
         parquet.from_table(altered)
 
 
+def test_an_episode_is_a_small_part_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A viewer that shows one does not unpack the screenshots of all."""
+    noise = np.random.default_rng(0)
+    monkeypatch.setattr(parquet, "_GROUP_BYTES", 1 << 20)
+    episodes = [episode(number, steps=30) for number in range(4)]
+    for step in (step for one in episodes for step in one.steps):
+        object.__setattr__(step.observation, "image", noise.bytes(60_000))
+    parquet.write(tmp_path / "e.parquet", episodes)
+    with pq.ParquetFile(tmp_path / "e.parquet") as file:
+        assert [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)] == [30] * 4
+    with parquet.opened(tmp_path / "e.parquet") as bounded:
+        allocated = pa.total_allocated_bytes()
+        assert next(bounded.batches(1, first=60))["ticket"].to_pylist() == [2]
+        assert pa.total_allocated_bytes() < allocated + (4 << 20)
+
+
 def test_a_file_keeps_its_episodes_in_order(tmp_path: Path) -> None:
     parquet.write(tmp_path / "e.parquet", [episode(2), episode(0), episode(1)])
     assert [read.ticket.index for read in parquet.read(tmp_path / "e.parquet")] == [2, 0, 1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,14 @@ import pytest
 
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.storage import parquet
-from digirl_dist.storage.parquet_bounds import ThriftReader
+from digirl_dist.storage.parquet_bounds import Limits, ThriftReader, bounded
 from tests.storage.test_parquet import episode
 
 ROWS = 1000
 
 
 def write(path: Path, table: pa.Table, **how: Any) -> Path:
-    own = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True, "store_schema": False}
-    pq.write_table(table, path, **{**own, **how})
+    pq.write_table(table, path, **{**parquet.AS_WRITTEN, **how})
     return path
 
 
@@ -59,6 +60,7 @@ BOMBS: dict[str, Callable[[Path], Path]] = {
     "another compression": lambda path: write(path, rows(1), compression="gzip"),
     "a column more": lambda path: write(path, rows(1).append_column("more", pa.array([1]))),
     "a column less": lambda path: write(path, rows(1).drop_columns(["seed"])),
+    "no file": lambda path: (os.mkfifo(path), path)[1],
     "nothing": lambda path: write(path, rows(1).slice(1)),
 }
 
@@ -107,8 +109,29 @@ def test_a_footer_on_which_pyarrow_would_end_the_process_is_refused(tmp_path: Pa
     changed = bytearray(whole)
     changed[place + 1] = (2 * codec) & 127
     path.write_bytes(changed)
-    with pytest.raises(TrajectoryError, match="not stored as this package stores it"):
-        parquet.read_bounded(path, most_rows=3)
+    for read in (parquet.read_stored, lambda file: parquet.read_bounded(file, most_rows=3)):
+        with pytest.raises(TrajectoryError, match="not stored as this package stores it"):
+            read(path)
+
+
+def test_of_a_runs_file_only_what_is_asked_for_is_unpacked_and_only_within_bounds(tmp_path: Path) -> None:
+    path = write(tmp_path / "e.parquet", rows(8, action="0" * (2 << 20)), row_group_size=4)
+    limits = Limits(rows=8, groups=2, beyond=10 << 20)
+    with bounded(path, [parquet.SCHEMA], limits) as file:
+        assert file.read(["seed", "task"]).num_rows == 8
+        assert [batch.num_rows for batch in file.batches(3, first=2)] == [1, 1, 3, 1]
+        with pytest.raises(TrajectoryError, match="would unpack to"):
+            file.read()
+    few = bounded(path, [parquet.SCHEMA], replace(limits, beyond=4 << 20))
+    with few as file, pytest.raises(TrajectoryError, match="would unpack to"):
+        next(file.batches(3))
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    parquet.write(tmp_path / "e.parquet", [episode(steps=300)])
+    with pytest.raises(TrajectoryError, match=r"e\.parquet"), parquet.opened(tmp_path / "e.parquet") as file:
+        os.truncate(tmp_path / "e.parquet", 0)
+        file.read()
 
 
 def test_headers_nested_without_end_are_refused() -> None:

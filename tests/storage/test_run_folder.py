@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
+from digirl_dist.report.why import is_running
 from digirl_dist.storage.run_folder import RunFolder
 
 
@@ -25,3 +28,15 @@ def test_who_may_read_a_run_folder_that_is_there_stays_its_owners_choice(tmp_pat
     (tmp_path / "mine").chmod(0o750)
     RunFolder(tmp_path / "mine", "").close()
     assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o750
+
+
+def test_who_asks_whether_a_run_goes_on_writes_nothing_and_keeps_no_host_out(tmp_path: Path) -> None:
+    assert not is_running(tmp_path) and not list(tmp_path.iterdir())
+    RunFolder(tmp_path, "").close()
+    with (tmp_path / ".lock").open("rb") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        threading.Timer(0.01, fcntl.flock, [asking, fcntl.LOCK_UN]).start()
+        host = RunFolder(tmp_path, "")
+    assert is_running(tmp_path)
+    host.close()
+    assert not is_running(tmp_path)

@@ -144,6 +144,10 @@ def test_the_keyboard_leads_through_steps_and_episodes(browser: Browser) -> None
     browser.says("Step 0")
     browser.press("Escape")
     browser.wait("location.hash.startsWith('#/episodes?run=seed-0&iteration_from=3')")
+    browser.press("?")
+    browser.says("across checkpoints", "dialog[open]")
+    browser.click("dialog button")
+    browser.wait("!document.querySelector('dialog').open")
 
 
 def test_an_address_leads_to_a_step_of_an_episode(browser: Browser) -> None:
@@ -151,6 +155,8 @@ def test_an_address_leads_to_a_step_of_an_episode(browser: Browser) -> None:
     browser.says("Step 2")
     browser.wait("document.querySelector('#verdict') !== null")
     browser.says("advantage", ".panel")
+    browser.press("j")
+    browser.wait("location.hash === '#/episode/digirl/t1.1'")
 
 
 def test_filters_and_order_are_those_that_were_asked_for(browser: Browser) -> None:
@@ -159,6 +165,7 @@ def test_filters_and_order_are_those_that_were_asked_for(browser: Browser) -> No
     browser.says("6 of 30 episodes, 6 successful")
     found = browser.page.run(f"return {rows}")
     assert [row[0] for row in found] == ["1", "1", "2", "2", "2", "2"]
+    assert browser.text(".head").split("\n")[0] == "iteration ↑"
     browser.go("#/episodes?run=seed-0&text=NOTES&worker=10.0.0.3")
     browser.says("5 of 30 episodes")
     browser.go("#/episodes?run=seed-0&reward_from=0.5&steps_to=2")

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_run import append, episode, make_run
 from starlette.testclient import TestClient
 
 from digirl_dist import Run
-from digirl_dist.errors import SettingsError
+from digirl_dist.errors import RunFolderError, SettingsError, TrajectoryError
 from digirl_dist.storage import parquet
+from digirl_dist.user_code.entry_point import load_entry_point
 from digirl_dist.viewer.bundle import bundle, write_bundle
 from digirl_dist.viewer.data import named, screenshot
+from digirl_dist.viewer.explainer import Explainer
 from digirl_dist.viewer.server import Guard, Pages
 
 pytestmark = pytest.mark.component
@@ -92,6 +97,22 @@ def test_an_episode_its_picture_and_the_timeline(client: TestClient) -> None:
     assert client.get("/api/rows").status_code == 404
 
 
+def test_a_strangers_run_imports_nothing_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside_run_py.py").write_text("Mine = 1")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    explainer = Explainer()
+    with pytest.raises(RunFolderError, match="no config"):
+        explainer.explain(tmp_path, "t0.0", None)
+    assert explainer._pool is not None
+    with pytest.raises(SettingsError, match="cannot be imported unless it is installed or on PYTHONPATH"):
+        explainer._pool.submit(load_entry_point, "beside_run_py:Mine").result()
+    explainer.close()
+    assert load_entry_point("beside_run_py:Mine") == 1
+
+
 @pytest.mark.parametrize("image", [None, b"", b"<svg onload='alert(1)'/>", b"<html><script>", b"GIF89a" + bytes(40)])
 def test_what_is_no_screenshot_is_not_served(image: bytes | None) -> None:
     assert screenshot(image) is None
@@ -99,9 +120,12 @@ def test_what_is_no_screenshot_is_not_served(image: bytes | None) -> None:
 
 def test_figures_that_are_no_numbers_do_not_break_the_page(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "odd", iterations=1)
+    deep: list[Any] = []
+    for _ in range(500):
+        deep = [deep]
     append(
         folder / "metrics.jsonl",
-        {"iteration": 1, "success_rate": float("nan"), "reward_mean": float("inf"), "\ud800": "\ud800"},
+        {"iteration": 1, "success_rate": float("nan"), "reward_mean": float("inf"), "\ud800": "\ud800", "deep": deep},
     )
     run = named([Run(folder)])["odd"]
     last = json.loads(json.dumps(run.summary(), allow_nan=False))["metrics"][-1]
@@ -119,6 +143,26 @@ def test_a_damaged_file_is_named_and_the_others_are_shown(tmp_path: Path) -> Non
         "000001.parquet",
         "config.yaml",
     ]
+
+
+def test_a_run_that_is_deleted_and_made_again_while_it_is_viewed(folder: Path, tmp_path: Path) -> None:
+    place = shutil.copytree(folder, tmp_path / "run")
+    (place / "run.json").write_text('{"run_id": "first"}')
+    viewed = named([Run(place)])["run"]
+    viewed.follow(everything=True)
+    known = viewed.progress()
+    shutil.rmtree(place)
+    viewed.follow()
+    summary = viewed.summary()
+    assert summary["gone"] and "moved or deleted" in summary["notes"][-1] and summary["metrics"] == []
+    with pytest.raises(TrajectoryError, match="No such file"):
+        viewed.episode("t0.0")
+    shutil.copytree(folder, place)
+    (place / "run.json").write_text('{"run_id": "second"}')
+    (place / "trajectories" / "000000.parquet").unlink()
+    viewed.follow(everything=True)
+    now = viewed.progress()
+    assert (known["id"], now["id"]) == ("first", "second") and now["episodes"] == known["episodes"] - 6
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from digirl_dist.agent.plugins import AgentPlugin
 from digirl_dist.settings.missing import MISSING
-from digirl_dist.user_code.entry_point import load_entry_point
+from digirl_dist.user_code.entry_point import load_callable
 
 if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
@@ -26,5 +26,5 @@ class CustomAgentSettings(AgentPlugin):
     """Keyword arguments that it is built with."""
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:
-        kind: Any = load_entry_point(self.entry_point)
+        kind: Any = load_callable(self.entry_point, [spec], self.kwargs)
         return partial(kind, spec, **self.kwargs)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from digirl_dist.cli.configured import add_configuration, of_run_folder, source_of
+from digirl_dist.cli.configured import add_configuration, of_run_folder, path, source_of
 from digirl_dist.cli.running import run
 
 _MEASURES = ("task_mode=evaluate", "task_split=test", "task_order=sequential")
@@ -20,5 +20,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     words = options.overrides
     if words and "=" not in words[0]:
-        return run(of_run_folder(words[0], (*_MEASURES, *words[1:])), watched=False)
+        return run(of_run_folder(path(words[0]), (*_MEASURES, *words[1:])), watched=False)
     return run(source_of(options))

@@ -6,14 +6,15 @@ Training episodes of finished iterations are exported; machines have numbers in 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+
+from digirl_dist.cli.configured import path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from digirl_dist.export import names
 
-    parser.add_argument("run", metavar="RUN", help="the run's folder, its save_path")
-    parser.add_argument("destination", metavar="DEST", help="folder to write; it must not exist")
+    parser.add_argument("run", type=path, metavar="RUN", help="the run's folder, its save_path")
+    parser.add_argument("destination", type=path, metavar="DEST", help="folder to write; it must not exist")
     parser.add_argument("--to", choices=names(), required=True, help="the format")
     parser.add_argument("--push", metavar="OWNER/NAME", help="upload it to this repository of the Hugging Face hub")
     parser.add_argument("--public", action="store_true", help="with --push: a new repository is public")
@@ -25,7 +26,7 @@ def execute(options: argparse.Namespace) -> int:
 
     if options.push is not None:
         refuse_no_repository(options.push)
-    written = export(Path(options.run), options.to, Path(options.destination))
+    written = export(options.run, options.to, options.destination)
     print(written)
     if options.push is not None:
         print(push(written, options.to, options.push, private=not options.public))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from digirl_dist.cli.configured import path
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.places import HERE, own_folder
 
@@ -14,15 +14,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    path = Path(options.config_path).expanduser() / "host.yaml"
+    file = path(options.config_path) / "host.yaml"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x") as file:
-            file.write((own_folder() / "host.yaml").read_text())
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("x") as opened:
+            opened.write((own_folder() / "host.yaml").read_text())
     except FileExistsError as error:
-        raise SettingsError(f"{path} is there already: edit it, or name another --config-path") from error
+        raise SettingsError(f"{file} is there already: edit it, or name another --config-path") from error
     except OSError as error:
         raise SettingsError(f"--config-path {options.config_path} cannot be written: {error.strerror}") from error
     named = "" if options.config_path == HERE else f" --config-path {options.config_path}"
-    print(f"{path}: name your workers in it, then `digirl-dist setup{named}` and `digirl-dist run{named}`")
+    print(f"{file}: name your workers in it, then `digirl-dist setup{named}` and `digirl-dist run{named}`")
     return 0

@@ -6,22 +6,22 @@ The exit status is 0 if the new file is whole, and 2 if a key cannot be used, wh
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from digirl_dist.cli.configured import path
 from digirl_dist.errors import SettingsError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, help="DigiRL's file, beside those that it includes")
+    parser.add_argument("file", type=path, help="DigiRL's file, beside those that it includes")
 
 
 def execute(options: argparse.Namespace) -> int:
     from digirl_dist.settings import digirl_files
 
-    path = options.file.expanduser().resolve()
-    if not digirl_files.is_digirl(path.parent, path.name):
-        raise SettingsError(f"{path} is no configuration of DigiRL's")
-    migrated = digirl_files.migrate(path.parent, path.name)
+    file = options.file.resolve()
+    if not digirl_files.is_digirl(file.parent, file.name):
+        raise SettingsError(f"{file} is no configuration of DigiRL's")
+    migrated = digirl_files.migrate(file.parent, file.name)
     print(migrated.to_yaml(), end="")
     migrated.refuse()
     return 0

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from digirl_dist.cli.configured import add_configuration, add_emulator, settings_of
+from digirl_dist.cli.configured import add_configuration, add_emulator, path, settings_of
 from digirl_dist.types import Json
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _SLOTS_OF_AUTO = 4
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_configuration(parser)
     add_emulator(parser)
-    parser.add_argument("--run", metavar="DIR", help="a run's folder, whose measured figures are used")
+    parser.add_argument("--run", type=path, metavar="DIR", help="a run's folder, whose measured figures are used")
     parser.add_argument(
         "--figure", action="append", default=[], metavar="NAME=NUMBER", help="a figure, as step_s=0.5, in its place"
     )
@@ -60,13 +60,13 @@ def _numbers(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def _figures(settings: Settings, run: str | None, words: Sequence[str]) -> Figures:
+def _figures(settings: Settings, run: Path | None, words: Sequence[str]) -> Figures:
     from digirl_dist.emulator.plugins.rehearsal import RehearsalSettings
     from digirl_dist.simulation.figures import of_rehearsal, of_run, stated
 
     measured = None
     if run is not None:
-        measured = of_run(Path(run).expanduser())
+        measured = of_run(run)
     elif isinstance(settings.emulator, RehearsalSettings):
         measured = of_rehearsal(settings.emulator)
     return stated(words, measured)

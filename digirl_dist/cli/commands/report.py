@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from digirl_dist.cli.configured import add_run_folder
 from digirl_dist.errors import RunFolderError, SettingsError
@@ -14,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    folder = Path(options.run).expanduser().resolve()
+    folder = options.run.resolve()
     if not (folder / "run.json").is_file():
         raise SettingsError(f"{folder} is no run folder: name the save_path of a run")
     from digirl_dist.report.page import write_page

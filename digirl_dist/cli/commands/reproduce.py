@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 
-from digirl_dist.cli.configured import add_overrides, add_run_folder, of_run_folder, quoted
+from digirl_dist.cli.configured import add_overrides, add_run_folder, of_run_folder, path, quoted
 from digirl_dist.cli.running import run
 from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import one_line
@@ -19,7 +18,7 @@ from digirl_dist.plain_text import one_line
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_folder(parser)
     parser.add_argument("--iterations", type=int, help="how many of its iterations to make (default: all it has)")
-    parser.add_argument("--into", help="the new run folder (default: RUN-again)")
+    parser.add_argument("--into", type=path, help="the new run folder (default: RUN-again)")
     add_overrides(parser)
 
 
@@ -28,8 +27,8 @@ def execute(options: argparse.Namespace) -> int:
     from digirl_dist.report.metrics import Metrics
     from digirl_dist.report.reproduction import conditions, differences, tickets_of
 
-    first = Path(options.run).expanduser().resolve()
-    second = Path(options.into).expanduser().resolve() if options.into else first.with_name(f"{first.name}-again")
+    first = options.run.resolve()
+    second = options.into.resolve() if options.into else first.with_name(f"{first.name}-again")
     if second.exists() and any(second.iterdir()):
         raise SettingsError(f"{second} is there already: name another folder with --into")
     source = of_run_folder(options.run, options.overrides)

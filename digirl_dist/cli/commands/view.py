@@ -7,39 +7,51 @@ machine: ssh -L 8765:127.0.0.1:8765 THIS_MACHINE, with --port 8765 here.
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
+
+from digirl_dist.cli.configured import path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="run folders; without any, all below runs/")
+    parser.add_argument(
+        "runs", nargs="*", type=path, metavar="RUN", help="run folders, or folders of them; without any, runs/"
+    )
     parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0, the default, takes a free one")
-    parser.add_argument("--bundle", metavar="FILE", help="write one file (.html or .zip) that needs no server, and end")
+    parser.add_argument(
+        "--bundle", type=path, metavar="FILE", help="write one file (.html or .zip) that needs no server, and end"
+    )
 
 
 def execute(options: argparse.Namespace) -> int:
     from digirl_dist.api.run import Run
+    from digirl_dist.errors import SettingsError
     from digirl_dist.settings.extras import extra_needed
 
-    runs = [Run(folder) for folder in options.runs or _below(Path("runs"))]
+    runs = [Run(run) for folder in options.runs or [Path("runs")] for run in _runs_in(folder)]
     if options.bundle is not None:
         from digirl_dist.viewer.bundle import write_bundle
 
-        print(write_bundle(runs, Path(options.bundle)))
+        print(write_bundle(runs, options.bundle))
         return 0
     with extra_needed("digirl-dist view", "Starlette and uvicorn", "view"):
         from digirl_dist.viewer.server import Viewer
 
-    viewer = Viewer(runs, options.port)
+    try:
+        viewer = Viewer(runs, options.port)
+    except (OSError, OverflowError) as error:
+        raise SettingsError(f"--port {options.port} cannot be used: {error}; 0 takes a free one") from error
     print(f"open {viewer.url}\nCtrl-C ends it", flush=True)
-    viewer.serve()
+    with suppress(KeyboardInterrupt):
+        viewer.serve()
     return 0
 
 
-def _below(folder: Path) -> list[Path]:
-    """Raises SettingsError if there is no run."""
+def _runs_in(folder: Path) -> list[Path]:
+    """Returns the folder if it is a run's, or else the runs below it. Raises SettingsError if there is none."""
     from digirl_dist.errors import SettingsError
 
-    found = sorted(path.parent for path in folder.glob("*/config.yaml"))
+    found = [one.parent for one in (folder / "config.yaml", *sorted(folder.glob("*/config.yaml"))) if one.is_file()]
     if not found:
-        raise SettingsError(f"there is no run below {folder.resolve()}: name run folders: digirl-dist view runs/demo")
-    return found
+        raise SettingsError(f"there is no run in or below {folder.resolve()}: name a run folder, such as runs/demo")
+    return found[:1] if found[0] == folder else found

@@ -9,9 +9,10 @@ from typing import Any
 
 from digirl_dist.capacity import TYPICAL
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
+from digirl_dist.errors import SettingsError
 from digirl_dist.settings.missing import MISSING
 from digirl_dist.tasks import Task
-from digirl_dist.user_code.entry_point import load_entry_point
+from digirl_dist.user_code.entry_point import load_callable, load_entry_point
 
 
 @dataclass
@@ -26,7 +27,9 @@ class CustomEmulatorSettings(EmulatorPlugin):
     """Keyword arguments that it is built with."""
 
     def build(self) -> Device:
-        kind: Any = load_entry_point(self.entry_point)
+        kind: Any = load_callable(self.entry_point, [], self.kwargs)
+        if missing := [name for name in ("spec", "tasks") if not hasattr(kind, name)]:
+            raise SettingsError(f"entry_point {self.entry_point!r} lacks the class attribute {missing[0]}")
         return Device(partial(kind, **self.kwargs), kind.spec, needs=getattr(kind, "needs", TYPICAL))
 
     def tasks(self, task_set: str, split: str) -> Sequence[Task]:

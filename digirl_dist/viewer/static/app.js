@@ -12,7 +12,10 @@ import { workers } from "./workers.js";
 
 const VIEWS = { runs: overview, episodes, episode, compare, tasks, workers };
 const TABS = [["runs", "Runs"], ["episodes", "Episodes"], ["tasks", "Tasks"], ["workers", "Workers"]];
+const KEYS = [["1 – 4", "views"], ["/", "search"], ["↑ ↓", "the list of episodes"], ["← →", "steps"], ["j k", "episodes"], ["h d", "heat map, changes"], ["g c", "its group, across checkpoints"], ["+ −", "zoom"], ["Esc", "back"], ["?", "this list"]];
 const main = document.getElementById("main");
+const keys = el("dialog", { class: "card", "aria-label": "keys" }, el("dl", { class: "terms" }, KEYS.map(([key, act]) => [el("dt", {}, key), el("dd", {}, act)])), el("button", { type: "button", class: "small", on: { click: () => keys.close() } }, "Close"));
+document.body.append(keys);
 
 const state = {
   runs: new Map(),
@@ -44,7 +47,11 @@ function bar() {
   const tabs = TABS.map(([view, title]) => el("a", { href: link(view, view === "runs" ? {} : { run }), "aria-current": now === view ? "page" : null }, title));
   const live = [...state.runs.values()].some((each) => each.running);
   const word = state.connected === false ? "not connected" : source.isBundle ? "one file" : live ? "live" : "";
-  show(document.getElementById("bar"), el("span", { class: "brand" }, "digirl_dist"), el("nav", { "aria-label": "views" }, tabs), el("span", { class: `live ${live ? "on" : ""}`, role: "status" }, word));
+  show(document.getElementById("bar"), el("span", { class: "brand" }, "digirl_dist"), el("nav", { "aria-label": "views" }, tabs), el("span", { class: `live ${live ? "on" : ""}`, role: "status" }, word), el("button", { type: "button", class: "small keys-button", on: { click: showKeys } }, "Keys (?)"));
+}
+
+function showKeys() {
+  if (!keys.open) keys.showModal();
 }
 
 async function refreshRuns() {
@@ -72,7 +79,9 @@ async function update() {
   let seen;
   do {
     seen = told;
-    const newFigures = seen.some((run) => run.metrics !== state.runs.get(run.name)?.metrics_size);
+    const known = (run) => state.runs.get(run.name) || {};
+    if (seen.some((run) => run.id && known(run).id && run.id !== known(run).id)) return location.reload(); // another run has its folder
+    const newFigures = seen.some((run) => run.metrics !== known(run).metrics_size || run.gone !== known(run).gone);
     if (newFigures) {
       await refreshRuns();
       for (const run of seen) state.runs.get(run.name).metrics_size = run.metrics;
@@ -91,6 +100,8 @@ function pressed(event) {
   if (typing) return event.key === "Escape" ? event.target.blur() : undefined;
   const views = { 1: "runs", 2: "episodes", 3: "tasks", 4: "workers" };
   const search = () => (document.getElementById("f-text") ? document.getElementById("f-text").focus() : go("episodes"));
+  if (event.key === "?") return showKeys();
+  if (keys.open) return;
   const act = state.keys?.(event) || (event.key === "/" ? search : views[event.key] && (() => go(views[event.key])));
   if (!act) return;
   event.preventDefault();

@@ -89,7 +89,8 @@ class List {
       this.wanted.sort = this.wanted.sort === `-${name}` ? name : `-${name}`;
       change();
     };
-    return el("div", { class: "head grid" }, COLUMNS.map(([name, title]) => el("button", { type: "button", class: "sort", "data-name": name, on: { click: sort(name) } }, title)));
+    this.heads = COLUMNS.map(([name, title]) => el("button", { type: "button", class: "sort", "data-name": name, on: { click: sort(name) } }, title));
+    return el("div", { class: "head grid" }, this.heads);
   }
 
   refresh(quiet = false) {
@@ -98,6 +99,8 @@ class List {
     this.state.selection = { run: this.run, rows: this.rows };
     const won = this.rows.reduce((sum, row) => sum + index.flags.success[row], 0);
     const reading = index.unread ? " – reading more …" : "";
+    const order = this.wanted.sort || "-iteration";
+    COLUMNS.forEach(([name, title], place) => (this.heads[place].textContent = `${title}${order === name ? " ↑" : order === `-${name}` ? " ↓" : ""}`));
     this.told.textContent = `${short(this.rows.length)} of ${short(index.size)} episodes, ${short(won)} successful${reading}`;
     this.box.setAttribute("aria-rowcount", this.rows.length);
     this.spacer.style.height = `${Math.max(1, this.rows.length) * ROW}px`;

@@ -22,7 +22,7 @@ export function overview(place, state) {
     el("div", { class: "charts" }, figuresOf(shown, state.figure).map((name) => chart(name, groups))),
     more(shown, state),
     evaluations(groups),
-    differences(runs),
+    differences(runs.filter((run) => !run.gone)),
     ...runs.flatMap((run) => run.notes.map((note) => el("p", { class: "note" }, `${run.name}: ${note}`))),
   );
 }
@@ -127,7 +127,7 @@ function legend(runs, colours, state) {
 }
 
 function differences(runs) {
-  if (runs.length < 2) return configuration(runs[0]);
+  if (runs.length < 2) return runs.length ? configuration(runs[0]) : null;
   const keys = [...new Set(runs.flatMap((run) => Object.keys(run.config)))].sort();
   const text = (run, key) => (key in run.config ? JSON.stringify(run.config[key]) : "–");
   const differing = keys.filter((key) => new Set(runs.map((run) => text(run, key))).size > 1);
