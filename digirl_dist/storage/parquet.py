@@ -124,16 +124,20 @@ def from_table(table: pa.Table) -> list[Trajectory]:
 def write(path: Path, trajectories: Iterable[Trajectory], flushed: bool = True) -> None:
     """Writes a file beside ``path`` and renames it (see ``atomic_files``), so ``path`` is never half-written."""
     part = path.with_name(path.name + ".part")
-    rows = pa.concat_tables([SCHEMA.empty_table(), *(to_table(trajectory) for trajectory in trajectories)])
     try:
-        pq.write_table(rows, part, **AS_WRITTEN)
+        write_to(part, trajectories)
         atomic_files.replace(part, path, flushed)
     except OSError:  # a full disk needs the space
         part.unlink(missing_ok=True)
         raise
 
 
-def read(path: Path) -> list[Trajectory]:
+def write_to(sink: Path | pa.BufferOutputStream, trajectories: Iterable[Trajectory]) -> None:
+    rows = pa.concat_tables([SCHEMA.empty_table(), *(to_table(trajectory) for trajectory in trajectories)])
+    pq.write_table(rows, sink, **AS_WRITTEN)
+
+
+def read(path: Path | pa.BufferReader) -> list[Trajectory]:
     """Returns the episodes of a file. Raises TrajectoryError naming the file if it is truncated, altered or foreign."""
     with _refusals(path), pq.ParquetFile(path, page_checksum_verification=True) as file:  # read_table imports much more
         return from_table(file.read())
@@ -164,7 +168,7 @@ def read_bounded(path: Path, most_rows: int) -> list[Trajectory]:
 
 
 @contextmanager
-def _refusals(path: Path) -> Iterator[None]:
+def _refusals(path: Path | pa.BufferReader) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, TrajectoryError) as error:
