@@ -24,23 +24,26 @@ def eventually(condition: Callable[[], object], limit_s: float) -> bool:
     return True
 
 
-def processes_with(marker: str | Path) -> list[psutil.Process]:
-    """Returns the other processes whose command line or working directory names ``marker``."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            words = [*process.cmdline(), process.cwd()]
-            if process.pid != os.getpid() and any(str(marker) in word for word in words):
-                found.append(process)
-    return found
+def processes_with(marker: str | Path, environment: bool = False) -> list[psutil.Process]:
+    """Returns the others, except zombies, whose command line or working directory, or environment, names ``marker``."""
+
+    def names_it(process: psutil.Process) -> bool:
+        words = [*process.cmdline(), process.cwd(), *(process.environ().values() if environment else ())]
+        return process.pid != os.getpid() and any(str(marker) in word for word in words)
+
+    return _living(psutil.process_iter(), names_it)
 
 
 def running(module: str, among: Iterable[psutil.Process]) -> list[psutil.Process]:
     """Returns the processes that run this Python module, except zombies."""
+    return _living(among, lambda process: module in process.cmdline())
+
+
+def _living(among: Iterable[psutil.Process], wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
     found = []
     for process in among:
-        with suppress(psutil.Error):
-            if module in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+        with suppress(psutil.Error):  # it has ended meanwhile
+            if process.status() != psutil.STATUS_ZOMBIE and wanted(process):
                 found.append(process)
     return found
 

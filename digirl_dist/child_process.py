@@ -1,13 +1,15 @@
-"""Child processes with the same interpreter and package: their environment, and the end of their logs."""
+"""Child processes with the same interpreter and package: their environment, their end, and that of their logs."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import digirl_dist
 
@@ -47,6 +49,17 @@ def ends_with_this_process() -> Callable[[], None]:
             os._exit(1)
 
     return tie
+
+
+def reap(process: subprocess.Popen[Any], limit_s: float) -> bool:
+    """Waits for a process to end, and kills it if it does not; returns whether it ended by itself."""
+    try:
+        process.wait(limit_s)
+        return True
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return False
 
 
 def last_lines(log: Path, count: int = 5) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,29 +21,22 @@ from PIL import Image
 from digirl_dist.agent.plugins.device import DeviceAgentSettings
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.episode_guard import EpisodeGuard
-from digirl_dist.errors import CheckpointError, FileRefusedError, LinkLostError
-from digirl_dist.fleet.session import Session
-from digirl_dist.fleet.spec import Job
+from digirl_dist.errors import CheckpointError
 from digirl_dist.judge.verdicts import Verdicts
 from digirl_dist.protocol import messages as protocol
-from digirl_dist.protocol import tensor_delta
 from digirl_dist.report.metrics import Metrics
-from digirl_dist.settings import LimitSettings, SshSettings
-from digirl_dist.ssh.courier import CourierClient
 from digirl_dist.storage import import_digirl, parquet, task_file
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
-from digirl_dist.storage.digest import digest
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Key, Task, Ticket
+from digirl_dist.tasks import Key
 from digirl_dist.trajectory import Observation, Step, Trajectory
-from digirl_dist.worker_program.courier import CourierServer
 from fuzz.chat_answers import ChatAnswers
 from fuzz.mutation import mutated, mutated_json, pages, with_right_checksums
 from fuzz.target import Target
 from fuzz.texts import Texts
+from fuzz.wire import TICKET, Courier, Delta, Lines
 
-TICKET = Ticket(1, 3, Task("open", "open it"), 7, 1)
 SPEC = EmulatorSpec(DeviceActions(), 2, (6, 4))
 GUARD = EpisodeGuard("phone", SPEC, 50, DeviceAgentSettings().check_action)
 
@@ -60,126 +53,6 @@ def _episode(steps: int) -> Trajectory:
     taken = [Step(seen, {"type": "tap", "x": 0.5, "y": 0.5}, -1.0, 0.5, False, False) for _ in range(steps - 1)]
     taken.append(Step(last, {"type": "back"}, -1.0, 1.0, True, False))
     return Trajectory(TICKET, "000001-00003-0-w1-0", "w1", 0, taken, last, True)
-
-
-class Lines(Target):
-    """A line of a worker program, and what a session makes of it."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        key = Key(1, 3)
-        manifest = protocol.EpisodeManifest("r1", key, 0, 1, "e", 9, "0f", 0, 1.0, 0.5, {"step": 0.5})
-        said: list[Any] = [
-            protocol.Ready(protocol.PROTOCOL, "", "3.11", 77),
-            protocol.Need("policy", ["0f"]),
-            protocol.Working(4, "", [key]),
-            protocol.Loaded(1),
-            protocol.Ask(1, 1, (7, 3, 0), "open it", 3, 8, 11),
-            protocol.Acting(0, key),
-            protocol.EpisodeReady(manifest),
-            protocol.UnknownFile("e", "of another run"),
-            protocol.EpisodeFailed(0, key, "it crashed"),
-            protocol.SlotChanged(0, "ready", "", 4),
-            protocol.SlotSeconds({"step": 1.5}),
-            protocol.Heartbeat("run", 0.1, 0.1, [protocol.SlotWait("step", 0.1, None, 3)], [key], 1, 4),
-            protocol.Broken("job", "no space"),
-        ]
-        self.samples = [protocol.encode(one).rstrip() for one in said]
-
-    def case(self, random: Random) -> bytes:
-        return mutated_json(random, self.samples)
-
-    def feed(self, data: bytes) -> None:
-        message = protocol.decode_worker_message(data)
-        session = Session(_Spec(), Job("r1", None, b"e", 10, protocol.SlotLimits(), 1, 60.0), LimitSettings(), None)
-        session.receive(protocol.Working(4, "", [Key(1, 3)]), b"", 0.0)
-        session.lease([TICKET])
-        for now in (1.0, 2.0):
-            session.receive(message, b"x" * 11, now)
-
-
-class _Spec:
-    name, slots, package = "w1", 4, ""
-
-
-class Courier(Target):
-    """What the other end of a courier answers: lines of JSON, and the bytes of a file."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        content = b"rows" * 100
-        self._wanted = digest(content), len(content)
-        answers: list[Any] = [{"sizes": {"a": 3}}, {}, {"error": "No space left on device: x"}, {"size": 400}]
-        lines = [json.dumps(answer).encode() + b"\n" for answer in answers]
-        self.samples = [lines[0] + lines[1] + lines[3] + content, lines[0] + lines[1] + lines[2], b"".join(lines)]
-
-    def feed(self, data: bytes) -> None:
-        replay: Any = _Replay(data)
-        courier, local = CourierClient(replay, ["courier"], SshSettings()), self._folder / "fetched"
-        local.with_name("fetched.part").unlink(missing_ok=True)
-        courier.sizes(["a"])
-        courier.delete(["a"])
-        courier.get("e", local, *self._wanted)
-
-
-class _Replay:
-    """A connection, and its only channel, on which these bytes come and nothing more."""
-
-    worker = "w1"
-    packet_bytes = 1 << 15
-
-    def __init__(self, data: bytes) -> None:
-        self._left = data
-
-    def open(self, command: Sequence[str]) -> _Replay:
-        return self
-
-    def write(self, data: Any, *_: Any) -> None:
-        """Nobody listens."""
-
-    def close(self) -> None:
-        """There is nothing to close."""
-
-    close_input = close
-
-    def ended(self) -> Exception:
-        return LinkLostError(self.worker, "the courier ended")
-
-    def pull(self, size: int, *_: Any) -> bytes:
-        taken, self._left = self._left[:size], self._left[size:]
-        return taken
-
-    def pull_line(self, longest: int, *_: Any) -> bytes:
-        return self.pull(min(longest + 1, self._left.find(b"\n") + 1 or len(self._left)))
-
-
-class Delta(Target):
-    """The delta of a tensor that is put beside its base; the first byte chooses one of the tensors."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        draw = np.random.default_rng(0)
-        small = draw.normal(0, 0.02, 3000).astype(np.float32).view(np.uint16)  # unrelated halves are as good
-        sparse, wide = np.where(draw.random(len(small)) < 0.05, small + 1, small), small.copy()
-        wide[100:200] += draw.integers(1 << 15, size=100, dtype=np.uint16)
-        dense, full = small + draw.integers(9, size=len(small), dtype=np.uint16), draw.permutation(small)
-        self._versions = [memoryview(each.tobytes()) for each in (small, sparse, wide, dense, full)]
-        self._base, self._widths = self._versions[0], [2, 2, 4, 2, 8]
-        (folder / "base").write_bytes(self._base)
-        pairs = enumerate(zip(self._versions, self._widths, strict=True))
-        self.samples = [bytes([n]) + tensor_delta.encode(new, self._base, width) for n, (new, width) in pairs]
-
-    def feed(self, data: bytes) -> None:
-        number = data[0] % len(self._versions) if data else 0
-        new, width, delta = self._versions[number], self._widths[number], data[1:]
-        put = {"put": "new", "size": len(delta), "digest": digest(new), "base": "base", "width": width}
-        source, sink = io.BytesIO(json.dumps(put).encode() + b"\n" + delta + b'{"sizes": ["new"]}\n'), io.BytesIO()
-        CourierServer(str(self._folder), source, sink).serve()
-        answer, sizes = map(json.loads, sink.getvalue().splitlines())
-        (self._folder / "new").unlink(missing_ok=True)
-        if "error" in answer:
-            assert not sizes["sizes"], "a refused delta left a file"
-            raise FileRefusedError("w1", answer["error"], "")
 
 
 class Parquet(Target):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -21,22 +20,8 @@ def eventually(condition: Callable[[], object], limit_s: float = _LEAST_S, what:
     assert processes.eventually(condition, limit_s), f"{what} did not come true within {limit_s:g} s"
 
 
-def processes_with(marker: str | Path) -> list[psutil.Process]:
-    """Processes whose command line or environment names ``marker``, such as a test's own folder."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):  # it has ended meanwhile
-            words = [*process.cmdline(), *process.environ().values()]
-            if process.pid != os.getpid() and any(str(marker) in word for word in words):
-                found.append(process)
-    return [process for process in found if _is_alive(process)]
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
+processes_with = partial(processes.processes_with, environment=True)
+"""Processes whose command line, working directory or environment names a marker, such as a test's own folder."""
 
 
 def descendants_with(marker: str | Path) -> list[psutil.Process]:

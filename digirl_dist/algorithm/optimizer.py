@@ -19,6 +19,21 @@ WeightOf = Callable[[list[int]], float]
 """What that mean divides by: the rows' number, or the sum of their weights."""
 
 
+def _plain(method: Any) -> Any:
+    """Returns a method of torch's optimizers as it was written, without what has the compiler leave it alone."""
+    return getattr(method, "__wrapped__", method)
+
+
+class Adam(torch.optim.Adam):
+    """torch's, which does not import torch's compiler: that takes a second of each process, and is not used here."""
+
+    add_param_group = _plain(torch.optim.Adam.add_param_group)
+    state_dict = _plain(torch.optim.Adam.state_dict)
+    load_state_dict = _plain(torch.optim.Adam.load_state_dict)
+    zero_grad = _plain(torch.optim.Adam.zero_grad)
+    step = torch.no_grad()(_plain(torch.optim.Adam.step))
+
+
 class MinibatchOptimizer:
     """Adam with accumulated and clipped gradients and a ramped learning rate. Keeps its state and its random numbers.
 
@@ -39,7 +54,7 @@ class MinibatchOptimizer:
         self._settings = settings
         self._what = what
         self._peers = peers
-        self._optimizer = torch.optim.Adam(self._parameters, lr=settings.learning_rate, eps=settings.adam_eps)
+        self._optimizer = Adam(self._parameters, lr=settings.learning_rate, eps=settings.adam_eps)
         peers.adopt(self._optimizer)
         self._generator = torch.Generator().manual_seed(seed)
         self._steps = 0

@@ -22,7 +22,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from digirl_dist.agent import Agent
 from digirl_dist.agent.generic_jax import Arrays, JaxGenericPolicy, linear
-from digirl_dist.algorithm.optimizer import batches, ramp, sane, weight_shares
+from digirl_dist.algorithm.optimizer import Adam, batches, ramp, sane, weight_shares
 from digirl_dist.algorithm.plugins.ppo import PpoSettings
 from digirl_dist.algorithm.ppo import LOSS, Rows
 from digirl_dist.parallel.peers import Peers
@@ -85,9 +85,9 @@ class JaxLearner:
         self._generator.set_state(state["generator"])
         self._steps = state["steps"]
 
-    def _torch_adam(self) -> torch.optim.Adam:
+    def _torch_adam(self) -> Adam:
         """Gives the state its form."""
-        return torch.optim.Adam(self._parameters.values(), self._settings.learning_rate, eps=self._settings.adam_eps)
+        return Adam(self._parameters.values(), self._settings.learning_rate, eps=self._settings.adam_eps)
 
     def _weights(self) -> np.ndarray:
         """All of them, one after the other: JAX compiles much less, and ranks exchange one vector."""

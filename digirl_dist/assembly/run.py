@@ -8,8 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import yaml  # type: ignore[import-untyped]
-
 from digirl_dist import host
 from digirl_dist.agent import AgentFactory
 from digirl_dist.assembly import schedule, validate
@@ -32,13 +30,13 @@ from digirl_dist.parallel.failure import telling
 from digirl_dist.parallel.group import GroupLimits
 from digirl_dist.parallel.rank import Rank, launched_rank
 from digirl_dist.report.experiment_log import ExperimentLog
-from digirl_dist.report.logged import flat
 from digirl_dist.report.loggers import LoggedRun
 from digirl_dist.report.media import Media
 from digirl_dist.report.output import shown
 from digirl_dist.report.progress import Progress
 from digirl_dist.report.report import Report
 from digirl_dist.settings import Settings, TorchrunSettings, configuration
+from digirl_dist.settings.keys import flat
 from digirl_dist.settings.modes import only_measures
 from digirl_dist.storage import provenance
 from digirl_dist.storage.checkpoint import Checkpoints
@@ -130,7 +128,8 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress:
 
 def experiment_log(settings: Settings, folder: RunFolder, events: Events) -> ExperimentLog:
     """Returns the loggers that the settings choose."""
-    config = flat(yaml.safe_load(configuration.to_yaml(settings)))
+    plain = flat(configuration.as_mapping(settings))
+    config = {key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in plain}
     project = settings.wandb_project or settings.logger_project
     run = LoggedRun(folder.run_id, folder.root.name, str(folder.root), project, config)
 

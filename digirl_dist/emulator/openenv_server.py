@@ -21,7 +21,7 @@ from typing import Any
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, unix_connect
 
-from digirl_dist.child_process import dying_with_this_process
+from digirl_dist.child_process import dying_with_this_process, reap
 from digirl_dist.emulator.plugins.openenv import OpenEnvSettings
 from digirl_dist.errors import EmulatorError
 
@@ -100,11 +100,7 @@ class OpenEnvServer:
         process = getattr(self, "_process", None)
         if process is not None:
             process.terminate()
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            reap(process, _END_S)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property

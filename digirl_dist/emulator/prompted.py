@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from digirl_dist.emulator import Emulator, EmulatorFactory
+from digirl_dist.emulator import EmulatorFactory
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError
 from digirl_dist.tasks import Task
@@ -18,18 +18,6 @@ Words = Callable[[str, Sequence[DeviceAction]], str]
 """What an observation says, from what the device says and the latest actions, oldest first."""
 
 
-@dataclass(frozen=True)
-class PromptedFactory:
-    """Makes emulators whose texts tell the latest ``remembered`` actions."""
-
-    factory: EmulatorFactory
-    remembered: int
-    words: Words
-
-    def __call__(self) -> PromptedEmulator:
-        return PromptedEmulator(self.factory(), self.remembered, self.words)
-
-
 class PromptedEmulator:
     """Fulfils ``Emulator``: another one in other words.
 
@@ -37,8 +25,9 @@ class PromptedEmulator:
     writes what it likes, and its episode goes on.
     """
 
-    def __init__(self, emulator: Emulator, remembered: int, words: Words) -> None:
-        self._emulator = emulator
+    def __init__(self, factory: EmulatorFactory, remembered: int, words: Words) -> None:
+        """Tells the latest ``remembered`` actions in ``words``."""
+        self._emulator = factory()
         self._remembered = remembered
         self._words = words
         self._actions: list[DeviceAction] = []

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from digirl_dist.emulator import Emulator, EmulatorFactory
+from digirl_dist.emulator import EmulatorFactory
 from digirl_dist.emulator.touch_actions import DeviceAction, without_remarks
 from digirl_dist.errors import ActionError
 from digirl_dist.tasks import Task
@@ -46,22 +46,12 @@ def _memory(value: dict[str, Json]) -> Memory:
     return Memory(DeviceAction.from_json(value), here)
 
 
-@dataclass(frozen=True)
-class RememberedFactory:
-    """Makes emulators whose texts tell the latest ``most`` actions."""
-
-    factory: EmulatorFactory
-    most: int
-
-    def __call__(self) -> RememberedEmulator:
-        return RememberedEmulator(self.factory(), self.most)
-
-
 class RememberedEmulator:
     """Fulfils ``Emulator``: another one whose texts tell the latest actions, and which can type at a point."""
 
-    def __init__(self, emulator: Emulator, most: int) -> None:
-        self._emulator = emulator
+    def __init__(self, factory: EmulatorFactory, most: int) -> None:
+        """Tells the latest ``most`` actions."""
+        self._emulator = factory()
         self._most = most
         self._past: list[tuple[DeviceAction, bytes | None]] = []
         self._screen: bytes | None = None

@@ -10,19 +10,14 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from digirl_dist.errors import EvalJobsError, SettingsError
 from digirl_dist.parallel.compute_device import AUTO
 from digirl_dist.settings.safe_yaml import read_yaml
 from digirl_dist.storage.digest import digest
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
-_KINDS: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "int": (int,),
-    "str | None": (str, type(None)),
-    "int | None": (int, type(None)),
-    "list[str]": (list,),
-}
 
 
 @dataclass(frozen=True)
@@ -80,13 +75,13 @@ def _job(entry: Any, where: str) -> EvalJob:
     where = f"{where}, {entry['name']!r},"
     if not _NAME.fullmatch(entry["name"]):
         raise EvalJobsError(f"{where} needs a name that can be a file's: letters, digits and . _ -")
-    known = {option.name: str(option.type) for option in fields(EvalJob)}
-    for key, value in entry.items():
-        if key not in known:
-            raise EvalJobsError(f"{where} has the unknown key {key!r}; there are {', '.join(known)}")
-        if isinstance(value, bool) or not isinstance(value, _KINDS[known[key]]):
-            raise EvalJobsError(f"{where} has {key}={value!r}, which is no {known[key]}")
-    job = EvalJob(**entry)
+    known = [option.name for option in fields(EvalJob)]
+    if unknown := [key for key in entry if key not in known]:
+        raise EvalJobsError(f"{where} has the unknown key {unknown[0]!r}; there are {', '.join(known)}")
+    try:
+        job = msgspec.convert(entry, EvalJob)
+    except msgspec.ValidationError as error:
+        raise EvalJobsError(f"{where} cannot be used: {error}") from error
     counts = [count for count in (job.num_episodes, job.num_steps) if count is not None]
     if len(counts) != 1 or counts[0] < 1:
         raise EvalJobsError(f"{where} needs exactly one of num_episodes and num_steps, at least 1")

@@ -13,6 +13,7 @@ import yaml  # type: ignore[import-untyped]
 import digirl_dist
 from digirl_dist.export.source import Source
 from digirl_dist.plain_text import one_line
+from digirl_dist.settings.keys import flat
 from digirl_dist.types import Json
 
 _LONGEST = 200
@@ -95,7 +96,7 @@ def _tasks(tally: Tally) -> str:
 
 
 def _provenance(source: Source) -> list[str]:
-    settings = [(inert(key), inert(value)) for key, value in _flat(source.settings()) if value is not None]
+    settings = [(inert(key), inert(value)) for key, value in flat(source.settings()) if value is not None]
     unique = {tuple(sorted((key, str(value)) for key, value in each.items())): each for each in source.machines()}
     machines = [", ".join(f"{inert(key)} {inert(value)}" for key, value in each.items()) for each in unique.values()]
     return [
@@ -104,12 +105,6 @@ def _provenance(source: Source) -> list[str]:
         _table(("setting", "value"), settings),
         "\n".join(f"- {each}" for each in machines[:20]) or "No machine is known.",
     ]
-
-
-def _flat(value: Json, key: str = "") -> list[tuple[str, Json]]:
-    if isinstance(value, Mapping) and value:
-        return [pair for name, each in value.items() for pair in _flat(each, f"{key}.{name}".lstrip("."))]
-    return [(key, value)]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

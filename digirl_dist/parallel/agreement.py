@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.group import Group
+from digirl_dist.parallel.rank import named
 
 _MOST = 8
 """Differences that are told; the others are counted."""
@@ -47,7 +48,6 @@ def _difference(key: str, values: list[str], hosts: list[str]) -> str:
         groups.setdefault(value, []).append(rank)
     parts = []
     for value, ranks in groups.items():
-        numbers = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
         machines = ", ".join(dict.fromkeys(hosts[rank] for rank in ranks))
-        parts.append(f"{value} on {numbers} ({machines})")
+        parts.append(f"{value} on {named(ranks)} ({machines})")
     return f"{key} is {' and '.join(parts)}"

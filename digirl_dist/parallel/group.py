@@ -20,7 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 from digirl_dist.errors import DeviceError, PeerError
 from digirl_dist.parallel.loopback import refusing_strangers
 from digirl_dist.parallel.private_store import PrivateStore, launched_store
-from digirl_dist.parallel.rank import Rank
+from digirl_dist.parallel.rank import Rank, named
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ class Group:
             self._store.delete_key(f"gate/{self._gates - 2}/{self.rank.rank}")
         missing = _missing(self._store, name, self.rank.world_size, self._limits.gate_s)
         if missing:
-            raise PeerError(f"{_ranks(missing)} did not come to {what!r} within {self._limits.gate_s:g} s")
+            raise PeerError(f"{named(missing)} did not come to {what!r} within {self._limits.gate_s:g} s")
 
     def announce(self, order: str) -> None:
         """Tells the other ranks, from rank 0, what is next; does not wait for them."""
@@ -153,7 +153,7 @@ class Group:
         digests = self._exchange(lambda: self._numbers.gathered(own))
         astray = [rank for rank, other in enumerate(digests) if not torch.equal(other, digests[0])]
         if astray:
-            raise PeerError(f"the weights of {_ranks(astray)} differ from rank 0's after an update")
+            raise PeerError(f"the weights of {named(astray)} differ from rank 0's after an update")
 
     def _exchange(self, collective: Callable[[], T]) -> T:
         try:
@@ -161,7 +161,7 @@ class Group:
         except RuntimeError as error:  # gloo and NCCL raise nothing finer
             self._store.set(f"stuck/{self.rank.rank}", "waited")
             missing = _missing(self._store, "stuck", self.rank.world_size, _STUCK_S)
-            who = _ranks(missing) if missing else "a rank"
+            who = named(missing) if missing else "a rank"
             limit = f"within {self._limits.exchange_s:g} s"
             raise PeerError(f"{who} did not take part in an exchange {limit}: {str(error)[:200]}") from error
 
@@ -207,7 +207,7 @@ def _meet(rank: Rank, limit_s: float) -> Store:
     store.set(f"start/{rank.rank}", "here")
     missing = _missing(store, "start", rank.world_size, limit_s)
     if missing:
-        raise PeerError(f"{_ranks(missing)} did not start within {limit_s:g} s")
+        raise PeerError(f"{named(missing)} did not start within {limit_s:g} s")
     return store
 
 
@@ -245,7 +245,3 @@ def all_set(store: KeyValueStore, keys: Sequence[str], limit_s: float) -> bool:
         if time.monotonic() >= deadline:
             return False
         time.sleep(_LOOK_S)
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

@@ -15,30 +15,22 @@ from collections.abc import Sequence
 from digirl_dist.errors import RankError
 from digirl_dist.parallel.free_port import free_port
 from digirl_dist.parallel.rank import Coordinator, Rank, jax_variables
-from digirl_dist.parallel.supervise import supervise
+from digirl_dist.parallel.supervise import parser, supervise
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status; 2 for a launch that is refused."""
-    options = _parser().parse_args(argv)
+    jax = parser("jax", "start the ranks of a JAX program")
+    jax.add_argument("--nnodes", type=int, default=1, help="machines that take part")
+    jax.add_argument("--node_rank", type=int, default=0, help="which of the machines this is, from 0")
+    jax.add_argument("--coordinator_address", metavar="HOST:PORT", help="where rank 0 is; one machine needs none")
+    options = jax.parse_args(argv)
     try:
         ranks, coordinator = _ranks(options), _coordinator(options)
     except RankError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    program = [sys.executable, *(["-m"] if options.module else []), *options.program]
-    return supervise(program, [jax_variables(rank, coordinator) for rank in ranks])
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="digirl_dist.parallel.jax", description="start the ranks of a JAX program")
-    parser.add_argument("--nnodes", type=int, default=1, help="machines that take part")
-    parser.add_argument("--nproc_per_node", type=int, default=1, help="ranks on each: as many as it has GPUs")
-    parser.add_argument("--node_rank", type=int, default=0, help="which of the machines this is, from 0")
-    parser.add_argument("--coordinator_address", metavar="HOST:PORT", help="where rank 0 is; one machine needs none")
-    parser.add_argument("-m", "--module", action="store_true", help="the program is a module, not a script")
-    parser.add_argument("program", nargs=argparse.REMAINDER, help="script.py or module, and its arguments")
-    return parser
+    return supervise(options, [jax_variables(rank, coordinator) for rank in ranks])
 
 
 def _ranks(options: argparse.Namespace) -> list[Rank]:

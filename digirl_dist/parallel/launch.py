@@ -8,7 +8,6 @@ itself (128 + N for signal N).
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 from digirl_dist.parallel.private_store import store_variables
 from digirl_dist.parallel.rank import Rank, torch_variables
-from digirl_dist.parallel.supervise import supervise
+from digirl_dist.parallel.supervise import parser, supervise
 
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 _ON_LOOPBACK = {
@@ -29,24 +28,15 @@ _ON_LOOPBACK = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status; 2 for a launch that cannot be."""
-    options = _parser().parse_args(argv)
+    options = parser("launch", "start ranks on this machine").parse_args(argv)
     count = options.nproc_per_node
     if count < 1 or not options.program:
         wrong = f"--nproc_per_node={count} must be at least 1" if count < 1 else "there is nothing to run"
         sys.stderr.write(f"error: {wrong}; as in --nproc_per_node=2 script.py, or --nproc_per_node=2 -m module\n")
         return 2
-    program = [sys.executable, *(["-m"] if options.module else []), *options.program]
     with TemporaryDirectory(prefix="digirl-dist-ranks-") as folder:
         shared = {**_threads(count), **_ON_LOOPBACK, **store_variables(Path(folder) / "store")}
-        return supervise(program, [{**shared, **torch_variables(Rank(k, count, k, count))} for k in range(count)])
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="digirl_dist.parallel.launch", description="start ranks on this machine")
-    parser.add_argument("--nproc_per_node", type=int, default=1, help="ranks: as many as it has GPUs")
-    parser.add_argument("-m", "--module", action="store_true", help="the program is a module, not a script")
-    parser.add_argument("program", nargs=argparse.REMAINDER, help="script.py or module, and its arguments")
-    return parser
+        return supervise(options, [{**shared, **torch_variables(Rank(k, count, k, count))} for k in range(count)])
 
 
 def _threads(ranks: int) -> dict[str, str]:

@@ -77,39 +77,35 @@ class Alone(_Replica):
 ALONE = Alone()
 
 
-class SharedRows(_Replica):
-    """Peers that have the same rows and draw the same minibatches, of which each takes its share."""
+class _Together(_Replica):
+    """Peers that average their gradients."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
+
+    def backward(
+        self, parameters: Iterable[torch.nn.Parameter], loss: torch.Tensor | None, weight: float, scale: float
+    ) -> float:
+        return average(self._group, list(parameters), weight, _backward(loss, scale))
+
+
+class SharedRows(_Together):
+    """Peers that have the same rows and draw the same minibatches, of which each takes its share."""
 
     def align(self, batches: Batches) -> Batches:
         rank = self._group.rank
         return [batch[rank.rank :: rank.world_size] for batch in batches]
 
-    def backward(
-        self, parameters: Iterable[torch.nn.Parameter], loss: torch.Tensor | None, weight: float, scale: float
-    ) -> float:
-        return average(self._group, list(parameters), weight, _backward(loss, scale))
-
     def total(self, sums: torch.Tensor) -> torch.Tensor:
         return sums
 
 
-class OwnRows(_Replica):
+class OwnRows(_Together):
     """Peers that have rows of their own: one minibatch of each rank makes a joint one."""
-
-    def __init__(self, group: Group) -> None:
-        self._group = group
 
     def align(self, batches: Batches) -> Batches:
         most = self._group.largest(len(batches))
         return [*batches, *([] for _ in range(most - len(batches)))]
-
-    def backward(
-        self, parameters: Iterable[torch.nn.Parameter], loss: torch.Tensor | None, weight: float, scale: float
-    ) -> float:
-        return average(self._group, list(parameters), weight, _backward(loss, scale))
 
     def total(self, sums: torch.Tensor) -> torch.Tensor:
         return self._group.sum(sums.clone())

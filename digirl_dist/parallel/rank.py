@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from digirl_dist.errors import RankError
@@ -152,3 +152,8 @@ def _number(
     if below is not None and value >= below:
         raise RankError(f"{name}={value} is too large for {bound}={environ[bound]}")
     return value
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Returns ranks in words, as in ``ranks 1, 3``."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

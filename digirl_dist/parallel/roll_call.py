@@ -13,7 +13,7 @@ import socket
 import time
 
 from digirl_dist.errors import PeerError
-from digirl_dist.parallel.rank import Coordinator, Rank
+from digirl_dist.parallel.rank import Coordinator, Rank, named
 
 _WORD = re.compile(rb"rank (\d{1,6}) of (\d{1,6})\n")
 _LINE = 4096
@@ -44,8 +44,8 @@ def _call(rank: Rank, coordinator: Coordinator, deadline: float, limit_s: float)
                 link.close()
             else:
                 present[number] = link
-    missing = [str(number) for number in range(1, rank.world_size) if number not in present]
-    verdict = f"{_ranks(missing)} did not start within {limit_s:g} s" if missing else ""
+    missing = [number for number in range(1, rank.world_size) if number not in present]
+    verdict = f"{named(missing)} did not start within {limit_s:g} s" if missing else ""
     for link in present.values():
         with link:
             _say(link, f"{verdict or 'go'}\n".encode())
@@ -126,7 +126,3 @@ def _say(link: socket.socket, line: bytes) -> None:
         link.sendall(line)
     except OSError:
         pass  # it has gone, and will be missed by JAX
-
-
-def _ranks(ranks: list[str]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(ranks)}"

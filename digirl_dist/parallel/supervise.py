@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
@@ -18,12 +20,22 @@ _GRACE_S = 8.0
 _Ranks = list[subprocess.Popen[bytes]]
 
 
-def supervise(program: Sequence[str], variables: Sequence[Mapping[str, str]]) -> int:
-    """Runs ``program`` once for each of ``variables``, which join the environment, until all have ended.
+def parser(prog: str, about: str) -> argparse.ArgumentParser:
+    """Returns the command line of a launcher, with how many ranks it starts here and what they run."""
+    made = argparse.ArgumentParser(prog=f"digirl_dist.parallel.{prog}", description=about)
+    made.add_argument("--nproc_per_node", type=int, default=1, help="ranks on this machine: as many as it has GPUs")
+    made.add_argument("-m", "--module", action="store_true", help="the program is a module, not a script")
+    made.add_argument("program", nargs=argparse.REMAINDER, help="script.py or module, and its arguments")
+    return made
+
+
+def supervise(options: argparse.Namespace, variables: Sequence[Mapping[str, str]]) -> int:
+    """Runs the program that ``options`` name once for each of ``variables``, which join the environment, to the end.
 
     Returns the exit status of the worst rank that ended by itself, 128 + N for signal N, as a shell tells it; when this
     process is asked to end by signal N, it ends its ranks and returns 128 + N too.
     """
+    program = [sys.executable, *(["-m"] if options.module else []), *options.program]
     asked: list[int] = []
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, _note_in(asked))

@@ -6,7 +6,7 @@ import base64
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from PIL import Image, ImageDraw
 
@@ -14,7 +14,7 @@ from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError
 from digirl_dist.plain_text import one_line
 from digirl_dist.report.metrics import Figures
-from digirl_dist.report.picture import SHOWN_FORMATS, is_screen
+from digirl_dist.report.picture import UNREADABLE, decoded
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 
@@ -70,7 +70,7 @@ def film(trajectory: Trajectory) -> bytes | None:
     """Returns screens of the episode side by side as PNG, with touch points; None without screens that can be shown."""
     try:
         frames = list(_frames(trajectory))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    except UNREADABLE:
         return None
     if not frames:
         return None
@@ -82,17 +82,6 @@ def film(trajectory: Trajectory) -> bytes | None:
     written = io.BytesIO()
     strip.quantize(_COLOURS).convert("RGB").save(written, "PNG", optimize=True)
     return written.getvalue()
-
-
-def flat(settings: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:
-    """Returns nested settings by dotted name; lists become text."""
-    found: dict[str, Json] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value if isinstance(value, bool | int | float | str) else str(value)
-    return found
 
 
 def _row(trajectory: Trajectory) -> dict[str, Json]:
@@ -112,16 +101,13 @@ def _row(trajectory: Trajectory) -> dict[str, Json]:
 
 
 def _frames(trajectory: Trajectory) -> Iterator[Image.Image]:
-    """Yields evenly chosen screens, the last one without an action. They come from a worker: see ``is_screen``."""
+    """Yields evenly chosen screens, the last one without an action. They come from a worker: see ``decoded``."""
     seen: list[tuple[bytes | None, Json]] = [(step.observation.image, step.action) for step in trajectory.steps]
     shown = [(image, action) for image, action in [*seen, (trajectory.final_observation.image, None)] if image]
     last = len(shown) - 1
     chosen = sorted({round(k * last / (_FRAMES - 1)) for k in range(_FRAMES)}) if last >= 0 else []
     for image, action in (shown[place] for place in chosen):
-        with Image.open(io.BytesIO(image), formats=SHOWN_FORMATS) as opened:
-            if not is_screen(opened):
-                raise ValueError("an image of this size is no screenshot")
-            frame = opened.convert("RGB")
+        frame = decoded(image)
         frame = frame.resize((max(1, min(2 * _HEIGHT, frame.width * _HEIGHT // frame.height)), _HEIGHT))
         _mark(frame, action)
         yield frame

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from select import select
 from typing import IO
 
-from digirl_dist.child_process import environment
+from digirl_dist.child_process import environment, reap
 from digirl_dist.report.loggers import LoggedRun, hand, module
 from digirl_dist.types import Json
 
@@ -64,11 +64,7 @@ class LoggerProcess:
         deadline = time.monotonic() + CLOSE_S
         self._put(None)
         self._thread.join(CLOSE_S)
-        try:
-            self._process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if not reap(self._process, max(0.0, deadline - time.monotonic())):
             self._tell(f"it did not finish within {CLOSE_S:.0f} s and was ended")
         self._thread.join()
 

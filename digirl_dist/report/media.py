@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from PIL import Image
-
-from digirl_dist.report.picture import SHOWN_FORMATS, is_screen
+from digirl_dist.report.picture import UNREADABLE, decoded
 from digirl_dist.storage import strict_json
 from digirl_dist.storage.events import Events
 from digirl_dist.trajectory import Trajectory
@@ -47,7 +45,7 @@ class Media:
     def _add(self, trajectory: Trajectory) -> None:
         try:
             self._write(trajectory)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        except UNREADABLE as error:
             self._events.emit("media_failed", episode=trajectory.episode_id, reason=str(error))
 
     def _write(self, trajectory: Trajectory) -> None:
@@ -102,21 +100,12 @@ def frames(trajectory: Trajectory) -> Frames:
 
 def animation(shown: Frames) -> bytes:
     """Returns an animated WebP. Raises OSError, ValueError or SyntaxError for bytes that are no valid screenshot."""
-    first, *others = [_decoded(image) for image, _ in shown]
+    first, *others = [decoded(image) for image, _ in shown]
     written = io.BytesIO()
     durations = [shown_ms for _, shown_ms in shown]
     fitting = [other if other.size == first.size else other.resize(first.size) for other in others]
     first.save(written, "WEBP", save_all=True, append_images=fitting, duration=durations, loop=0, quality=_QUALITY)
     return written.getvalue()
-
-
-def _decoded(image: bytes) -> Image.Image:
-    """Decodes a screenshot. It comes from a worker, so anything larger than a screen is refused with ValueError."""
-    with Image.open(io.BytesIO(image), formats=SHOWN_FORMATS) as opened:
-        if not is_screen(opened):
-            raise ValueError(f"an image of {opened.width} x {opened.height} pixels is no screenshot")
-        frame: Image.Image = opened.convert("RGB")
-        return frame
 
 
 def _digest(shown: Frames) -> str:

@@ -15,6 +15,9 @@ from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.report.markup import element, shorten
 
 SHOWN_FORMATS = ("PNG", "JPEG")
+UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+"""What Pillow raises for bytes that are no picture, and ``decoded`` for one that is no screenshot."""
+
 _MAX_PIXELS = 16_000_000
 _MAX_HEIGHT = 480
 _MAX_BYTES = 24_000
@@ -42,8 +45,17 @@ def embed(image: bytes) -> Picture | None:
             if len(image) <= _MAX_BYTES and opened.height <= _MAX_HEIGHT:
                 return _picture(opened, image, Image.MIME[opened.format or "PNG"])
             return _scaled_down(opened)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    except UNREADABLE:
         return None
+
+
+def decoded(image: bytes) -> Image.Image:
+    """Decodes a screenshot to RGB. It comes from a worker, so anything larger than a screen raises ValueError."""
+    with Image.open(io.BytesIO(image), formats=SHOWN_FORMATS) as opened:
+        if not is_screen(opened):
+            raise ValueError(f"an image of {opened.width} x {opened.height} pixels is no screenshot")
+        frame: Image.Image = opened.convert("RGB")
+        return frame
 
 
 def is_screen(opened: Image.Image) -> bool:

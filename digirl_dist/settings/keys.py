@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, get_type_hints
+
+from digirl_dist.types import Json
 
 
 @dataclass(frozen=True)
@@ -33,3 +35,12 @@ def types_of(kind: type, include_extras: bool = False) -> dict[str, Any]:
     """Returns the type of each field of a dataclass."""
     hints = get_type_hints(kind, include_extras=include_extras)
     return {each.name: hints[each.name] for each in fields(kind)}
+
+
+def flat(value: Json, key: str = "", whole: Collection[str] = ()) -> Iterator[tuple[str, Json]]:
+    """Yields the values of nested mappings by dotted key; those at the keys of ``whole`` stay as they are."""
+    if isinstance(value, Mapping) and value and key not in whole:
+        for name, entry in value.items():
+            yield from flat(entry, f"{key}.{name}".lstrip("."), whole)
+    else:
+        yield key, value

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from digirl_dist.child_process import reap
 from digirl_dist.errors import LinkLostError, UnreachableError, WorkerError
 from digirl_dist.settings import SshSettings
 from digirl_dist.slurm.commands import EXPORT, environment, words
@@ -62,14 +63,7 @@ class SrunSession:
         self.pipes.close()
         if not self.is_over:
             self._process.terminate()
-            threading.Thread(target=self._reap, name="srun-end", daemon=True).start()
-
-    def _reap(self) -> None:
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            threading.Thread(target=reap, args=[self._process, _END_S], name="srun-end", daemon=True).start()
 
 
 class SrunChannel(OpenSshChannel):

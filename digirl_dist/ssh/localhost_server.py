@@ -18,7 +18,7 @@ from getpass import getuser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from digirl_dist.child_process import environment
+from digirl_dist.child_process import environment, reap
 from digirl_dist.errors import SettingsError, UnreachableError
 from digirl_dist.ssh.connection import Address
 
@@ -71,11 +71,7 @@ class LocalhostServer:
             return
         assert process.stdin is not None and process.stdout is not None
         process.stdin.close()
-        try:
-            process.wait(_STOP_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        reap(process, _STOP_LIMIT_S)
         process.stdout.close()
 
     def __enter__(self) -> Address:

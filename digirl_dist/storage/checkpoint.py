@@ -11,7 +11,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -58,6 +59,15 @@ class TensorInfo:
         return math.prod(self.shape) * self.itemsize
 
 
+@contextmanager
+def _reading(path: Path, remedy: str = "") -> Iterator[None]:
+    """Raises CheckpointError for a file that is missing or damaged: a pickle, say, then raises nearly anything."""
+    try:
+        yield
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}{remedy}") from error
+
+
 class _Place(msgspec.Struct):
     """Where a tensor lies behind the header of a safetensors file, which also has metadata without a place."""
 
@@ -78,70 +88,53 @@ class Checkpoint:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Returns the policy's weights. Raises CheckpointError if a tensor is missing or altered."""
-        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         path = self.folder / "policy.safetensors"
-        try:
+        with _reading(path):
             state = load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
         if describe(state) != self.tensors:
             raise CheckpointError(f"{path} differs from its manifest; remove its folder to resume from the one before")
         return state
 
     def open(self) -> Any:
         """Opens the weights with ``safetensors.safe_open``, which reads tensor by tensor. Raises CheckpointError."""
-        from safetensors import SafetensorError, safe_open
+        from safetensors import safe_open
 
-        path = self.folder / "policy.safetensors"
-        try:
+        with _reading(path := self.folder / "policy.safetensors"):
             return safe_open(path, framework="pt")
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
 
     def parts(self) -> dict[str, tuple[BinaryIO, int, int]]:
         """Returns, for each tensor, the open file of the weights, and offset and size of its bytes there.
 
         The format is that of safetensors: the size of a JSON header, the header, the tensors. Raises CheckpointError.
         """
-        path = self.folder / "policy.safetensors"
-        try:
+        with _reading(path := self.folder / "policy.safetensors"):
             file = open(path, "rb", buffering=0)  # closed with the last that has it
             size = int.from_bytes(file.read(8), "little")
             header = msgspec.json.decode(file.read(size), type=dict[str, _Place])
             places = {name: header[name].data_offsets for name in self.tensors}
-        except (OSError, ValueError, KeyError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
         return {name: (file, 8 + size + begin, end - begin) for name, (begin, end) in places.items()}
 
     def trainer_state(self) -> dict[str, Any]:
         """Returns optimisers, critics and random states, loaded without unpickling objects. Raises CheckpointError."""
         from digirl_dist.storage.safe_torch_load import load_state
 
-        path = self._intact("trainer.pt")
-        try:
+        with _reading(path := self._intact("trainer.pt")):
             state: dict[str, Any] = load_state(path)
-        except Exception as error:  # a damaged pickle raises nearly anything
-            raise CheckpointError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}") from error
         return state
 
     def metrics(self) -> dict[str, Json]:
         """Returns the metrics of the update that made this checkpoint. Raises CheckpointError."""
-        path = self._intact("metrics.json")
-        try:
+        with _reading(path := self._intact("metrics.json")):
             metrics: dict[str, Json] = json.loads(path.read_text())
-        except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
         return metrics
 
     def _intact(self, name: str) -> Path:
         """Returns the path of a file that is as it was written. Raises CheckpointError."""
         path, wanted = self.folder / name, self.files.get(name)
-        try:
+        with _reading(path):
             differs = wanted is not None and file_digest(path) != wanted
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
         if differs:
             raise CheckpointError(f"{path} differs from its manifest; remove its folder to resume from the one before")
         return path
@@ -220,10 +213,8 @@ class Checkpoints:
     def _best(self) -> _Best | None:
         """Returns the record of the best checkpoint. Raises CheckpointError naming the file if it is damaged."""
         path = self.root / "best.json"
-        try:
+        with _reading(path, "; remove it"):
             return msgspec.json.decode(path.read_bytes(), type=_Best) if path.exists() else None
-        except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}; remove it") from error
 
     def open(self, iteration: int) -> Checkpoint:
         """Returns the checkpoint of an iteration. Raises CheckpointError naming the file that cannot be used."""
@@ -277,10 +268,8 @@ class Checkpoints:
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Returns the checkpoint in ``folder``, whatever its name. Raises CheckpointError naming the file."""
     path = folder / "manifest.json"
-    try:
+    with _reading(path):
         manifest = msgspec.json.decode(path.read_bytes(), type=_Manifest)
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
     tensors = {name: TensorInfo(*info) for name, info in manifest.tensors.items()}
     return Checkpoint(folder, manifest.iteration, tensors, manifest.files, manifest.policy)
 

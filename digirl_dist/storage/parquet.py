@@ -129,13 +129,17 @@ def write(path: Path, trajectories: Iterable[Trajectory], flushed: bool = True) 
     """Writes a file beside ``path`` and renames it (see ``atomic_files``), so ``path`` is never half-written."""
     part = path.with_name(path.name + ".part")
     try:
-        with pq.ParquetWriter(part, SCHEMA, **AS_WRITTEN) as writer:
-            for group in _groups(to_table(trajectory) for trajectory in trajectories):
-                writer.write_table(group)
+        write_to(part, trajectories)
         atomic_files.replace(part, path, flushed)
     except OSError:  # a full disk needs the space
         part.unlink(missing_ok=True)
         raise
+
+
+def write_to(sink: Path | pa.BufferOutputStream, trajectories: Iterable[Trajectory]) -> None:
+    with pq.ParquetWriter(sink, SCHEMA, **AS_WRITTEN) as writer:
+        for group in _groups(to_table(trajectory) for trajectory in trajectories):
+            writer.write_table(group)
 
 
 def _groups(episodes: Iterable[pa.Table]) -> Iterator[pa.Table]:
@@ -151,7 +155,7 @@ def _groups(episodes: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(group)
 
 
-def read(path: Path) -> list[Trajectory]:
+def read(path: Path | pa.BufferReader) -> list[Trajectory]:
     """Returns the episodes of a file. Raises TrajectoryError naming the file if it is truncated, altered or foreign."""
     with _refusals(path), pq.ParquetFile(path, page_checksum_verification=True) as file:  # read_table imports much more
         return from_table(file.read())
@@ -197,7 +201,7 @@ def opened(path: Path) -> Iterator[parquet_bounds.BoundedFile]:
 
 
 @contextmanager
-def _refusals(path: Path) -> Iterator[None]:
+def _refusals(path: Path | pa.BufferReader) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, RecursionError, TrajectoryError) as error:

@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +17,7 @@ import digirl_dist
 from digirl_dist.errors import RunFolderError, SettingsError
 from digirl_dist.plain_text import without_secrets, without_secrets_in
 from digirl_dist.settings.configuration import free_keys
+from digirl_dist.settings.keys import flat
 from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage import atomic_files, strict_json
 from digirl_dist.storage.machine import machine_facts
@@ -46,8 +47,8 @@ Changes = dict[str, list[Json]]
 
 def changes_of(run: Path, configuration: Mapping[str, Json]) -> Changes:
     """Returns what ``configuration`` has otherwise than the ``config.yaml`` of a run folder; none without it."""
-    before = dict(_flat(read_mapping(run / "config.yaml")))
-    now = dict(_flat(configuration))
+    before = dict(flat(read_mapping(run / "config.yaml"), whole=free_keys()))
+    now = dict(flat(configuration, whole=free_keys()))
     return {key: [before[key], now[key]] for key in now if key in before and before[key] != now[key]}
 
 
@@ -57,7 +58,7 @@ def refuse_other_measurement(folder: Path, configuration: Mapping[str, Json]) ->
     Without that, a measurement on another split would find the episodes of the first, and report those.
     """
     path = folder / "measurement.json"
-    decisive = {key: value for key, value in _flat(configuration) if key.split(".")[0] in _MEASURED}
+    decisive = {key: value for key, value in flat(configuration, whole=free_keys()) if key.split(".")[0] in _MEASURED}
     now = json.loads(strict_json.dumps(decisive))  # as it is read later
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,15 +105,6 @@ def record_start(run: Path, changes: Changes) -> None:
     }
     with (run / "provenance.jsonl").open("a") as file:
         file.write(strict_json.dumps(content) + "\n")
-
-
-def _flat(value: Json, key: str = "") -> Iterator[tuple[str, Json]]:
-    """Yields every key with its value; mappings that the user fills are values."""
-    if isinstance(value, Mapping) and key not in free_keys():
-        for name, entry in value.items():
-            yield from _flat(entry, f"{key}.{name}".lstrip("."))
-    else:
-        yield key, value
 
 
 def _commit(folder: Path, run: Path, name: str) -> dict[str, Json] | None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
+
+import pyarrow as pa
 
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.storage import parquet
 from digirl_dist.trajectory import Trajectory
-
-_PREFIX = "digirl-dist-trajectories-"
 
 
 def assign_indices(trajectories: Sequence[Trajectory], rank: Rank) -> list[Trajectory]:
@@ -30,20 +28,14 @@ def to_parquet_bytes(trajectories: Sequence[Trajectory]) -> bytes:
     """Returns the content of a Parquet file, empty for no trajectories. Their tickets must differ."""
     if not trajectories:
         return b""
-    with TemporaryDirectory(prefix=_PREFIX) as folder:
-        path = Path(folder) / "trajectories.parquet"
-        parquet.write(path, trajectories)
-        return path.read_bytes()
+    sink = pa.BufferOutputStream()
+    parquet.write_to(sink, trajectories)
+    return bytes(sink.getvalue())
 
 
 def from_parquet_bytes(data: bytes) -> list[Trajectory]:
     """Inverts ``to_parquet_bytes``. Raises TrajectoryError for anything else."""
-    if not data:
-        return []
-    with TemporaryDirectory(prefix=_PREFIX) as folder:
-        path = Path(folder) / "trajectories.parquet"
-        path.write_bytes(data)
-        return list(parquet.read(path))
+    return parquet.read(pa.BufferReader(data)) if data else []
 
 
 def merge_ranks(parts: Sequence[bytes]) -> list[Trajectory]:

@@ -83,24 +83,12 @@ def _caught(act: Callable[[], StepResult]) -> Result:
         return Raised(f"{type(error).__name__}: {error} (at {frame.filename}:{frame.lineno} in {frame.name})")
 
 
-class RemoteEnvironments:
+class RemoteEnvironments(Environments):
     """``Environments`` in an actor. ``packed`` is a packed EnvMaker (see ``user_code.packing``)."""
 
     def __init__(self, packed: bytes, count: int) -> None:
-        self._environments = Environments(pickle.loads(packed), count)
+        super().__init__(pickle.loads(packed), count)
 
     def process_id(self) -> int:
         """Returns the process id; its answer shows that the environments exist."""
         return os.getpid()
-
-    def reset(self, asked: Sequence[tuple[int, EpisodeCfg]]) -> list[Result]:
-        return self._environments.reset(asked)
-
-    def step(self, asked: Sequence[tuple[int, Any]]) -> list[Result]:
-        return self._environments.step(asked)
-
-    def warm_up(self, asked: Sequence[tuple[int, int]]) -> list[Result]:
-        return self._environments.warm_up(asked)
-
-    def close(self) -> None:
-        self._environments.close()

@@ -18,8 +18,9 @@ from digirl_dist.api.run import Run
 from digirl_dist.emulator.touch_actions import SAID, TOKENS
 from digirl_dist.errors import RunFolderError
 from digirl_dist.report.episodes import caption
-from digirl_dist.report.picture import SHOWN_FORMATS, is_screen
+from digirl_dist.report.picture import SHOWN_FORMATS, UNREADABLE, is_screen
 from digirl_dist.report.why import is_running
+from digirl_dist.settings.keys import flat
 from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage import json_lines
 from digirl_dist.storage.episode_index import EpisodeIndex
@@ -85,7 +86,7 @@ class ViewedRun:
 
     def _about(self, notes: list[str]) -> dict[str, Json]:
         try:
-            config = dict(_flat(self.run.config()))
+            config = dict(flat(self.run.config()))
         except RunFolderError as error:
             config = {}
             notes.append(str(error))
@@ -162,7 +163,7 @@ def screenshot(image: bytes | None) -> tuple[bytes, str] | None:
     try:
         with Image.open(io.BytesIO(image or b""), formats=SHOWN_FORMATS) as opened:
             return (image or b"", Image.MIME[opened.format or "PNG"]) if is_screen(opened) else None
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    except UNREADABLE:
         return None
 
 
@@ -188,14 +189,6 @@ def _step(step: Step) -> dict[str, Json]:
 def _seen(observation: Observation) -> dict[str, Json]:
     vector = None if observation.vector is None else observation.vector.tolist()
     return {"text": observation.text, "pictured": observation.image is not None, "vector": vector}
-
-
-def _flat(config: Mapping[str, Json], prefix: str = "") -> list[tuple[str, Json]]:
-    found: list[tuple[str, Json]] = []
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        found += _flat(value, f"{name}.") if isinstance(value, dict) and value else [(name, value)]
-    return found
 
 
 def _finite(column: pa.ChunkedArray) -> list[float | None]:

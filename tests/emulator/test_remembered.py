@@ -6,7 +6,7 @@ import pytest
 
 from digirl_dist.emulator.phone import DemoPhone, layout, phone_tasks
 from digirl_dist.emulator.phone.apps import APPS
-from digirl_dist.emulator.remembered import Memory, RememberedEmulator, RememberedFactory, recalled, told
+from digirl_dist.emulator.remembered import Memory, RememberedEmulator, recalled, told
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError
 from digirl_dist.settings import DeviceAgentSettings, PhoneSettings
@@ -26,7 +26,7 @@ def browser() -> DeviceAction:
 
 
 def begun(most: int = 8) -> RememberedEmulator:
-    emulator = RememberedFactory(phone, most)()
+    emulator = RememberedEmulator(phone, most)
     assert emulator.reset(TASK, 3).text == TASK.instruction
     return emulator
 
@@ -62,7 +62,7 @@ def test_typing_at_a_point_touches_it_and_types() -> None:
 
 
 def test_typing_at_a_point_ends_with_the_episode() -> None:
-    emulator = RememberedEmulator(phone(), 8)
+    emulator = RememberedEmulator(phone, 8)
     emulator.reset(Task("open", "Open the Browser app", {"app": "Browser"}), 3)
     answer = emulator.step({"type": "type_at", "x": browser().x, "y": browser().y, "text": "pizza"})
     assert answer.success and answer.reward == 1.0 and list(answer.achieved) == [{"app": "Browser"}]
@@ -91,4 +91,5 @@ def test_instructions_that_look_like_memories_stay_instructions(text: str) -> No
 
 def test_the_device_agent_chooses_how_much_is_told() -> None:
     assert DeviceAgentSettings(memory=0).wrapped(phone) is phone
-    assert DeviceAgentSettings(memory=3).wrapped(phone) == RememberedFactory(phone, 3)
+    remembering = DeviceAgentSettings(memory=3).wrapped(phone)()
+    assert isinstance(remembering, RememberedEmulator) and remembering._most == 3

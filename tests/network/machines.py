@@ -198,6 +198,7 @@ class Machine:
         (folder / "sshd_config").write_text(
             f"ListenAddress {self.address.host}\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\nStrictModes no\n"
             f"AuthorizedKeysFile {folder}/user_key.pub\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
+            f"SetEnv HOME={folder}\n"  # no start-up files of the user's shell: they take seconds, and may wait
         )
         (folder / "known_hosts").write_text(f"{self.address.host} {(folder / 'host_key.pub').read_text()}")
 

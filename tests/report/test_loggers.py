@@ -21,9 +21,10 @@ from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import HIDDEN
 from digirl_dist.report import logger_process
 from digirl_dist.report.experiment_log import ExperimentLog
-from digirl_dist.report.logged import film, flat, rows, tags
+from digirl_dist.report.logged import film, rows, tags
 from digirl_dist.report.loggers import LoggedRun, names
 from digirl_dist.settings import configuration
+from digirl_dist.settings.keys import flat
 
 EPISODES = [episode(0, 0, True), episode(0, 1, False)]
 SECRET = "sk-abcdefghijklmnopqrstuvwxyz"
@@ -86,7 +87,7 @@ def test_figures_get_groups_and_only_finite_numbers_are_curves() -> None:
         "fleet/workers": 1.0,
         "algorithm/actor_loss": 0.25,
     }
-    assert flat({"a": {"b": [1], "c": 2}}) == {"a.b": "[1]", "a.c": 2}
+    assert dict(flat({"a": {"b": [1], "c": {}}, "d": 2})) == {"a.b": [1], "a.c": {}, "d": 2}
 
 
 def test_one_success_and_one_failure_get_a_picture() -> None:

@@ -160,7 +160,7 @@ def _run_openssh(folder: Path) -> Iterator[Server]:
         f"ListenAddress 127.0.0.1\nPort {port}\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\nStrictModes no\n"
         f"AuthorizedKeysFile {folder}/user_key.pub {folder}/.ssh/authorized_keys\nPasswordAuthentication no\n"
         "KbdInteractiveAuthentication no\n"
-        "Subsystem sftp internal-sftp\n"
+        f"Subsystem sftp internal-sftp\nSetEnv HOME={folder}\n"  # no start-up files of the user's shell
     )
     (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {(folder / 'host_key.pub').read_text()}")
     with ExitStack() as stack:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from digirl_dist.agent.plugins import AgentPlugin, check_tokens
@@ -56,6 +57,6 @@ class AutoUiSettings(AgentPlugin):
 
     def wrapped(self, emulator: EmulatorFactory) -> EmulatorFactory:
         from digirl_dist.emulator.aitw import to_prompt
-        from digirl_dist.emulator.prompted import PromptedFactory
+        from digirl_dist.emulator.prompted import PromptedEmulator
 
-        return PromptedFactory(emulator, self.previous_actions, to_prompt)
+        return partial(PromptedEmulator, emulator, self.previous_actions, to_prompt)

@@ -65,6 +65,6 @@ class DeviceAgentSettings(AgentPlugin):
         TouchGrid(1, 1).choice(action, quoted(instruction))
 
     def wrapped(self, emulator: EmulatorFactory) -> EmulatorFactory:
-        from digirl_dist.emulator.remembered import RememberedFactory
+        from digirl_dist.emulator.remembered import RememberedEmulator
 
-        return RememberedFactory(emulator, self.memory) if self.memory else emulator
+        return partial(RememberedEmulator, emulator, self.memory) if self.memory else emulator

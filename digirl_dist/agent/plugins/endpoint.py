@@ -47,6 +47,6 @@ class EndpointSettings(ChatSettings, AgentPlugin):
 
     def wrapped(self, emulator: EmulatorFactory) -> EmulatorFactory:
         from digirl_dist.agent.dialogue import task_text
-        from digirl_dist.emulator.prompted import PromptedFactory
+        from digirl_dist.emulator.prompted import PromptedEmulator
 
-        return PromptedFactory(emulator, self.previous_actions, task_text)
+        return partial(PromptedEmulator, emulator, self.previous_actions, task_text)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from digirl_dist.child_process import last_lines
+from digirl_dist.child_process import last_lines, reap
 from digirl_dist.errors import EmulatorError, SettingsError
 
 if TYPE_CHECKING:
@@ -120,7 +120,8 @@ class AdbServer:
         """End the server if it is ours. A second call is harmless."""
         process, self._process = self._process, None
         if process is not None:
-            end(process, _STOP_LIMIT_S)
+            process.terminate()
+            reap(process, _STOP_LIMIT_S)
 
 
 def adb_client() -> ModuleType:
@@ -158,13 +159,3 @@ def find_adb(sdk: Path | None) -> str:
     if found := shutil.which("adb"):
         return found
     raise SettingsError("adb is not on PATH of this machine; install it (apt install adb) or set emulator.sdk_path")
-
-
-def end(process: subprocess.Popen[bytes], limit_s: float) -> None:
-    """Ask a process to end and kill it if it does not within ``limit_s``."""
-    process.terminate()
-    try:
-        process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(limit_s)
