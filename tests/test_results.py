@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.results import leaderboard, ranks
 from benchmarks.results.page import Section, draw, table, write
-from benchmarks.results.plan import Group, Run, Series, groups, runs_of, shortened
+from benchmarks.results.plan import Group, Run, Series, groups, measurements_of, runs_of, shortened
 from benchmarks.results.reading import found, read
+from digirl_dist.assembly.validate import refuse_contradictions
 from digirl_dist.settings.configuration import Source
 
 FAST = Series("fast", 3, 10, ())
@@ -25,6 +26,7 @@ def record(run: Run, rates: list[float | None]) -> None:
     run.folder.mkdir(parents=True)
     lines = [
         {"iteration": number, "episodes": 0 if rate is None else 10, "success_rate": rate, "iteration_s": 30.0,
+         "success_by_task": {"a": [1, 5], f"b{number}": [number // 2, 5]},
          "time": time.mktime((2026, 5, 4, 12, 0, 0, 0, 0, -1))}
         for number, rate in enumerate(rates)
     ]  # fmt: skip
@@ -43,8 +45,8 @@ def section(tmp_path: Path) -> Section:
 
 def test_the_table_has_means_over_seeds_with_their_spread(section: Section) -> None:
     fast, slow = table(section).splitlines()[2:]
-    assert fast == "| fast | 0, 1 | 30 | 0.10 ± 0.10 | 0.70 ± 0.10 | 0.50 ± 0.10 | 1.5 | 2026-05-04 |"
-    assert slow == "| slow | 0 | 20 | 0.10 | 0.20 | 0.20 | 1.5 | 2026-05-04 |"
+    assert fast == "| fast | 0, 1 | 30 | 0.10 ± 0.10 | 0.70 ± 0.10 | 0.50 ± 0.10 | 1.5 | 2026-05-04 | – |"
+    assert slow == "| slow | 0 | 20 | 0.10 | 0.20 | 0.20 | 1.5 | 2026-05-04 | – |"
 
 
 def test_the_page_shows_the_curves_and_names_what_is_not_finished(section: Section, tmp_path: Path) -> None:
@@ -53,6 +55,30 @@ def test_the_page_shows_the_curves_and_names_what_is_not_finished(section: Secti
     assert "Not finished: `slow` (seed 1)." in page and "Quietly." in page
     assert "![A race](results/race.png)" in page
     assert (tmp_path / "results" / "race.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_measured_run_says_what_its_last_policy_does_where_it_never_was_and_by_which_commit(tmp_path: Path) -> None:
+    group = Group("race", "A race", "Who is first?", (Series("fast", 3, 10, (), measured=4),))
+    runs = runs_of(group, [0, 1], tmp_path)
+    for run, commits in zip(runs, ("0123456789abcdef", None), strict=True):
+        record(run, [0.2, 0.6, 1.0])
+        if commits:
+            start = {"package": {"commit": commits, "uncommitted": "diff"}}
+            (run.folder / "provenance.jsonl").write_text(json.dumps(start) + "\n")
+    for rate, one in zip((0.5, 0.25), measurements_of(runs[0]), strict=True):
+        one.folder.mkdir()
+        (one.folder / "evaluation.jsonl").write_text(json.dumps({"success_rate": rate}) + "\n")
+    head, _, line = table(Section(group, found(group, runs))).splitlines()
+    assert head.endswith("| commit | tasks solved | training wording | test split |")
+    assert line.endswith("| 0123456789+, – | 2 2 | 0.50 (0.50) | 0.25 (0.25) |")
+
+
+def test_a_section_of_which_no_run_is_here_stays_as_it_is(section: Section, tmp_path: Path) -> None:
+    write(tmp_path, [section], "script/results")
+    empty = Section(GROUP, found(GROUP, runs_of(GROUP, [0], tmp_path / "elsewhere")))
+    before = (tmp_path / "results.md").read_text()
+    write(tmp_path, [empty], "script/results")
+    assert (tmp_path / "results.md").read_text() == before
 
 
 def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
@@ -75,6 +101,22 @@ def test_every_planned_run_composes_and_has_a_folder_of_its_own(tmp_path: Path) 
         offline = settings.offline.iterations if settings.offline.data else 0
         assert (settings.train_iterations - offline, settings.rollout_size) == (4, 16)
         assert settings.save_path == str(run.folder)
+        for one in measurements_of(run):
+            measuring = Source("config/multimachine", "eval", tuple(one.overrides())).load()
+            assert (measuring.rollout_size, measuring.task_split.value) == (8, one.split)
+            assert (measuring.start_from, measuring.save_path) == (str(run.folder), str(one.folder))
+
+
+def test_every_measurement_may_be_made(tmp_path: Path) -> None:
+    planned = [run for group in groups(tmp_path) for run in runs_of(group, [0], tmp_path)]
+    for one in (one for run in planned for one in measurements_of(run)):
+        measuring = Source("config/multimachine", "eval", tuple(one.overrides())).load()
+        refuse_contradictions(replace(measuring, start_from=None))  # of a run that is not there yet
+
+
+def test_runs_that_go_on_from_others_begin_with_the_policy_of_their_seed(tmp_path: Path) -> None:
+    [run] = runs_of(Group("g", "", "", (Series("s", 1, 1, (), after=tmp_path / "a"),)), [7], tmp_path)
+    assert f"start_from={tmp_path / 'a' / 'seed-7'}" in run.overrides()
 
 
 def test_ranks_are_compared_by_the_steps_to_a_threshold(tmp_path: Path) -> None:

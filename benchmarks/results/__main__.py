@@ -28,9 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not options.quick and ranks.NAME in (options.only or [ranks.NAME]):
             failed += ranks.finish(ranks.rank_runs(root, options.seeds))
     sections = [page.Section(group, found(group, runs_of(group, options.seeds, root))) for group in planned]
+    told = folder / "results.md"
+    before = page.sections_of(told.read_text()).get(ranks.TITLE, "") if told.exists() else ""
     page.write(folder, sections, "script/results" + (" --quick" if options.quick else ""), options.note)
-    with (folder / "results.md").open("a") as file:
-        file.write(ranks.section(root, options.seeds, folder))
+    with told.open("a") as file:
+        file.write("\n" + (ranks.section(root, options.seeds, folder) or before))
     print(f"wrote {folder / 'results.md'}")
     return 1 if failed else 0
 

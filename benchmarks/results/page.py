@@ -13,7 +13,7 @@ import psutil
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.results.plan import Group
+from benchmarks.results.plan import SPLITS, Group
 from benchmarks.results.reading import Curve, Found
 
 _INTRODUCTION = """\
@@ -25,7 +25,9 @@ the same command makes where they are missing. Machine: {machine}.
 `start` is the success rate of the first episodes, before any of them was learned from; `end` that of the last two
 iterations; `mean` that of all. All are success rates of a policy that still explores, on training tasks. Figures are
 means over seeds ± standard deviation; in the pictures the band is one standard deviation. Minutes are wall-clock of one
-run.
+run. *Training wording* and *test split* are success rates of the last policy, which still explores, on two instances of
+each task that training never meets; in brackets those of the seeds. *Tasks solved* says how many were ever found, of
+each seed.
 {note}
 """
 
@@ -41,23 +43,39 @@ class Section:
 def write(folder: Path, sections: Sequence[Section], command: str, note: str = "") -> None:
     """``folder/results.md``, and a picture per section in ``folder/results``. Unfinished runs are named, not shown.
 
-    ``note`` says what a reader must know beside the numbers.
+    A section that the page has and of which no run is here stays as it is. ``note`` says what a reader must know beside
+    the numbers.
     """
     (folder / "results").mkdir(parents=True, exist_ok=True)
+    page = folder / "results.md"
+    written = sections_of(page.read_text()) if page.exists() else {}
     parts = [_INTRODUCTION.format(command=command, machine=_machine(), note=note)]
     for section in sections:
-        name = f"{section.group.name}.png"
-        drawn = draw(section, folder / "results" / name)
-        picture = f"![{section.group.title}](results/{name})\n" if drawn else ""
-        parts += [f"## {section.group.title}\n", f"{section.group.text}\n", table(section), picture, _missing(section)]
-    (folder / "results.md").write_text("\n".join(part for part in parts if part))
+        drawn = draw(section, folder / "results" / f"{section.group.name}.png")
+        parts.append(_told(section) if drawn else written.get(section.group.title, _told(section)))
+    page.write_text("\n".join(parts))
+
+
+def sections_of(page: str) -> dict[str, str]:
+    """The sections of a page that was written before, by their titles."""
+    found = page.split("\n## ")[1:]
+    return {text.partition("\n")[0]: f"## {text}".rstrip("\n") + "\n" for text in found}
+
+
+def _told(section: Section) -> str:
+    picture = f"![{section.group.title}](results/{section.group.name}.png)\n" if table(section) else ""
+    parts = [f"## {section.group.title}\n", f"{section.group.text}\n", table(section), picture, _missing(section)]
+    return "\n".join(part for part in parts if part)
 
 
 def table(section: Section) -> str:
     """A line for each series of which a run is finished; nothing if there is none."""
     if not any(found.curves for found in section.found):
         return ""
-    head = "| run | seeds | episodes | start | end | mean | minutes | date |\n" + "| --- " * 8 + "|\n"
+    names = ["run", "seeds", "episodes", "start", "end", "mean", "minutes", "date", "commit"]
+    if any(found.series.measured for found in section.found):
+        names += ["tasks solved", "training wording", "test split"]
+    head = f"| {' | '.join(names)} |\n" + "| --- " * len(names) + "|\n"
     return head + "".join(_line(found) for found in section.found if found.curves)
 
 
@@ -101,7 +119,17 @@ def _line(found: Found) -> str:
     seeds = ", ".join(str(seed) for seed in sorted(found.curves))
     rates = " | ".join(_spread([getattr(curve, what) for curve in curves]) for what in ("start", "end", "mean"))
     minutes = statistics.fmean(curve.seconds for curve in curves) / 60
-    return f"| {found.series.name} | {seeds} | {curves[0].episodes} | {rates} | {minutes:.1f} | {_days(curves)} |\n"
+    commits = ", ".join(dict.fromkeys(curve.commit for curve in curves))
+    cells = [found.series.name, seeds, str(curves[0].episodes), rates, f"{minutes:.1f}", _days(curves), commits]
+    if found.series.measured:
+        cells += [" ".join(str(curve.solved) for curve in curves), *(_of_each(curves, split) for split in SPLITS)]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _of_each(curves: Sequence[Curve], split: str) -> str:
+    """The mean, and every seed's."""
+    rates = [curve.measured[split] for curve in curves if split in curve.measured]
+    return f"{_spread(rates)} ({' '.join(f'{rate:.2f}' for rate in rates)})" if rates else "–"
 
 
 def _spread(rates: Sequence[float]) -> str:

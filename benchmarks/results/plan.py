@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+SPLITS = "train", "test"
+
 
 @dataclass(frozen=True)
 class Series:
     """Runs that differ by their seed alone: one curve, one line of a table.
 
     Each has ``iterations`` with ``episodes`` in each, after ``offline`` updates without any. ``seeds``: instead of
-    those that are asked for.
+    those that are asked for. ``measured``: episodes of each split, on instances that training never meets, on which the
+    last policy is measured. ``after``: the runs, one of each seed, whose policies these begin with.
     """
 
     name: str
@@ -21,6 +24,8 @@ class Series:
     overrides: tuple[str, ...]
     seeds: tuple[int, ...] | None = None
     offline: int = 0
+    measured: int = 0
+    after: Path | None = None
 
     @property
     def updates(self) -> int:
@@ -57,29 +62,65 @@ class Run:
             f"train_iterations={self.series.updates}",
             f"offline.iterations={self.series.offline}",
             f"save_path={self.folder}",
+            *([] if self.series.after is None else [f"start_from={_of_seed(self.series.after, self.seed)}"]),
             *self.series.overrides,
         ]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The last policy of a run in one split of its tasks, and where the measurement is kept."""
+
+    run: Run
+    split: str
+
+    @property
+    def folder(self) -> Path:
+        return self.run.folder.with_name(f"{self.run.folder.name}-{self.split}")
+
+    def overrides(self) -> list[str]:
+        """What the ordinary entry is told, for an evaluation."""
+        return [
+            "parallel=single",
+            f"rollout_size={self.run.series.measured}",
+            f"start_from={self.run.folder}",
+            f"save_path={self.folder}",
+            *self.run.series.overrides,
+            f"task_split={self.split}",
+        ]
+
+
+def measurements_of(run: Run) -> list[Measurement]:
+    """Of the training wording and of the test split, if the run is to be measured."""
+    return [Measurement(run, split) for split in SPLITS] if run.series.measured else []
 
 
 def runs_of(group: Group, seeds: Sequence[int], root: Path) -> list[Run]:
     """All runs of a group, seed after seed, so that whoever stops early has whole seeds."""
     return [
-        Run(series, seed, root / group.name / series.name / f"seed-{seed}")
+        Run(series, seed, _of_seed(root / group.name / series.name, seed))
         for seed in dict.fromkeys([*(seed for series in group.series for seed in series.seeds or ()), *seeds])
         for series in group.series
         if seed in (series.seeds or seeds)
     ]
 
 
+def _of_seed(folder: Path, seed: int) -> Path:
+    return folder / f"seed-{seed}"
+
+
 def shortened(group: Group) -> Group:
     """The same with four small iterations each: shows that everything runs, not that anything learns."""
-    small = tuple(replace(one, iterations=4, episodes=16, offline=min(1, one.offline)) for one in group.series)
+    small = tuple(
+        replace(one, iterations=4, episodes=16, offline=min(1, one.offline), measured=min(8, one.measured))
+        for one in group.series
+    )
     return replace(group, series=small)
 
 
 def groups(root: Path) -> tuple[Group, ...]:
     """All of them; ``root`` is where the runs are kept, for those that learn from others."""
-    return (_phone(), _algorithms(), _long(), _ablations(), _off2on(root), _miniwob())
+    return (_phone(), _algorithms(), _warm(root), _long(), _ablations(), _off2on(root), _miniwob())
 
 
 def _phone() -> Group:
@@ -111,7 +152,7 @@ def _algorithms() -> Group:
 
 
 def _on_multistep(name: str, *told: str) -> Series:
-    return Series(name, 14, 96, ("task_set=multistep", *told))
+    return Series(name, 14, 96, ("task_set=multistep", *told), measured=154)
 
 
 def _long() -> Group:
@@ -121,9 +162,23 @@ def _long() -> Group:
         "Algorithms on the long tasks of the demo phone",
         "96 tasks of five or six steps: two things to do in different apps, each half of the reward. Success is both.",
         (
-            Series("filtered_bc", 14, 96, told),
-            Series("digirl-paper", 14, 96, (*told, "train_algorithm=digirl")),
-            Series("grpo", 14, 96, (*told, "train_algorithm=grpo")),
+            Series("filtered_bc", 14, 96, told, measured=192),
+            Series("digirl-paper", 14, 96, (*told, "train_algorithm=digirl"), measured=192),
+            Series("grpo", 14, 96, (*told, "train_algorithm=grpo"), measured=192),
+        ),
+    )
+
+
+def _warm(root: Path) -> Group:
+    told, imitated = ("task_set=multistep",), root / "phone" / "default"
+    return Group(
+        "warm",
+        "After imitation: reinforcement or more imitation",
+        "Every run begins with the policy that filtered cloning left of its seed on the set `default` (first table), "
+        "and goes on with one algorithm for as many episodes of the 77 multi-step tasks.",
+        (
+            Series("filtered_bc", 8, 96, told, measured=154, after=imitated),
+            Series("grpo", 8, 96, (*told, "train_algorithm=grpo"), measured=154, after=imitated),
         ),
     )
 

@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 NAME = "ranks"
+TITLE = "On several ranks"
 _ROOT = Path(__file__).resolve().parents[2]
 _WORLDS = (1, 2, 4)
 _BSIZE, _STEPS, _BATCH = 8, 128, 64
@@ -142,7 +143,7 @@ def section(root: Path, seeds: Sequence[int], folder: Path) -> str:
         "| environment | threshold | settings | ranks | seeds | steps | of one rank's | end |\n" + "| --- " * 8 + "|\n"
     )
     table = "".join(_line(*each, found) for each in _forms())
-    return f"## On several ranks\n\n{_TEXT}\n{head}{table}\n![On several ranks](results/{NAME}.png)\n"
+    return f"## {TITLE}\n\n{_TEXT}\n{head}{table}\n![{TITLE}](results/{NAME}.png)\n"
 
 
 def draw(found: dict[RankRun, Curve], path: Path) -> None:

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from itertools import accumulate
+from pathlib import Path
+from typing import Any
 
-from benchmarks.results.plan import Group, Run, Series
+from benchmarks.results.plan import Group, Measurement, Run, Series, measurements_of
 
 _LAST = 2
 """Iterations at the end of a run whose episodes together say how it ended."""
@@ -30,6 +32,12 @@ class Curve:
     seconds: float
     day: date
     finished: bool
+    solved: int
+    """Tasks that succeeded at least once."""
+    measured: dict[str, float]
+    """Success of the last policy in each split that was measured."""
+    commit: str
+    """That the run began with, ten digits; ``+`` if files differed from it."""
 
     @property
     def start(self) -> float:
@@ -57,8 +65,7 @@ class Found:
 
 def read(run: Run) -> Curve | None:
     """None if the run has no episodes yet."""
-    path = run.folder / "metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = _lines(run.folder / "metrics.jsonl")
     acted = [line for line in lines if line["episodes"]]
     if not acted:
         return None
@@ -71,7 +78,27 @@ def read(run: Run) -> Curve | None:
         sum(line["iteration_s"] for line in lines),
         date.fromtimestamp(lines[-1]["time"]),
         finished=len(lines) >= run.series.updates,
+        solved=len({task for line in acted for task, (won, _) in line.get("success_by_task", {}).items() if won}),
+        measured={one.split: rate for one in measurements_of(run) if (rate := measured(one)) is not None},
+        commit=_commit(run.folder),
     )
+
+
+def measured(one: Measurement) -> float | None:
+    """The success rate of a finished measurement."""
+    lines = _lines(one.folder / "evaluation.jsonl")
+    return float(lines[-1]["success_rate"]) if lines else None
+
+
+def _commit(folder: Path) -> str:
+    for line in _lines(folder / "provenance.jsonl")[:1]:
+        package = line["package"]
+        return str(package["commit"])[:10] + ("+" if package["uncommitted"] else "")
+    return "–"
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def found(group: Group, runs: Sequence[Run]) -> list[Found]:

@@ -8,30 +8,33 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.results.plan import Run
-from benchmarks.results.reading import read
+from benchmarks.results.plan import Run, measurements_of
+from benchmarks.results.reading import measured, read
 
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 def finish(runs: Sequence[Run]) -> int:
-    """Each run that is not finished is begun, or goes on where it stopped. How many failed."""
-    failed = 0
-    for number, run in enumerate(runs, 1):
-        begun = read(run)
-        if begun is not None and begun.finished:
-            continue
-        print(f"== {number}/{len(runs)} {time.strftime('%H:%M:%S')} {run.folder}", flush=True)
-        failed += not _made(run)
-    return failed
+    """Each run that is not finished is begun, or goes on where it stopped, and is measured. How many failed."""
+    return sum(not _finished(run, f"{number}/{len(runs)}") for number, run in enumerate(runs, 1))
 
 
-def _made(run: Run) -> bool:
-    run.folder.mkdir(parents=True, exist_ok=True)
-    log = run.folder / "output.log"
-    command = [sys.executable, "run.py", "--config-path", "config/multimachine", "--config-name", "host"]
+def _finished(run: Run, place: str) -> bool:
+    begun = read(run)
+    if begun is None or not begun.finished:
+        print(f"== {place} {time.strftime('%H:%M:%S')} {run.folder}", flush=True)
+        if not _made(run.folder, "host", run.overrides()):
+            return False
+    missing = [one for one in measurements_of(run) if measured(one) is None]
+    return all(_made(one.folder, "eval", one.overrides()) for one in missing)
+
+
+def _made(folder: Path, config: str, overrides: Sequence[str]) -> bool:
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "output.log"
+    command = [sys.executable, "run.py", "--config-path", "config/multimachine", "--config-name", config]
     with open(log, "a") as output:
-        done = subprocess.run([*command, *run.overrides()], cwd=_ROOT, stdout=output, stderr=subprocess.STDOUT)
+        done = subprocess.run([*command, *overrides], cwd=_ROOT, stdout=output, stderr=subprocess.STDOUT)
     if done.returncode:
         print(f"   failed with status {done.returncode}; {log} says why", file=sys.stderr)
     return done.returncode == 0

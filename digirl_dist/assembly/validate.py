@@ -171,7 +171,7 @@ def _refuse_modes(settings: Settings) -> None:
             name = _algorithm(settings)
             raise SettingsError(f"{name} learns from the newest policies alone; use train_mode=online, or digirl")
     size = algorithm.episodes_per_start
-    if settings.rollout_size % size:
+    if settings.rollout_size % size and settings.task_mode is not TaskMode.evaluate:  # which has no groups
         own = settings.algorithm.entry_point
         key = f"{own}'s group_size" if own else f"algorithm.{settings.train_algorithm}.group_size"
         raise SettingsError(f"rollout_size={settings.rollout_size} is no multiple of {key}={size}")

@@ -160,13 +160,13 @@ def test_a_run_of_another_algorithm_starts_with_a_checkpoint_and_says_so(collect
 @pytest.mark.long
 def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
     evaluation = EvaluationSettings(every=2, episodes=4)
-    grpo = {"train_algorithm": "grpo", "evaluation": evaluation, "rollout_size": 16}
+    grpo = {"train_algorithm": "grpo", "evaluation": evaluation, "rollout_size": 8}
     run(settings(tmp_path, parallel=Parallel.host, dry_run=True, train_iterations=2, **grpo))
     assert [line["checkpoint"] for line in lines(tmp_path / "evaluation.jsonl")] == [0, 2]
     episodes = parquet.read(tmp_path / "trajectories" / "000001.parquet")
     starts = [(each.ticket.task.id, each.ticket.seed) for each in episodes]
-    assert [len(set(starts[first : first + 8])) for first in (0, 8)] == [1, 1] and len(set(starts)) == 2
-    actions = {tuple(step.action for step in each.steps) for each in episodes[:8]}
+    assert [len(set(starts[first : first + 4])) for first in (0, 4)] == [1, 1] and len(set(starts)) == 2
+    actions = {tuple(step.action for step in each.steps) for each in episodes[:4]}
     assert len(actions) > 1  # alike at the start, and then each on its own
     assert "kl_from_old" in metrics(tmp_path)[0]
     eventually(lambda: not processes_with(tmp_path), 20, "the end of every process")
@@ -185,7 +185,7 @@ def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
             },
             "train_mode=online",
         ),
-        ({"train_algorithm": "grpo", "rollout_size": 12}, "no multiple of algorithm.grpo.group_size=8"),
+        ({"train_algorithm": "grpo", "rollout_size": 10}, "no multiple of algorithm.grpo.group_size=4"),
         ({"start_from": "/nowhere/at/all"}, "start_from=/nowhere/at/all is no checkpoint"),
     ],
 )

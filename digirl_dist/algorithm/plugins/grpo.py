@@ -27,7 +27,7 @@ class GrpoSettings(AlgorithmPlugin):
     """Group-relative policy optimisation."""
 
     learns_from: ClassVar[LearnsFrom] = LearnsFrom.groups
-    group_size: Few = 8
+    group_size: Few = 4
     """Episodes of one task from one start; ``rollout_size`` must be a multiple."""
     clip_low: Share = 0.2
     """The ratio of new to old probability earns nothing below 1 - this …"""
