@@ -46,7 +46,6 @@ class Kind(Enum):
     inline_ahead = "inline-ahead"
     fleet_ahead = "fleet-ahead"
     ray = "ray"
-    ray_ahead = "ray-ahead"
     fleet_host = "fleet-host"
     """The policy acts on the host."""
     ray_host = "ray-host"
@@ -61,11 +60,11 @@ class Kind(Enum):
 
     @property
     def ahead(self) -> int:
-        return 1 if self in (Kind.inline_ahead, Kind.fleet_ahead, Kind.ray_ahead) else 0
+        return 1 if self in (Kind.inline_ahead, Kind.fleet_ahead) else 0
 
     @property
     def on_ray(self) -> bool:
-        return self in (Kind.ray, Kind.ray_ahead, Kind.ray_host)
+        return self in (Kind.ray, Kind.ray_host)
 
     @property
     def no_worker_s(self) -> float:

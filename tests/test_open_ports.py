@@ -103,28 +103,21 @@ def refuses_strangers(server: Listener) -> int:
     return 1
 
 
-def in_one_process(folder: Path) -> Seen:
-    return watched([*RUN, "parallel=single", *CARTPOLE, f"save_path={folder}"])
-
-
 def over_ssh(folder: Path) -> Seen:
     """With the policy in a process of the host's."""
     return watched([*RUN, "dry_run=true", "inference=host", *CARTPOLE, f"save_path={folder}"])
 
 
 def trainer_torchrun(folder: Path) -> Seen:
-    return watched([*RUN, "parallel=single", "trainer=torchrun", *CARTPOLE, f"save_path={folder}"])
+    """With browsers, which are driven over pipes."""
+    words = ["emulator=miniwob", "emulator.task=click-test-2", "rollout_size=2", "bsize=1", "train_iterations=1"]
+    return watched([*RUN, "parallel=single", "trainer=torchrun", *words, "max_steps=2", f"save_path={folder}"])
 
 
 def ranks(folder: Path) -> Seen:
     return watched(
         [*RANKS, "-m", TRAIN, "--distributed", "--config-name", "ranks", "train_iterations=1", f"save_path={folder}"]
     )
-
-
-def miniwob(folder: Path) -> Seen:
-    words = ["emulator=miniwob", "emulator.task=click-test-2", "rollout_size=2", "bsize=1", "train_iterations=1"]
-    return watched([*RUN, "parallel=single", *words, "max_steps=2", f"save_path={folder}"])
 
 
 def android(folder: Path) -> Seen:
@@ -142,11 +135,9 @@ def android(folder: Path) -> Seen:
 
 
 MODES: dict[Callable[[Path], Seen], set[str]] = {
-    in_one_process: set(),
     over_ssh: {SSH},  # which wants a key that only its user can read
     trainer_torchrun: {RANK},  # gloo's: numbers only, and whom it let in is looked at (tests/parallel/test_launch.py)
     ranks: {TRAIN},  # the same
-    miniwob: set(),
     android: {GOOGLES_PROGRAM},  # console and adb of the emulator program itself: see docs/android.md
 }
 """What may listen on loopback in each, by design."""
@@ -157,8 +148,8 @@ MODES: dict[Callable[[Path], Seen], set[str]] = {
 def test_nothing_listens_that_another_user_could_use(
     mode: Callable[[Path], Seen], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    if mode in (miniwob, android):
-        request.getfixturevalue("chromium_is_installed" if mode is miniwob else "adb_is_installed")
+    if mode in (trainer_torchrun, android):
+        request.getfixturevalue("adb_is_installed" if mode is android else "chromium_is_installed")
     seen = mode(tmp_path)
     assert seen.programs() == MODES[mode]
     if SSH in MODES[mode]:

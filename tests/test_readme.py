@@ -8,9 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from process_watch import processes_with
 
 pytestmark = pytest.mark.system
@@ -48,6 +51,27 @@ def shell(command: str, folder: Path, limit_s: float) -> subprocess.CompletedPro
         text=True,
         timeout=limit_s,
     )
+
+
+def needed(name: str, *extras: str) -> Iterator[metadata.Distribution]:
+    """What pip would install for ``name[extras]``; some of it several times."""
+    yield metadata.distribution(name)
+    for line in metadata.requires(name) or ():
+        wanted = Requirement(line)
+        if wanted.marker is None or any(wanted.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            yield from needed(wanted.name, *wanted.extras)
+
+
+def make_environment(folder: Path, extras: str) -> None:
+    """What ``make_environment EXTRAS`` of script/environment makes, in a second: its packages are links to ours."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / ".venv"], check=True)
+    [site] = (folder / ".venv").glob("lib/python*/site-packages")
+    for one in {one.metadata["Name"]: one for one in needed("digirl_dist", *extras.split(","))}.values():
+        for top in {file.parts[0] for file in one.files or ()} - {"..", "__pycache__"}:
+            if not top.startswith("__editable__"):
+                (site / top).symlink_to(one.locate_file(top))
+    made_of = f'"[{extras}] $(python3 --version) $(cat setup.py constraints.txt | sha256sum)"'
+    shell(f"echo {made_of} >.venv/installed", folder, 10)
 
 
 def success_rates(folder: Path) -> list[float]:
@@ -92,8 +116,9 @@ def test_ones_own_environment_and_agent_run_over_ssh(checkout: Path) -> None:
 @pytest.mark.long(120)
 @pytest.mark.timeout(900)
 def test_the_demo_learns_on_a_fresh_machine(checkout: Path) -> None:
+    make_environment(checkout, "view,data")
     done = shell(f"{COMMANDS[1]} train_iterations=4", checkout, 880)  # of 14
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0 and ".venv is up to date" in done.stdout, done.stdout + done.stderr
     assert "runs/demo/report.html" in done.stdout
     rates = success_rates(checkout / "runs" / "demo")
     assert rates[0] <= 0.35 and sum(rates[-2:]) / 2 >= 0.9, rates

@@ -12,17 +12,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from process_watch import eventually, processes_with
 from run_files import events, metrics
 
 from digirl_dist.child_process import environment
 from digirl_dist.cli.main import main
+from digirl_dist.settings import configuration
+from digirl_dist.settings.places import HERE
 from digirl_dist.ssh.localhost_server import LocalhostServer
 from digirl_dist.storage import parquet
+from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.tasks import Key
-from digirl_dist.worker_program.bootstrap import OWN_FOLDER
 
 pytestmark = [pytest.mark.system, pytest.mark.long]
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,12 +87,11 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_command_works(way: str, tmp_path: Path) -> None:
+def test_the_command_finds_its_configuration_however_it_is_called_and_says_what_to_do(way: str, tmp_path: Path) -> None:
     cwd, command = WAYS[way]
-    words = [*MINE, "parallel=single", "train_iterations=1", f"save_path={tmp_path}"]
-    done = run(*words, cwd=cwd, command=command, **PATHS)
-    assert done.returncode == 0, done.stderr
-    assert len(metrics(tmp_path)) == 1 and len(keys(tmp_path)) == 8
+    done = run(*MINE, f"save_path={tmp_path / 'run'}", cwd=cwd, command=command, **PATHS)
+    assert done.returncode == 2 and "worker_ips is empty" in done.stderr and "dry_run=true" in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_console_script_works_from_a_wheel_in_an_empty_folder(tmp_path: Path) -> None:
@@ -139,22 +139,11 @@ def test_a_typo_exits_2_and_starts_nothing(say: Say, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_without_workers_it_says_what_to_do(say: Say, tmp_path: Path) -> None:
-    done = say(*MINE, f"save_path={tmp_path / 'run'}")
-    assert done.returncode == 2 and "worker_ips is empty" in done.stderr and "dry_run=true" in done.stderr
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_folder_that_is_in_use_is_refused(say: Say, tmp_path: Path) -> None:
-    first = start("parallel=single", f"save_path={tmp_path}", "emulator.kwargs={step_s: 1.0}")
-    try:
-        eventually(lambda: events(tmp_path, "run_started"), 30)
-        second = say(*MINE, "parallel=single", f"save_path={tmp_path}")
-        assert second.returncode == 1
-        assert f"in use by process {first.pid}" in second.stderr
-    finally:
-        first.send_signal(signal.SIGINT)
-        first.communicate(timeout=30)
+    held = RunFolder(tmp_path, "")
+    done = say(*MINE, "parallel=single", f"save_path={tmp_path}")
+    held.close()
+    assert done.returncode == 1 and f"in use by process {os.getpid()}" in done.stderr
 
 
 def test_a_path_that_cannot_be_written_is_named(say: Say, tmp_path: Path) -> None:
@@ -164,25 +153,24 @@ def test_a_path_that_cannot_be_written_is_named(say: Say, tmp_path: Path) -> Non
 
 
 def test_another_agent_does_not_fit_an_old_run(say: Say, tmp_path: Path) -> None:
-    assert say(*MINE, "parallel=single", f"save_path={tmp_path}").returncode == 0
+    before = configuration.load(HERE, "host", [*MINE, "parallel=single"])
+    (tmp_path / "config.yaml").write_text(configuration.to_yaml(before))
+    (tmp_path / "checkpoints" / "000001").mkdir(parents=True)
     other = [word for word in MINE if not word.startswith("agent")]
     done = say(*other, "agent=generic", "parallel=single", f"save_path={tmp_path}", "train_iterations=3")
     assert done.returncode == 2 and "agent.name=generic" in done.stderr and "agent.name=custom" in done.stderr
 
 
-@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM"])
-def test_an_interrupted_run_leaves_nothing_running_and_goes_on_later(say: Say, tmp_path: Path, how: str) -> None:
+def test_an_interrupted_run_leaves_nothing_running_and_goes_on_later(say: Say, tmp_path: Path) -> None:
     words = [*ONE_WORKER, f"save_path={tmp_path}", "rollout_size=20"]
     process = start(*words, "emulator.kwargs={step_s: 0.2}")
     eventually(lambda: len(events(tmp_path, "episode")) >= 3, 60)
-    process.send_signal(getattr(signal, how))
+    process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=40)
     assert process.returncode == 130 and "the same command resumes" in said
     assert not processes_with(tmp_path) and not (tmp_path / "dry_run").exists()
     landed = len(list(tmp_path.glob("trajectories/.landing/000000/[0-9]*.parquet")))
     assert landed >= 3
-    if how == "SIGTERM":
-        return  # what went on after one of them goes on after the other
     done = say(*MINE, *words)
     assert done.returncode == 0, done.stderr
     assert set(keys(tmp_path).values()) == {1} and len(keys(tmp_path)) == 40
@@ -203,29 +191,14 @@ def test_a_host_killed_in_mid_collection_continues_at_that_iteration(say: Say, t
     eventually(lambda: not processes_with(tmp_path), 20, "the end of every process")
 
 
-def test_after_a_killed_host_nothing_is_left_once_the_orphan_time_is_over(tmp_path: Path) -> None:
-    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
-    words = [*ONE_WORKER, f"save_path={tmp_path}", "rollout_size=400", "limits.orphan_s=3"]
-    process = start(*words, "emulator.kwargs={step_s: 0.1}")
-    try:
-        eventually(lambda: len(events(tmp_path, "episode")) >= 3, 60)
-        process.kill()
-        process.communicate()
-        eventually(lambda: not processes_with(tmp_path), 25, "the end of the orphans")
-        assert psutil.pid_exists(bystander.pid)
-    finally:
-        bystander.kill()
-        bystander.wait()
-
-
-def test_an_agent_that_crashes_says_so(tmp_path: Path) -> None:
+def test_an_agent_that_crashes_says_so(say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [word.replace("user_classes:Coin", "broken:Agent") for word in MINE]
     (tmp_path / "broken.py").write_text(
         "from user_classes import Coin\n"
         "class Agent(Coin):\n    def act(self, observations, rngs):\n        return [][0]\n"
     )
-    shutil.copy(ROOT / "tests" / "user_classes.py", tmp_path)
-    done = run(*words, *ONE_WORKER, f"save_path={tmp_path / 'run'}", "limits.no_worker_s=60", cwd=tmp_path, limit_s=150)
+    monkeypatch.chdir(tmp_path)
+    done = say(*words, *ONE_WORKER, f"save_path={tmp_path / 'run'}", "limits.no_worker_s=60")
     assert done.returncode == 1 and "IndexError" in done.stderr, done.stderr
     assert not processes_with(tmp_path / "run")
 
@@ -289,21 +262,6 @@ def test_a_missing_python_is_named(say: Say, home: Path, tmp_path: Path) -> None
     with LocalhostServer("w1", tmp_path / "server") as address:
         trust(home, tmp_path / "server" / "known_hosts")
         assert_refused(on(address, home, tmp_path, "worker_python=python9", run=say), "python9", "worker_python")
-
-
-def test_the_host_installs_itself_on_a_worker_once(home: Path, tmp_path: Path) -> None:
-    paths = [f"worker_run_path={tmp_path / 'env'}", f"worker_temp_path={tmp_path / 'jobs'}"]
-    words = [*paths, f"worker_python={sys.executable}", "install.reuse_packages=true"]
-    with LocalhostServer("w1", tmp_path / "server") as address:
-        trust(home, tmp_path / "server" / "known_hosts")
-        done = on(address, home, tmp_path, *words, "train_iterations=1")
-        assert done.returncode == 0, done.stderr
-        installed = (tmp_path / "env" / OWN_FOLDER / "installed.json").stat().st_mtime_ns
-        done = on(address, home, tmp_path, *words)
-        assert done.returncode == 0, done.stderr
-        assert (tmp_path / "env" / OWN_FOLDER / "installed.json").stat().st_mtime_ns == installed
-    assert len(metrics(tmp_path / "run")) == 2
-    assert not list((tmp_path / "jobs").iterdir()), "a finished run leaves no folder on its workers"
 
 
 def test_a_run_path_that_cannot_be_written_is_named(say: Say, home: Path, tmp_path: Path) -> None:

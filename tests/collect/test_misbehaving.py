@@ -1,4 +1,4 @@
-"""A worker program that does not keep its word costs retries and is named; the iteration completes."""
+"""Worker programs that do not keep their word cost retries and are named; the iteration completes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collector_site import Kind, Site, keys, site, tickets
+from collector_site import Kind, keys, site, tickets
 from process_watch import nothing_is_left_of
 from run_files import events
 
@@ -16,53 +16,35 @@ from digirl_dist.fleet import roster
 from digirl_dist.tasks import Key
 
 pytestmark = [pytest.mark.system, pytest.mark.long]
-MISBEHAVING = "localhost-0"
+DROPS, FORGETS, CLAIMS = "localhost-0", "localhost-1", "localhost-2"
+WAYS = {DROPS: "drops", FORGETS: "forgets", CLAIMS: "claims"}
+"""See ``tests/misbehaving``. A fourth worker is honest."""
 
 
 @pytest.fixture
-def misbehave(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Has the worker program of one of the workers misbehave (see ``tests/misbehaving``)."""
+def misbehaving(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = f"PYTHONPATH={SOURCE}:{Path(__file__).parent.parent / 'misbehaving'}"
+    honest = roster.this_python(None)
 
-    def begin(how: str) -> None:
-        path = f"PYTHONPATH={SOURCE}:{Path(__file__).parent.parent / 'misbehaving'}"
+    def python(connection: Any) -> list[str]:
+        how = WAYS.get(connection.worker)
+        return honest if how is None else ["env", path, f"MISBEHAVIOUR={how}", sys.executable]
 
-        def python(connection: Any) -> list[str]:
-            return ["env", path, f"MISBEHAVIOUR={how}", sys.executable] if connection.worker == MISBEHAVING else honest
-
-        honest = roster.this_python(None)
-        monkeypatch.setattr(roster, "this_python", python)
-
-    return begin
+    monkeypatch.setattr(roster, "this_python", python)
 
 
-def collect(here: Site, count: int) -> None:
-    """Every ticket comes home exactly once."""
-    result = here.collect(tickets(count))
-    assert keys(result) == [Key(0, index) for index in range(count)]
-    landed = [event["ticket"] for event in events(here.folder.root, "episode")]
-    assert sorted(landed) == list(range(count))
-    assert {worker_result.worker for worker_result in result.worker_results} == {"localhost-0", "localhost-1"}
-
-
-@pytest.mark.parametrize("how", ["drops", "forgets"])
-def test_a_ticket_that_a_program_lost_without_a_word_is_run_again(tmp_path: Path, misbehave: Any, how: str) -> None:
-    misbehave(how)
-    with site(tmp_path, Kind.fleet, speculate=False, step_s=0.2) as here:
-        collect(here, 12)
-        [again] = events(here.folder.root, "episode_retried")
-        assert again["worker"] == MISBEHAVING and "lost the ticket without a word" in again["reason"]
-        assert not events(here.folder.root, "worker_lost")
-    nothing_is_left_of(tmp_path)
-
-
-def test_a_program_that_claims_tickets_it_never_got_is_refused_them(tmp_path: Path, misbehave: Any) -> None:
-    misbehave("claims")
-    with site(tmp_path, Kind.fleet, speculate=False, step_s=1.0) as here:
-        collect(here, 12)
-        refused = events(here.folder.root, "claims_refused")
-        assert refused and {event["worker"] for event in refused} == {MISBEHAVING}
+@pytest.mark.usefixtures("misbehaving")
+def test_what_programs_lose_without_a_word_is_run_again_and_what_they_never_got_is_refused(tmp_path: Path) -> None:
+    with site(tmp_path, Kind.fleet, workers=4, speculate=False, step_s=1.0) as here:
+        result = here.collect(tickets(16))
+        assert keys(result) == [Key(0, index) for index in range(16)]
+        assert sorted(event["ticket"] for event in events(tmp_path, "episode")) == list(range(16))
+        retried = events(tmp_path, "episode_retried")
+        assert sorted(event["worker"] for event in retried) == [DROPS, FORGETS]
+        assert all("lost the ticket without a word" in event["reason"] for event in retried)
+        refused = events(tmp_path, "claims_refused")
+        assert refused and {event["worker"] for event in refused} == {CLAIMS}
         claimed = {tuple(ticket) for event in refused for ticket in event["tickets"]}
         assert claimed == {(0, 77, "train"), (5, 1, "train")}
-        assert not events(here.folder.root, "episode_retried")
-        assert {event["worker"] for event in events(here.folder.root, "worker_lost")} <= {MISBEHAVING}
+        assert {event["worker"] for event in events(tmp_path, "worker_lost")} <= {CLAIMS}
     nothing_is_left_of(tmp_path)

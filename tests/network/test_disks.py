@@ -14,15 +14,25 @@ pytestmark = [pytest.mark.system, pytest.mark.long_file(60)]
 FULL = "No space left"
 
 
-def test_a_workers_full_disk_leaves_the_work_to_the_others(machines: list[Machine], tmp_path: Path) -> None:
-    disk = machines[0].mount(machines[0].jobs, "2m")
+def test_full_disks_of_workers_leave_the_work_to_the_others_until_there_is_room(
+    make_machines: Callable[[int], list[Machine]], tmp_path: Path
+) -> None:
+    """That of w1 from the start, that of w2 in the middle."""
+    machines = make_machines(3)
+    disks = [machine.mount(machine.jobs, "2m") for machine in machines[:2]]
+    fill(disks[0])
     with site(tmp_path / "run", machines) as here:
-        collecting = here.collecting(tickets(40))
-        here.wait_until_all_work()
-        keep_full(disk, 2.0)
-        assert_once_each(here, collecting.result(70), 40)
-        said = [*here.seen("worker_lost", "w1"), *here.seen("episode_retried", "w1")]
+        collecting = here.collecting(tickets(60))
+        for worker in ("w2", "w3"):
+            here.wait_for("episode", 1, worker)
+        here.wait_for("worker_lost", 1, "w1")
+        assert FULL in here.seen("worker_lost", "w1")[0]["reason"]
+        make_room(disks[0])
+        keep_full(disks[1], 2.0)
+        assert_once_each(here, collecting.result(70), 60)
+        said = [*here.seen("worker_lost", "w2"), *here.seen("episode_retried", "w2")]
         assert any(FULL in content["reason"] for content in said)
+        here.come_back("w1", joins=1)
 
 
 def test_the_only_workers_full_disk_pauses_the_run_until_there_is_room(
@@ -37,20 +47,6 @@ def test_the_only_workers_full_disk_pauses_the_run_until_there_is_room(
         assert_once_each(here, collecting.result(70), 8)
         said = [*here.seen("worker_lost"), *here.seen("episode_retried")]
         assert any(FULL in content["reason"] for content in said)
-
-
-def test_a_worker_whose_disk_is_full_from_the_start_joins_when_there_is_room(
-    machines: list[Machine], tmp_path: Path
-) -> None:
-    disk = machines[0].mount(machines[0].jobs, "2m")
-    fill(disk)
-    with site(tmp_path / "run", machines) as here:
-        collecting = here.collecting(tickets(20))
-        here.wait_for("worker_lost", 1, "w1")
-        assert FULL in here.seen("worker_lost", "w1")[0]["reason"]
-        make_room(disk)
-        assert_once_each(here, collecting.result(70), 20)
-        here.come_back("w1", joins=1)
 
 
 def test_the_hosts_full_disk_pauses_the_run_until_there_is_room(machines: list[Machine], tmp_path: Path) -> None:

@@ -87,31 +87,6 @@ def freeze_program(machine: Machine) -> None:
     freeze(machine.programs()[0])
 
 
-PROGRAM: Faults = {
-    "a killed program": (kill_program, "the worker program ended"),
-    "a frozen program": (freeze_program, "the worker program is silent"),
-}
-
-
-def test_a_program_that_is_killed_or_frozen_is_started_anew(
-    make_machines: Callable[[int], list[Machine]], tmp_path: Path
-) -> None:
-    machines = make_machines(len(PROGRAM) + 1)
-    with site(tmp_path / "run", machines) as here:
-        struck = suffer(here, PROGRAM, 60)
-        for fault, machine in struck.items():
-            here.come_back(machine.name)
-            assert PROGRAM[fault][1] in here.first_loss(machine.name)[1], fault
-            assert len(machine.programs()) == 1 and len(machine.emulators()) == 2, fault
-
-
-def test_a_program_that_is_frozen_when_the_run_ends_is_killed(machines: list[Machine], tmp_path: Path) -> None:
-    """The site sees to it that nothing is left running."""
-    with site(tmp_path / "run", machines[:1]) as here:
-        assert_once_each(here, here.collecting(tickets(8)).result(70), 8)
-        freeze_program(machines[0])
-
-
 def kill_emulator(machine: Machine) -> None:
     machine.emulators()[0].kill()
 
@@ -120,24 +95,34 @@ def freeze_emulator(machine: Machine) -> None:
     freeze(machine.emulators()[0])
 
 
+PROGRAM: Faults = {
+    "a killed program": (kill_program, "the worker program ended"),
+    "a frozen program": (freeze_program, "the worker program is silent"),
+}
 EMULATOR: Faults = {
     "a killed emulator": (kill_emulator, "ended during its"),
     "a frozen emulator": (freeze_emulator, "did not answer its"),
 }
 
 
-def test_an_emulator_that_is_killed_or_frozen_costs_its_episode(
+def test_a_program_is_started_anew_and_an_emulator_costs_its_episode(
     make_machines: Callable[[int], list[Machine]], tmp_path: Path
 ) -> None:
-    machines = make_machines(len(EMULATOR) + 1)
+    """Each was killed, or frozen. A program that is frozen when the run ends is killed, which the site sees to."""
+    machines = make_machines(len(PROGRAM) + len(EMULATOR) + 1)
     with site(tmp_path / "run", machines) as here:
-        struck = suffer(here, EMULATOR, 60)
-        assert not here.seen("worker_lost")
-        for fault, machine in struck.items():
-            (retried,) = here.seen("episode_retried", machine.name)
-            assert EMULATOR[fault][1] in retried["reason"], fault
-            stopped = [one for one in machine.emulators() if one.status() == psutil.STATUS_STOPPED]
+        struck = suffer(here, {**EMULATOR, **PROGRAM}, 100)
+        for fault, (_, reason) in EMULATOR.items():
+            assert not here.seen("worker_lost", struck[fault].name)
+            (retried,) = here.seen("episode_retried", struck[fault].name)
+            assert reason in retried["reason"], fault
+            stopped = [one for one in struck[fault].emulators() if one.status() == psutil.STATUS_STOPPED]
             assert not stopped, fault
+        for fault, (_, reason) in PROGRAM.items():
+            here.come_back(struck[fault].name)
+            assert reason in here.first_loss(struck[fault].name)[1], fault
+            assert len(struck[fault].programs()) == 1 and len(struck[fault].emulators()) == 2, fault
+        freeze_program(machines[-1])
 
 
 def test_a_program_of_another_version_is_replaced(machines: list[Machine], tmp_path: Path) -> None:

@@ -143,8 +143,8 @@ def test_a2_every_episode_starts_once_and_the_loop_ends(cluster: Any, opened: An
     assert resets == {f"reset {seed}": 1 for seed in range(9)}
 
 
-def test_a3_a_slot_without_an_episode_sees_none(cluster: Any, opened: Any) -> None:
-    env = opened(3, 1, 2)
+def test_a3_a_slot_without_an_episode_sees_none(opened: Any) -> None:
+    env = opened(0, 3, 2)
     obs, _ = env.reset()
     assert [one is None for one in obs] == [False, False, True]
     obs, rewards, *_ = env.step([1, 1, 1])
@@ -169,8 +169,8 @@ def test_a5_same_episodes_in_the_same_slots(cluster: Any, opened: Any) -> None:
     assert first == second == local
 
 
-def test_a6_what_is_wrong_is_refused_and_nothing_reset(cluster: Any, opened: Any) -> None:
-    env = opened(2, 2, 9)
+def test_a6_what_is_wrong_is_refused_and_nothing_reset(opened: Any) -> None:
+    env = opened(0, 4, 9)
     for wrong, message in (([4], "0 to 3"), ([-1], "0 to 3"), ([0, 0], "twice")):
         with pytest.raises(ValueError, match=message):
             env.reset(wrong)
@@ -235,17 +235,17 @@ def test_a10_a_killed_process_is_named_and_the_others_work(cluster: Any, opened:
     assert env.episodes_left == 4 and env.step([1] * 4)[0][1][0] == 4, "it was given no episode, and the other began"
 
 
-def test_a11_none_is_found_among_arrays(cluster: Any, opened: Any) -> None:
-    env = opened(2, 1, 3)
+def test_a11_none_is_found_among_arrays(opened: Any) -> None:
+    env = opened(0, 2, 3)
     obs, _ = env.reset()
     assert isinstance(obs[0], np.ndarray) and None not in obs
     obs, _ = env.reset()
     assert isinstance(obs[0], np.ndarray) and None in obs and None in env.step([1, 1])[0]
 
 
-def test_a12_one_line_of_metrics_an_episode(cluster: Any, opened: Any, tmp_path: Path) -> None:
+def test_a12_one_line_of_metrics_an_episode(opened: Any, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    env = opened(2, 2, 9, metrics_path=str(path))
+    env = opened(0, 4, 9, metrics_path=str(path))
     loop(env, has_walked)
     env.close()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -263,17 +263,16 @@ def test_a13_closing_closes_everything(cluster: Any, opened: Any, tmp_path: Path
     eventually(lambda: not any(psutil.pid_exists(info["pid"]) for info in infos), 10, "the end of the processes")
 
 
-def test_a14_four_processes_on_two_nodes(cluster: Any, opened: Any) -> None:
-    _, infos = opened(4, 1, 4).reset()
+def test_a14_a15_four_processes_on_two_nodes_with_half_a_gpu_each(cluster: Any, opened: Any) -> None:
+    _, infos = opened(4, 1, 4, gpus=0.5).reset()
     assert len({info["pid"] for info in infos}) == 4 and len({info["node"] for info in infos}) == 2
 
 
-def test_a15_fractions_of_gpus_and_unknown_distributions(cluster: Any, opened: Any) -> None:
+def test_a15_a_distribution_is_one_of_ray() -> None:
     config = configured(0, 1, 4)
     with pytest.raises(TypeError, match="dict"):
         config.distribute({"proc_num": 2})  # type: ignore[arg-type]
     assert config.distribute(RayDistributionCfg(2)).distribution is not None and config.distribution is None
-    assert len(opened(4, 1, 4, gpus=0.5).reset()[0]) == 4
 
 
 def test_a16_a_wrong_address_is_named() -> None:
