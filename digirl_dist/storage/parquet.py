@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
@@ -54,6 +55,7 @@ _OF_THE_EPISODE = {"iteration", "ticket", "worker", "slot", "purpose", "policy_v
 _LONGEST_REASON = 500
 _STREAMED_ROWS = 64
 _GROUP_BYTES = 32 << 20
+_SMALL_COLUMN = 1 << 12
 
 _BEFORE_GOALS = SCHEMA.remove(SCHEMA.get_field_index("achieved"))
 _BEFORE_PURPOSES = _BEFORE_GOALS.remove(SCHEMA.get_field_index("purpose"))
@@ -137,9 +139,19 @@ def write(path: Path, trajectories: Iterable[Trajectory], flushed: bool = True) 
 
 
 def write_to(sink: Path | pa.BufferOutputStream, trajectories: Iterable[Trajectory]) -> None:
-    with pq.ParquetWriter(sink, SCHEMA, **AS_WRITTEN) as writer:
-        for group in _groups(to_table(trajectory) for trajectory in trajectories):
+    groups = _groups(to_table(trajectory) for trajectory in trajectories)
+    first = next(groups)
+    with pq.ParquetWriter(sink, SCHEMA, **{**AS_WRITTEN, "compression": _codecs(first)}) as writer:
+        for group in chain([first], groups):
             writer.write_table(group)
+
+
+def _codecs(rows: pa.Table) -> dict[str, str]:
+    """Returns the codec of each column by its path. For a few bytes, zstd's own memory costs more than they do."""
+    flat = rows.flatten()
+    paths = [field.name + ".list.element" * pa.types.is_list(field.type) for field in flat.schema]
+    sizes = [column.nbytes for column in flat.columns]
+    return {path: "zstd" if size > _SMALL_COLUMN else "none" for path, size in zip(paths, sizes, strict=True)}
 
 
 def _groups(episodes: Iterable[pa.Table]) -> Iterator[pa.Table]:

@@ -22,6 +22,8 @@ from digirl_dist.errors import TrajectoryError
 
 _MAGIC = b"PAR1"
 _LONGEST_FOOTER = 1 << 16
+_LONGEST_HEADER = 1 << 12
+"""Of a page: ours have less than a hundred bytes."""
 _LONGEST_LIST = 1000
 _TAIL = struct.Struct("<I4s")
 _DATA_PAGE, _PLAIN, _RLE = 0, 0, 3
@@ -190,7 +192,7 @@ def _check_pages(content: _OnDisk, column: _Column, rows: int, most_bytes: int) 
     _require(0 < at <= end <= len(content), f"column {name} lies outside of the file")
     unpacked = values = 0
     while at < end:
-        page, at = ThriftReader(content, at, end).struct()
+        page, at = ThriftReader(content, at, end, _LONGEST_HEADER).struct()
         data = page.get(5)
         if page.get(1) != _DATA_PAGE or 4 not in page or not isinstance(data, dict):
             raise TrajectoryError(f"column {name} has a page without checksum, or of another kind than data")

@@ -20,7 +20,7 @@ from digirl_dist.agent.plugins.endpoint import EndpointSettings
 from digirl_dist.agent.plugins.generic import GenericAgentSettings
 from digirl_dist.agent.plugins.vlm import VlmSettings
 from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, EmulatorSpec
-from digirl_dist.emulator.episode_guard import EpisodeGuard
+from digirl_dist.emulator.episode_guard import EpisodeGuard, _is_plain_png
 from digirl_dist.errors import ActionError, TrajectoryError
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
@@ -142,6 +142,30 @@ def test_an_image_of_unknown_size_is_bounded() -> None:
     for spec in (None, EmulatorSpec(DiscreteActions(3), image_size=(0, 0))):
         with pytest.raises(TrajectoryError, match="16777216 pixels are allowed"):
             EpisodeGuard(spec=spec).check(episode(step(observation=seen(image=bomb(9000))), LAST), TICKET, "w1")
+
+
+def loads(image: bytes) -> bool:
+    try:
+        with Image.open(io.BytesIO(image)) as found:
+            found.load()
+    except Exception:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA", "P", "1"])
+def test_what_passes_without_pillow_is_what_pillow_decodes(mode: str) -> None:
+    """Of pictures with a bit changed, cut short, or with chunks left out, none passes that Pillow refuses."""
+    data, rng = io.BytesIO(), np.random.default_rng(5)
+    Image.frombytes("RGB", (20, 9), rng.bytes(540)).convert(mode).save(data, "png")
+    whole = data.getvalue()
+    assert _is_plain_png(whole, (9, 20)) == (mode in ("L", "LA", "RGB", "RGBA"))
+    assert not _is_plain_png(whole, (20, 9))
+    for place in range(16, len(whole) - 12):
+        for bit in (0, 3, 7):
+            changed = whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :]
+            assert not _is_plain_png(changed, None) or loads(changed), (place, bit)
+        assert not _is_plain_png(whole[:place] + whole[-12:], None)
 
 
 def test_a_jpeg_that_is_decoded_again_and_again_is_refused() -> None:

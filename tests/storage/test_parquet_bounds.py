@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.storage import parquet
 from digirl_dist.storage.parquet_bounds import Limits, ThriftReader, bounded
+from digirl_dist.trajectory import Observation
 from tests.storage.test_parquet import episode
 
 ROWS = 1000
@@ -83,6 +85,20 @@ def test_a_file_of_this_package_is_read(tmp_path: Path) -> None:
         parquet.read_bounded(tmp_path / "e.parquet", most_rows=2)
 
 
+def test_large_columns_are_packed_and_small_ones_are_not(tmp_path: Path) -> None:
+    seen = Observation("a long text " * 1000, b"\x89PNG" * 5000, np.zeros(5000, np.float32))
+    long = replace(episode(), steps=[replace(step, observation=seen) for step in episode().steps])
+    parquet.write(tmp_path / "e.parquet", [long])
+    with pq.ParquetFile(tmp_path / "e.parquet") as file:
+        group = file.metadata.row_group(0)
+        columns = [group.column(number) for number in range(group.num_columns)]
+    packed = {each.path_in_schema for each in columns if each.compression == "ZSTD"}
+    assert packed == {"observation.text", "observation.image", "observation.vector.list.element"}
+    assert {each.compression for each in columns if each.path_in_schema not in packed} == {"UNCOMPRESSED"}
+    (read,) = parquet.read_bounded(tmp_path / "e.parquet", most_rows=3)
+    assert read.steps[0].observation.image == seen.image
+
+
 def test_a_byte_that_changed_in_the_values_is_noticed(tmp_path: Path) -> None:
     """Also in a file of a run folder, which is read without bounds."""
     path = tmp_path / "e.parquet"
@@ -105,7 +121,7 @@ def test_a_footer_on_which_pyarrow_would_end_the_process_is_refused(tmp_path: Pa
     path = tmp_path / "e.parquet"
     parquet.write(path, [episode()])
     whole = path.read_bytes()
-    place = whole.index(b"\x15\x0c\x16", len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"))  # codec: zstd, as 6
+    place = whole.index(b"\x15\x00\x16", len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"))  # codec: none, as 0
     changed = bytearray(whole)
     changed[place + 1] = (2 * codec) & 127
     path.write_bytes(changed)
