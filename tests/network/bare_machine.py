@@ -48,7 +48,8 @@ class BareMachine(Machine):
     def start_sshd(self) -> None:
         config = self.configuration
         keys = "AuthorizedKeysFile .ssh/authorized_keys"
-        lines = [keys if line.startswith("AuthorizedKeysFile") else line for line in config.read_text().splitlines()]
+        kept = [line for line in config.read_text().splitlines() if not line.startswith("SetEnv HOME")]
+        lines = [keys if line.startswith("AuthorizedKeysFile") else line for line in kept]
         config.write_text("\n".join(lines) + "\n")
         script = _PRELUDE.format(folder=self._folder, user=USER, sshd=shutil.which("sshd", path=SBIN))
         command = [*self._enter(), "unshare", "--mount", "bash", "-c", script]
