@@ -21,7 +21,7 @@ def test_an_avd_is_all_that_must_be_named() -> None:
     device = build_device(settings, settings.emulator)
     assert device.extras == ("android",) and device.max_steps == MAX_STEPS
     assert device.spec.image_size == (800, 360)
-    own = device.factory.factory  # type: ignore[attr-defined]  # below the memory of the agent
+    own = device.factory.args[0]  # type: ignore[attr-defined]  # below the memory of the agent
     assert own.func is AndroidEmulator and own.args == (settings.emulator,)
     build_agent(settings, device.spec)
 
