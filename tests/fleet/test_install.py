@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import threading
+import venv
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -129,9 +131,13 @@ def test_a_changed_package_of_the_same_version_replaces_the_old_one(
 
 
 def test_packages_of_the_workers_python_are_reused(link: Connection, package: Package, tmp_path: Path) -> None:
+    """Those as well which an environment finds by a ``.pth`` file, as editable ones."""
+    venv.create(tmp_path / "outer", symlinks=True)
+    (there,) = (tmp_path / "outer").glob("lib/python*/site-packages")
+    (there / "elsewhere.pth").write_text(sysconfig.get_path("purelib") + "\n")
     no_index = PipArgs(("--no-index",))
     reusing = Package(package.wheel, requirements(), ("numpy==1.0.1",), no_index, reuse_packages=True)
-    python = ensure_installed(link, reusing, str(tmp_path / "w"), sys.executable)
+    python = ensure_installed(link, reusing, str(tmp_path / "w"), str(tmp_path / "outer" / "bin" / "python"))
     numpy = subprocess.check_output([python, "-I", "-c", "import numpy; print(numpy.__file__)"], text=True)
     assert not numpy.startswith(str(tmp_path))
 
