@@ -61,8 +61,8 @@ class RemotePython:
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             reason = f"something else than the installation answers: {line[:200]!r}"
             remedy = (
-                "let the shell's start-up files print nothing when it is not interactive, or give an account that has "
-                "no shell one with `chsh`"
+                "let the shell's start-up files print nothing when it is not interactive; an account without a shell "
+                "needs one (`chsh`), and no ForceCommand in sshd_config"
             )
             raise InstallError(self._channel.worker, reason, remedy) from error
 
@@ -76,4 +76,9 @@ class RemotePython:
             return InstallError(channel.worker, f"there is no `{python}` that can be run: {said}", _GET_PYTHON)
         if _OLD_PYTHON in said:
             return InstallError(channel.worker, f"`{python}` is too old: the package {said}", _GET_PYTHON)
+        if not said:
+            remedy = "look there for a ForceCommand in sshd_config, or a command= in authorized_keys"
+            return InstallError(
+                channel.worker, f"`{python}` ended with status {channel.exit_status} and said nothing", remedy
+            )
         return InstallError(channel.worker, f"`{python}` could not run our program: {said}")

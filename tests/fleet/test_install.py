@@ -227,6 +227,12 @@ def test_a_missing_python_is_named_with_the_remedy(link: Connection, package: Pa
         ensure_installed(link, package, str(tmp_path / "w"), "python3.99")
 
 
+def test_a_command_that_the_machine_replaces_is_no_python(link: Connection, package: Package, tmp_path: Path) -> None:
+    with pytest.raises(InstallError, match="status 0 and said nothing") as caught:
+        ensure_installed(link, package, str(tmp_path / "w"), "/bin/true")
+    assert "ForceCommand" in caught.value.remedy
+
+
 def test_an_old_python_is_named(link: Connection, package: Package, tmp_path: Path) -> None:
     old = tmp_path / "old_python"
     old.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys; sys.version_info = (3, 8, 1)\n$2"\n')
