@@ -97,7 +97,8 @@ class Progress:
         """Prints what all iterations came to: episodes, time, and the first and last figures of learning."""
         if not lines:
             return
-        parts = [f"{len(lines)} iterations", f"{sum(line['episodes'] for line in lines)} episodes"]
+        count = "1 iteration" if len(lines) == 1 else f"{len(lines)} iterations"
+        parts = [count, f"{sum(line['episodes'] for line in lines)} episodes"]
         for name, key in (("success", "success_rate"), ("reward", "reward_mean")):
             known = [line[key] for line in lines if line.get(key) is not None]
             parts += [f"{name} {known[0]:.2f} → {known[-1]:.2f}"] if known else []

@@ -64,5 +64,5 @@ class Repeats:
 def _line(repeated: _Repeated) -> str:
     names = [name for name in repeated.workers if name]
     more = ", …" if len(names) > _NAMED else ""
-    who = f", {len(names)} workers ({', '.join(names[:_NAMED])}{more})" if names else ""
+    who = f", {len(names)} worker{'s' * (len(names) > 1)} ({', '.join(names[:_NAMED])}{more})" if names else ""
     return f"{repeated.times} more like this{who}: {repeated.reason}"
