@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from digirl_dist.emulator.episode_guard import MOST_STEPS
 from digirl_dist.protocol.messages import EpisodeManifest
@@ -54,6 +54,11 @@ class Failure:
     reason: str
 
 
+class _Running(NamedTuple):
+    since: float
+    attempt: int
+
+
 class Leases:
     """The tickets whose episodes have not landed, and the workers that hold them; at the tail, several hold one.
 
@@ -68,7 +73,7 @@ class Leases:
         """Tickets that failed too often and are not asked again, with the failures of each."""
         self._queue: OrderedDict[Key, None] = OrderedDict()
         self._tried: set[Key] = set()
-        self._running: dict[str, dict[Key, float]] = {}
+        self._running: dict[str, dict[Key, _Running]] = {}
         self._coming: dict[str, dict[Key, float]] = {}
         self._held_by: dict[Key, dict[str, None]] = {}
         """The workers that run a ticket, or whose episode of it is being pulled."""
@@ -125,7 +130,7 @@ class Leases:
         """Returns worker and key of each lease that has lasted too long."""
         latest = self._clock() - self._lease_s
         return [
-            (worker, key) for worker, held in self._running.items() for key, since in held.items() if since < latest
+            (worker, key) for worker, held in self._running.items() for key, each in held.items() if each.since < latest
         ]
 
     def undoubled(self, version: int) -> list[tuple[Key, str, float]]:
@@ -134,7 +139,7 @@ class Leases:
         An episode that has been on its way for long is listed as well, with the seconds since it ended.
         """
         now = self._clock()
-        running = [(key, worker, now - at) for worker, held in self._running.items() for key, at in held.items()]
+        running = [(key, worker, now - at) for worker, held in self._running.items() for key, (at, _) in held.items()]
         coming = [(key, worker, now - at) for worker, held in self._coming.items() for key, at in held.items()]
         found = [*running, *(each for each in coming if each[2] > _COMING_S)]
         return [
@@ -155,7 +160,10 @@ class Leases:
         return replace(self.tickets[grant.key], policy_version=grant.version, attempt=grant.attempt), grant
 
     def adopt(self, worker: str, key: Key) -> bool:
-        """Leases a ticket that a returning worker still runs; False if it is no longer wanted of that worker."""
+        """Leases a ticket that a returning worker still runs; False if it is no longer wanted of that worker.
+
+        Which attempt it runs is not known: whichever comes ends it.
+        """
         if key in self._queue and any(holder == worker for holder, _ in self._grants.get(key, ())):
             del self._queue[key]
             self._hold(worker, key)
@@ -242,11 +250,11 @@ class Leases:
     def mend(self, wanted: Iterable[Ticket]) -> None:
         """Queues what nobody holds, ``wanted`` tickets included, after a defect stopped a change halfway."""
         self.add(wanted)
-        for held in (*self._running.values(), *self._coming.values()):
+        self._held_by = {}
+        with_workers: list[tuple[str, dict[Key, Any]]] = [*self._running.items(), *self._coming.items()]
+        for worker, held in with_workers:
             for key in held.keys() - self.tickets.keys():
                 del held[key]
-        self._held_by = {}
-        for worker, held in (*self._running.items(), *self._coming.items()):
             for key in held:
                 self._held_by.setdefault(key, {})[worker] = None
         self._queue = OrderedDict.fromkeys(key for key in self._queue if key in self.tickets)
@@ -283,7 +291,7 @@ class Leases:
         now = self._clock()
         grants = [Grant(worker, one.key, one.attempt, one.policy_version, now) for one in tickets]
         for grant in grants:
-            self._hold(worker, grant.key)
+            self._hold(worker, grant.key, grant.attempt)
             self._remember(grant)
         if self._ledger and grants:
             self._ledger.add(grants)
@@ -300,8 +308,8 @@ class Leases:
         self._leased.pop(key, None)
         self._grants.pop(key, None)
 
-    def _hold(self, worker: str, key: Key) -> None:
-        self._running.setdefault(worker, {})[key] = self._clock()
+    def _hold(self, worker: str, key: Key, attempt: int = 0) -> None:
+        self._running.setdefault(worker, {})[key] = _Running(self._clock(), attempt)
         self._held_by.setdefault(key, {})[worker] = None
         self._tried.add(key)
 
@@ -315,8 +323,8 @@ class Leases:
             self._held_by.pop(key, None)
 
     def _is_leased_again(self, worker: str, key: Key, attempt: int) -> bool:
-        is_running = key in self._running.get(worker, ())
-        return is_running and any(one == worker and later > attempt for one, later in self._grants.get(key, ()))
+        running = self._running.get(worker, {}).get(key)
+        return running is not None and running.attempt > attempt
 
     def _is_orphan(self, key: Key) -> bool:
         """Returns whether the ticket is wanted and held by nobody."""

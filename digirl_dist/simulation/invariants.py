@@ -20,6 +20,8 @@ _PATIENCE_S = 240.0
 """More than all limits of a scenario together: a lease, a quarantine, the longest back-off, a restart."""
 _RECONCILED_S = 16.0
 """Two heartbeats, and the slowest link of a scenario."""
+_PULLED_S = 1.0
+"""An episode over the slowest link."""
 _BACK_S = 24.0
 """The longest back-off, or time out of service, and a try that failed."""
 _LOOK_EVERY_S = 1.0
@@ -40,6 +42,8 @@ class Invariants:
         self._doubtful: dict[tuple[str, str, object], float] = {}
         """For how many seconds something has been so that must pass by itself."""
         self._told: defaultdict[str, float] = defaultdict(float)
+        self._most_ready: defaultdict[str, int] = defaultdict(int)
+        """Episodes that lay ready at the same time, since none did: they are pulled one after the other."""
         self._joined_at: dict[str, tuple[float, float]] = {}
         """When its slots were started, and when the host learned of them."""
         self._left: set[str] = set()
@@ -180,11 +184,13 @@ class Invariants:
         calm = calm and not self._run.fleet.disk_is_full and not self._run.fleet.waiting and machine.link.jitter_s < 1.0
         held = {ticket.key for ticket in program.held()}
         ready = {manifest.key for manifest, _ in program.ready.values()}
+        self._most_ready[name] = max(self._most_ready[name], len(ready)) if ready else 0
         believed = set(leases._running.get(name, ()))
         lost = believed - held - ready if calm else set()
         self._doubt("leases", name, "believed to be held", lost, passed_s, _RECONCILED_S)
         self._doubt("leases", name, "held in secret", held - believed if calm else set(), passed_s, _RECONCILED_S)
-        self._doubt("spool", name, "never fetched", set(program.ready) if calm else set(), passed_s, _RECONCILED_S)
+        limit_s = _RECONCILED_S + _PULLED_S * self._most_ready[name]
+        self._doubt("spool", name, "never fetched", set(program.ready) if calm else set(), passed_s, limit_s)
 
     def _doubt(
         self,

@@ -39,6 +39,8 @@ def test_promises_hold_in_the_first_seeds() -> None:
         (21264, 3, 6, 1, [1, 2]),  # a worker that is away at the end, with an account from shortly before
         (310171, 1, 4, 2, [1, 2, 3]),  # an episode that lay ready lands while its ticket is leased anew to its worker
         (403787, 2, 3, 2, [3]),  # both attempts of a ticket lie ready, and the file of the first is damaged
+        (499503, 2, 4, 1, [1, 3, 4, 5]),  # an older attempt is forged of a ticket that was taken up again
+        (495690, 1, 10, 3, [2, 3]),  # twenty episodes that wait at a slow link
         (23935, 2, 2, 2, [0, 2]),  # forged files that a stopped program never announces
     ],
 )
