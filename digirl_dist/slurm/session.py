@@ -110,7 +110,7 @@ class SrunConnection(Connection):
         return self.alive and time.monotonic() - self._heard_at < self._settings.ping_s + _ANSWER_S
 
     def open(self, command: str | Sequence[str]) -> OpenSshChannel:
-        line = command if isinstance(command, str) else quote(command)
+        line = quote(command)
         if self._ended.is_set():
             raise LinkLostError(self.worker, self._why)
         return self._open(line, SrunChannel)

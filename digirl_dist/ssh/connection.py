@@ -124,13 +124,13 @@ def too_many_channels(worker: str, line: str, reason: str) -> WorkerError:
     return WorkerError(worker, f"sshd refuses to run `{line}` ({reason})", "raise MaxSessions in its sshd_config")
 
 
-def quote(command: Sequence[str]) -> str:
-    """Returns ``command`` as one line for a shell.
+def quote(command: str | Sequence[str]) -> str:
+    """Returns ``command`` as one line for ``sh``, which a text is already.
 
     A leading ``~/`` of an argument stays outside the quotes, so that the remote shell expands it to its own home.
     Everything else is literal.
     """
-    return " ".join(_quote_one(argument) for argument in command)
+    return command if isinstance(command, str) else " ".join(_quote_one(argument) for argument in command)
 
 
 def _quote_one(argument: str) -> str:
@@ -144,7 +144,7 @@ def for_login_shell(command: str | Sequence[str]) -> str:
 
     What is not plain words goes to ``sh`` in octal: csh, tcsh and fish read quotes, ``!`` and backslashes otherwise.
     """
-    line = command if isinstance(command, str) else quote(command)
+    line = quote(command)
     if _PLAIN.fullmatch(line):
         return line
     coded = "".join(each if _PLAIN.fullmatch(each) else _octal(each) for each in line)

@@ -63,7 +63,7 @@ class OpenSshConnection(Connection):
         return True
 
     def open(self, command: str | Sequence[str]) -> OpenSshChannel:
-        line = command if isinstance(command, str) else quote(command)
+        line = quote(command)
         try:
             session = self._session(for_login_shell(command), self._settings.connect_s + self._settings.silence_s)
         except SessionRefused as error:

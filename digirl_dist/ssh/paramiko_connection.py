@@ -57,7 +57,7 @@ class ParamikoConnection(Connection):
         return False
 
     def open(self, command: str | Sequence[str]) -> ParamikoChannel:
-        line = command if isinstance(command, str) else quote(command)
+        line = quote(command)
         try:
             raw = self._transport.open_session(timeout=self._settings.connect_s)
             with _closed_after(self._settings.connect_s + self._settings.silence_s, raw.close):

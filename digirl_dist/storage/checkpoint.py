@@ -60,7 +60,7 @@ class TensorInfo:
 
 
 @contextmanager
-def _reading(path: Path, remedy: str = "") -> Iterator[None]:
+def reading(path: Path, remedy: str = "") -> Iterator[None]:
     """Raises CheckpointError for a file that is missing or damaged: a pickle, say, then raises nearly anything."""
     try:
         yield
@@ -91,7 +91,7 @@ class Checkpoint:
         from safetensors.torch import load_file
 
         path = self.folder / "policy.safetensors"
-        with _reading(path):
+        with reading(path):
             state = load_file(path)
         if describe(state) != self.tensors:
             raise CheckpointError(f"{path} differs from its manifest; remove its folder to resume from the one before")
@@ -101,7 +101,7 @@ class Checkpoint:
         """Opens the weights with ``safetensors.safe_open``, which reads tensor by tensor. Raises CheckpointError."""
         from safetensors import safe_open
 
-        with _reading(path := self.folder / "policy.safetensors"):
+        with reading(path := self.folder / "policy.safetensors"):
             return safe_open(path, framework="pt")
 
     def parts(self) -> dict[str, tuple[BinaryIO, int, int]]:
@@ -109,7 +109,7 @@ class Checkpoint:
 
         The format is that of safetensors: the size of a JSON header, the header, the tensors. Raises CheckpointError.
         """
-        with _reading(path := self.folder / "policy.safetensors"):
+        with reading(path := self.folder / "policy.safetensors"):
             file = open(path, "rb", buffering=0)  # closed with the last that has it
             size = int.from_bytes(file.read(8), "little")
             header = msgspec.json.decode(file.read(size), type=dict[str, _Place])
@@ -120,20 +120,20 @@ class Checkpoint:
         """Returns optimisers, critics and random states, loaded without unpickling objects. Raises CheckpointError."""
         from digirl_dist.storage.safe_torch_load import load_state
 
-        with _reading(path := self._intact("trainer.pt")):
+        with reading(path := self._intact("trainer.pt")):
             state: dict[str, Any] = load_state(path)
         return state
 
     def metrics(self) -> dict[str, Json]:
         """Returns the metrics of the update that made this checkpoint. Raises CheckpointError."""
-        with _reading(path := self._intact("metrics.json")):
+        with reading(path := self._intact("metrics.json")):
             metrics: dict[str, Json] = json.loads(path.read_text())
         return metrics
 
     def _intact(self, name: str) -> Path:
         """Returns the path of a file that is as it was written. Raises CheckpointError."""
         path, wanted = self.folder / name, self.files.get(name)
-        with _reading(path):
+        with reading(path):
             differs = wanted is not None and file_digest(path) != wanted
         if differs:
             raise CheckpointError(f"{path} differs from its manifest; remove its folder to resume from the one before")
@@ -213,7 +213,7 @@ class Checkpoints:
     def _best(self) -> _Best | None:
         """Returns the record of the best checkpoint. Raises CheckpointError naming the file if it is damaged."""
         path = self.root / "best.json"
-        with _reading(path, "; remove it"):
+        with reading(path, "; remove it"):
             return msgspec.json.decode(path.read_bytes(), type=_Best) if path.exists() else None
 
     def open(self, iteration: int) -> Checkpoint:
@@ -268,7 +268,7 @@ class Checkpoints:
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Returns the checkpoint in ``folder``, whatever its name. Raises CheckpointError naming the file."""
     path = folder / "manifest.json"
-    with _reading(path):
+    with reading(path):
         manifest = msgspec.json.decode(path.read_bytes(), type=_Manifest)
     tensors = {name: TensorInfo(*info) for name, info in manifest.tensors.items()}
     return Checkpoint(folder, manifest.iteration, tensors, manifest.files, manifest.policy)

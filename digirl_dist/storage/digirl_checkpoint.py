@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from digirl_dist.errors import CheckpointError
+from digirl_dist.storage.checkpoint import reading
 
 if TYPE_CHECKING:
     import torch
@@ -34,10 +35,8 @@ class DigirlCheckpoint:
         from digirl_dist.storage.safe_torch_load import load_state
 
         path = self.folder / POLICY_FILE
-        try:
+        with reading(path):
             content = load_state(path)
-        except Exception as error:  # a damaged pickle raises nearly anything
-            raise CheckpointError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}") from error
         if not isinstance(content, Mapping) or not all(isinstance(each, torch.Tensor) for each in content.values()):
             raise CheckpointError(f"{path} does not hold the weights of a policy")
         named = {str(name).removeprefix(_RANK_PREFIX): tensor for name, tensor in content.items()}

@@ -82,11 +82,17 @@ def test_a_worker_that_comes_back_keeps_what_nobody_else_has() -> None:
     assert leases.queued == 0
 
 
-def test_an_episode_that_comes_while_its_ticket_is_leased_anew_to_the_same_worker_leaves_that_lease() -> None:
+def leased_twice_to_a() -> Bare:
+    """Its one ticket was leased to "a", lost with the connection, and leased to "a" again."""
     leases = leased(tickets(1), attempts=3)
     leases.take("a", 1, version=3)
     leases.release("a")
     leases.take("a", 1, version=3)
+    return leases
+
+
+def test_an_episode_that_comes_while_its_ticket_is_leased_anew_to_the_same_worker_leaves_that_lease() -> None:
+    leases = leased_twice_to_a()
     assert leases.expect("a", Key(3, 0), 0) and leases.holders(Key(3, 0)) == ["a"]
     assert not leases.fail("a", Key(3, 0), "it was cut", attempt=0)
     assert leases.queued == 0 and leases.holders(Key(3, 0)) == ["a"]
@@ -96,10 +102,7 @@ def test_an_episode_that_comes_while_its_ticket_is_leased_anew_to_the_same_worke
 
 
 def test_a_later_attempt_that_ends_while_the_earlier_episode_is_pulled_runs_no_more() -> None:
-    leases = leased(tickets(1), attempts=3)
-    leases.take("a", 1, version=3)
-    leases.release("a")
-    leases.take("a", 1, version=3)
+    leases = leased_twice_to_a()
     assert leases.expect("a", Key(3, 0), 0)
     assert not leases.expect("a", Key(3, 0), 1) and leases.running("a") == 0
     leases.fail("a", Key(3, 0), "it was cut", attempt=0)
