@@ -30,7 +30,7 @@ class Blobs(Protocol):
         """A file with a packed agent or emulator."""
 
     def keep(self, tensors: Collection[str], packed: Collection[str]) -> None:
-        """A checkpoint of these tensors is loaded; what neither it nor the job needs may go."""
+        """Nothing but these tensors and packed factories is needed: the others may go."""
 
 
 class FileBlobs:
@@ -38,7 +38,6 @@ class FileBlobs:
 
     def __init__(self, folder: JobFolder) -> None:
         self._folder = folder
-        self._recent: list[set[str]] = []
         self._parts_seen: dict[str, float] = {}
         """When the rests of transfers were first met, in monotonic seconds."""
 
@@ -57,10 +56,7 @@ class FileBlobs:
         return self._folder.blob(digest)
 
     def keep(self, tensors: Collection[str], packed: Collection[str]) -> None:
-        """The checkpoint before stays as well: deltas of the next one may be told against it."""
-        current = set(tensors)
-        self._recent = [*[blobs for blobs in self._recent if blobs != current][-1:], current]
-        keep = set().union(*self._recent, packed)
+        keep = {*tensors, *packed}
         for path in self._folder.blobs.iterdir():
             if path.name not in keep and not (path.suffix == ".part" and self._is_fresh(path)):
                 path.unlink(missing_ok=True)

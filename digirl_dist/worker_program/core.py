@@ -179,13 +179,12 @@ class ProgramCore:
 
     def loaded(self, version: int) -> Effects:
         """Episodes can act with this version: what no episode needs any more may go."""
-        job, announced = self._running(), self._announcement()
+        announced = self._announcement()
         self._ready[version] = announced.tensors
         keep = frozenset((version, *(ticket.policy_version for ticket in self._held.values())))
         self._ready = {ready: tensors for ready, tensors in self._ready.items() if ready in keep}
         return [
             KeepVersions(keep),
-            KeepBlobs(frozenset(_digests(announced)), job.packed),
             IdleBecause("barrier"),
             Send(Loaded(version)),
         ]
@@ -220,8 +219,7 @@ class ProgramCore:
                 self._described = message
                 return self._look_for_packed(message)
             case LoadPolicy():
-                self._announced = message
-                return self._look_for_tensors(message)
+                return self._announce(message)
             case Pushed("job"):
                 return self._look_for_packed(self._described)
             case Pushed():
@@ -283,6 +281,15 @@ class ProgramCore:
 
     def _working(self) -> Effects:
         return [Send(Working(self._capacity.slots, self._capacity.reason, list(self._held))), ListSpooled()]
+
+    def _announce(self, policy: LoadPolicy) -> Effects:
+        """Makes room for a new policy; deltas of its tensors are told against the one that was announced before."""
+        job, before = self._running(), self._announced
+        self._announced = policy
+        looked = self._look_for_tensors(policy)
+        if before is None or before.version == policy.version:
+            return looked
+        return [KeepBlobs(frozenset((*_digests(before), *_digests(policy))), job.packed), *looked]
 
     def _look_for_tensors(self, policy: LoadPolicy) -> Effects:
         self._running()

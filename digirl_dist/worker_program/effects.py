@@ -31,7 +31,7 @@ class FindMissing:
 
 @dataclass(frozen=True)
 class KeepBlobs:
-    """Delete blobs that neither the newest policy's tensors nor the packed factories need."""
+    """Delete blobs that are neither these tensors nor the packed factories."""
 
     tensors: Collection[str]
     packed: Collection[str]

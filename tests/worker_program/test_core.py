@@ -90,9 +90,23 @@ def test_a_policy_is_loaded_once_its_tensors_are_there() -> None:
     assert host.say(policy(1, "0b")) == [Need("policy", ["0b"])]
     assert host.say(Pushed("policy")) == [Loaded(1)]
     assert host.program.slots.versions == {1}
-    assert host.program.blobs == {"0b", "a1", "e1"}
     booked = [effect.activity for effect in host.did(effects.IdleBecause)]
     assert booked[-3:] == ["push", "push", "barrier"]
+
+
+def test_tensors_go_when_the_next_policy_but_one_is_announced() -> None:
+    host = Host()
+    host.work()
+    host.say(policy(1, "0b"))
+    host.say(Pushed("policy"))
+    assert host.program.blobs == {"0a", "0b", "a1", "e1"}
+    assert host.say(policy(2, "0c")) == [Need("policy", ["0c"])]
+    assert host.program.blobs == {"0b", "a1", "e1"}, "version 2 may come as a delta against version 1"
+    assert host.say(policy(2, "0c")) == [Need("policy", ["0c"])], "a host that comes back announces it anew"
+    assert host.program.blobs == {"0b", "a1", "e1"}
+    host.say(Pushed("policy"))
+    assert host.say(policy(3, "0d")) == [Need("policy", ["0d"])]
+    assert host.program.blobs == {"0c", "a1", "e1"}
 
 
 def test_a_version_that_a_ticket_still_needs_outlives_the_next() -> None:
