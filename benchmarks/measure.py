@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import psutil
 
-from digirl_dist.exit_status import end_by_sigterm_as_by_ctrl_c
+from digirl_dist.exit_status import end_by_signals_as_by_ctrl_c
 
 MINIATURE = os.environ.get("BENCH_MINIATURE") == "1"
 """``script/bench NAME --miniature``: does it still run? Its values mean nothing."""
@@ -52,7 +52,7 @@ def measure(main: Callable[[], None], minutes: float) -> None:
 
     ``BENCH_DEADLINE_S`` replaces the deadline. What ``main`` has opened is closed first, unless that takes long.
     """
-    end_by_sigterm_as_by_ctrl_c()  # which takes down servers and network namespaces
+    end_by_signals_as_by_ctrl_c()  # which takes down servers and network namespaces
     limit_s = float(os.environ.get("BENCH_DEADLINE_S") or (_MINIATURE_S if MINIATURE else minutes * 60))
     threading.Thread(target=_remind, daemon=True).start()
     last_resort = threading.Timer(limit_s + _CLEAN_UP_S, _end)

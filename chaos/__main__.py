@@ -19,7 +19,7 @@ from chaos.lies import Lie
 from chaos.processes import eventually, processes_with
 from chaos.trial import Chaos, Trial, plan
 from chaos.watch import Watch
-from digirl_dist.exit_status import end_by_sigterm_as_by_ctrl_c
+from digirl_dist.exit_status import end_by_signals_as_by_ctrl_c
 from digirl_dist.settings import Inference
 
 _FINISH_S = 150.0
@@ -141,7 +141,7 @@ def main() -> int:
         "--lies", type=int, default=0, help="so many lies of one of three workers, without other faults"
     )
     options = parser.parse_args()
-    end_by_sigterm_as_by_ctrl_c()  # or servers and small disks stay behind
+    end_by_signals_as_by_ctrl_c()  # or servers and small disks stay behind
     started = time.monotonic()
     if options.lies:
         _, invariants = judge_by_lies(hostility.plan(options.lies, options.seed))

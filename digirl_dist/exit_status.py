@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 from digirl_dist.errors import DigirlDistError, SettingsError
 from digirl_dist.plain_text import printable
@@ -26,7 +27,8 @@ def exit_status(command: Callable[[], int], after_interruption: str = "") -> int
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
     except KeyboardInterrupt:
-        print(f"interrupted{after_interruption and f'; {after_interruption}'}", file=sys.stderr)
+        with suppress(OSError):  # the terminal may be gone
+            print(f"interrupted{after_interruption and f'; {after_interruption}'}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # who reads the output, such as `head`, has seen enough
         _write_nowhere()
@@ -45,9 +47,14 @@ def _write_nowhere() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def end_by_sigterm_as_by_ctrl_c() -> None:
-    """Makes SIGTERM raise KeyboardInterrupt, so that the command stops its children in order."""
+def end_by_signals_as_by_ctrl_c() -> None:
+    """Makes SIGTERM raise KeyboardInterrupt, so that the command stops its children in order.
+
+    So does SIGHUP, when a terminal is closed, unless the process was told to ignore it, as ``nohup`` does.
+    """
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _interrupt)
 
 
 def _interrupt(*_: object) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from digirl_dist.exit_status import end_by_sigterm_as_by_ctrl_c
+from digirl_dist.exit_status import end_by_signals_as_by_ctrl_c
 from digirl_dist.parallel.rank import launched_rank
 from digirl_dist.report.output import shown
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def run(source: Source, watched: bool = True) -> int:
     """Returns the exit status; if ``watched``, workers join and leave as in the files. Raises DigirlDistError."""
     rank = launched_rank(os.environ)
-    end_by_sigterm_as_by_ctrl_c()
+    end_by_signals_as_by_ctrl_c()
     with shown("read the configuration", sys.stdout if rank is None or rank.is_first else None) as progress:
         from digirl_dist.assembly import validate
 

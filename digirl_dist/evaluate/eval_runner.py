@@ -21,7 +21,7 @@ from digirl_dist.capacity import let_waiting_threads_sleep
 from digirl_dist.errors import SettingsError
 from digirl_dist.evaluate.jobs import EvalJob, read_jobs
 from digirl_dist.evaluate.results import DONE, FAILED, INCOMPLETE, JobResult, OutputFolder, merge, table, wait_for_all
-from digirl_dist.exit_status import end_by_sigterm_as_by_ctrl_c, exit_status
+from digirl_dist.exit_status import end_by_signals_as_by_ctrl_c, exit_status
 from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
 from digirl_dist.parallel.rank import Rank, launched_rank
 from digirl_dist.plain_text import printable
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def execute(options: argparse.Namespace) -> int:
     """Runs the jobs that the command line names; returns the exit status."""
-    end_by_sigterm_as_by_ctrl_c()
+    end_by_signals_as_by_ctrl_c()
     advice = "the same command with --resume runs the missing jobs"
     return exit_status(lambda: 0 if _prepared(options).run() else 1, advice)
 

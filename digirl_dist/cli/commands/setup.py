@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from digirl_dist.cli.configured import add_configuration, add_emulator, settings_of
-from digirl_dist.exit_status import end_by_sigterm_as_by_ctrl_c
+from digirl_dist.exit_status import end_by_signals_as_by_ctrl_c
 from digirl_dist.plain_text import printable
 from digirl_dist.report.output import shown
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Returns 0 if all are ready, 1 if some are not."""
     counts: Counter[str] = Counter()
-    end_by_sigterm_as_by_ctrl_c()
+    end_by_signals_as_by_ctrl_c()
     with shown("read the configuration", sys.stdout) as progress:
         settings = settings_of(options)
         from digirl_dist.assembly import setup_doctor
