@@ -125,8 +125,17 @@ class Installation:
 
     def _is_done(self) -> bool:
         with suppress(OSError, ValueError):
-            return bool(json.loads(self._record.read_text()) == self._state()) and self._python.exists()
+            was = json.loads(self._record.read_text())
+            return bool(was == {**self._state(), "files": was["files"]}) and self._is_whole(was)
         return False
+
+    def _is_whole(self, was: dict[str, Any]) -> bool:
+        """Whether nobody has cleaned up since; what was added is no matter."""
+        return self._python.exists() and self._files() >= was["files"]
+
+    def _files(self) -> int:
+        found = os.walk(self._venv)
+        return sum(len(names) for folder, _, names in found if not folder.endswith("__pycache__"))
 
     def _state(self) -> dict[str, Any]:
         """Whatever changes the environment when it changes."""
@@ -162,7 +171,7 @@ class Installation:
             works = [str(self._python), "-I", "-c", "import digirl_dist.worker_program.program"]
             self._run(works, "import the package")
         part = self._record.with_suffix(".part")
-        part.write_text(json.dumps(self._state()))
+        part.write_text(json.dumps({**self._state(), "files": self._files()}))
         os.replace(part, self._record)
 
     def _install_torch(self) -> None:
@@ -183,7 +192,8 @@ class Installation:
     def _same_environment(self) -> bool:
         with suppress(OSError, ValueError):
             was, wanted = json.loads(self._record.read_text()), self._state()
-            return bool(self._installer()) and all(was[key] == wanted[key] for key in ("python", "reuse_packages"))
+            same = all(was[key] == wanted[key] for key in ("python", "reuse_packages"))
+            return same and self._is_whole(was) and bool(self._installer())
         return False
 
     def _receive_wheel(self) -> Path:

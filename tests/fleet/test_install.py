@@ -167,6 +167,19 @@ def test_an_environment_left_half_finished_is_made_anew(link: Connection, packag
     assert subprocess.run([python, "-I", "-c", "import digirl_dist"]).returncode == 0
 
 
+def test_an_environment_in_which_somebody_cleaned_up_is_made_anew(
+    link: Connection, package: Package, tmp_path: Path
+) -> None:
+    python = Path(ensure_installed(link, package, str(tmp_path / "w"), sys.executable))
+    packages = next(python.parent.parent.glob("lib/python*/site-packages"))
+    (packages / "added.py").touch()
+    assert what_is_missing(link, package, str(tmp_path / "w"), sys.executable) == ""
+    for path in packages.rglob("*.py"):  # what was not read for days, as in /tmp
+        path.unlink()
+    assert ensure_installed(link, package, str(tmp_path / "w"), sys.executable) == str(python)
+    assert (packages / "digirl_dist" / "worker_program" / "attach.py").exists() and not (packages / "added.py").exists()
+
+
 def test_what_the_user_has_in_the_folder_stays(link: Connection, package: Package, tmp_path: Path) -> None:
     folder = tmp_path / "scripts"
     own = [
