@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -246,6 +247,23 @@ def _start_other_version(scene: Scene) -> bool:
     return serves
 
 
+def _clean_up(scene: Scene) -> bool:
+    """Deletes all files of a worker, as what tidies /tmp does."""
+    found = list(scene.machine.jobs.glob("*/*"))
+    for path in found:
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    return bool(found)
+
+
+def _refuse_logins(scene: Scene) -> bool:
+    scene.machine.let_in(False)
+    return _cut(scene)
+
+
+def _allow_logins(scene: Scene) -> None:
+    scene.machine.let_in(True)
+
+
 _LOST = ("worker_lost",)
 _REFUSED = ("episode_refused",)
 _NOT_ANNOUNCED = "is not the file that was announced"
@@ -260,6 +278,8 @@ FAULTS = [
     Fault("kill -9 of the SSH server", _kill_server, _LOST, "", why="worker_lost", mend=_start_server),
     Fault("SIGSTOP of the SSH server", _stop_server, _LOST, "", _SILENT_S, "worker_lost", mend=_restart_server),
     Fault("connection cut", _cut, _LOST, "", why="worker_lost"),
+    Fault("login refused for a while", _refuse_logins, _LOST, "does not let", 20.0, "does not let", mend=_allow_logins),
+    Fault("files of a worker deleted", _clean_up, ("worker_lost", "episode_refused"), "No such file", 15.0, "No such"),
     Fault("connection half-open", _half_open, _LOST, "", _SILENT_S, "worker_lost"),
     Fault("truncated episode", _spoil(_truncate), _REFUSED, _NOT_ANNOUNCED, why=_NOT_ANNOUNCED),
     Fault("altered episode", _spoil(_alter), _REFUSED, _NOT_ANNOUNCED, why=_NOT_ANNOUNCED),

@@ -70,6 +70,11 @@ class Machine:
                 process.kill()
         self._sshd.wait()
 
+    def let_in(self, allowed: bool) -> None:
+        """Accepts the host's key at the next login, or not."""
+        key = (self._folder / "user_key.pub").read_text()
+        (self._folder / "authorized_keys").write_text(key if allowed else "")
+
     def close(self) -> None:
         self.kill_server()
         self.relay.close()
@@ -85,7 +90,9 @@ class Machine:
         return [listener, *(one for one in below if _name(one).startswith("sshd"))]
 
     def program(self) -> psutil.Process | None:
-        return next(iter(self._running("digirl_dist.worker_program.program")), None)
+        """Returns the newest: one whose folder was deleted ends a moment later."""
+        found = self._running("digirl_dist.worker_program.program")
+        return max(found, key=lambda one: one.create_time(), default=None)
 
     def courier(self) -> psutil.Process | None:
         """Returns the courier that serves the newest connection."""
@@ -107,11 +114,12 @@ class Machine:
         for name in ("host_key", "user_key"):
             command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "chaos", "-f", str(folder / name)]
             subprocess.run(command, check=True)
+        self.let_in(True)
         if os.getuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)
         (folder / "sshd_config").write_text(
             f"ListenAddress 127.0.0.1\nPort {self._port}\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\n"
-            f"StrictModes no\nAuthorizedKeysFile {folder}/user_key.pub\nPasswordAuthentication no\n"
+            f"StrictModes no\nAuthorizedKeysFile {folder}/authorized_keys\nPasswordAuthentication no\n"
             "KbdInteractiveAuthentication no\nMaxStartups 100\nMaxSessions 100\nPermitRootLogin yes\n"
             f"SetEnv HOME={folder} OMP_NUM_THREADS=1 PYTHONPATH={CLOCK} "
             f"CHAOS_CLOCK={self._clock} CHAOS_HOSTILE={self.hostile}\n"

@@ -42,6 +42,7 @@ calls them, with ``from``. All of them can be pickled.
 
 from __future__ import annotations
 
+import errno
 import traceback
 
 
@@ -216,11 +217,27 @@ class MisconductError(WorkerError):
 class HandlingError(WorkerError):
     """What a worker says meets a defect of this program: costs the connection, and in the end the worker."""
 
-    @classmethod
-    def of(cls, worker: str, doing: str, defect: Exception) -> HandlingError:
-        """Returns the error with the traceback of the defect."""
-        trace = "".join(traceback.format_exception(defect))
-        return cls(worker, f"internal error: this program cannot {doing}\n{trace}", "please report it")
+
+_RAISE_FILES = "raise the limit of open files (`ulimit -n`) and start the host again"
+_RAISE_TASKS = "raise the limit of processes (`ulimit -u`), end others, or add memory"
+_SHORTAGES = {
+    errno.EMFILE: _RAISE_FILES,
+    errno.ENFILE: _RAISE_FILES,
+    errno.EAGAIN: _RAISE_TASKS,
+    errno.ENOMEM: _RAISE_TASKS,
+    errno.ENOSPC: "make room on this host's disks, /tmp included",
+    errno.EDQUOT: "make room on this host's disks, /tmp included",
+}
+
+
+def failure_here(worker: str, doing: str, error: Exception) -> WorkerError:
+    """Returns what to tell of a worker that this host cannot serve: what the host lacks, or else a HandlingError."""
+    if isinstance(error, OSError) and error.errno in _SHORTAGES:
+        return LinkLostError(worker, f"this host cannot {doing}: {error.strerror}", _SHORTAGES[error.errno])
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return LinkLostError(worker, f"this host cannot {doing}: {error}", _RAISE_TASKS)
+    trace = "".join(traceback.format_exception(error))
+    return HandlingError(worker, f"internal error: this program cannot {doing}\n{trace}", "please report it")
 
 
 class CollectionError(DigirlDistError):

@@ -16,7 +16,7 @@ from digirl_dist.collect.leases import Leases, Ledger, lease_seconds
 from digirl_dist.collect.reliability import Reliability
 from digirl_dist.collect.worker_table import WorkerTable
 from digirl_dist.collection import CollectionResult
-from digirl_dist.errors import CollectionError, DigirlDistError, HandlingError, MisconductError
+from digirl_dist.errors import CollectionError, DigirlDistError, MisconductError, failure_here
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.worker_events import (
     Added,
@@ -222,7 +222,7 @@ class _Collection:
     def _stumble(self, event: Words, defect: Exception) -> None:
         """Has a defect of ours cost the worker whose words met it. Raises CollectionError if all workers' words do."""
         said = event.message if isinstance(event, Said) else event
-        error = HandlingError.of(event.worker, f"handle a {type(said).__name__}", defect)
+        error = failure_here(event.worker, f"handle a {type(said).__name__}", defect)
         self._table.tell("handling_failed", event.worker, reason=error.reason, remedy=error.remedy)
         is_there = {name: state.slots > 0 for name, state in self._table.states.items()}
         if self._reliability.defect(event.worker, is_there):
@@ -239,8 +239,10 @@ class _Collection:
             case PolicyLoaded(worker, version, push_s, push_bytes):
                 self._loaded(worker, version, push_s, push_bytes)
             case Pulled():
+                self._table.fetched(event.worker)
                 self._land(event)
             case PullRefused(worker, manifest, reason):
+                self._table.fetched(worker)
                 self._refused(worker, manifest, reason)
             case LeasesLost(worker, keys):
                 for key in keys:
@@ -309,6 +311,7 @@ class _Collection:
             name = f"{worker}-{key.iteration}-{key.number}-{next(self._pulls)}"
             path = self._store.incoming(self._iteration.counts_in(key), name)
             self._fleet.workers[worker].pull(manifest, ticket, path)
+            self._table.fetches(worker)
         elif len(spares := self._spares.setdefault((worker, key), set())) < _MOST_SPARES:
             spares.add(manifest.episode_id)
         else:

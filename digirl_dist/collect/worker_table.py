@@ -48,7 +48,7 @@ class WorkerState:
     leaving: bool = False
     """Whether it gets no further tickets."""
     is_out: bool = False
-    """Whether it is out of service for what it did."""
+    """Whether it is out of service for what it did, or for good."""
     queued_at: float | None = None
     """Since when it waits in a queue of others; None: it does not."""
     told_at: float = -math.inf
@@ -62,7 +62,7 @@ class WorkerState:
     @property
     def is_out_for_good(self) -> bool:
         closed = self.slots > 0 and self.in_service == 0
-        return closed or self.is_out or (self.error is not None and self.error.fatal)
+        return closed or self.is_out
 
 
 class WorkerTable:
@@ -104,8 +104,8 @@ class WorkerTable:
                 self._slot_changed(worker, slot, state, reason, in_service)
             case Said(worker, Heartbeat() as beat):
                 self._alive(worker, beat)
-            case Lost(worker, error, out_s):
-                self._lost(worker, error, out_s)
+            case Lost():
+                self._lost(event)
             case Connecting(worker, doing, limit_s):
                 self._connecting(worker, doing, limit_s)
             case Relayed(worker, source, size, seconds, reason):
@@ -142,6 +142,18 @@ class WorkerTable:
             seen.last_trouble, seen.troubled_at = seen.last_event, self._clock()
         if self._may_tell(kind, worker):
             self._events.emit(kind, worker=worker, **content)
+
+    def fetches(self, worker: str) -> None:
+        """Notes that the file of an episode is to come."""
+        seen = self._status.worker(worker)
+        seen.fetching += 1
+        seen.fetched_at = seen.fetched_at or self._clock()
+
+    def fetched(self, worker: str) -> None:
+        """Notes that a file came, or will not come."""
+        seen = self._status.worker(worker)
+        seen.fetching = max(0, seen.fetching - 1)
+        seen.fetched_at = self._clock() if seen.fetching else None
 
     def landed(self, pulled: Pulled) -> None:
         """Tells of an episode that is durable."""
@@ -240,17 +252,19 @@ class WorkerTable:
             self._fleet.workers[worker].drop(unwanted, "faults")
         self.tell("worker_joined", worker, slots=slots, still_running=len(wanted))
 
-    def _lost(self, worker: str, error: WorkerError, out_s: float | None) -> None:
+    def _lost(self, lost: Lost) -> None:
+        worker, error, final = lost.worker, lost.error, lost.is_final
         released = self._leases.release(worker)
         self.ledger.lost(worker)
-        is_out = out_s is not None
+        is_out = final or lost.out_s is not None
         self.states[worker] = WorkerState(error=error, leaving=self.states[worker].leaving, is_out=is_out)
         seen = self._status.worker(worker)
-        seen.doing = "out for good" if error.fatal else "out of service" if is_out else "lost, to be tried again"
+        seen.doing = "out for good" if final else "out of service" if is_out else "lost, to be tried again"
         seen.since, seen.limit_s, seen.slots, seen.lost = self._clock(), None, [], True
-        self.tell("worker_lost", worker, reason=error.reason, remedy=error.remedy, fatal=error.fatal, released=released)
-        if is_out:
-            self.tell("worker_out_of_service", worker, seconds=out_s, reason=error.reason)
+        seen.fetching, seen.fetched_at = 0, None
+        self.tell("worker_lost", worker, reason=error.reason, remedy=error.remedy, fatal=final, released=released)
+        if lost.out_s is not None:
+            self.tell("worker_out_of_service", worker, seconds=lost.out_s, reason=error.reason)
 
     def _slot_changed(self, worker: str, slot: int, state: str, reason: str, in_service: int) -> None:
         known = self.states[worker]

@@ -260,6 +260,7 @@ class Session:
             case "attach":
                 return JobError(name, reason, "set worker_temp_path to a folder the user can write")
             case "disk":
-                return LinkLostError(name, reason, "free some space there, or set worker_temp_path elsewhere")
+                remedy = "make room there and let nothing clean up there, or set worker_temp_path elsewhere"
+                return LinkLostError(name, reason, remedy)
         remedy = "see the traceback; `parallel=single` runs the same agent and emulator on the host"
         return JobError(name, f"it cannot carry out '{during}': {reason}", remedy)

@@ -12,7 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from digirl_dist.emulator.episode_guard import EpisodeGuard
-from digirl_dist.errors import HandlingError, LinkLostError, RunFolderError, TrajectoryError, WorkerError
+from digirl_dist.errors import LinkLostError, RunFolderError, TrajectoryError, WorkerError, failure_here
 from digirl_dist.fleet.connection import Files
 from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.worker_events import DiskFull, Pulled, PullRefused, WorkerEvent
@@ -94,7 +94,7 @@ class Transfers:
         except RunFolderError as error:  # the host's disk is full: try again later, with all that is still spooled
             self._failed(LinkLostError(self._worker, str(error), "free some space on the host"))
         except Exception as error:  # a defect of ours must not end this thread without a word
-            self._failed(HandlingError.of(self._worker, "carry or check its files", error))
+            self._failed(failure_here(self._worker, "carry or check its files", error))
         return False
 
     def _pull_waiting(self) -> None:

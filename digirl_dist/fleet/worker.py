@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from digirl_dist.errors import HandlingError, JobError, LinkLostError, ProtocolError, WorkerError
+from digirl_dist.errors import JobError, LinkLostError, ProtocolError, WorkerError, failure_here
 from digirl_dist.fleet.connection import Connector, WorkerConnection
 from digirl_dist.fleet.effects import Decide, HangUp, Push, Send, Tell
 from digirl_dist.fleet.outbox import Outbox
@@ -71,7 +71,7 @@ class _Attached:
         except WorkerError as error:
             self.fail(error)
         except Exception as error:
-            self.fail(HandlingError.of(self._worker.spec.name, "tell it what to do", error))
+            self.fail(failure_here(self._worker.spec.name, "tell it what to do", error))
 
     def serve(self) -> None:
         """Acts on what the program says until it ends. Raises WorkerError when that is too early."""
@@ -237,22 +237,25 @@ class RemoteWorker:
         coming_back = Reconnecting(self.limits, random.uniform)
         while not self._stopping.is_set():
             coming_back.connecting(time.monotonic())
-            error = self._stay(coming_back.replace)
+            error = self._stay(coming_back)
             pause_s = coming_back.lost(error, time.monotonic())
             if self._stopping.is_set():
                 break
-            self.post(Lost(self.spec.name, error, pause_s if coming_back.is_out_of_service else None))
+            out_s = pause_s if coming_back.is_out_of_service else None
+            self.post(Lost(self.spec.name, error, out_s, is_final=pause_s is None))
             if pause_s is None:
                 return
             self._stopping.wait(pause_s)
         if coming_back.replace or self._did_not_end:  # a frozen program cannot end by itself when it is orphaned
-            self._stay(replace=True)
+            coming_back.replace = True
+            self._stay(coming_back)
 
-    def _stay(self, replace: bool) -> WorkerError:
+    def _stay(self, coming_back: Reconnecting) -> WorkerError:
         """Keeps one connection from its beginning to its end; returns why it ended."""
         attached: _Attached | None = None
         try:
-            connection = self._connector.connect(self.spec, self.job, replace, self._progress)
+            connection = self._connector.connect(self.spec, self.job, coming_back.replace, self._progress)
+            coming_back.attached()
             attached = _Attached(self, connection, Session(self.spec, self.job, self.limits, self._policy))
             self._attached, self._has_been_there = attached, True
             self._ask(self._announce_newest)  # one may have been published while the connection was made
@@ -263,7 +266,7 @@ class RemoteWorker:
         except WorkerError as error:
             return error
         except Exception as error:  # a defect of ours must not end this thread without a word
-            return HandlingError.of(self.spec.name, "act on what it says", error)
+            return failure_here(self.spec.name, "act on what it says", error)
         finally:
             self._attached = None
             if attached is not None:

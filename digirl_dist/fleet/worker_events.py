@@ -81,12 +81,13 @@ class ClaimsRefused:
 
 @dataclass(frozen=True)
 class Lost:
-    """The worker is gone; it comes back by itself unless the error is fatal."""
+    """The worker is gone; it comes back by itself unless this is final."""
 
     worker: str
     error: WorkerError
     out_s: float | None = None
-    """How long it is out of service, for what it did; None: it is tried again after a back-off."""
+    """How long it is out of service, for what it did; None: it is not."""
+    is_final: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from digirl_dist.plain_text import one_line
 _EVENTS = 8
 _LOOKED_AT = 1000
 _USUAL = ("episode", "pushed", "relayed")
+_LONG_S = 2.0
 _NEAR = 0.5
 """Share of its limit above which a wait is marked."""
 
@@ -70,6 +71,8 @@ def _workers(status: dict[str, Any]) -> Iterator[str]:
         at = status["time"]
         heard = "" if worker["heard_at"] is None else f", last heard {at - worker['heard_at']:.1f} s before"
         yield f"worker {name}: {worker['doing']}{_wait(at - worker['since'], worker['limit_s'])}{heard}"
+        if worker.get("fetching") and at - worker["fetched_at"] > _LONG_S:
+            yield f"  to be fetched: {worker['fetching']} episodes, none came for {at - worker['fetched_at']:.1f} s"
         if worker.get("bsize"):
             yield f"  {worker['bsize']}"
         for number, slot in enumerate(worker["slots"]):

@@ -223,7 +223,7 @@ class SimulatedWorker:
         pause_s = self._coming_back.lost(error, self.fleet.world.now)
         if not self._stopping:
             out_s = pause_s if self._coming_back.is_out_of_service else None
-            self.fleet.post(Lost(self.machine.spec.name, error, out_s))
+            self.fleet.post(Lost(self.machine.spec.name, error, out_s, is_final=pause_s is None))
             if pause_s is not None:
                 self.fleet.later(pause_s, self._connect)
 

@@ -30,6 +30,10 @@ class WorkerStatus:
     heard_at: float | None = None
     slots: list[dict[str, Json]] = field(default_factory=list)
     """The state of each slot as of ``heard_at``; see rollout.SlotWait."""
+    fetching: int = 0
+    """Finished episodes whose files are on their way, or wait for that."""
+    fetched_at: float | None = None
+    """When the last of them came, or the first one was asked for."""
     last_event: str = ""
     bsize: str = ""
     """The number of slots that ``bsize: auto`` chose, and the reason."""
@@ -136,7 +140,6 @@ class Status:
     def _in_unix_time(self, content: dict[str, Json]) -> dict[str, Json]:
         """For other processes: the file's ``time`` less these is how long ago they were."""
         shift = time.time() - time.monotonic()
-        times = {
-            key: content[key] + shift for key in ("since", "heard_at", "troubled_at") if content.get(key) is not None
-        }
+        known = [key for key in ("since", "heard_at", "troubled_at", "fetched_at") if content.get(key) is not None]
+        times = {key: content[key] + shift for key in known}
         return {**content, **times}

@@ -57,7 +57,7 @@ class FileBlobs:
 
     def keep(self, tensors: Collection[str], packed: Collection[str]) -> None:
         keep = {*tensors, *packed}
-        for path in self._folder.blobs.iterdir():
+        for path in self._folder.blobs.glob("*"):  # of none, if somebody cleaned up here
             if path.name not in keep and not (path.suffix == ".part" and self._is_fresh(path)):
                 path.unlink(missing_ok=True)
 

@@ -205,6 +205,10 @@ class ProgramCore:
     def not_written(self, key: Key, reason: str) -> Effects:
         """The disk is full, which is no fault of the ticket: the host takes it back with the others."""
         self._held.pop(key, None)
+        return self.disk_failed(reason)
+
+    def disk_failed(self, reason: str) -> Effects:
+        """Tells the host that a file cannot be read, written or deleted; it tries again over a new connection."""
         return [Send(Broken("disk", shortened(reason)))]
 
     def spooled(self, files: Sequence[SpooledFile]) -> Effects:

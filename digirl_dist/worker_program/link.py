@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import socket
@@ -88,6 +89,8 @@ class SocketLink(Inbox):
         self._writing = threading.Lock()
         self._host: socket.socket | None = None
         self._listener = _listen(folder)
+        self._path = folder.root / folder.socket
+        self._inode = self._path.stat().st_ino
 
     def start(self, state: Callable[[], Heartbeat]) -> None:
         threading.Thread(target=self._accept, name="link-accept", daemon=True).start()
@@ -96,6 +99,8 @@ class SocketLink(Inbox):
     def send(self, message: WorkerMessage, attached: bytes = b"") -> None:
         with self._writing:
             if self._host is None:
+                if not self._can_be_reached():
+                    self.last_heard = -math.inf  # no host will ever come
                 return
             try:
                 self._host.sendall(encode(message, attached))
@@ -107,6 +112,13 @@ class SocketLink(Inbox):
         with self._writing:
             if self._host is not None:
                 self._hang_up(self._host)
+
+    def _can_be_reached(self) -> bool:
+        """Returns whether the socket still lies where hosts look for it: somebody may clean up there."""
+        try:
+            return self._path.stat().st_ino == self._inode
+        except OSError:
+            return False
 
     def _accept(self) -> None:
         while True:

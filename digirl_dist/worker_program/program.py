@@ -140,7 +140,10 @@ class Program:
             case LoadTensors() | ShareTensors() | KeepVersions() | PassAnswer() | AskAgain():
                 return self._on_policies(effect)
             case FindMissing() | KeepBlobs() | WriteEpisode() | ListSpooled() | DeleteEpisodes():
-                return self._on_files(effect)
+                try:
+                    return self._on_files(effect)
+                except OSError as error:
+                    return self._core.disk_failed(str(error))
         return []
 
     def _on_slots(self, effect: SlotEffect) -> Effects:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import queue
 import time
 from collections.abc import Callable, Iterator
@@ -77,6 +78,23 @@ def test_a_defect_in_acting_on_a_message_takes_the_worker_out_of_service(
     assert all(isinstance(one, Lost) and isinstance(one.error, HandlingError) for one in lost)
     assert all("Traceback" in one.error.reason and "planted" in one.error.reason for one in lost)
     assert [one.out_s for one in lost] == [None, None, 300.0]
+
+
+@pytest.mark.parametrize(
+    "defect", [OSError(errno.EMFILE, "Too many open files"), RuntimeError("can't start new thread")]
+)
+def test_what_this_host_lacks_is_told_with_the_limit_to_raise_and_blames_no_worker(
+    defect: Exception, monkeypatch: pytest.MonkeyPatch, told: tuple[RemoteWorker, queue.Queue[Any]]
+) -> None:
+    def lacking(*_: Any) -> Any:
+        raise defect
+
+    monkeypatch.setattr(Honest, "connect", lacking)
+    worker, events = told
+    worker.start()
+    for _ in range(4):
+        lost = events.get(timeout=10.0)
+        assert isinstance(lost.error, LinkLostError) and "ulimit" in lost.error.remedy and lost.out_s is None
 
 
 def test_the_last_words_of_a_worker_that_was_let_go_are_not_those_of_the_next_one_of_its_name() -> None:

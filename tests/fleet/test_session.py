@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from digirl_dist.errors import JobError, LinkLostError, MisconductError
+from digirl_dist.errors import HostKeyError, InstallError, JobError, LinkLostError, LoginError, MisconductError
 from digirl_dist.fleet.effects import Decide, HangUp, Push, Send, Tell
 from digirl_dist.fleet.outgoing import Named
 from digirl_dist.fleet.reconnecting import Reconnecting
@@ -190,3 +190,12 @@ def test_pauses_between_connections_double_until_one_was_steady() -> None:
     assert back.lost(JobError("w1", "no", "nothing"), 61.0) is None
     back.lost(ProgramSilent("w1", "silent"), 61.0)
     assert back.replace
+
+
+@pytest.mark.parametrize("kind", [HostKeyError, InstallError, LoginError])
+def test_a_machine_that_refuses_what_it_granted_before_is_tried_again(kind: type) -> None:
+    back = Reconnecting(LIMITS, lambda low, high: high)
+    assert back.lost(kind("w1", "no", "nothing"), 1.0) is None
+    back.attached()
+    assert back.lost(kind("w1", "no", "nothing"), 2.0) == LIMITS.back_off_max_s and not back.is_out_of_service
+    assert back.lost(JobError("w1", "no", "nothing"), 3.0) is None, "the agent or the emulator is wrong everywhere"

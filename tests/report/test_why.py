@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from test_run import MINE, ROOT, RUN
 from digirl_dist.cli.main import main
 from digirl_dist.errors import SettingsError
 from digirl_dist.report.why import explain
+from digirl_dist.storage.status import Status
 
 pytestmark = [pytest.mark.system, pytest.mark.long_file(20)]
 
@@ -85,3 +87,14 @@ def test_a_damaged_status_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "status.json").write_text(content)
     assert main(["why", str(tmp_path)]) == 1
     assert f"error: {tmp_path}/status.json is damaged" in capsys.readouterr().err
+
+
+def test_files_that_do_not_come_are_told_of_the_worker_that_has_them(tmp_path: Path) -> None:
+    status = Status(tmp_path / "status.json")
+    for name, since_s in (("slow", 40.0), ("quick", 0.5)):
+        seen = status.worker(name)
+        seen.fetching, seen.fetched_at = 3, time.monotonic() - since_s
+    status.write()
+    assert [line for line in explain(tmp_path).splitlines() if "fetched" in line] == [
+        "  to be fetched: 3 episodes, none came for 40.0 s"
+    ]

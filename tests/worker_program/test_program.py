@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import threading
@@ -251,6 +252,13 @@ def test_without_a_host_it_finishes_what_runs_and_ends(folder: Path) -> None:
     eventually(lambda: not processes_with(folder), 30, "the end of the orphan")
     finished = list(folder.glob("episodes/*.json"))
     assert 2 <= len(finished) < 60 and len(list(folder.glob("episodes/*.parquet"))) == len(finished)
+
+
+def test_a_program_whose_folder_was_cleaned_up_ends_when_its_host_has_left(folder: Path) -> None:
+    with attached(folder, 600.0) as host:
+        host.greet()
+        shutil.rmtree(folder)
+    eventually(lambda: not processes_with(folder), 15, "the end of the program that nobody can reach")
 
 
 def test_a_frozen_program_is_replaced_when_asked_to(folder: Path) -> None:
