@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -35,6 +36,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.xdist_group("ray"))
             elif not item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(config.rootpath))))
+
+
+def pytest_collection_finish() -> None:
+    """What is here by now stays: the garbage of a test is looked for without it, which is two million objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

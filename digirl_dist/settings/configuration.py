@@ -197,6 +197,7 @@ def _hidden_keys(value: Any, key: str = "") -> list[str]:
     return [key] if isinstance(value, str) and HIDDEN in value else []
 
 
+@cache
 def _register_schemas() -> None:
     Plugins.instance().register(_OwnFolder)
     store = ConfigStore.instance()
