@@ -34,7 +34,7 @@ FIGURES = {
     "scaling": {"efficiency"},
     "store": {"open", "append"},
     "straggler": {"over_ideal"},
-    "vector": {"vs_async"},
+    "vector": {"CartPole-v1_vs_async", "ALE/Pong-v5_vs_async"},
     "worker": {"phone_ms_per_step", "miniwob_ms_per_step"},
 }
 LIMITED = {"limited_vs_scp_serial", "delta_bytes_ratio"}
