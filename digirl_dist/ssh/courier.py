@@ -17,7 +17,6 @@ from digirl_dist.errors import FileRefusedError, MisconductError, RunFolderError
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.channel import Allowance, Channel, FilePart
 from digirl_dist.ssh.connection import Connection
-from digirl_dist.storage.digest import file_digest
 from digirl_dist.types import Natural
 
 Bytes = bytes | bytearray | memoryview
@@ -123,12 +122,6 @@ class CourierClient:
         if refusal:
             self._raise_refusal(*refusal)
         return sent
-
-    def put_file(self, local: str | Path, remote: str) -> int:
-        """Copies a local file to the worker; returns its size."""
-        with open(local, "rb", buffering=0) as file:
-            part = FilePart(file, 0, Path(local).stat().st_size)
-            return self.put_many([Put(remote, part, file_digest(local))])
 
     def sizes(self, remote: Sequence[str]) -> dict[str, int]:
         """Returns the sizes in bytes of the files that exist there."""

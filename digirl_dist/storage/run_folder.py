@@ -70,10 +70,6 @@ class RunFolder:
         return self.root / "media"
 
     @property
-    def tensorboard(self) -> Path:
-        return self.root / "tensorboard"
-
-    @property
     def dry_run(self) -> Path:
         """Files of a dry run's localhost workers; removed at its end."""
         return self.root / "dry_run"

@@ -33,11 +33,6 @@ def pack(thing: Any) -> bytes:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def carries_user_code(packed: bytes) -> bool:
-    """Returns True if classes are packed by value, which binds the worker to the host's minor version of Python."""
-    return b"_make_skeleton_class" in packed or b"_make_function" in packed
-
-
 def unpack(packed: bytes) -> Any:
     """Inverts ``pack``. Must only be called on bytes from the host."""
     return pickle.loads(packed)

@@ -20,7 +20,7 @@ from digirl_dist.ssh.channel import FilePart
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Connection
 from digirl_dist.ssh.courier import CourierClient, Get, Put
-from digirl_dist.storage.digest import digest, file_digest
+from digirl_dist.storage.digest import digest
 
 pytestmark = pytest.mark.component
 
@@ -62,22 +62,16 @@ def test_files_of_all_sizes_arrive_and_come_back(courier: CourierClient, there: 
     assert not list(tmp_path.glob("**/*.part"))
 
 
-def test_a_local_file_is_copied_into_new_folders(courier: CourierClient, there: Path, tmp_path: Path) -> None:
-    (tmp_path / "local").write_bytes(os.urandom(2_500_000))
-    assert courier.put_file(tmp_path / "local", "a/b/copy") == 2_500_000
-    assert file_digest(there / "a/b/copy") == file_digest(tmp_path / "local")
-
-
-def test_parts_of_a_file_arrive(courier: CourierClient, there: Path, tmp_path: Path) -> None:
+def test_parts_of_a_file_arrive_in_new_folders(courier: CourierClient, there: Path, tmp_path: Path) -> None:
     data = os.urandom(3_000_000)
     (tmp_path / "local").write_bytes(data)
     with open(tmp_path / "local", "rb") as file:
         for offset, size in ((0, 1), (7, 70_000), (1_000_000, 2_000_000)):
             part = data[offset : offset + size]
             courier.put_many(
-                [Put("small", b"x", digest(b"x")), Put("part", FilePart(file, offset, size), digest(part))]
+                [Put("small", b"x", digest(b"x")), Put("a/b/part", FilePart(file, offset, size), digest(part))]
             )
-            assert (there / "part").read_bytes() == part
+            assert (there / "a/b/part").read_bytes() == part
 
 
 def test_a_file_that_becomes_shorter_ends_the_courier(courier: CourierClient, there: Path, tmp_path: Path) -> None:
