@@ -40,7 +40,7 @@ _known: set[str] = set()
 
 
 def printable(text: str) -> str:
-    """``text`` without secrets and with escape sequences and the like made visible, as ``\\\\x1b``."""
+    """Returns ``text`` without secrets and with escape sequences and the like made visible, as ``\\\\x1b``."""
     return "".join(
         character if character in _WANTED or unicodedata.category(character) not in _STEERS else _shown(character)
         for character in without_secrets(text)
@@ -48,7 +48,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The same, and on one line, so that what others say cannot pass for lines of ours."""
+    """Returns the same on one line, so that what others say cannot pass for lines of ours."""
     return printable(text).replace("\n", "\\n").replace("\t", " ")
 
 
@@ -74,7 +74,7 @@ def without_secrets_in(value: Any) -> Any:
 
 
 def hide(values: Iterable[str]) -> None:
-    """From now on these values are hidden wherever they occur, unless they are very short."""
+    """Hides these values from now on wherever they occur, unless they are very short."""
     _known.update(value for value in values if len(value) >= _LEAST)
 
 

@@ -67,7 +67,7 @@ class RunContext:
 
 
 def build_collector(context: RunContext, stack: ExitStack) -> Collector:
-    """The collector; ``stack`` takes it down at the end whatever happens."""
+    """Returns the collector; ``stack`` takes it down at the end whatever happens."""
     settings = context.settings
     if not needs_emulators(settings):
         return OfflineCollector()
@@ -292,7 +292,7 @@ class OpenFleet:
 
 
 def open_fleet(settings: Settings, device: Device, agent: AgentFactory, root: Path, stack: ExitStack) -> OpenFleet:
-    """``stack`` takes everything down again."""
+    """Starts the fleet; ``stack`` takes everything down again."""
     folder = RunFolder(root, configuration.to_yaml(settings))
     stack.callback(folder.close)
     events = Events(folder.events)

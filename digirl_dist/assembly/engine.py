@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def build_engine(context: RunContext, engine: OpenAIEngineSettings) -> EnginePolicies:
-    """What acts for all workers through a server.
+    """Returns what acts for all workers through a server.
 
     Raises ChatError for a server that cannot be used, SettingsError for one whose log-probabilities are others.
     """

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def build_device(settings: Settings, emulator: EmulatorSettings) -> Device:
-    """The emulator as the chosen agent uses it. Raises SettingsError for an emulator or a task that does not exist."""
+    """Returns the emulator as the chosen agent uses it. Raises SettingsError where it, or a task, does not exist."""
     from digirl_dist.storage.task_file import from_file, is_file
 
     if not isinstance(emulator, EmulatorPlugin):
@@ -60,7 +60,7 @@ def build_device(settings: Settings, emulator: EmulatorSettings) -> Device:
 
 
 def build_environment(emulator: EmulatorSettings) -> Callable[[], Any]:
-    """What makes the Gymnasium environment itself, on any machine. Raises SettingsError for another emulator."""
+    """Returns what makes the Gymnasium environment, on any machine. Raises SettingsError for another emulator."""
     from digirl_dist.emulator.gymnasium import environment_maker
     from digirl_dist.emulator.plugins.gymnasium import GymnasiumSettings
 
@@ -86,21 +86,21 @@ def tells_success(settings: Settings) -> bool:
 
 
 def agent_plugin(settings: Settings) -> AgentPlugin:
-    """The chosen agent's settings, which build it."""
+    """Returns the chosen agent's settings, which build it."""
     if not isinstance(settings.agent, AgentPlugin):
         raise _not_buildable(settings.agent)
     return settings.agent
 
 
 def collector_plugin(settings: Settings) -> CollectorPlugin:
-    """The chosen collector's settings, which build it."""
+    """Returns the chosen collector's settings, which build it."""
     if not isinstance(settings.collector, CollectorPlugin):
         raise _not_buildable(settings.collector)
     return settings.collector
 
 
 def algorithm_plugin(settings: Settings) -> AlgorithmPlugin:
-    """The settings of the algorithm in use, which build it."""
+    """Returns the settings of the algorithm in use, which build it."""
     algorithm = settings.algorithm
     if algorithm.entry_point is not None:
         return OwnAlgorithm(algorithm.entry_point, algorithm.kwargs)
@@ -111,17 +111,17 @@ def algorithm_plugin(settings: Settings) -> AlgorithmPlugin:
 
 
 def build_agent(settings: Settings, spec: EmulatorSpec) -> AgentFactory:
-    """What makes the agent. Raises SettingsError, naming the extra, where a package is missing."""
+    """Returns what makes the agent. Raises SettingsError, naming the extra, where a package is missing."""
     return agent_plugin(settings).build(spec)
 
 
 def run_root(settings: Settings) -> Path:
-    """The run folder."""
+    """Returns the run folder."""
     return Path(settings.save_path).expanduser().resolve()
 
 
 def starting(settings: Settings, agent: AgentFactory) -> AgentFactory:
-    """What makes the agent that learns: with the policy of ``start_from`` if the run begins there."""
+    """Returns what makes the agent that learns: with the policy of ``start_from`` if the run begins there."""
     from digirl_dist.agent.placement import StartedFrom
 
     start = start_of(settings.start_from, run_root(settings))
@@ -137,7 +137,7 @@ def record_start(settings: Settings, events: Events) -> None:
 
 
 def placed(settings: Settings, agent: AgentFactory) -> AgentFactory:
-    """What makes the agent where it acts on the host: on ``trainer.device``. Raises DeviceError."""
+    """Returns what makes the agent where it acts on the host: on ``trainer.device``. Raises DeviceError."""
     from digirl_dist.agent.placement import Placed
     from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
 
@@ -146,7 +146,7 @@ def placed(settings: Settings, agent: AgentFactory) -> AgentFactory:
 
 
 def build_algorithm(settings: Settings, device: Device) -> AlgorithmFactory:
-    """What makes the algorithm, for the device's episodes and tasks. Raises SettingsError."""
+    """Returns what makes the algorithm, for the device's episodes and tasks. Raises SettingsError."""
     if not agent_plugin(settings).learns:
         from digirl_dist.algorithm.no_training import NoTraining
 
@@ -158,14 +158,14 @@ def build_algorithm(settings: Settings, device: Device) -> AlgorithmFactory:
 
 
 def framework_of(settings: Settings) -> Framework:
-    """What computes gradients."""
+    """Returns what computes gradients."""
     return Framework.jax if isinstance(settings.trainer, JaxSettings) else Framework.torch
 
 
 def build_host_policy(
     settings: Settings, agent: AgentFactory, log: Path, events: Events, status: Status
 ) -> PolicyServer | None:
-    """What acts for all workers; None where each acts itself. ``log`` gets what its process prints."""
+    """Returns what acts for all workers; None where each acts itself. ``log`` gets what its process prints."""
     if settings.inference is Inference.worker:
         return None
     from digirl_dist.inference.policy_server import Batching, PolicyServer
@@ -175,7 +175,7 @@ def build_host_policy(
 
 
 def build_judge(settings: Settings, verdicts: Path, events: Events) -> Judge | None:
-    """None where the emulator judges. ``verdicts`` is the file in which those of a model are kept."""
+    """Returns None where the emulator judges. ``verdicts`` is the file in which those of a model are kept."""
     match settings.success:
         case Success.environment:
             return None

@@ -63,7 +63,7 @@ class RunSpec:
 
 
 def run(settings: Settings, source: configuration.Source | None = None, progress: Progress | None = None) -> None:
-    """Build the parts that ``settings`` ask for, run the loop, and take everything down again.
+    """Builds the parts that ``settings`` ask for, runs the loop, and takes everything down again.
 
     ``source`` is where they came from: workers that are added there while the run goes on join it. ``progress`` shows
     how it gets on, on stdout if none is given. Of the ranks of a ``torchrun run.py``, the first does all this, and the

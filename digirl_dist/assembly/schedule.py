@@ -13,7 +13,7 @@ from digirl_dist.tasks import Plan, Task
 
 
 def offline_iterations(settings: Settings) -> int:
-    """How many updates are made before anything is collected."""
+    """Returns how many updates are made before anything is collected."""
     match settings.train_mode:
         case TrainMode.online:
             return 0
@@ -24,12 +24,12 @@ def offline_iterations(settings: Settings) -> int:
 
 
 def offline_data(settings: Settings) -> tuple[str, ...]:
-    """Where the trajectories from elsewhere are."""
+    """Returns where the trajectories from elsewhere are."""
     return () if settings.train_mode is TrainMode.online else tuple(settings.offline.data)
 
 
 def closing(settings: Settings) -> Closing:
-    """When an iteration ends. A measurement has all of its episodes: the longest would be missing otherwise."""
+    """Returns when an iteration ends. A measurement has all of its episodes: the longest would be missing otherwise."""
     if settings.close is Close.all or only_measures(settings):
         return Closing()
     return Closing(share=settings.quorum) if settings.close is Close.quorum else Closing(after_s=settings.deadline_s)
@@ -43,7 +43,7 @@ def iterations_ahead(settings: Settings) -> int:
 
 
 def plan(settings: Settings, tasks: Sequence[Task]) -> Plan:
-    """The tickets of an iteration, or of a round of measurements, which have seeds of their own."""
+    """Returns the tickets of an iteration, or of a round of measurements, which have seeds of their own."""
     if settings.task_mode is TaskMode.evaluate:
         return Plan(tasks, settings.rollout_size, settings.seed, settings.task_order.value, share="test")
     per_start = algorithm_plugin(settings).episodes_per_start
@@ -51,10 +51,10 @@ def plan(settings: Settings, tasks: Sequence[Task]) -> Plan:
 
 
 def evaluation_plan(settings: Settings) -> Plan:
-    """The tickets of each evaluation while training: the test split, walked through, on seeds of its own."""
+    """Returns the tickets of each evaluation while training: the test split, walked through, on seeds of its own."""
     return Plan(test_tasks(settings), settings.evaluation.episodes, settings.seed, "sequential", share="validate")
 
 
 def test_tasks(settings: Settings) -> Sequence[Task]:
-    """The tasks of the test split, whatever the settings train on."""
+    """Returns the tasks of the test split, whatever the settings train on."""
     return build_device(replace(settings, task_split=TaskSplit.test), settings.emulator).tasks

@@ -26,7 +26,7 @@ class TooMuch(_http.RequestError):  # type: ignore[misc]  # either of two
 
 
 def bounded_client(answer_s: float) -> Any:
-    """A client for ``openai`` that reads no answer beyond ``LONGEST_ANSWER``; it fails by TooMuch.
+    """Returns a client for ``openai`` that reads no answer beyond ``LONGEST_ANSWER``; it fails by TooMuch.
 
     It follows no redirects, which would hand key and question to another server.
     """

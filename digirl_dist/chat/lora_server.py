@@ -52,7 +52,7 @@ class LoraServer:
         self._server = ChatServer(settings.chat, key_of(settings.chat, "engine"), "engine", _CALLED)
 
     def adapters(self) -> list[str]:
-        """The names of those that are loaded."""
+        """Returns the names of those that are loaded."""
         return [model.id for model in self._models() if model.parent is not None]
 
     def load(self, adapter: str, folder: Path) -> None:

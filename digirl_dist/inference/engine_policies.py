@@ -54,7 +54,7 @@ class Outages:
             self._events.emit("engine_away", reason=outage.reason, gives_up_in_s=outage.gives_up_in_s)
 
     def over(self) -> None:
-        """A request was answered."""
+        """Notes that a request was answered."""
         self._is_away = False
 
 

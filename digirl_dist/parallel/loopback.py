@@ -26,7 +26,7 @@ class _Connection(NamedTuple):
 
 @contextmanager
 def refusing_strangers() -> Iterator[None]:
-    """For the time in which ranks connect: gloo takes whoever comes first for the rank that it waits for.
+    """Refuses other users while ranks connect: gloo takes whoever comes first for the rank that it waits for.
 
     Raises PeerError at the end if another user has one of the connections that this process made meanwhile.
     """

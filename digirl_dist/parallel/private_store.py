@@ -26,12 +26,12 @@ class PrivateStore(FileStore):
 
 
 def store_variables(path: Path) -> dict[str, str]:
-    """What this process, a launcher, tells its ranks."""
+    """Returns the variables with which this process, a launcher, tells its ranks of its store."""
     return {_PATH: str(path), _LAUNCHER: str(os.getpid())}
 
 
 def launched_store(environ: Mapping[str, str], world_size: int) -> PrivateStore | None:
-    """The store of the launcher that started this process; None if another launcher did."""
+    """Returns the store of the launcher that started this process; None if another launcher did."""
     if _PATH not in environ or environ.get(_LAUNCHER) != str(os.getppid()):
         return None  # or a launcher of another kind that one of our ranks has started
     return PrivateStore(Path(environ[_PATH]), world_size, os.getppid())

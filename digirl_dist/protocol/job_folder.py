@@ -12,17 +12,17 @@ from pathlib import Path
 
 
 def blob_name(digest: str) -> str:
-    """Where something the host pushed lies, relative to the folder: a tensor, a packed factory."""
+    """Returns where something the host pushed lies, relative to the folder: a tensor, a packed factory."""
     return f"blobs/{digest}"
 
 
 def episode_name(episode_id: str) -> str:
-    """Where the rows of an episode lie, relative to the folder."""
+    """Returns where the rows of an episode lie, relative to the folder."""
     return f"episodes/{episode_id}.parquet"
 
 
 def manifest_name(episode_id: str) -> str:
-    """Where the manifest of an episode lies, relative to the folder."""
+    """Returns where the manifest of an episode lies, relative to the folder."""
     return f"episodes/{episode_id}.json"
 
 
@@ -66,7 +66,7 @@ class JobFolder:
         return self.root / f"slot-{slot}.log"
 
     def program(self) -> int | None:
-        """The process id in the lock file, provided that it really is the program of this folder."""
+        """Returns the process id in the lock file, provided that it really is the program of this folder."""
         try:
             pid = int(self.lock.read_text())
             arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

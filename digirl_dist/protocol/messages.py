@@ -366,7 +366,7 @@ _MANIFEST = msgspec.json.Decoder(EpisodeManifest)
 
 
 def encode(message: HostMessage | WorkerMessage, attached: bytes = b"") -> bytes:
-    """The line of a message, and right behind it what is attached."""
+    """Returns the line of a message, followed by what is attached."""
     return _ENCODER.encode(message) + b"\n" + attached
 
 
@@ -392,12 +392,12 @@ def decode_manifest(content: bytes) -> EpisodeManifest:
 
 
 def common_protocol(theirs: Sequence[int]) -> int | None:
-    """The newest protocol that both sides speak."""
+    """Returns the newest protocol that both sides speak."""
     return max(set(SPOKEN) & set(theirs), default=None)
 
 
 def shortened(reason: str) -> str:
-    """A reason that fits into a message."""
+    """Returns the reason, or its end if it does not fit into a message."""
     return reason if len(reason) <= MOST_REASON else "…" + reason[1 - MOST_REASON :]
 
 

@@ -232,7 +232,7 @@ def _ends_whole(path: Path) -> bool:
 
 
 def measured_version(line: Figures) -> int | None:
-    """The policy version that a line of ``evaluation.jsonl`` is of; None for the rounds of ``--config-name eval``.
+    """Returns the policy version that a line of ``evaluation.jsonl`` measures; None in a run of ``--config-name eval``.
 
     Lines without a purpose are of earlier versions, which counted measurements down from -1.
     """

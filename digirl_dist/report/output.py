@@ -115,7 +115,7 @@ class Terminal:
             pass
 
     def check(self) -> None:
-        """A terminal that is gone ends its processes by SIGHUP."""
+        """Does nothing: a terminal that is gone ends its processes by SIGHUP."""
 
     def close(self) -> None:
         self._ended.set()

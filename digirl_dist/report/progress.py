@@ -60,7 +60,7 @@ class Progress:
         self.name = folder if relative.startswith("..") else relative
 
     def begin(self, finished: int, iterations: int) -> None:
-        """So many iterations are there already, and so many there will be."""
+        """Notes how many iterations there are already, and how many there will be."""
         self.finished, self.iterations, self._iteration_at = finished, iterations, self._clock()
 
     def listen(self, kind: str, content: dict[str, Json]) -> None:

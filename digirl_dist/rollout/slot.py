@@ -92,7 +92,7 @@ class Slot:
         self._ask("step", self._limits.step_s, action)
 
     def answer(self) -> tuple[Any, float] | None:
-        """What came back (an Observation, a Transition, or None after a start) and the seconds it took there.
+        """Returns what came back (an Observation, a Transition, or None after a start) and the seconds it took there.
 
         None as a whole while the answer is still to come. Raises ActionError for a refused action (the emulator goes
         on), EmulatorHung, EmulatorCrashed or EmulatorError; then the process is gone and the slot is down or closed.

@@ -73,14 +73,14 @@ class AlgorithmSettingsBase:
     """What it is built with, beside the agent, ``peers`` and ``seed``."""
 
     def block(self, name: str) -> AlgorithmBlock:
-        """The settings of one algorithm."""
+        """Returns the settings of one algorithm."""
         block: AlgorithmBlock = getattr(self, name)
         return block
 
 
 @cache
 def algorithm_settings() -> type[AlgorithmSettingsBase]:
-    """The class with the blocks of all algorithms that there are."""
+    """Returns the class with the blocks of all algorithms that there are."""
     blocks = [(name, kind, field(default_factory=kind)) for name, kind in settings_classes(ALGORITHM).items()]
     made = make_dataclass("AlgorithmSettings", blocks, bases=(AlgorithmSettingsBase,))
     made.__module__ = "digirl_dist.settings"  # where pickle finds it

@@ -107,7 +107,7 @@ class Source:
 
 
 def load(config_path: str, config_name: str, overrides: Sequence[str]) -> Settings:
-    """Compose ``config_name`` below ``config_path`` with ``overrides``; it may be a file of DigiRL's.
+    """Composes ``config_name`` below ``config_path`` with ``overrides``; it may be a file of DigiRL's.
 
     Raises SettingsError naming what is wrong.
     """
@@ -130,7 +130,7 @@ def load(config_path: str, config_name: str, overrides: Sequence[str]) -> Settin
 
 
 def merged(settings: Any, overrides: dict[str, Any], where: str) -> Any:
-    """``settings`` with some values replaced, checked against their type. Raises SettingsError saying ``where``."""
+    """Returns ``settings`` with some values replaced and checked. Raises SettingsError saying ``where``."""
     try:
         found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(settings), overrides))
     except OverflowError as error:
@@ -237,7 +237,7 @@ def options_of_groups() -> dict[str, dict[str, type]]:
 
 @cache
 def free_keys() -> tuple[str, ...]:
-    """The keys whose values are mappings without a schema."""
+    """Returns the keys whose values are mappings without a schema."""
     classes = [(group, kind) for group, options in options_of_groups().items() for kind in options.values()]
     classes += [("algorithm", schema.AlgorithmSettingsBase), ("judge", schema.JudgeSettings)]
     mappings = [f"{group}.{one.name}" for group, kind in classes for one in fields(kind) if "dict" in str(one.type)]

@@ -4,7 +4,7 @@ from digirl_dist.settings.run import Parallel, Settings, TaskMode, TrainMode
 
 
 def only_measures(settings: Settings) -> bool:
-    """True if nothing is learned."""
+    """Returns whether nothing is learned."""
     return settings.task_mode is not TaskMode.train or settings.parallel is Parallel.worker
 
 

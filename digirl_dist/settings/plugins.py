@@ -59,16 +59,16 @@ class Kind:
     """What its settings classes derive from."""
 
     def names(self) -> list[str]:
-        """What can be chosen, in alphabetical order; imports nothing."""
+        """Returns what can be chosen, in alphabetical order; imports nothing."""
         folder = Path(digirl_dist.__file__).parent.joinpath(*self.folder.split("."))
         return sorted(module.name for module in pkgutil.iter_modules([str(folder)]))
 
     def module(self, name: str) -> ModuleType:
-        """The file behind a name."""
+        """Returns the file behind a name."""
         return importlib.import_module(f"digirl_dist.{self.folder}.{name}")
 
     def settings(self, name: str) -> type:
-        """The settings class behind a name. Raises TypeError for a file that does not hold exactly one."""
+        """Returns the settings class behind a name. Raises TypeError for a file that does not hold exactly one."""
         module = self.module(name)
         found = [each for each in vars(module).values() if self._is_defined_in(module, each)]
         if len(found) != 1:
@@ -91,12 +91,12 @@ KINDS = (EMULATOR, AGENT, ALGORITHM, COLLECTOR)
 
 @cache
 def settings_classes(kind: Kind) -> dict[str, type]:
-    """The settings class of every name."""
+    """Returns the settings class of every name."""
     return {name: kind.settings(name) for name in kind.names()}
 
 
 def exported(name: str) -> object:
-    """What a file of any kind defines under ``name``, its settings class say. Raises AttributeError."""
+    """Returns what a file of any kind defines under ``name``, such as its settings class. Raises AttributeError."""
     for kind in KINDS:
         for known in kind.names():
             found = vars(kind.module(known)).get(name)

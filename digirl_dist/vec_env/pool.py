@@ -29,7 +29,7 @@ class Pool(Protocol):
     """The processes of a ``VecEnv``."""
 
     def ask(self, request: Request, asked: Asked) -> Answers:
-        """Must not ask environments of processes that were lost."""
+        """Asks environments, which must not be those of processes that were lost."""
 
     def close(self) -> None:
         """Closes every environment. Idempotent."""

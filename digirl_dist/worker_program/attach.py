@@ -106,7 +106,7 @@ def _start(folder: JobFolder, options: list[str]) -> subprocess.Popen[bytes]:
 
 
 def end_program(folder: JobFolder, limit_s: float = 5.0) -> None:
-    """End the program that holds the folder's lock, if it is one. Never touches another process."""
+    """Ends the program that holds the folder's lock, if it is one. Never touches another process."""
     pid = folder.program()
     if pid is None:
         return

@@ -21,16 +21,16 @@ class Blobs(Protocol):
     """Blobs that are on this machine."""
 
     def missing(self, digests: Sequence[str]) -> list[str]:
-        """Those that are not here."""
+        """Returns the digests of which nothing is here."""
 
     def tensor(self, info: TensorInfo) -> torch.Tensor:
         """Raises CheckpointError for an altered one, which is then missing."""
 
     def file(self, digest: str) -> Path:
-        """A file with a packed agent or emulator."""
+        """Returns a file with a packed agent or emulator."""
 
     def keep(self, tensors: Collection[str], packed: Collection[str]) -> None:
-        """Nothing but these tensors and packed factories is needed: the others may go."""
+        """Lets all go but these tensors and packed factories."""
 
 
 class FileBlobs:

@@ -86,7 +86,7 @@ class Installation:
         self._deadline = time.monotonic() + request.limit_s
 
     def ensure(self) -> str:
-        """The Python that has the package; installs it unless that was done before."""
+        """Returns the Python that has the package; installs it unless that was done before."""
         refuse_squatted(self._folder)
         if not self._is_done():
             self._claim()
@@ -96,7 +96,7 @@ class Installation:
         return str(self._python)
 
     def look(self) -> dict[str, str]:
-        """What there is, or what is missing."""
+        """Returns what there is, or what is missing."""
         refuse_squatted(self._folder)
         if self._is_done():
             return {"python": str(self._python)}
@@ -406,7 +406,7 @@ class _Output:
             self._end = (self._end + part)[-_KEPT_OUTPUT:]
 
     def essence(self) -> str:
-        """The lines that pip marks as errors, else the last ones."""
+        """Returns the lines that pip marks as errors, else the last ones."""
         self._reading.join(1.0)
         lines = self._end.decode(errors="replace").strip().splitlines()
         return "\n".join([line for line in lines if line.startswith("ERROR:")] or lines[-15:])

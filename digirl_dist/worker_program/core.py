@@ -109,11 +109,11 @@ class ProgramCore:
         self._doing: tuple[str, float] | None = None
 
     def wait(self, now: float) -> None:
-        """The program waits for its slots and its host."""
+        """Notes that the program waits for its slots and its host."""
         self._doing = ("waiting", now)
 
     def settle(self) -> None:
-        """All effects are carried out: from now on heartbeats tell what is held by now."""
+        """Lets heartbeats tell what is held by now, as all effects are carried out."""
         self._settled = (list(self._held), self._order)
 
     def heartbeat(self, now: float, heard_at: float, slots: list[SlotWait], in_service: int) -> Heartbeat:
@@ -173,7 +173,7 @@ class ProgramCore:
         return self._start() if what == "job" else self._load()
 
     def started(self, job: StartJob, capacity: PoolSize) -> Effects:
-        """The job has this many slots."""
+        """Takes in that the job has this many slots."""
         self._job, self._capacity = job, capacity
         return self._working()
 
@@ -190,7 +190,7 @@ class ProgramCore:
         ]
 
     def altered(self) -> Effects:
-        """A tensor was not what its digest says, and was deleted: the host is asked for it again."""
+        """Asks the host again for a tensor that was not what its digest says, and was deleted."""
         return self._look_for_tensors(self._announcement())
 
     def counted(self, seconds: dict[str, float]) -> Effects:
@@ -203,7 +203,7 @@ class ProgramCore:
         return [Send(EpisodeReady(manifest))]
 
     def not_written(self, key: Key, reason: str) -> Effects:
-        """The disk is full, which is no fault of the ticket: the host takes it back with the others."""
+        """Tells the host that the disk is full: that is no fault of the ticket, which goes back with the others."""
         self._held.pop(key, None)
         return self.disk_failed(reason)
 

@@ -194,7 +194,7 @@ class _Incoming:
         self._left = size
 
     def read(self, buffer: memoryview) -> memoryview:
-        """The next bytes, in ``buffer``; empty at the end. Raises HostGone if the host goes away first."""
+        """Returns the next bytes, in ``buffer``; empty at the end. Raises HostGone if the host goes away first."""
         wanted = buffer[: self._left]
         if not wanted:
             return wanted
@@ -205,7 +205,7 @@ class _Incoming:
         return buffer[:count]
 
     def exactly(self, count: int) -> bytes:
-        """The next ``count`` bytes, fewer at the end. Raises HostGone."""
+        """Returns the next ``count`` bytes, fewer at the end. Raises HostGone."""
         taken = bytearray(min(count, self._left))
         return bytes(self.read(memoryview(taken)))
 

@@ -50,7 +50,7 @@ def plain(value: Native) -> Any:
 
 
 def native(value: Any) -> Native:
-    """The inverse of ``plain``, but that lists become tuples. Raises ValueError for anything else."""
+    """Returns the inverse of ``plain``, but that lists become tuples. Raises ValueError for anything else."""
     match value:
         case {"a": [str() as kind, list() as shape, bytes() as data]} if np.dtype(kind).kind in "biuf":
             return np.frombuffer(data, np.dtype(kind)).reshape(shape).copy()

@@ -28,13 +28,13 @@ class Link(Protocol):
         """Serves a host; ``state`` makes the heartbeats that it gets."""
 
     def fileno(self) -> int:
-        """Readable when ``received`` has something."""
+        """Returns a descriptor that is readable when ``received`` has something."""
 
     def received(self) -> list[HostMessage]:
         """Messages that arrived since the last call, in order."""
 
     def send(self, message: WorkerMessage, attached: bytes = b"") -> None:
-        """To the host if there is one; what matters is told again when it comes back."""
+        """Sends to the host if there is one; what matters is told again when it comes back."""
 
     def close(self) -> None: ...
 
@@ -156,7 +156,7 @@ class SocketLink(Inbox):
 
 
 def beat(link: Link, state: Callable[[], Heartbeat]) -> None:
-    """Tell the host now and then that we are here, for as long as this process lives."""
+    """Tells the host now and then that we are here, for as long as this process lives."""
     while True:
         slept_at = time.monotonic()
         time.sleep(HEARTBEAT_S)

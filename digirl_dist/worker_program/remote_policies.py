@@ -32,7 +32,7 @@ class RemotePolicies:
         self._answers: list[InferenceReply] = []
 
     def load(self, version: int, state: Mapping[str, Json]) -> None:
-        """The host has said that it acts with ``version``; there are no weights to ``state``."""
+        """Notes that the host acts with ``version``; ``state`` has no weights."""
         self._serving.add(version)
 
     def same(self, version: int, other: int) -> None:
@@ -45,18 +45,18 @@ class RemotePolicies:
         """Its generator is made on the host."""
 
     def ask(self, requests: Sequence[InferenceRequest]) -> None:
-        """Each in a message of its own, so that heartbeats find room between large images."""
+        """Sends each request in a message of its own, so that heartbeats find room between large images."""
         for request in requests:
             self._open[request.number] = request, time.monotonic() + self._longest_s
             self._send(request)
 
     def ask_again(self) -> None:
-        """A host has come that knows of no request yet."""
+        """Resends unanswered requests to a host that has come anew."""
         for request, _ in self._open.values():
             self._send(request)
 
     def receive(self, message: Action | NoAction) -> None:
-        """What the host answered, perhaps twice, or too late."""
+        """Takes in what the host answered, perhaps twice, or too late."""
         answer = reply_from(message)
         if self._open.pop(answer.number, None) is not None:
             self._answers.append(answer)

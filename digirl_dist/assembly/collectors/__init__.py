@@ -21,7 +21,7 @@ class CollectorPlugin(CollectorSettings, ABC):
 
     @abstractmethod
     def build(self, context: RunContext, stack: ExitStack) -> Collector:
-        """The collector; ``stack`` closes at the end what it was built from, the caller the collector itself."""
+        """Returns the collector, which the caller closes; ``stack`` closes what it was built from."""
 
     def check(self, settings: Settings) -> None:
         """Raises SettingsError for a configuration that it cannot run, before anything is made."""
