@@ -75,5 +75,16 @@ class ExplainingAgent(Protocol):
     def probabilities(self, observations: Sequence[Observation]) -> Sequence[ActionProbabilities]: ...
 
 
+class CriticAgent(Protocol):
+    """What an Agent may offer beside its methods: what PPO's value function sees in place of ``features``."""
+
+    @property
+    def critic_size(self) -> int:
+        """Width V of ``critic_inputs``."""
+
+    def critic_inputs(self, observations: Sequence[Observation]) -> torch.Tensor:
+        """What updates of the policy change as little as possible, shape [B, V], without gradient to the policy."""
+
+
 AgentFactory = Callable[[], Agent]
 """Builds the agent with fresh weights; called on the host (seeded) and on every worker."""

@@ -32,6 +32,7 @@ class GenericPolicy(nn.Module):
         self.spec = spec
         self._encoder = _Encoder(settings, spec)
         self.feature_size = self._encoder.feature_size
+        self.critic_size = self._encoder.critic_size
         if isinstance(spec.actions, DeviceActions):
             raise SettingsError("agent=generic has no touch-screen actions; use agent=device")
         self._head = _head(self.feature_size, spec.actions, settings.initial_std)
@@ -49,6 +50,12 @@ class GenericPolicy(nn.Module):
         with torch.no_grad():
             features: torch.Tensor = self._encoder(self.inputs(observations))
             return features
+
+    def critic_inputs(self, observations: Sequence[Observation]) -> torch.Tensor:
+        """Vectors as they are, beside the features of pictures."""
+        with torch.no_grad():
+            seen: torch.Tensor = self._encoder(self.inputs(observations), plain_vectors=True)
+            return seen
 
     def probabilities(self, observations: Sequence[Observation]) -> list[ActionProbabilities]:
         """Raises AgentError unless the actions are Discrete: others have densities, or several parts."""
@@ -199,7 +206,9 @@ class _Encoder(nn.Module):
             self._vision = _vision(size, width)
         if self._vector is None and self._pictures is None:
             raise SettingsError("agent=generic needs observations with a vector or an image; this emulator has neither")
-        self.feature_size = width * ((self._vector is not None) + (self._pictures is not None))
+        of_pictures = width if self._pictures is not None else 0
+        self.feature_size = of_pictures + (width if self._vector is not None else 0)
+        self.critic_size = of_pictures + spec.vector_size
 
     def inputs(self, observations: Sequence[Observation], training: bool) -> Inputs:
         vectors = pixels = None
@@ -211,11 +220,12 @@ class _Encoder(nn.Module):
             pixels = self._pictures.remembered(images) if training else self._pictures.decoded(images)
         return Inputs(vectors, pixels)
 
-    def forward(self, inputs: Inputs) -> torch.Tensor:
+    def forward(self, inputs: Inputs, plain_vectors: bool = False) -> torch.Tensor:
         parts = []
         device = next(self.parameters()).device
         if self._vector is not None and inputs.vectors is not None:
-            parts.append(self._vector(inputs.vectors.to(device)))
+            vectors = inputs.vectors.to(device)
+            parts.append(vectors if plain_vectors else self._vector(vectors))
         if self._pictures is not None and inputs.pixels is not None:
             parts.append(self._vision(inputs.pixels.to(device).float() / 127.5 - 1))
         return torch.cat(parts, dim=1)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 from torch import nn
 
-from digirl_dist.agent import Agent
+from digirl_dist.agent import Agent, CriticAgent
 from digirl_dist.algorithm import StepOutcome
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer
 from digirl_dist.algorithm.plugins.ppo import PpoSettings
@@ -24,14 +25,16 @@ LOSS = "the PPO loss"
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The N steps that an update learns from; tensors have shape [N] but for ``features`` [N, F]."""
+    """The N steps that an update learns from; tensors have shape [N] but for ``seen`` [N, V]."""
 
     observations: Sequence[Observation]
     actions: Sequence[Json]
     log_probs: torch.Tensor
-    features: torch.Tensor
+    seen: torch.Tensor
+    """What the value function looks at."""
     advantages: torch.Tensor
     returns: torch.Tensor
+    """In the value function's scale."""
 
 
 class Learner(Protocol):
@@ -76,7 +79,7 @@ class TorchLearner:
         log_probs = self._agent.log_prob([rows.observations[k] for k in batch], [rows.actions[k] for k in batch])
         ratios = (log_probs - rows.log_probs[batch]).exp()
         policy = clipped_objective(ratios, rows.advantages[batch], self._settings.clip_ratio).mean()
-        value = (self._value(rows.features[batch])[:, 0] - rows.returns[batch]).square().mean()
+        value = (self._value(rows.seen[batch])[:, 0] - rows.returns[batch]).square().mean()
         loss: torch.Tensor = self._settings.value_weight * value - policy
         return loss
 
@@ -102,10 +105,13 @@ class PPO:
         self._iterations = iterations
         self._peers = peers
         self._device = next(agent.parameters()).device
+        own = hasattr(agent, "critic_inputs")  # what the policy makes of it changes while the value function learns
+        self._inputs = cast(CriticAgent, agent).critic_inputs if own else agent.features
+        self._input_size = cast(CriticAgent, agent).critic_size if own else agent.feature_size
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            hidden = nn.Linear(agent.feature_size, settings.width)
-            self._value = nn.Sequential(hidden, nn.Tanh(), nn.Linear(settings.width, 1)).to(self._device)
+            self._value = _value_function(self._input_size, settings.width).to(self._device)
+        self._scale = ReturnScale(peers)
         self._learner = learner(agent, self._value, settings, seed, peers)
         self._updates = 0
 
@@ -134,44 +140,73 @@ class PPO:
             "value": self._value.state_dict(),
             "optimizer": self._learner.state_dict(),
             "updates": self._updates,
+            "returns": self._scale.sums,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._value.load_state_dict(state["value"])
         self._learner.load_state_dict(state["optimizer"])
         self._updates = state["updates"]
+        self._scale.sums = state["returns"]
 
     def _rows(self, fresh: Sequence[Trajectory]) -> Rows:
         steps = [step for piece in fresh for step in piece.steps]
-        features, advantages, returns = [], [], []
+        inputs, advantages, returns = [], [], []
         for piece in fresh:
             seen, values = self._look_at(piece)
             estimate = self._advantages(piece, values)
-            features.append(seen[:-1])
+            inputs.append(seen[:-1])
             advantages.append(torch.from_numpy(estimate))
             returns.append(torch.from_numpy(estimate + values[:-1]))
         device = self._device
         none = torch.zeros(0, dtype=torch.float64)
+        targets = self._scale.add(torch.cat([none, *returns]))
         return Rows(
             [step.observation for step in steps],
             [step.action for step in steps],
             torch.tensor([step.log_prob for step in steps], device=device),
-            torch.cat([torch.zeros(0, self._agent.feature_size, device=device), *features]),
+            torch.cat([torch.zeros(0, self._input_size, device=device), *inputs]),
             normalised(torch.cat([none, *advantages]), self._peers).float().to(device),
-            torch.cat([none, *returns]).float().to(device),
+            targets.float().to(device),
         )
 
     def _look_at(self, piece: Trajectory) -> tuple[torch.Tensor, np.ndarray]:
-        """Returns the features [H + 1, F] of all that was seen in it, and their values [H + 1]."""
-        seen = self._agent.features([*(step.observation for step in piece.steps), piece.final_observation]).detach()
+        """Returns what the value function sees of it, [H + 1, V], and the values [H + 1]."""
+        seen = self._inputs([*(step.observation for step in piece.steps), piece.final_observation]).detach()
         with torch.no_grad():
-            return seen, self._value(seen)[:, 0].double().cpu().numpy()
+            return seen, self._scale.returns(self._value(seen)[:, 0].double().cpu().numpy())
 
     def _advantages(self, piece: Trajectory, values: np.ndarray) -> np.ndarray:
         if piece.steps[-1].terminated:
             values = np.append(values[:-1], 0.0)  # nothing can come after the end
         rewards = np.array([step.reward for step in piece.steps])
         return generalized_advantages(rewards, values, self._settings.discount, self._settings.lam)
+
+
+class ReturnScale:
+    """Mean and standard deviation of all returns so far, over all ranks; the value function learns returns in units of
+    these, so its loss, and its share of a clipped gradient, do not depend on the size of rewards."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self.sums = torch.zeros(3, dtype=torch.float64)
+        """Of the returns' number, of them, and of their squares."""
+
+    def add(self, returns: torch.Tensor) -> torch.Tensor:
+        """Counts ``returns``, shape [N], and gives them in the new units. All ranks must call it."""
+        self.sums = self.sums + self._peers.total(_sums(returns))
+        mean, deviation = _mean_and_deviation(self.sums)
+        return (returns - mean) / deviation
+
+    def returns(self, values: np.ndarray) -> np.ndarray:
+        """From units of the value function to those of rewards."""
+        mean, deviation = _mean_and_deviation(self.sums) if self.sums[0] else (0.0, 1.0)
+        return np.asarray(mean + deviation * values)
+
+
+def _value_function(size: int, width: int) -> nn.Sequential:
+    first, second = nn.Linear(size, width), nn.Linear(width, width)
+    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Linear(width, 1))
 
 
 def clipped_objective(ratios: torch.Tensor, advantages: torch.Tensor, clip: float) -> torch.Tensor:
@@ -195,10 +230,17 @@ def generalized_advantages(rewards: np.ndarray, values: np.ndarray, discount: fl
 
 def normalised(values: torch.Tensor, peers: Peers) -> torch.Tensor:
     """``values``, shape [N], with mean 0 and standard deviation 1 over the rows of all ranks."""
-    count, total, squares = peers.total(
-        torch.stack([values.new_tensor(len(values)), values.sum(), values.square().sum()])
-    )
-    count = count.clamp(min=1.0)
-    mean = total / count
-    result: torch.Tensor = (values - mean) / ((squares / count - mean.square()).clamp(min=0.0).sqrt() + 1e-8)
+    mean, deviation = _mean_and_deviation(peers.total(_sums(values)))
+    result: torch.Tensor = (values - mean) / deviation
     return result
+
+
+def _sums(values: torch.Tensor) -> torch.Tensor:
+    return torch.stack([values.new_tensor(len(values)), values.sum(), values.square().sum()])
+
+
+def _mean_and_deviation(sums: torch.Tensor) -> tuple[float, float]:
+    """The latter is never 0."""
+    count, total, squares = sums.tolist()
+    mean = total / max(count, 1.0)
+    return mean, math.sqrt(max(squares / max(count, 1.0) - mean * mean, 0.0)) + 1e-8

@@ -104,7 +104,7 @@ class JaxLearner:
         """This rank's rows."""
         numbers = {
             "log_probs": rows.log_probs,
-            "features": rows.features,
+            "seen": rows.seen,
             "advantages": rows.advantages,
             "returns": rows.returns,
         }
@@ -123,8 +123,9 @@ class JaxLearner:
         ratios = jnp.exp(self._policy.log_prob(weights, rows) - rows["log_probs"])
         clip, advantages = self._settings.clip_ratio, rows["advantages"]
         gains = jnp.minimum(ratios * advantages, jnp.clip(ratios, 1 - clip, 1 + clip) * advantages)
-        hidden = jnp.tanh(linear(weights, _VALUE + "0", rows["features"]))
-        errors = (linear(weights, _VALUE + "2", hidden)[:, 0] - rows["returns"]) ** 2
+        hidden = jnp.tanh(linear(weights, _VALUE + "0", rows["seen"]))
+        hidden = jnp.tanh(linear(weights, _VALUE + "2", hidden))
+        errors = (linear(weights, _VALUE + "4", hidden)[:, 0] - rows["returns"]) ** 2
         losses = self._settings.value_weight * errors - gains
         return jnp.sum(rows["weights"] * losses) / jnp.sum(rows["weights"])
 

@@ -66,6 +66,28 @@ def test_what_comes_after_a_piece_is_estimated_and_after_an_end_nothing() -> Non
     assert goes_on[-1] == pytest.approx(0.99 * 5) and over.tolist() == [0, 0, 0, 0]
 
 
+def test_updates_do_not_depend_on_the_unit_of_rewards() -> None:
+    agents = policy(), policy()
+    for agent, unit in zip(agents, (1e3, 1e9), strict=True):
+        algorithm = PPO(agent, PpoSettings(batch_size=3, max_loss=10.0), 4, seed=0)
+        there = [piece(1, unit, terminated=False), piece(0, -2 * unit, terminated=True)]
+        for _ in range(3):
+            algorithm.update(there, there)
+        values = [told.value for told in algorithm.explain(there[1], there, there, {})]
+        assert np.mean(values) / unit < -1, "the value function is told in the unit of rewards"
+    seen = Observation(vector=np.array([1, 0], np.float32))
+    assert torch.allclose(agents[0].log_prob([seen], [1]), agents[1].log_prob([seen], [1]), atol=1e-3)
+    assert agents[0].log_prob([seen], [1]) > policy().log_prob([seen], [1]) + 0.01
+
+
+def test_the_value_function_sees_vectors_that_no_update_of_the_policy_changes() -> None:
+    agent = policy()
+    seen = [Observation(vector=np.array([3, -4], np.float32))]
+    assert agent.critic_inputs(seen).tolist() == [[3, -4]] and agent.critic_size == 2
+    algorithm = PPO(agent, PpoSettings(), 4, seed=0)
+    assert algorithm._look_at(piece(1, 0.0, terminated=True))[0].tolist() == [[1, 0]] * 5
+
+
 def test_a_resumed_algorithm_goes_on_as_if_it_had_not_stopped() -> None:
     there = [piece(1, 1.0, terminated=True), piece(0, 0.0, terminated=True)]
     agents = [policy(), policy()]

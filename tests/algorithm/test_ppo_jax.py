@@ -107,7 +107,7 @@ def test_a_loss_that_explodes_leaves_the_weights_alone() -> None:
     made = policy(SPECS["vector to discrete"])
     before = copy.deepcopy(made.state_dict())
     fresh = [piece(made)]
-    fresh[0].steps[0] = Step(fresh[0].steps[0].observation, 0, -1.0, 1e30, False, False)
+    fresh[0].steps[0] = Step(fresh[0].steps[0].observation, 0, -1.0, np.inf, False, False)
     with pytest.raises(TrainingError, match="the PPO loss became"):
         algorithm(made, JaxLearner).update(fresh, fresh)
     assert close(before, made.state_dict())
