@@ -89,7 +89,8 @@ class Channel(ABC):
     def __init__(self, worker: str, command: str, stall_s: float, slowest: float) -> None:
         """``stall_s`` and ``slowest`` (bytes per second) are the allowance of a ``write`` that has none of its own."""
         self.worker = worker
-        self.command = command
+        first, _, rest = command.partition("\n")
+        self.command = f"{first} …" if rest else first  # for messages: a program may be streamed as an argument
         self._stall_s = stall_s
         self._slowest = slowest
         self._unread = bytearray()

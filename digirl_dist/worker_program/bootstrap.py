@@ -83,6 +83,7 @@ class Installation:
         self._venv = self._folder / "venv"
         self._python = self._venv / "bin" / "python"
         self._record = self._folder / "installed.json"
+        self._wanted = self._folder / "wanted.json"
         self._deadline = time.monotonic() + request.limit_s
 
     def ensure(self) -> str:
@@ -187,7 +188,7 @@ class Installation:
         path = os.pathsep.join([str(self._python.parent), os.environ.get("PATH", os.defpath)])
         own = {"PATH": path, "VIRTUAL_ENV": str(self._venv)}
         with self._private("setup.sh", self._request.setup) as script:
-            self._run(["bash", "-e", str(script)], "run emulator.setup", own, needs_host=True)
+            self._run(["bash", "-e", str(script)], _SETUP, own, needs_host=True)
 
     def _same_environment(self) -> bool:
         with suppress(OSError, ValueError):
@@ -309,7 +310,10 @@ class Installation:
     def _run(
         self, command: list[str], purpose: str, own: dict[str, str] | None = None, needs_host: bool = False
     ) -> None:
-        """Raises Failed for a command that fails, lasts too long or, with ``needs_host``, whose host goes away."""
+        """Raises Failed for a command that fails, lasts too long or whose host goes away.
+
+        Without ``needs_host``, a command goes on without its host, unless another host wants something else.
+        """
         foreign = {"PYTHONPATH", "PYTHONHOME", "PIP_REQUIRE_VIRTUALENV", "PIP_TARGET", "PIP_USER"}
         environment = {name: value for name, value in os.environ.items() if name not in foreign} | (own or {})
         process = subprocess.Popen(
@@ -319,19 +323,18 @@ class Installation:
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,
+            preexec_fn=_end_with_parent,  # else it would go on beside that of the next installation
         )
         output = _Output(process)
         if (why := self._waited(process, needs_host)) is not None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with its children
             process.wait()
-            said = f": {said}" if (said := output.essence()) else ""
-            raise Failed(f"cannot {purpose}: {why}{said}", _SLOW)
-        if process.returncode != 0:
+        if why is not None or process.returncode != 0:
+            told = f"cannot {purpose}: {' '.join(command)} {why or f'ended with status {process.returncode}'}"
             said = output.essence()
-            raise Failed(
-                f"cannot {purpose}: {' '.join(command)} ended with status {process.returncode}: {said}", _why(said)
-            )
+            remedy = _SLOW if why else _why(said)
+            raise Failed(f"{told}: {said}" if said else told, remedy or (_MEND_SETUP if purpose == _SETUP else ""))
 
     def _waited(self, process: subprocess.Popen[bytes], needs_host: bool) -> str | None:
         """Waits for the end of a process; returns why it is to be ended, None if it has ended."""
@@ -340,9 +343,12 @@ class Installation:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(0.2)
                 return None
-            if needs_host and select.select([self._source], [], [], 0)[0]:  # no more was to come: the end of it
-                return "the host went away"
-        return f"not done within {self._request.limit_s:g} s"
+            if select.select([self._source], [], [], 0)[0]:  # no more was to come: the end of it
+                if needs_host:
+                    return "was ended, as the host went away"
+                if self._is_in_the_way():
+                    return "was ended, as its host went away and another one wants something else"
+        return f"was not done within {self._request.limit_s:g} s"
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -352,14 +358,25 @@ class Installation:
                 with suppress(BlockingIOError):
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
+                self._wanted.write_text(json.dumps(self._state()))
                 if time.monotonic() > self._deadline:
                     raise Failed(f"another installation in {self._folder} did not end in time", _SLOW)
                 time.sleep(0.1)
             yield
 
+    def _is_in_the_way(self) -> bool:
+        """Whether somebody has waited within the last seconds for the end of this installation, to make another."""
+        with suppress(OSError, ValueError):
+            recent = time.time() - self._wanted.stat().st_mtime < _RECENT_S
+            return recent and json.loads(self._wanted.read_text()) != self._state()
+        return False
+
 
 _KEPT_OUTPUT = 1 << 16
-_SLOW = "wait for it, or raise the limit of installations"
+_RECENT_S = 5.0
+_SETUP = "run emulator.setup"
+_MEND_SETUP = "mend the script, which is to end with status 0 and is run again as a whole"
+_SLOW = "look at what it waits for, or raise install.limit_s"
 _DISK_FULL = "free some space there, or set the worker's folder to a larger disk"
 _PIP_FOR_OTHERS = [22, 3]
 """The first version of pip that installs into another Python's environment."""
@@ -381,6 +398,14 @@ def refuse_squatted(folder: Path) -> None:
             found = place.lstat()
             if found.st_uid not in (0, _NOBODY, os.geteuid()) and (place in paths or found.st_mode & stat.S_IWOTH):
                 raise PermissionError(errno.EACCES, "it belongs to another user of this machine", str(place))
+
+
+def _end_with_parent() -> None:
+    """Has Linux kill this process when the one that started it is gone, however that ended."""
+    with suppress(ImportError, OSError, AttributeError):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of sys/prctl.h
 
 
 def _version_here(name: str) -> str:
@@ -421,7 +446,10 @@ def _why(said: str) -> str:
             "install.cpu_index=null they take what their own index has, which may be gigabytes of CUDA"
         )
     if re.search("No matching distribution|Could not find a version|Connection|Temporary failure", said):
-        return "the worker needs a package index it can reach: see the worker's pip arguments, or reuse its packages"
+        return (
+            "check the package's name and version, and that the worker reaches an index that has it "
+            "(install.pip_args); or let it use what its Python has (install.reuse_packages)"
+        )
     if re.search("No solution found|not found in the package registry|Failed to fetch|error sending request", said):
         return "uv does not read pip.conf: name the index in install.pip_args, or use pip with install.uv=false"
     return ""

@@ -218,7 +218,7 @@ def test_a_setup_script_runs_once_in_the_environment(link: Connection, package: 
 
 
 def test_the_worker_tells_what_its_limit_ended(link: Connection, package: Package, tmp_path: Path) -> None:
-    with pytest.raises(InstallError, match="not done within 0 s"):
+    with pytest.raises(InstallError, match="was not done within 0 s"):
         ensure_installed(link, replace(package, setup="sleep 1000", limit_s=0.0), str(tmp_path / "w"), sys.executable)
 
 
@@ -227,7 +227,7 @@ def test_a_failed_installation_is_not_taken_for_a_finished_one(
 ) -> None:
     bad = Package(package.wheel, ("no-such-package",), pip_args=PipArgs(("--no-index",)), uv=False, limit_s=120.0)
     with pytest.raises(
-        InstallError, match="(?s)cannot install the package: .* No matching distribution.*index it can reach"
+        InstallError, match="(?s)cannot install the package: .* No matching distribution.*reaches an index"
     ):
         ensure_installed(link, bad, str(tmp_path / "w"), sys.executable)
     assert not (tmp_path / "w" / OWN_FOLDER / "installed.json").exists()
