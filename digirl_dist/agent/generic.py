@@ -240,11 +240,13 @@ def _vision(size: tuple[int, int], width: int) -> nn.Sequential:
 
 
 def middle_and_reach(low: Sequence[float], high: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """The middle of each action's bounds and the way from there to either; 0 and 1 where a bound is infinite."""
+    """The middle of each action's bounds and the way from there to either; 0 and 1 where a bound is infinite, and a way
+    of 1 where both are the same."""
     bounds = np.array([low, high], np.float64)
     finite = np.isfinite(bounds).all(axis=0)
     middle = np.where(finite, bounds.sum(axis=0, where=np.isfinite(bounds)) / 2, 0.0)
-    return middle, np.where(finite, np.nan_to_num(bounds[1] - middle, posinf=1.0), 1.0)
+    reach = np.where(finite, np.nan_to_num(bounds[1] - middle, posinf=1.0), 1.0)
+    return middle, np.where(reach > 0, reach, 1.0)
 
 
 def _nearly_zero(layer: nn.Linear) -> nn.Linear:

@@ -8,12 +8,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from digirl_dist.assembly.parts import build_environment
 from digirl_dist.bridges.remote import Remote, machines
-from digirl_dist.errors import EmulatorError, WorkerError
+from digirl_dist.emulator.gymnasium_senses import leaves
+from digirl_dist.errors import EmulatorError, SettingsError, WorkerError
 from digirl_dist.settings import LimitSettings, configuration
 from digirl_dist.user_code.packing import pack
 from digirl_dist.worker_program.environments import Hosted, native, plain
@@ -30,12 +32,16 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
     def __init__(
         self, make: Any, num_envs: int, members: Sequence[Remote], limits: LimitSettings, seed: int = 0
     ) -> None:
-        """Raises WorkerError if no worker can make them, EmulatorError if one raises."""
+        """Raises SettingsError for a space that cannot be, WorkerError if no worker can make them, EmulatorError if one
+        raises."""
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.num_envs = num_envs
         env = make()
         self.single_observation_space, self.single_action_space = env.observation_space, env.action_space
         env.close()
+        name = env.spec.id if env.spec else type(env.unwrapped).__name__
+        _refuse_unsupported(name, "observation", self.single_observation_space)
+        _refuse_unsupported(name, "action", self.single_action_space)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._members = list(members)
@@ -144,6 +150,19 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
             return concatenate(self.single_observation_space, self._last, empty)
         except (KeyError, TypeError, ValueError) as error:
             raise EmulatorError(f"an observation is not of {self.single_observation_space}: {error}") from error
+
+
+def _refuse_unsupported(environment: str, what: str, space: spaces.Space[Any]) -> None:
+    """Raises SettingsError for graphs, and for actions without parts."""
+    parts = dict(leaves(space, ()))
+    if not parts and what == "action":
+        raise SettingsError(f"{environment}: its action space {space} is empty")
+    for key, part in parts.items():
+        if isinstance(part, spaces.Graph):
+            place = "".join(f"[{name!r}]" for name in key)
+            raise SettingsError(
+                f"{environment}: its {what} space{place} {part} is not supported in a vector environment"
+            )
 
 
 def _as(what: str, first: Any, lost: str) -> Any:

@@ -15,6 +15,8 @@ from digirl_dist.types import Json
 
 _MOST_VALUES = 4096
 """Whole numbers of a Box beyond which choosing among them makes no sense."""
+_MOST_CHOICES = 1 << 20
+"""Of one Discrete; the policy has an output for each."""
 
 
 class NativeActions:
@@ -40,9 +42,9 @@ class NativeActions:
 def _parts(space: spaces.Space[Any], key: str, environment: str) -> Iterator[DiscreteActions | BoxActions]:
     """Yields what there is to decide, in the order of ``_native``."""
     match space:
-        case spaces.Discrete():
+        case spaces.Discrete() if space.n <= _MOST_CHOICES:
             yield DiscreteActions(int(space.n))
-        case spaces.MultiDiscrete():
+        case spaces.MultiDiscrete() if space.nvec.max(initial=0) <= _MOST_CHOICES:
             yield from (DiscreteActions(int(n)) for n in space.nvec.ravel())
         case spaces.MultiBinary():
             yield from [DiscreteActions(2)] * math.prod(space.shape)
@@ -59,7 +61,8 @@ def _parts(space: spaces.Space[Any], key: str, environment: str) -> Iterator[Dis
         case _:
             raise SettingsError(
                 f"{environment}: its action space{key} {space} is not supported; Discrete, MultiDiscrete, MultiBinary, "
-                "Box, and Tuple and Dict of these are, others with emulator.touch"
+                f"Box, and Tuple and Dict of these are (of up to {_MOST_CHOICES} choices, a Box of integers of "
+                f"{_MOST_VALUES}), others with emulator.touch"
             )
 
 

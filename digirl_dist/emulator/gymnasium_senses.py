@@ -16,6 +16,8 @@ from digirl_dist.trajectory import Observation
 _COLOURS = (1, 3)
 _RANGES = ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0))
 """Bounds by which a Box of floats is known to be an image."""
+_LONGEST = 1 << 22
+"""Numbers of an observation's vector: a Discrete has one for each of its values."""
 _PICTURE = 16
 """Smallest side by which a stack of grey floats is told from numbers."""
 
@@ -41,10 +43,12 @@ class Senses:
         self._texts = [key for key, part in found.items() if _is_text(key, part)]
         self._rest = {key: part for key, part in found.items() if key not in self._images and key not in self._texts}
         for key, part in self._rest.items():
-            if not _is_flat(part):
+            size = spaces.flatdim(part) if _is_flat(part) else None
+            if size is None or size > _LONGEST:
+                why = "has no fixed size" if size is None else f"would be a vector of {size} numbers"
                 raise SettingsError(
-                    f"{environment}: {_name(key)} of its observation space, {part}, has no fixed size and is not "
-                    "supported; name the entries that can be used in emulator.observe"
+                    f"{environment}: {_name(key)} of its observation space, {part}, {why} and is not supported; name "
+                    "the entries that can be used in emulator.observe"
                 )
         self.image_size = self._size() if self._images else None
         self.vector_size = sum(int(spaces.flatdim(part)) for part in self._rest.values())
@@ -61,14 +65,14 @@ class Senses:
 
     def _chosen(self, space: Any, observe: Sequence[str]) -> Iterator[tuple[Key, spaces.Space[Any]]]:
         if not isinstance(space, spaces.Dict):
-            yield from _leaves(space, ())
+            yield from leaves(space, ())
             return
         unknown = [name for name in observe if name not in space.spaces]
         if unknown:
             raise SettingsError(f"emulator.observe: no entry {unknown[0]!r}; there are {', '.join(space.spaces)}")
         for name in sorted(space.spaces, key=str):
             if not observe or name in observe:
-                yield from _leaves(space.spaces[name], (name,))
+                yield from leaves(space.spaces[name], (name,))
 
     def _part(self, raw: Any, key: Key) -> Any:
         try:
@@ -131,14 +135,15 @@ class Senses:
         return EmulatorError(f"{self._environment}: {_name(key)} of its observation {what}")
 
 
-def _leaves(space: spaces.Space[Any], key: Key) -> Iterator[tuple[Key, spaces.Space[Any]]]:
+def leaves(space: spaces.Space[Any], key: Key) -> Iterator[tuple[Key, spaces.Space[Any]]]:
+    """Yields the parts of a Dict or Tuple, and of those in it, each with the way to it, which begins with ``key``."""
     match space:
         case spaces.Dict():
             for name, part in space.spaces.items():
-                yield from _leaves(part, (*key, name))
+                yield from leaves(part, (*key, name))
         case spaces.Tuple():
             for number, part in enumerate(space.spaces):
-                yield from _leaves(part, (*key, number))
+                yield from leaves(part, (*key, number))
         case _:
             yield key, space
 
@@ -162,7 +167,7 @@ def _is_text(key: Key, space: spaces.Space[Any]) -> bool:
 def _is_image(space: spaces.Space[Any]) -> bool:
     """By its form and not its class: some packages have boxes of their own, of any height and width (-1)."""
     shape = space.shape
-    if shape is None or space.dtype is None or isinstance(space, spaces.MultiBinary | spaces.MultiDiscrete):
+    if not shape or 0 in shape or space.dtype is None or isinstance(space, spaces.MultiBinary | spaces.MultiDiscrete):
         return False
     if space.dtype == np.uint8:
         return len(shape) in (2, 3) or (len(shape) == 4 and _has_colours(shape[1:]))

@@ -41,9 +41,11 @@ def plain(value: Native) -> Any:
                 return {"t": array.tolist()}
             return {"a": [array.dtype.str, list(array.shape), np.ascontiguousarray(array).tobytes()]}
         case dict():
-            return {"d": [[str(key), plain(entry)] for key, entry in value.items()]}
+            return {"d": [[_key(key), plain(entry)] for key, entry in value.items()]}
         case list() | tuple():
             return {"l": [plain(entry) for entry in value]}
+        case int() if not -(2**63) <= value < 2**64:
+            raise TypeError("an integer of more than 64 bits cannot travel")
         case None | bool() | int() | float() | str():
             return value
     raise TypeError(f"{type(value).__name__} cannot travel")
@@ -53,9 +55,9 @@ def native(value: Any) -> Native:
     """Returns the inverse of ``plain``, but that lists become tuples. Raises ValueError for anything else."""
     match value:
         case {"a": [str() as kind, list() as shape, bytes() as data]} if np.dtype(kind).kind in "biuf":
-            return np.frombuffer(data, np.dtype(kind)).reshape(shape).copy()
+            return np.frombuffer(data, np.dtype(kind)).reshape(shape).copy()[()]  # of no dimensions: a scalar
         case {"d": list() as entries}:
-            return {str(key): native(entry) for key, entry in entries}
+            return {_key(key): native(entry) for key, entry in entries}
         case {"l": list() as entries}:
             return tuple(native(entry) for entry in entries)
         case {"t": text}:
@@ -63,6 +65,10 @@ def native(value: Any) -> Native:
         case None | bool() | int() | float() | str():
             return value
     raise ValueError("a frame holds something else than numbers, texts and arrays")
+
+
+def _key(key: Any) -> str | int:
+    return key if isinstance(key, int) else str(key)
 
 
 class Hosted:
@@ -109,7 +115,7 @@ def _told(info: dict[str, Any]) -> Any:
     found = {}
     for key, value in info.items():
         try:
-            found[key] = plain(value)
+            found[str(key)] = plain(value)
         except TypeError:
             pass
     return found

@@ -9,28 +9,66 @@ import gymnasium
 import msgspec
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from process_watch import descendants_with, eventually
 
-from digirl_dist.bridges.fleet_vector import fleet_vector_env
+from digirl_dist.bridges.fleet_vector import FleetVectorEnv, fleet_vector_env
 from digirl_dist.errors import SettingsError
-from digirl_dist.worker_program.environments import native, plain
+from digirl_dist.settings import LimitSettings
+from digirl_dist.worker_program.environments import Hosted, native, plain, write_frame
 
 CARTPOLE = ["dry_run=true", "emulator=gymnasium", "emulator.id=CartPole-v1"]
 PROGRAM = Path("digirl_dist.worker_program.environments")
 
 NUMBERS = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text()
 ARRAYS = arrays.arrays(st.sampled_from(["f4", "f8", "i8", "u1", "?"]), arrays.array_shapes(min_dims=0, min_side=0))
-THINGS = st.recursive(NUMBERS | ARRAYS, lambda inner: st.tuples(inner, inner) | st.dictionaries(st.text(), inner))
+KEYS = st.text() | st.integers(-(2**60), 2**60)
+THINGS = st.recursive(NUMBERS | ARRAYS, lambda inner: st.tuples(inner, inner) | st.dictionaries(KEYS, inner))
+
+GRAPH = spaces.Graph(spaces.Discrete(2), None)
 
 
 @given(THINGS)
 def test_what_travels_comes_as_it_was(thing: Any) -> None:
     there = native(msgspec.msgpack.decode(msgspec.msgpack.encode(plain(thing))))
     np.testing.assert_equal(there, thing)
+
+
+def test_a_scalar_can_be_looked_up_as_in_gymnasiums_own_vector_environments() -> None:
+    assert {2: "right"}[native(plain(np.int64(2)))] == "right"
+
+
+def test_infos_that_cannot_travel_are_left_out() -> None:
+    class Odd(gymnasium.Env[Any, Any]):
+        def reset(self, **_: Any) -> Any:
+            return 0, {"rng": 2**64, "object": object(), "steps": 3, 2: "two"}
+
+    [[_, info]] = msgspec.msgpack.decode(write_frame(Hosted(Odd).add([None]))[4:])
+    assert info == {"steps": 3, "2": "two"}
+
+
+@pytest.mark.parametrize(
+    ("seen", "acts", "told"),
+    [
+        (
+            spaces.Dict({"net": spaces.Graph(spaces.Discrete(2), None)}),
+            spaces.Discrete(2),
+            r"observation space\['net'\]",
+        ),
+        (spaces.Discrete(2), spaces.Tuple([spaces.Graph(spaces.Discrete(2), None)]), r"action space\[0\] Graph"),
+        (spaces.Discrete(2), spaces.Dict(), r"action space Dict\(\) is empty"),
+    ],
+)
+def test_a_space_that_cannot_be_is_named_with_environment_and_key(seen: Any, acts: Any, told: str) -> None:
+    class Odd(gymnasium.Env[Any, Any]):
+        observation_space, action_space = seen, acts
+
+    with pytest.raises(SettingsError, match=f"^Odd: its {told}"):
+        FleetVectorEnv(Odd, 2, [], LimitSettings())
 
 
 @pytest.mark.parametrize("wrong", [{"a": ["O", [1], b"x"]}, {"a": ["f4", [9], b"x"]}, {"x": 1}, {"a": 3}, b"x"])

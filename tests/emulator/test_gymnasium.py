@@ -293,7 +293,15 @@ def test_several_actions_at_once_are_taken_apart_and_put_together() -> None:
 
 
 @pytest.mark.parametrize(
-    "space", [spaces.MultiDiscrete([3, 2]), spaces.MultiBinary([2, 2]), spaces.Tuple([spaces.Discrete(2)] * 2)]
+    "space",
+    [
+        spaces.MultiDiscrete([3, 2], start=[-1, 5]),
+        spaces.MultiBinary([2, 2]),
+        spaces.Tuple([spaces.Discrete(2)] * 2),
+        spaces.Box(1.0, 1.0, (2,)),
+        spaces.Box(-np.inf, np.inf, ()),
+        spaces.Dict({"a.b": spaces.Discrete(2, start=-5), "c/ключ": spaces.Box(-3, 3, (2,), np.int64)}),
+    ],
 )
 def test_an_agent_acts_and_knows_its_probability_in_any_space(space: spaces.Space[Any]) -> None:
     env = recorder(actions=space)
@@ -312,6 +320,8 @@ def test_an_action_space_that_cannot_be_is_named_with_environment_and_key() -> N
     space = spaces.Dict(walk=spaces.Discrete(2), graph=spaces.Tuple([spaces.Sequence(spaces.Discrete(2))]))
     with pytest.raises(SettingsError, match=r"Recorder: its action space\['graph'\]\[0\] Sequence.*not supported"):
         GymnasiumEmulator(lambda: recorder(actions=space))
+    with pytest.raises(SettingsError, match=r"Recorder: its action space Discrete\(1099511627776\) .*1048576 choices"):
+        GymnasiumEmulator(lambda: recorder(actions=spaces.Discrete(2**40)))
 
 
 # --- observations ----------------------------------------------------------------------------------------------------
@@ -439,9 +449,15 @@ def test_without_text_of_its_own_an_environment_shows_the_instruction() -> None:
     assert emulator.step(0).observation.text == "balance"
 
 
-def test_an_observation_without_fixed_size_is_refused() -> None:
+def test_an_observation_without_fixed_size_or_of_endless_size_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"Recorder: observation of .* no fixed size"):
         GymnasiumEmulator(lambda: recorder(spaces.Sequence(spaces.Discrete(2)), seen=(1,)))
+    with pytest.raises(SettingsError, match=r"Recorder: at of .* would be a vector of 1099511627776 numbers"):
+        GymnasiumEmulator(lambda: recorder(spaces.Dict(at=spaces.Discrete(2**40)), seen={"at": 1}))
+
+
+def test_an_empty_observation_has_no_vector() -> None:
+    assert GymnasiumEmulator(lambda: recorder(spaces.Box(0, 1, (0,)), seen=np.zeros(0))).spec.vector_size == 0
 
 
 # --- success ---------------------------------------------------------------------------------------------------------
