@@ -9,11 +9,12 @@ import asyncio
 import json
 import os
 import random
+from collections.abc import AsyncIterator
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -37,7 +38,7 @@ _SEEN = {
     }
 }
 _ODD = os.environ.get("ODD", "")
-"""What every observation is replaced by: a text, or nothing at all (hang)."""
+"""What every observation is replaced by: a text, or nothing at all (hang); or what the schema is (drip, types)."""
 _IS_ECHO = os.environ.get("SITE") == "echo"
 
 
@@ -75,7 +76,17 @@ async def health(_: Request) -> JSONResponse:
     return JSONResponse({"status": "healthy"})
 
 
-async def schema(_: Request) -> JSONResponse:
+async def drip() -> AsyncIterator[bytes]:
+    while True:
+        yield b" "
+        await asyncio.sleep(0.1)
+
+
+async def schema(_: Request) -> Response:
+    if _ODD == "drip":
+        return StreamingResponse(drip())
+    if _ODD == "types":
+        return JSONResponse({"observation": {"properties": 7}})
     return JSONResponse({"action": _ECHO if _IS_ECHO else _WALK, "observation": _SEEN, "state": {}})
 
 

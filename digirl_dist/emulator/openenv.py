@@ -20,6 +20,8 @@ Schema = Mapping[str, Any]
 """A JSON schema."""
 
 _LONGEST_TEXT = 1 << 30
+_MOST_REWARD = 10**300
+"""An integer of JSON may be larger than any float."""
 _MOST_VALUES = 4096
 """Whole numbers between two bounds, beyond which choosing among them makes no sense."""
 
@@ -53,6 +55,9 @@ class OpenEnvironment(gymnasium.Env[dict[str, Any], Any]):
             text = {"text": spaces.Text(_LONGEST_TEXT)} if self._texts else {}
             self.observation_space = spaces.Dict({**text, **self._spaces})
             self.action_space, self._native = _actions(settings, schema.get("action", {}))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+            self.close()
+            raise SettingsError(f"{self._app} describes its spaces in no schema of OpenEnv's: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -73,7 +78,7 @@ class OpenEnvironment(gymnasium.Env[dict[str, Any], Any]):
     def _schema(self) -> Schema:
         try:
             found = self._server.get("/schema")
-        except (OSError, ValueError, http.client.HTTPException) as error:
+        except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
             raise EmulatorError(f"{self._app} has no schema at /schema: {error}") from error
         return found if isinstance(found, dict) else {}
 
@@ -92,7 +97,7 @@ class OpenEnvironment(gymnasium.Env[dict[str, Any], Any]):
                 "type": "observation",
                 "data": {"observation": dict() as seen, "reward": reward, "done": bool() as done},
             }:
-                if isinstance(reward, int | float | None):
+                if isinstance(reward, int | float | None) and abs(reward or 0) < _MOST_REWARD:
                     return seen, float(reward or 0.0), done
         raise EmulatorError(f"{self._app} answers a {kind} with no observation of OpenEnv's: {str(answer)[:200]}")
 

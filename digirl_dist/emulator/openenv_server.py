@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,11 @@ class OpenEnvServer:
             raise
 
     def get(self, path: str) -> Any:
-        """Returns the JSON behind a path. Raises OSError, HTTPException or ValueError."""
+        """Returns the JSON behind a path. Raises OSError, HTTPException, ValueError or RecursionError."""
         connection = _UnixHttp(self._socket, timeout=self._left_s())
+        late = threading.Timer(self._left_s(), connection.cut)  # the timeout is for each read, which may be of one byte
+        late.daemon = True
+        late.start()
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -68,6 +71,7 @@ class OpenEnvServer:
                 raise http.client.HTTPException(f"{path} answers {answer.status}")
             return json.loads(answer.read(_MOST_BYTES))
         finally:
+            late.cancel()
             connection.close()
 
     def ask(self, message: str, limit_s: float | None = None) -> str:
@@ -150,7 +154,7 @@ class OpenEnvServer:
             try:
                 self.get("/health")
                 return
-            except (OSError, ValueError, http.client.HTTPException):
+            except (OSError, ValueError, RecursionError, http.client.HTTPException):
                 time.sleep(_LOOK_S)
         raise self._failed(f"was not ready within {self._settings.ready_s:g} s (emulator.ready_s)")
 
@@ -177,8 +181,14 @@ class _UnixHttp(http.client.HTTPConnection):
     def __init__(self, path: str, timeout: float) -> None:
         super().__init__("localhost", timeout=timeout)
         self._path = path
+        self._own = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
     def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock = self._own
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
+
+    def cut(self) -> None:
+        """Ends a read that goes on in another thread."""
+        with suppress(OSError):
+            self._own.shutdown(socket.SHUT_RDWR)

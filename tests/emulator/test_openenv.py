@@ -67,6 +67,10 @@ def test_listed_actions_make_any_environment_one_of_choices() -> None:
         emulator.close()
 
 
+def _observed(seen: str, reward: str) -> str:
+    return f'{{"type": "observation", "data": {{"observation": {seen}, "reward": {reward}, "done": false}}}}'
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [
@@ -75,6 +79,9 @@ def test_listed_actions_make_any_environment_one_of_choices() -> None:
         ({"variables": {"ODD": "no json"}}, "answers a reset with no observation of OpenEnv's: no json"),
         ({"variables": {"ODD": "[" * 9999}}, r"answers a reset with no observation of OpenEnv's: \[\["),
         ({"variables": {"ODD": "[1]"}}, r"answers a reset with no observation of OpenEnv's: \[1\]"),
+        ({"variables": {"ODD": _observed('{"x": 1}', "1" + "0" * 400)}}, "answers a reset with no observation"),
+        ({"variables": {"ODD": "types"}}, "site:app describes its spaces in no schema of OpenEnv's"),
+        ({"variables": {"ODD": "drip"}, "ready_s": 3.0}, "site:app has no schema at /schema"),
         ({"python": "/nowhere/python"}, "cannot be started.*emulator.python"),
         (
             {"variables": {"PYTHONPATH": "/nowhere"}, "project": "/"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -122,6 +123,13 @@ def test_hostile_files_are_refused_in_one_line(
     assert main(["migrate", str(tmp_path / "mine.yaml")]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert re.search(told, line)
+
+
+def test_what_is_no_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for name in ("pipe.yaml", "absent.yaml"):
+        assert main(["migrate", str(tmp_path / name)]) == 2
+        assert f"there is no file {tmp_path / name}" in capsys.readouterr().err
 
 
 def test_our_own_files_are_not_taken_for_digirls(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,13 @@ from digirl_dist.worker_program.bootstrap import OWN_FOLDER, Failed, Installatio
 pytestmark = pytest.mark.component
 
 
+def request_for(folder: Path, setup: str, limit_s: float, requirements: Sequence[str] = ()) -> InstallRequest:
+    blank = {"folder": str(folder), "wheel": "", "size": 0, "digest": "", "constraints": [], "pip_args": []}
+    more = {"netrc": "", "proxy": "", "cpu_index": "", "reuse_packages": False, "uv": False, "look_only": False}
+    own = {"setup": setup, "limit_s": limit_s, "requirements": list(requirements)}
+    return InstallRequest(**blank, **more, **own)  # type: ignore[arg-type]
+
+
 @dataclass
 class Script:
     """Runs scripts for a host behind a pipe."""
@@ -26,10 +34,8 @@ class Script:
     folder: Path
 
     def run(self, text: str, limit_s: float = 100.0, leaves: bool = False) -> None:
-        blank = {"folder": str(self.folder), "wheel": "", "size": 0, "digest": "", "constraints": [], "pip_args": []}
-        more = {"netrc": "", "proxy": "", "cpu_index": "", "reuse_packages": False, "uv": False, "look_only": False}
         here, host = os.pipe()
-        request = InstallRequest(**blank, **more, requirements=[], setup=text, limit_s=limit_s)  # type: ignore[arg-type]
+        request = request_for(self.folder, text, limit_s)
         pip = self.folder / OWN_FOLDER / "venv" / "bin" / "pip"
         pip.parent.mkdir(parents=True, exist_ok=True)
         pip.touch()
@@ -68,3 +74,16 @@ def test_a_setup_script_that_hangs_ends_at_its_limit_or_with_its_host(
     with pytest.raises(Failed, match=f"cannot run emulator.setup: .*{told}"):
         script.run(f"echo $$ > {tmp_path}/part; mv {tmp_path}/part {script.pid}; sleep 1000", **words)
     assert not script.pid.exists() or script.has_ended()
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_an_installation_whose_host_has_gone_makes_way_for_another_one_alone(other: bool, tmp_path: Path) -> None:
+    with open(os.devnull, "rb") as gone:
+        first = Installation(request_for(tmp_path, "", 100.0, ["endless"]), gone)
+        next_one = Installation(request_for(tmp_path, "", 0.0, ["sane" if other else "endless"]), gone)
+        first._claim()
+        with first._lock():
+            with pytest.raises(Failed, match="another installation in .* did not end in time"), next_one._lock():
+                pass
+            with pytest.raises(Failed, match="another one wants something else") if other else nullcontext():
+                first._run(["sleep", "1000" if other else "0.3"], "install the package")

@@ -19,6 +19,8 @@ def execute(options: argparse.Namespace) -> int:
     from digirl_dist.settings import digirl_files
 
     file = options.file.resolve()
+    if not file.is_file():
+        raise SettingsError(f"there is no file {file}")
     if not digirl_files.is_digirl(file.parent, file.name):
         raise SettingsError(f"{file} is no configuration of DigiRL's")
     migrated = digirl_files.migrate(file.parent, file.name)
