@@ -278,7 +278,7 @@ class _Session:
             if kind == "reset" and told.setdefault("data", {}).get("seed") is None:
                 told["data"]["seed"] = self._fleet.next_seed()
                 return kind, json.dumps(told)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return "", message  # the server says what is wrong with it
         return kind, message
 

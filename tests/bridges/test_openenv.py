@@ -92,6 +92,8 @@ def test_a_message_that_kills_every_server_ends_in_an_error_and_a_reset_begins_a
         assert right(socket) == [begun[0] + 1, 1], "what was answered before counts"
         again = [ask(socket, "reset")["data"]["observation"]["place"] for _ in range(8)]
         assert len(set(again)) > 1, "each reset has a seed of its own"
+        socket.send("[" * 9999)
+        assert json.loads(socket.recv(60))["type"] == "error", "an absurd message costs no more than its episode"
 
 
 def test_other_emulators_are_refused() -> None:
