@@ -94,12 +94,12 @@ class EpisodeIndex:
         again = [path for path, (written, _) in self._unreadable.items() if _written(path) != written]
         return [*again, *(path for path in _files(self._folder) if path not in self._seen)]
 
-    def table(self, first: int = 0) -> pa.Table:
-        """Returns the rows from ``first`` on. ``time`` (Unix seconds), ``attempt`` and ``trouble`` are from the events:
-        when the episode landed, how often its ticket was leased before, and why."""
+    def table(self, first: int = 0, most: int | None = None) -> pa.Table:
+        """Returns ``most`` rows from ``first`` on. ``time`` (Unix seconds), ``attempt`` and ``trouble`` are from the
+        events: when the episode landed, how often its ticket was leased before, and why."""
         if not self._chunks:
             return _empty()
-        rows = pa.concat_tables(self._chunks).slice(first).combine_chunks()
+        rows = pa.concat_tables(self._chunks).slice(first, most).combine_chunks()
         arrivals = [self._arrivals.get(key, (None, None, "")) for key in rows["key"].to_pylist()]
         for place, (name, kind) in enumerate(_FROM_EVENTS.items()):
             rows = rows.append_column(name, pa.array([arrival[place] for arrival in arrivals], kind))

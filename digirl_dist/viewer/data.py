@@ -94,14 +94,15 @@ class ViewedRun:
         measured, kept = json_lines.read(self.run.folder / "evaluation.jsonl"), self.run.checkpoints()
         return {"config": config, "metrics": figures, "evaluations": measured, "checkpoints": kept}
 
-    def rows(self, first: int) -> dict[str, Json]:
+    def rows(self, first: int, most: int | None = None) -> dict[str, Json]:
         """Returns the index from row ``first`` on, by columns; texts are numbers into a list of ``words``."""
         with self._lock:
-            table, unread = self.run.index.table(first), self._unread
+            table, unread, known = self.run.index.table(first, most), self._unread, len(self.run.index)
         columns: dict[str, Json] = {name: table[name].to_pylist() for name in (*_NUMBERS, *_FLAGS)}
         columns |= {name: _finite(table[name]) for name in _REALS}
         columns |= {name: _coded(table[name]) for name in _WORDS}
-        return {"first": first, "count": table.num_rows, "unread": unread, "columns": columns}
+        more = first + table.num_rows < known
+        return {"first": first, "count": table.num_rows, "unread": unread, "more": more, "columns": columns}
 
     def episode(self, key: str) -> dict[str, Json]:
         """Returns an episode without its pictures. Raises KeyError, TrajectoryError."""

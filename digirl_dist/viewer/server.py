@@ -36,6 +36,8 @@ _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _LOOK_S = 0.3
 _FIRST_S = 2.0
+_ROWS = 10_000
+"""In one answer: those of a large run, written as text, would be most of the server's memory."""
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -53,6 +55,7 @@ class Viewer:
     def __init__(self, runs: Sequence[Run], port: int = 0) -> None:
         """``port`` 0 takes a free one. Raises OSError if it is taken."""
         self._socket = socket.create_server(("127.0.0.1", port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else each second answer waits 40 ms
         self._token = secrets.token_urlsafe(24)
         self._pages = Pages(named(runs))
         app = Guard(self._pages.app(), self._token, self.port)
@@ -131,7 +134,7 @@ class Pages:
             Route("/", self._static),
             Route("/static/{name}", self._static),
             Route("/api/runs", self._summaries),
-            Route("/api/rows", self._of_run(lambda run, request: run.rows(_number(request, "first") or 0))),
+            Route("/api/rows", self._of_run(lambda run, request: run.rows(_number(request, "first") or 0, _ROWS))),
             Route("/api/timeline", self._of_run(lambda run, request: run.timeline())),
             Route("/api/episode", self._of_run(lambda run, request: run.episode(request.query_params["key"]))),
             Route("/api/explain", self._of_run(self._explain)),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from small_run import append, episode, make_run
 from starlette.testclient import TestClient
@@ -111,6 +113,22 @@ def test_a_strangers_run_imports_nothing_from_the_working_directory(
         explainer._pool.submit(load_entry_point, "beside_run_py:Mine").result()
     explainer.close()
     assert load_entry_point("beside_run_py:Mine") == 1
+
+
+def test_a_server_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
+    script = f"""from digirl_dist.viewer.explainer import Explainer
+explainer = Explainer()
+try:
+    explainer.explain({str(tmp_path)!r}, "t0.0", None)
+except Exception:
+    print(*explainer._pool._processes, flush=True)
+input()"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], text=True, **pipes) as server:
+        assert server.stdout is not None
+        process = psutil.Process(int(server.stdout.readline()))
+        server.kill()
+    process.wait(60)
 
 
 @pytest.mark.parametrize("image", [None, b"", b"<svg onload='alert(1)'/>", b"<html><script>", b"GIF89a" + bytes(40)])

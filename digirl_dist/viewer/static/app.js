@@ -62,7 +62,13 @@ async function refreshRuns() {
 async function refreshIndex(run) {
   if (!state.indices.has(run)) state.indices.set(run, new Index());
   const index = state.indices.get(run);
-  return index.add(await source.rows(run, index.size));
+  let grown = false;
+  let answer;
+  do {
+    answer = await source.rows(run, index.size);
+    grown = index.add(answer) || grown;
+  } while (answer.more);
+  return grown;
 }
 
 let busy = null;

@@ -119,6 +119,8 @@ class View {
   async think() {
     this.thoughts = null;
     this.refresh();
+    await Promise.allSettled([...this.place.querySelectorAll("img")].map((shot) => shot.decode())); // pictures come first
+    if (!this.state.is(this.place)) return;
     try {
       this.thoughts = await source.explanation(this.run, this.key, this.version);
     } catch (error) {
