@@ -1,7 +1,7 @@
 """The viewer on a run of 100,000 episodes, in Chromium: first paint, a filter, an episode, and the server's memory.
 
 Each time is that of the page, from the event to the frame in which its effect stands, the median of some rounds; of an
-episode it ends with the decoded screenshot. Episodes come from files whose screenshots weigh as much as the demo phone's.
+episode it ends when all its screenshots are decoded, which weigh as much as the demo phone's.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ _FILTER = f"""return (async () => {{
   return (performance.now() - began) / 1000;
 }})();"""
 _EPISODE = f"""return (async () => {{
-  const began = performance.now(), shot = () => document.querySelector(".stage img.shot");
-  const shows = () => location.hash.startsWith(arguments[0]) && shot()?.src.includes(arguments[1]) && shot().naturalWidth;
+  const began = performance.now();
+  const shots = () => [...document.querySelectorAll(".stage img.shot, .film img.shot")];
+  const shown = (shot) => shot.src.includes(arguments[1]) && shot.naturalWidth;
   location.hash = arguments[0];
-  while (!shows()) {_PAINTED}
-  await shot().decode();
+  while (shots().length !== {STEPS + 2} || !shots().every(shown)) {_PAINTED}
+  await Promise.all(shots().map((shot) => shot.decode()));
   {_PAINTED}
   return (performance.now() - began) / 1000;
 }})();"""

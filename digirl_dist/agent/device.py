@@ -20,7 +20,6 @@ from digirl_dist.agent.traces import Shift, Traces, traces
 from digirl_dist.agent.words import quoted
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.remembered import Memory, recalled
-from digirl_dist.errors import SettingsError
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
 
@@ -55,10 +54,8 @@ class DevicePolicy(nn.Module):
     """
 
     def __init__(self, settings: DeviceAgentSettings, spec: EmulatorSpec) -> None:
-        """Raises SettingsError for an emulator without screenshots or with other than device actions."""
         super().__init__()
-        if spec.image_size is None or not isinstance(spec.actions, DeviceActions):
-            raise SettingsError("the device agent needs screenshots and touch actions; use agent=generic for others")
+        assert spec.image_size is not None and isinstance(spec.actions, DeviceActions)  # as the plugin's ``suits`` says
         height, width = fitted_size(spec.image_size, settings.short_side, STRIDE)
         kinds = kinds_of(settings.actions or _useful(spec.actions, settings.memory))
         self._grid = TouchGrid(height // STRIDE, width // STRIDE, kinds)

@@ -15,9 +15,9 @@ from digirl_dist.agent.dialogue import conversation
 from digirl_dist.agent.plugins.endpoint import EndpointSettings
 from digirl_dist.chat import image_part
 from digirl_dist.chat.client import Answered, ChatServer, Outage, key_of
-from digirl_dist.emulator import DeviceActions, EmulatorSpec
+from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.emulator.touch_actions import SAID
-from digirl_dist.errors import AgentError, ChatAway, SettingsError, TrajectoryError
+from digirl_dist.errors import AgentError, ChatAway, TrajectoryError
 from digirl_dist.trajectory import Decision, NoDecision, Observation
 from digirl_dist.types import Json
 
@@ -38,9 +38,6 @@ class EndpointAgent:
     feature_size = 0
 
     def __init__(self, settings: EndpointSettings, spec: EmulatorSpec) -> None:
-        """Raises SettingsError for an emulator without screenshots and touch actions."""
-        if spec.image_size is None or not isinstance(spec.actions, DeviceActions):
-            raise SettingsError("agent=endpoint needs screenshots and touch actions")
         self._settings = settings
         self._server: ChatServer | None = None
 

@@ -16,7 +16,7 @@ from digirl_dist.agent.pixels import Pictures, fitted_size
 from digirl_dist.agent.plugins.generic import GenericAgentSettings
 from digirl_dist.agent.sampling import draw
 from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, EmulatorSpec, ProductActions
-from digirl_dist.errors import AgentError, SettingsError
+from digirl_dist.errors import AgentError
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
 
@@ -27,14 +27,12 @@ class GenericPolicy(nn.Module):
     """Fulfils ``Agent`` for every environment whose actions are Discrete, Box or a product; texts are not read."""
 
     def __init__(self, settings: GenericAgentSettings, spec: EmulatorSpec) -> None:
-        """Raises SettingsError for touch-screen actions."""
         super().__init__()
         self.spec = spec
         self._encoder = _Encoder(settings, spec)
         self.feature_size = self._encoder.feature_size
         self.critic_size = self._encoder.critic_size
-        if isinstance(spec.actions, DeviceActions):
-            raise SettingsError("agent=generic has no touch-screen actions; use agent=device")
+        assert not isinstance(spec.actions, DeviceActions)  # as the plugin's ``suits`` says
         self._head = _head(self.feature_size, spec.actions, settings.initial_std)
 
     def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
@@ -204,8 +202,6 @@ class _Encoder(nn.Module):
             size = fitted_size(spec.image_size, settings.short_side, _STRIDE)
             self._pictures = Pictures(size)
             self._vision = _vision(size, width)
-        if self._vector is None and self._pictures is None:
-            raise SettingsError("agent=generic needs observations with a vector or an image; this emulator has neither")
         of_pictures = width if self._pictures is not None else 0
         self.feature_size = of_pictures + (width if self._vector is not None else 0)
         self.critic_size = of_pictures + spec.vector_size

@@ -12,7 +12,7 @@ import numpy as np
 
 from digirl_dist.agent import Agent
 from digirl_dist.agent.generic import GenericPolicy, middle_and_reach
-from digirl_dist.emulator import BoxActions, ProductActions
+from digirl_dist.emulator import BoxActions
 from digirl_dist.errors import SettingsError
 from digirl_dist.trajectory import Observation
 from digirl_dist.types import Json
@@ -28,11 +28,9 @@ class JaxGenericPolicy:
     """Computes what ``GenericPolicy`` does, from weights that are handed in."""
 
     def __init__(self, agent: Agent) -> None:
-        """Raises SettingsError for another agent, or several actions at once."""
+        """Raises SettingsError for another agent."""
         if not isinstance(agent, GenericPolicy):
             raise SettingsError(f"trainer=jax can learn agent=generic alone, not {type(agent).__name__}")
-        if isinstance(agent.spec.actions, ProductActions):
-            raise SettingsError("trainer=jax learns Discrete or Box actions, not several at once; leave it out")
         self._agent = agent
         self.parameters = dict(agent.named_parameters())
         actions = agent.spec.actions

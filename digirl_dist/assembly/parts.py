@@ -8,16 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from digirl_dist.agent.plugins import AgentPlugin
+from digirl_dist.agent.plugins import AgentPlugin, Suits
 from digirl_dist.agent.plugins.custom import CustomAgentSettings
 from digirl_dist.algorithm.own import OwnAlgorithm
 from digirl_dist.algorithm.plugins import AlgorithmPlugin, Framework, LearningContext
 from digirl_dist.assembly.collectors import CollectorPlugin
+from digirl_dist.emulator import ProductActions
 from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
 from digirl_dist.emulator.plugins.custom import CustomEmulatorSettings
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import EmulatorSettings, Inference, JaxSettings, Settings, Success, configuration
+from digirl_dist.settings.plugins import AGENT, settings_classes
 from digirl_dist.storage.start import start_of
 from digirl_dist.user_code.entry_point import load_entry_point
 
@@ -41,6 +43,7 @@ def build_device(settings: Settings, emulator: EmulatorSettings) -> Device:
     task_set, split = settings.task_set, settings.task_split.value
     elsewhere = settings.success is not Success.environment
     device = emulator.build()
+    _refuse_misfit(settings, emulator, device.spec)
     if is_file(task_set):
         tasks = from_file(task_set, split, emulator.known_tasks(split), lambda task: emulator.can_run(task, elsewhere))
     else:
@@ -57,6 +60,21 @@ def build_device(settings: Settings, emulator: EmulatorSettings) -> Device:
         extras=(*device.extras, *(agent.extras if acts_there else ())),
         guard=EpisodeGuard(emulator.name, device.spec, max_steps, check_action, agent.knows_log_prob),
     )
+
+
+def _refuse_misfit(settings: Settings, emulator: EmulatorSettings, spec: EmulatorSpec) -> None:
+    """Raises SettingsError for an agent that is not made for the emulator, or a trainer that cannot train the two."""
+    agent, choice = agent_plugin(settings), f"agent={settings.agent.name}"
+    has = f"emulator={emulator.name} has {spec.described()}"
+    if not agent.suits.fits(spec):
+        classes = settings_classes(AGENT).items()
+        able = [name for name, kind in classes if issubclass(kind, AgentPlugin) and kind.suits.fits(spec)]
+        raise SettingsError(f"{choice} is made for {agent.suits.value}, and {has}: use agent={' or '.join(able)}")
+    if framework_of(settings) is Framework.jax:
+        if agent.suits not in (Suits.spaces, Suits.all):
+            raise SettingsError(f"trainer=jax learns agent=generic alone, not {choice}; leave it out")
+        if isinstance(spec.actions, ProductActions):
+            raise SettingsError(f"trainer=jax learns one action at a time, and {has}; leave it out")
 
 
 def build_environment(emulator: EmulatorSettings) -> Callable[[], Any]:

@@ -100,3 +100,9 @@ class EmulatorSpec:
     actions: Actions
     vector_size: int = 0
     image_size: tuple[int, int] | None = None
+
+    def described(self) -> str:
+        """Returns what it lets an agent see and do, in words."""
+        kind = type(self.actions).__name__.removesuffix("Actions").lower().replace("device", "touch")
+        seen = {"screenshots": self.image_size is not None, f"{self.vector_size} numbers": self.vector_size > 0}
+        return f"{kind} actions and {' and '.join(name for name in seen if seen[name]) or 'nothing but text'} to see"

@@ -16,7 +16,7 @@ from digirl_dist.agent.vlm import VlmAgent
 from digirl_dist.algorithm.digirl import DigiRL
 from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.algorithm.grpo import Grpo
-from digirl_dist.emulator import DeviceActions, DiscreteActions, EmulatorSpec
+from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.touch_actions import SAID, TOKENS, DeviceAction
 from digirl_dist.errors import SettingsError, TrajectoryError
 from digirl_dist.settings import (
@@ -187,8 +187,6 @@ def test_what_is_no_such_model_is_refused_with_the_remedy(folder: Path, tmp_path
         build(tmp_path)
     with pytest.raises(SettingsError, match=r"agent\.lora does not fit LlavaFor"):
         build(folder, lora=LoraSettings(targets=["no_such_layer"]))
-    with pytest.raises(SettingsError, match="needs screenshots and touch actions"):
-        VlmAgent(VlmSettings(model=str(folder)), EmulatorSpec(DiscreteActions(2), vector_size=2))
 
 
 def test_recomputed_activations_give_the_same_gradients_in_both_modes(folder: Path) -> None:

@@ -15,10 +15,10 @@ from digirl_dist.agent.autoui.model import Answering
 from digirl_dist.agent.autoui.pretrained import Pretrained
 from digirl_dist.agent.plugins.autoui import AutoUiSettings
 from digirl_dist.agent.tokens import SamplingParams, log_probs_of_answers, padded, sample
-from digirl_dist.emulator import DeviceActions, EmulatorSpec
+from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.emulator.aitw import DECISION, PROMPT_BEGINS, AutoUiReader, to_autoui, to_prompt
 from digirl_dist.emulator.touch_actions import TOKENS, DeviceAction
-from digirl_dist.errors import ActionError, SettingsError
+from digirl_dist.errors import ActionError
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
 
@@ -41,10 +41,8 @@ class AutoUiAgent(nn.Module):
         screens: ScreenEncoder,
         critic: TextEncoder | None = None,
     ) -> None:
-        """Raises SettingsError for an emulator without touch actions, or weights that do not fit."""
+        """Raises SettingsError for weights that do not fit."""
         super().__init__()
-        if not isinstance(spec.actions, DeviceActions):
-            raise SettingsError("agent=autoui touches screens; use agent=generic for other actions")
         self._model = pretrained.model().eval()
         self._tokenizer = copy.deepcopy(pretrained.tokenizer)  # one must not be used by two threads at once
         self._screens, self._critic = screens, critic

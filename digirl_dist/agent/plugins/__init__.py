@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
+from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.touch_actions import SAID, TOKENS
 from digirl_dist.errors import ActionError
 from digirl_dist.settings.plugins import AgentSettings
@@ -13,8 +15,29 @@ from digirl_dist.types import Json
 
 if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
-    from digirl_dist.emulator import EmulatorFactory, EmulatorSpec
+    from digirl_dist.emulator import EmulatorFactory
     from digirl_dist.trajectory import Observation
+
+
+class Suits(Enum):
+    """For which emulators an agent is made."""
+
+    all = "any emulator"
+    touch = "touch actions"
+    screens = "screenshots and touch actions"
+    spaces = "vectors or pictures, and actions other than touches"
+
+    def fits(self, spec: EmulatorSpec) -> bool:
+        touches, is_seen = isinstance(spec.actions, DeviceActions), spec.image_size is not None
+        match self:
+            case Suits.all:
+                return True
+            case Suits.touch:
+                return touches
+            case Suits.screens:
+                return touches and is_seen
+            case Suits.spaces:
+                return not touches and (is_seen or spec.vector_size > 0)
 
 
 @dataclass
@@ -25,6 +48,7 @@ class AgentPlugin(AgentSettings, ABC):
     """Optional parts of the package that each machine needs on which it acts."""
     learns: ClassVar[bool] = True
     """False for one that only acts."""
+    suits: ClassVar[Suits] = Suits.all
     knows_log_prob: ClassVar[bool] = True
     """False for one that may not know how probable its actions are."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from digirl_dist.agent.plugins import AgentPlugin, check_tokens
+from digirl_dist.agent.plugins import AgentPlugin, Suits, check_tokens
 from digirl_dist.settings.extras import extra_needed
 from digirl_dist.settings.missing import MISSING
 from digirl_dist.settings.paths import Elsewhere, Folder
@@ -24,6 +24,7 @@ class AutoUiSettings(AgentPlugin):
     """AutoUI, as DigiRL trains it: T5 with the features of a screenshot, which answers in words."""
 
     extras: ClassVar[tuple[str, ...]] = ("autoui",)
+    suits: ClassVar[Suits] = Suits.touch
     name: str = "autoui"
     model: Folder = MISSING
     """Folder on the host with the checkpoint to begin with: Auto-UI-Base, or one of its form."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from digirl_dist.agent.plugins import AgentPlugin
+from digirl_dist.agent.plugins import AgentPlugin, Suits
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.ranges import Amount, Buckets, Few, FewOrNone, Pixels, Width
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 class DeviceAgentSettings(AgentPlugin):
     """Small policy from screenshot and instruction to action type and touch point."""
 
+    suits: ClassVar[Suits] = Suits.screens
     short_side: Pixels = 80
     """Screenshots are scaled so that their short side has this many pixels; a touch cell is 8 x 8 of them."""
     width: Width = 64

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from digirl_dist.agent.plugins import AgentPlugin
+from digirl_dist.agent.plugins import AgentPlugin, Suits
 from digirl_dist.settings.chat import ChatSettings
 from digirl_dist.settings.extras import extra_needed
 from digirl_dist.settings.missing import MISSING
@@ -22,6 +22,7 @@ class EndpointSettings(ChatSettings, AgentPlugin):
     """A chat model that sees, behind any server that speaks OpenAI's chat completions. It acts and does not learn."""
 
     extras: ClassVar[tuple[str, ...]] = ("endpoint",)
+    suits: ClassVar[Suits] = Suits.screens
     learns: ClassVar[bool] = False
     knows_log_prob: ClassVar[bool] = False
     name: str = "endpoint"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from digirl_dist.agent.plugins import AgentPlugin
+from digirl_dist.agent.plugins import AgentPlugin, Suits
 from digirl_dist.settings.ranges import Pixels, Positive, Width
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class GenericAgentSettings(AgentPlugin):
     """Small policy for Gymnasium spaces: vectors or images in, Discrete or Box actions out."""
 
+    suits: ClassVar[Suits] = Suits.spaces
     name: str = "generic"
     width: Width = 64
     """Units of the hidden layers."""

@@ -7,7 +7,7 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from digirl_dist.agent.plugins import AgentPlugin, check_tokens
+from digirl_dist.agent.plugins import AgentPlugin, Suits, check_tokens
 from digirl_dist.settings.extras import extra_needed
 from digirl_dist.settings.missing import MISSING
 from digirl_dist.settings.paths import Elsewhere
@@ -50,6 +50,7 @@ class VlmSettings(AgentPlugin):
     """Any chat model of Hugging Face that sees (image-text-to-text), with LoRA."""
 
     extras: ClassVar[tuple[str, ...]] = ("vlm",)
+    suits: ClassVar[Suits] = Suits.screens
     name: str = "vlm"
     model: Elsewhere = MISSING
     """A folder, or a name on the hub. It is loaded on the host, and on each worker that acts itself."""

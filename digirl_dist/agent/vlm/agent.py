@@ -25,8 +25,7 @@ from digirl_dist.agent.vlm.pretrained import (
     with_lora,
 )
 from digirl_dist.agent.vlm.wording import Wording
-from digirl_dist.emulator import DeviceActions, EmulatorSpec
-from digirl_dist.errors import SettingsError
+from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
 
@@ -44,10 +43,9 @@ class VlmAgent(nn.Module):
     """
 
     def __init__(self, settings: VlmSettings, spec: EmulatorSpec) -> None:
-        """Raises SettingsError for a model that cannot be used, or an emulator without screenshots and touch."""
+        """Raises SettingsError for a model that cannot be used."""
         super().__init__()
-        if spec.image_size is None or not isinstance(spec.actions, DeviceActions):
-            raise SettingsError("agent=vlm needs screenshots and touch actions; use agent=generic for others")
+        assert spec.image_size is not None  # as the plugin's ``suits`` says
         self.image_size = spec.image_size
         self._settings = settings
         self._processor = load_processor(settings)

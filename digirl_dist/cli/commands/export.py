@@ -6,8 +6,10 @@ Training episodes of finished iterations are exported; machines have numbers in 
 from __future__ import annotations
 
 import argparse
+import sys
 
 from digirl_dist.cli.configured import path
+from digirl_dist.report.output import shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,13 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    from digirl_dist.export import export
-    from digirl_dist.export.hub import push, refuse_no_repository
+    with shown("export the run", sys.stderr) as progress:
+        from digirl_dist.export import export
+        from digirl_dist.export.hub import push, refuse_no_repository
 
-    if options.push is not None:
-        refuse_no_repository(options.push)
-    written = export(options.run, options.to, options.destination)
-    print(written)
-    if options.push is not None:
-        print(push(written, options.to, options.push, private=not options.public))
+        if options.push is not None:
+            refuse_no_repository(options.push)
+        written = export(options.run, options.to, options.destination)
+        print(written)
+        if options.push is not None:
+            progress.status.host("upload to the hub")
+            print(push(written, options.to, options.push, private=not options.public))
     return 0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from digirl_dist.cli.configured import add_configuration, add_emulator, path, settings_of
+from digirl_dist.report.output import shown
 from digirl_dist.types import Json
 
 if TYPE_CHECKING:
@@ -32,15 +34,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    from digirl_dist.simulation.forecast import forecast, variants
+    with shown("read the configuration", sys.stderr) as progress:
+        from digirl_dist.simulation.forecast import forecast, variants
 
-    settings = settings_of(options)
-    figures = _figures(settings, options.run, options.figure)
-    plans = [_plan(settings, workers) for workers in _numbers(options.fleet)]
-    found = [
-        (forecast(figures, plan), {name: forecast(figures, other) for name, other in variants(plan).items()})
-        for plan in plans
-    ]
+        settings = settings_of(options)
+        figures = _figures(settings, options.run, options.figure)
+        plans = [_plan(settings, workers) for workers in _numbers(options.fleet)]
+        progress.status.host("forecast")
+        found = [
+            (forecast(figures, plan), {name: forecast(figures, other) for name, other in variants(plan).items()})
+            for plan in plans
+        ]
     if options.json:
         lines = [
             {**_plain(one), "variants": {name: asdict(other) for name, other in more.items()}} for one, more in found

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from digirl_dist.cli.configured import add_run_folder
 from digirl_dist.errors import RunFolderError, SettingsError
+from digirl_dist.report.output import shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,11 +18,12 @@ def execute(options: argparse.Namespace) -> int:
     folder = options.run.resolve()
     if not (folder / "run.json").is_file():
         raise SettingsError(f"{folder} is no run folder: name the save_path of a run")
-    from digirl_dist.report.page import write_page
+    with shown("write the report", sys.stderr):
+        from digirl_dist.report.page import write_page
 
-    try:
-        write_page(folder)
-    except OSError as error:
-        raise RunFolderError(f"{folder / 'report.html'} cannot be written: {error.strerror}") from error
+        try:
+            write_page(folder)
+        except OSError as error:
+            raise RunFolderError(f"{folder / 'report.html'} cannot be written: {error.strerror}") from error
     print(folder / "report.html")
     return 0

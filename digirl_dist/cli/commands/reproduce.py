@@ -7,12 +7,14 @@ ask at the same time share a batch, which rounds float32 differently; with bsize
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
 
 from digirl_dist.cli.configured import add_overrides, add_run_folder, of_run_folder, path, quoted
 from digirl_dist.cli.running import run
 from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import one_line
+from digirl_dist.report.output import shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +40,9 @@ def execute(options: argparse.Namespace) -> int:
         raise SettingsError(f"--iterations {iterations} cannot be compared: {first} has {made} finished iterations")
     words = (*source.overrides, f"train_iterations={iterations}", f"save_path={quoted(str(second))}")
     status = run(replace(source, overrides=words), watched=False)
-    tickets = tickets_of(first, iterations) == tickets_of(second, iterations)
-    found = differences(first, second, iterations)
+    with shown("compare the runs", sys.stderr):
+        tickets = tickets_of(first, iterations) == tickets_of(second, iterations)
+        found = differences(first, second, iterations)
     print(f"{second}: tickets {'equal' if tickets else 'DIFFER'}; figures {'equal' if not found else 'DIFFER'}")
     changed = [f"the first run had another environment: {each}" for each in conditions(first, second)]
     print("".join(f"  {one_line(each)}\n" for each in (*found[:20], *changed[:20])), end="")

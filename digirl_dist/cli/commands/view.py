@@ -7,10 +7,16 @@ machine: ssh -L 8765:127.0.0.1:8765 THIS_MACHINE, with --port 8765 here.
 from __future__ import annotations
 
 import argparse
+import ctypes
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 from digirl_dist.cli.configured import path
+from digirl_dist.report.output import shown
+
+_M_MMAP_THRESHOLD = -3
+"""mallopt(3)"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,9 +36,10 @@ def execute(options: argparse.Namespace) -> int:
 
     runs = [Run(run) for folder in options.runs or [Path("runs")] for run in _runs_in(folder)]
     if options.bundle is not None:
-        from digirl_dist.viewer.bundle import write_bundle
+        with shown("write the file", sys.stderr):
+            from digirl_dist.viewer.bundle import write_bundle
 
-        print(write_bundle(runs, options.bundle))
+            print(write_bundle(runs, options.bundle))
         return 0
     with extra_needed("digirl-dist view", "Starlette and uvicorn", "view"):
         from digirl_dist.viewer.server import Viewer
@@ -41,10 +48,20 @@ def execute(options: argparse.Namespace) -> int:
         viewer = Viewer(runs, options.port)
     except (OSError, OverflowError) as error:
         raise SettingsError(f"--port {options.port} cannot be used: {error}; 0 takes a free one") from error
+    _return_memory_at_once()
     print(f"open {viewer.url}\nCtrl-C ends it", flush=True)
     with suppress(KeyboardInterrupt):
         viewer.serve()
     return 0
+
+
+def _return_memory_at_once() -> None:
+    """Else each thread keeps what the largest file took that it ever read."""
+    import pyarrow as pa
+
+    pa.set_memory_pool(pa.system_memory_pool())
+    with suppress(AttributeError):  # a C library without it
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 16)
 
 
 def _runs_in(folder: Path) -> list[Path]:

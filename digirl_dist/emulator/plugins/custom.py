@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from digirl_dist.capacity import TYPICAL
+from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.missing import MISSING
@@ -30,6 +31,8 @@ class CustomEmulatorSettings(EmulatorPlugin):
         kind: Any = load_callable(self.entry_point, [], self.kwargs)
         if missing := [name for name in ("spec", "tasks") if not hasattr(kind, name)]:
             raise SettingsError(f"entry_point {self.entry_point!r} lacks the class attribute {missing[0]}")
+        if not isinstance(kind.spec, EmulatorSpec):
+            raise SettingsError(f"entry_point {self.entry_point!r}: its spec is {kind.spec!r:.100} and no EmulatorSpec")
         return Device(partial(kind, **self.kwargs), kind.spec, needs=getattr(kind, "needs", TYPICAL))
 
     def tasks(self, task_set: str, split: str) -> Sequence[Task]:

@@ -1,0 +1,71 @@
+"""Every agent with every emulator and algorithm: what does not fit is refused before anything is started."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from digirl_dist.api.training import compose
+from digirl_dist.assembly.parts import build_agent, build_device
+from digirl_dist.assembly.validate import refuse_before_start
+from digirl_dist.errors import SettingsError
+from digirl_dist.settings import Settings
+from digirl_dist.settings.plugins import AGENT, ALGORITHM, EMULATOR
+
+SCREENS = {"autoui", "custom", "device", "endpoint", "vlm"}
+SPACES = {"custom", "generic"}
+FITTING = {
+    "android": SCREENS,
+    "phone": SCREENS,
+    "miniwob": SCREENS,
+    "gymnasium": SPACES,
+    "rehearsal": SPACES,
+}
+NEEDED = {
+    "android": {"avd": "any"},
+    "autoui": {"model": "folder"},
+    "custom": {"entry_point": "tests.user_classes:Coin"},
+    "endpoint": {"model": "name"},
+    "vlm": {"model": "name"},
+    "gymnasium": {"id": "CartPole-v1"},
+}
+
+
+@pytest.fixture(scope="module")
+def base() -> Settings:
+    return compose("host", {"parallel": "single"})
+
+
+def chosen(base: Settings, folder: Path, agent: str, emulator: str, **others: Any) -> Settings:
+    parts = {
+        kind.name: kind.settings(name)(**NEEDED.get(name, {})) for kind, name in ((AGENT, agent), (EMULATOR, emulator))
+    }
+    return replace(base, save_path=str(folder), **parts, **others)
+
+
+@pytest.mark.parametrize("emulator", FITTING)
+@pytest.mark.parametrize("agent", AGENT.names())
+def test_an_agent_for_other_emulators_is_refused_naming_both_and_what_fits(
+    base: Settings, tmp_path: Path, agent: str, emulator: str
+) -> None:
+    settings = chosen(base, tmp_path, agent, emulator)
+    if agent not in FITTING[emulator]:
+        with pytest.raises(SettingsError, match=f"agent={agent} is made for .* emulator={emulator} has") as refused:
+            build_device(settings, settings.emulator)
+        named = str(refused.value).split("use agent=")[1].split(" or ")
+        assert set(named) == FITTING[emulator]
+    else:
+        device = build_device(settings, settings.emulator)
+        if agent in ("device", "generic"):
+            assert build_agent(settings, device.spec)().feature_size > 0
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHM.names())
+@pytest.mark.parametrize(("agent", "emulator"), [("device", "phone"), ("generic", "gymnasium")])
+def test_every_algorithm_trains_every_agent_that_fits(
+    base: Settings, tmp_path: Path, agent: str, emulator: str, algorithm: str
+) -> None:
+    refuse_before_start(chosen(base, tmp_path, agent, emulator, train_algorithm=algorithm), None)
