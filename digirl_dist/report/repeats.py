@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from digirl_dist.types import Clock, Json
 
+_SOON_S = 2.0
 _EVERY_S = 30.0
 _MOST = 200
 """Reasons that are told apart."""
@@ -24,6 +25,7 @@ class _Repeated:
     told_at: float
     times: int = 0
     workers: dict[str, None] = field(default_factory=dict)
+    wait_s: float = _SOON_S
 
 
 class Repeats:
@@ -51,13 +53,15 @@ class Repeats:
             return False
 
     def due(self, everything: bool = False) -> Iterator[str]:
-        """Yields a line for each reason that came again since it was told, at most every 30 s for each."""
+        """Yields a line for each reason that came again: soon after the first time, then at most every 30 s."""
         now = self._clock()
         with self._lock:
-            found = [one for one in self._told.values() if one.times and (everything or now - one.told_at >= _EVERY_S)]
+            found = [
+                one for one in self._told.values() if one.times and (everything or now - one.told_at >= one.wait_s)
+            ]
             lines = [_line(one) for one in found]
             for one in found:
-                one.told_at, one.times, one.workers = now, 0, {}
+                one.told_at, one.wait_s, one.times, one.workers = now, _EVERY_S, 0, {}
         yield from lines
 
 

@@ -11,10 +11,13 @@ from typing import Any
 
 from digirl_dist.errors import RunFolderError, SettingsError
 from digirl_dist.plain_text import one_line
+from digirl_dist.storage import json_lines
+from digirl_dist.types import Json
 
 _EVENTS = 8
-_LOOKED_AT = 1000
-_USUAL = ("episode", "pushed", "relayed")
+_EVENT_BYTES = 1 << 20
+"""Of the newest, which are looked at."""
+_USUAL = ("episode", "episode_dropped", "pushed", "relayed")
 _LONG_S = 2.0
 _NEAR = 0.5
 """Share of its limit above which a wait is marked."""
@@ -92,31 +95,32 @@ def _wait(for_s: float, limit_s: float | None) -> str:
 
 
 def _events(folder: Path) -> Iterator[str]:
-    try:
-        lines = (folder / "events.jsonl").read_text().splitlines()
-    except OSError:
-        return
-    notable = [line for line in lines if not any(f'"event": "{kind}"' in line for kind in _USUAL)]
+    events = [
+        each for each in json_lines.read(folder / "events.jsonl", _EVENT_BYTES) if each.get("event") not in _USUAL
+    ]
     yield "last events:"
-    for event, count in _grouped(notable[-_LOOKED_AT:])[-_EVENTS:]:
+    for event, count in _grouped(events)[-_EVENTS:]:
         said = ", ".join(
             f"{key} {value}" for key, value in event.items() if key not in ("time", "event") and value != ""
         )
         times = f" ({count} times)" if count > 1 else ""
-        yield f"  {time.strftime('%H:%M:%S', time.localtime(event['time']))} {event['event']}{times}: {said}"
+        yield f"  {_time_of_day(event.get('time'))} {event.get('event')}{times}: {said}"
 
 
-def _grouped(lines: Sequence[str]) -> list[tuple[dict[str, Any], int]]:
+def _grouped(events: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:
     """Groups consecutive events of the same kind and worker; returns the newest of each group and the group's size."""
     found: list[tuple[dict[str, Any], int]] = []
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:  # being written, or cut by a crash
-            continue
+    for event in events:
         same = found and all(found[-1][0].get(key) == event.get(key) for key in ("event", "worker"))
         found[-1:] = [(event, found[-1][1] + 1)] if same else [*found[-1:], (event, 1)]
     return found
+
+
+def _time_of_day(seconds: Json) -> str:
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(seconds))  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, OSError):  # of a file that somebody else wrote
+        return "--:--:--"
 
 
 def is_running(folder: Path) -> bool:

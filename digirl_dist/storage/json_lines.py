@@ -9,6 +9,9 @@ from typing import Any
 
 from digirl_dist.types import Json
 
+_LONGEST = 1 << 26
+"""Bytes of a line: longer ones, which a stranger's file may have, are skipped."""
+
 
 def read(path: Path, newest_bytes: int | None = None) -> list[dict[str, Json]]:
     """Returns the objects of the file, or of its newest bytes; skips lines that are not complete JSON objects."""
@@ -45,9 +48,14 @@ class JsonLines:
             return
         with self._path.open("rb") as file:
             file.seek(self._read)
-            while self._read < until and (line := file.readline()).endswith(b"\n"):
+            whole = True
+            while self._read < until and (line := file.readline(_LONGEST)):
+                ends = line.endswith(b"\n")
+                if not ends and len(line) < _LONGEST:  # it is being written
+                    return
                 self._read += len(line)
-                parsed = _parsed(line)
+                parsed = _parsed(line) if whole and ends else None
+                whole = ends
                 if isinstance(parsed, dict):
                     yield parsed
 

@@ -134,7 +134,7 @@ def test_a_reason_is_told_once_and_then_counted() -> None:
         site.progress.listen("worker_lost", lost)
     site.progress.look()
     assert site.kept.lines == ["worker w0 lost: nothing listens at 10.0.0.0:22 -> start sshd"]
-    site.now += 31
+    site.now += 3
     site.progress.look()
     site.progress.look()
     assert site.kept.lines[1:] == [

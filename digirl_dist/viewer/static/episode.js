@@ -117,8 +117,10 @@ class View {
   }
 
   async think() {
-    this.thoughts = null;
-    this.refresh();
+    if (this.thoughts !== null) {
+      this.thoughts = null;
+      this.refresh();
+    }
     await Promise.allSettled([...this.place.querySelectorAll("img")].map((shot) => shot.decode())); // pictures come first
     if (!this.state.is(this.place)) return;
     try {
