@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -61,6 +63,7 @@ _BEFORE_GOALS = SCHEMA.remove(SCHEMA.get_field_index("achieved"))
 _BEFORE_PURPOSES = _BEFORE_GOALS.remove(SCHEMA.get_field_index("purpose"))
 """The columns of earlier versions, in which an evaluation of policy version v had the iteration -1 - v."""
 _KNOWN = (SCHEMA, _BEFORE_GOALS, _BEFORE_PURPOSES)
+_REWRITE = "if your own run wrote it before 2026-11-22, write it anew: python -m digirl_dist.storage.parquet"
 
 
 AS_WRITTEN: dict[str, Any] = {
@@ -208,8 +211,12 @@ def stream(path: Path) -> Iterator[Trajectory]:
 @contextmanager
 def opened(path: Path) -> Iterator[parquet_bounds.BoundedFile]:
     """Opens a file of a run folder, which may be a stranger's. Raises TrajectoryError, for what reading raises too."""
-    with _refusals(path), parquet_bounds.bounded(path, _KNOWN, parquet_bounds.OF_A_RUN) as file:
-        yield file
+    with _refusals(path):
+        try:
+            with parquet_bounds.bounded(path, _KNOWN, parquet_bounds.OF_A_RUN) as file:
+                yield file
+        except parquet_bounds.OtherFormError as error:
+            raise TrajectoryError(f"{error}; {_REWRITE} {shlex.quote(str(path))}") from error
 
 
 @contextmanager
@@ -295,3 +302,8 @@ def _goals(said: str) -> list[Goal]:
     if not isinstance(found, list) or not all(isinstance(goal, dict) for goal in found):
         raise TrajectoryError(f"the goals that a step met are {said[:80]!r}, not a list of JSON objects")
     return found
+
+
+if __name__ == "__main__":
+    for own in map(Path, sys.argv[1:]):  # of a version that wrote them in another form; any size is read
+        write(own, read(own))

@@ -38,6 +38,11 @@ _COLUMN_FIELDS = {1, 2, 3, 4, 5, 6, 7, 9, 13, 16}
 _MOST_PARTS = 2
 """Of the path of a column that is no list: ``observation.text``."""
 
+
+class OtherFormError(TrajectoryError):
+    """A file that is stored in another form than this version's: an older one's, perhaps."""
+
+
 Thrift = dict[int, Any]
 """A struct of Thrift: the value of each field by its number."""
 
@@ -176,7 +181,8 @@ class _Column:
         told: Thrift = chunk[3]
         path = [part.decode() for part in told[3]]
         ours = chunk.keys() <= _CHUNK_FIELDS and told.keys() <= _COLUMN_FIELDS and told[4] in _CODECS
-        _require(ours, f"column {'.'.join(path)[:100]} is not stored as this package stores it")
+        if not ours:
+            raise OtherFormError(f"column {'.'.join(path)[:100]} is not stored as this package stores it")
         return cls(".".join(path), told[9], told[7], len(path) > _MOST_PARTS)
 
 
@@ -195,9 +201,10 @@ def _check_pages(content: _OnDisk, column: _Column, rows: int, most_bytes: int) 
         page, at = ThriftReader(content, at, end, _LONGEST_HEADER).struct()
         data = page.get(5)
         if page.get(1) != _DATA_PAGE or 4 not in page or not isinstance(data, dict):
-            raise TrajectoryError(f"column {name} has a page without checksum, or of another kind than data")
+            raise OtherFormError(f"column {name} has a page without checksum, or of another kind than data")
         encodings = data.get(2), data.get(3), data.get(4)
-        _require(encodings == (_PLAIN, _RLE, _RLE), f"column {name} has encodings {encodings}")
+        if encodings != (_PLAIN, _RLE, _RLE):
+            raise OtherFormError(f"column {name} has encodings {encodings}")
         sizes = [size if type(size) is int else -1 for size in (page.get(2), page.get(3), data.get(1))]
         _require(min(sizes) >= 0, f"column {name} has a page of sizes {sizes}")
         unpacked, at, values = unpacked + sizes[0], at + sizes[1], values + sizes[2]

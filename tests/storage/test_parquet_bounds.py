@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import runpy
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -154,3 +156,17 @@ def test_headers_nested_without_end_are_refused() -> None:
     for endless in (b"\x1c" * 5000, b"\x19" * 5000):  # structs in structs, lists in lists
         with pytest.raises(TrajectoryError, match="nested too deeply"):
             ThriftReader(endless, 0, len(endless)).struct()
+
+
+@pytest.mark.parametrize("how", [{}, {"compression": "zstd"}, {**parquet.AS_WRITTEN, "write_page_checksum": False}])
+def test_a_file_of_an_older_version_is_refused_with_the_command_that_writes_it_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
+) -> None:
+    path = tmp_path / "old one.parquet"
+    pq.write_table(parquet.to_table(episode()), path, **how)
+    with pytest.raises(TrajectoryError, match="before 2026-11-22") as refused:
+        parquet.read_stored(path)
+    _, module, named = shlex.split(str(refused.value).rpartition(": python")[2])
+    monkeypatch.setattr("sys.argv", [module, named])
+    runpy.run_module(module, run_name="__main__")
+    assert [step.action for step in parquet.read_stored(path)[0].steps] == [step.action for step in episode().steps]
