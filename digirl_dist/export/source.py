@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from digirl_dist import regular_file
 from digirl_dist.errors import RunFolderError, TrajectoryError
 from digirl_dist.plain_text import without_secrets_in
 from digirl_dist.report.record import config_of, metrics_of
@@ -43,7 +44,7 @@ class Source:
     @property
     def run_id(self) -> str:
         try:
-            return str(json.loads((self.folder / "run.json").read_text())["run_id"])
+            return str(json.loads(regular_file.content(self.folder / "run.json"))["run_id"])
         except (OSError, ValueError, KeyError, TypeError):
             return self.name
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from digirl_dist import regular_file
 from digirl_dist.errors import RunFolderError, SettingsError
 from digirl_dist.plain_text import one_line
 from digirl_dist.storage import json_lines
@@ -27,7 +28,7 @@ def explain(folder: Path) -> str:
     """Explains a run folder. Raises SettingsError if it has no status, RunFolderError if that is damaged."""
     path = folder / "status.json"
     try:
-        status = json.loads(path.read_text())
+        status = json.loads(regular_file.content(path))
         lines = [*_host(folder, status), *_policy(status), *_workers(status), *_events(folder)]
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}; name the save_path of a run") from error

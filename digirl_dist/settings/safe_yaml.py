@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from digirl_dist import regular_file
 from digirl_dist.errors import SettingsError
 
 _MOST_VALUES = 10_000
@@ -28,7 +29,7 @@ def load_yaml(text: str, name: str) -> Any:
 def read_yaml(path: Path, name: str = "") -> Any:
     """Returns the content of a file. Raises SettingsError, which calls it ``name``, for one that cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = regular_file.content(path).decode()
     except (OSError, ValueError) as error:
         raise SettingsError(f"{name or path} cannot be read: {error}") from error
     return load_yaml(text, name or str(path))
@@ -64,7 +65,7 @@ def refuse_excess_in_files(folder: Path) -> None:
     """Does so for every YAML file below ``folder``; one that cannot be read is left to its reader."""
     for path in folder.rglob("*.yaml"):
         try:
-            text = path.read_text(encoding="utf-8")
+            text = regular_file.content(path).decode()
         except (OSError, ValueError):
             continue
         refuse_excess(text, str(path))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
+from digirl_dist import regular_file
 from digirl_dist.errors import CheckpointError
 from digirl_dist.storage import atomic_files
 from digirl_dist.storage.digest import digest, file_digest
@@ -127,7 +128,7 @@ class Checkpoint:
     def metrics(self) -> dict[str, Json]:
         """Returns the metrics of the update that made this checkpoint. Raises CheckpointError."""
         with reading(path := self._intact("metrics.json")):
-            metrics: dict[str, Json] = json.loads(path.read_text())
+            metrics: dict[str, Json] = json.loads(regular_file.content(path))
         return metrics
 
     def _intact(self, name: str) -> Path:
@@ -214,7 +215,7 @@ class Checkpoints:
         """Returns the record of the best checkpoint. Raises CheckpointError naming the file if it is damaged."""
         path = self.root / "best.json"
         with reading(path, "; remove it"):
-            return msgspec.json.decode(path.read_bytes(), type=_Best) if path.exists() else None
+            return msgspec.json.decode(regular_file.content(path), type=_Best) if path.exists() else None
 
     def open(self, iteration: int) -> Checkpoint:
         """Returns the checkpoint of an iteration. Raises CheckpointError naming the file that cannot be used."""
@@ -269,7 +270,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """Returns the checkpoint in ``folder``, whatever its name. Raises CheckpointError naming the file."""
     path = folder / "manifest.json"
     with reading(path):
-        manifest = msgspec.json.decode(path.read_bytes(), type=_Manifest)
+        manifest = msgspec.json.decode(regular_file.content(path), type=_Manifest)
     tensors = {name: TensorInfo(*info) for name, info in manifest.tensors.items()}
     return Checkpoint(folder, manifest.iteration, tensors, manifest.files, manifest.policy)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from digirl_dist import regular_file
 from digirl_dist.types import Json
 
 _LONGEST = 1 << 26
@@ -46,7 +47,7 @@ class JsonLines:
         """Yields the objects up to byte ``until`` that were not yielded before, line by line. Raises OSError."""
         if until <= self._read:
             return
-        with self._path.open("rb") as file:
+        with regular_file.opened(self._path) as file:
             file.seek(self._read)
             whole = True
             while self._read < until and (line := file.readline(_LONGEST)):

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from digirl_dist import regular_file
 from digirl_dist.errors import TrajectoryError
 
 _MAGIC = b"PAR1"
@@ -109,7 +110,7 @@ def bounded(path: Path, schemas: Sequence[pa.Schema], limits: Limits) -> Iterato
 
     Raises TrajectoryError, OSError, or Arrow's own errors for a footer that is none.
     """
-    with open(path, "rb", opener=_opened_at_once) as file:
+    with regular_file.opened(path) as file:
         content = _OnDisk(file)
         groups = _groups(content, limits)
         with pq.ParquetFile(
@@ -123,11 +124,6 @@ def bounded(path: Path, schemas: Sequence[pa.Schema], limits: Limits) -> Iterato
             same = any(found.equals(schema, check_metadata=False) for schema in schemas)
             _require(same, f"its columns are not those of a trajectory: {', '.join(found.names)[:300]}")
             yield BoundedFile(content, groups, opened, limits)
-
-
-def _opened_at_once(path: str, flags: int) -> int:
-    """A named pipe, which a stranger's folder may hold, would be waited for; it has no bytes."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 class _OnDisk:
