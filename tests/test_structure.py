@@ -22,7 +22,7 @@ PACKAGE = Path(digirl_dist.__file__).parent
 ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = [
-    ["__init__", "capacity", "child_process", "errors", "plain_text", "regular_file", "types"],
+    ["__init__", "capacity", "child_process", "errors", "plain_text", "types"],
     ["exit_status", "parallel", "settings", "tasks", "user_code"],
     ["chat", "protocol", "trajectory"],
     ["collection", "emulator"],

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from digirl_dist.api.run import Run
+from digirl_dist.settings.keys import quoted
 
 if TYPE_CHECKING:
     from digirl_dist.settings import Settings
@@ -64,14 +64,8 @@ def _written(value: Any) -> str:
         case list() | tuple():
             return "[" + ",".join(map(_written, value)) + "]"
         case str():
-            return _quoted(value)
+            return quoted(value)
         case _ if callable(value):
             return f"'{value.__module__}:{value.__qualname__}'"
         case _:
             return f"'{value}'"
-
-
-def _quoted(text: str) -> str:
-    """In Hydra's grammar a backslash is one, except before a quote; OmegaConf's ``${`` would refer to a key."""
-    escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", text.replace("${", "\\${")).replace("'", "\\'")
-    return f"'{escaped}'"

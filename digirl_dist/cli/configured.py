@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from digirl_dist.cli.completion import complete_override
 from digirl_dist.errors import SettingsError
+from digirl_dist.settings.keys import quoted
 from digirl_dist.settings.places import HERE
 
 if TYPE_CHECKING:
@@ -90,8 +91,3 @@ def of_run_folder(folder: Path, overrides: Sequence[str]) -> Source:
     if not (root / "config.yaml").is_file():
         raise SettingsError(f"{folder} is no run folder: it has no config.yaml; name the save_path of a run")
     return Source(str(root), "config", (f"save_path={quoted(str(root))}", *overrides))
-
-
-def quoted(text: str) -> str:
-    """Returns a text as the grammar of overrides takes it literally."""
-    return "'" + text.replace("'", "\\'") + "'"

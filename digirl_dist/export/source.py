@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from digirl_dist import regular_file
 from digirl_dist.errors import RunFolderError, TrajectoryError
 from digirl_dist.plain_text import without_secrets_in
 from digirl_dist.report.record import config_of, metrics_of
+from digirl_dist.settings import regular_file
 from digirl_dist.storage import json_lines, parquet
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json

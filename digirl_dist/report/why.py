@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from digirl_dist import regular_file
 from digirl_dist.errors import RunFolderError, SettingsError
 from digirl_dist.plain_text import one_line
+from digirl_dist.settings import regular_file
 from digirl_dist.storage import json_lines
 from digirl_dist.types import Json
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, get_type_hints
@@ -44,3 +45,12 @@ def flat(value: Json, key: str = "", whole: Collection[str] = ()) -> Iterator[tu
             yield from flat(entry, f"{key}.{name}".lstrip("."), whole)
     else:
         yield key, value
+
+
+def quoted(text: str) -> str:
+    """Returns a text as an override takes it literally.
+
+    In Hydra's grammar a backslash is one, except before a quote; OmegaConf's ``${`` would refer to a key.
+    """
+    escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", text.replace("${", "\\${")).replace("'", "\\'")
+    return f"'{escaped}'"

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from digirl_dist import regular_file
 from digirl_dist.errors import SettingsError
+from digirl_dist.settings import regular_file
 
 _MOST_VALUES = 10_000
 _MOST_CHARACTERS = 1 << 20

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
-from digirl_dist import regular_file
 from digirl_dist.errors import CheckpointError
+from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files
 from digirl_dist.storage.digest import digest, file_digest
 from digirl_dist.storage.disk_full import FailFast, WritePolicy, full_disks_as_oserror

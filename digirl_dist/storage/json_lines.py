@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from digirl_dist import regular_file
+from digirl_dist.settings import regular_file
 from digirl_dist.types import Json
 
 _LONGEST = 1 << 26

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from digirl_dist import regular_file
 from digirl_dist.errors import TrajectoryError
+from digirl_dist.settings import regular_file
 
 _MAGIC = b"PAR1"
 _LONGEST_FOOTER = 1 << 16

@@ -12,8 +12,7 @@ import torch
 from PIL import Image
 
 from digirl_dist.agent.generic import GenericPolicy
-from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, EmulatorSpec
-from digirl_dist.errors import SettingsError
+from digirl_dist.emulator import BoxActions, DiscreteActions, EmulatorSpec
 from digirl_dist.settings import GenericAgentSettings
 from digirl_dist.trajectory import Observation
 
@@ -100,10 +99,3 @@ def test_features_carry_no_gradient(policy: tuple[GenericPolicy, EmulatorSpec]) 
     made, spec = policy
     features = made.features(seen(spec, 2))
     assert features.shape == (2, made.feature_size) and not features.requires_grad
-
-
-def test_what_it_cannot_serve_is_refused() -> None:
-    with pytest.raises(SettingsError, match="agent=device"):
-        GenericPolicy(GenericAgentSettings(), EmulatorSpec(DeviceActions(), vector_size=1))
-    with pytest.raises(SettingsError, match="neither"):
-        GenericPolicy(GenericAgentSettings(), EmulatorSpec(DiscreteActions(2)))

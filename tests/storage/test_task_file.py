@@ -11,6 +11,7 @@ from digirl_dist.assembly.parts import build_device
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import (
     DeviceAgentSettings,
+    GenericAgentSettings,
     EmulatorSettings,
     GymnasiumSettings,
     MiniwobSettings,
@@ -96,7 +97,7 @@ def test_a_missing_file_is_named() -> None:
 
 
 def chosen(emulator: EmulatorSettings, task_set: str, **more: object) -> list[Task]:
-    settings = Settings(task_set=task_set, emulator=emulator, agent=DeviceAgentSettings(), **more)  # type: ignore[arg-type]
+    settings = Settings(**{"task_set": task_set, "emulator": emulator, "agent": DeviceAgentSettings(), **more})  # type: ignore[arg-type]
     return list(build_device(settings, emulator).tasks)
 
 
@@ -125,7 +126,8 @@ def test_a_file_may_list_miniwob_pages(tmp_path: Path) -> None:
 
 def test_a_file_gives_a_gymnasium_environment_its_instructions(tmp_path: Path) -> None:
     path = written(tmp_path, "mine.yaml", "[{id: short, params: {length: 3}}]")
-    assert chosen(GymnasiumSettings(id="CartPole-v1"), path) == [Task("short", "", {"length": 3})]
+    found = chosen(GymnasiumSettings(id="CartPole-v1"), path, agent=GenericAgentSettings())
+    assert found == [Task("short", "", {"length": 3})]
 
 
 @pytest.mark.parametrize("order", ["sequential", "random"])

@@ -19,6 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     words = options.overrides
-    if words and "=" not in words[0]:
+    if words and ("=" not in words[0] or path(words[0]).is_dir()):
         return run(of_run_folder(path(words[0]), (*_MEASURES, *words[1:])), watched=False)
     return run(source_of(options))

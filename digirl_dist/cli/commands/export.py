@@ -9,6 +9,7 @@ import argparse
 import sys
 
 from digirl_dist.cli.configured import path
+from digirl_dist.plain_text import printable
 from digirl_dist.report.output import shown
 
 
@@ -30,7 +31,7 @@ def execute(options: argparse.Namespace) -> int:
         if options.push is not None:
             refuse_no_repository(options.push)
         written = export(options.run, options.to, options.destination)
-        print(written)
+        print(printable(str(written)))
         if options.push is not None:
             progress.status.host("upload to the hub")
             print(push(written, options.to, options.push, private=not options.public))

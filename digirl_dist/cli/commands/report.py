@@ -7,6 +7,7 @@ import sys
 
 from digirl_dist.cli.configured import add_run_folder
 from digirl_dist.errors import RunFolderError, SettingsError
+from digirl_dist.plain_text import printable
 from digirl_dist.report.output import shown
 
 
@@ -25,5 +26,5 @@ def execute(options: argparse.Namespace) -> int:
             write_page(folder)
         except OSError as error:
             raise RunFolderError(f"{folder / 'report.html'} cannot be written: {error.strerror}") from error
-    print(folder / "report.html")
+    print(printable(str(folder / "report.html")))
     return 0

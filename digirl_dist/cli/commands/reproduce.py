@@ -10,11 +10,12 @@ import argparse
 import sys
 from dataclasses import replace
 
-from digirl_dist.cli.configured import add_overrides, add_run_folder, of_run_folder, path, quoted
+from digirl_dist.cli.configured import add_overrides, add_run_folder, of_run_folder, path
 from digirl_dist.cli.running import run
 from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import one_line
 from digirl_dist.report.output import shown
+from digirl_dist.settings.keys import quoted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

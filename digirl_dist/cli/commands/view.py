@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from digirl_dist.cli.configured import path
+from digirl_dist.plain_text import printable
 from digirl_dist.report.output import shown
 
 _M_MMAP_THRESHOLD = -3
@@ -39,7 +40,7 @@ def execute(options: argparse.Namespace) -> int:
         with shown("write the file", sys.stderr):
             from digirl_dist.viewer.bundle import write_bundle
 
-            print(write_bundle(runs, options.bundle))
+            print(printable(str(write_bundle(runs, options.bundle))))
         return 0
     with extra_needed("digirl-dist view", "Starlette and uvicorn", "view"):
         from digirl_dist.viewer.server import Viewer

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from digirl_dist import regular_file
 from digirl_dist.errors import RunFolderError, SettingsError
 from digirl_dist.report.why import explain
+from digirl_dist.settings import regular_file
 from digirl_dist.settings.safe_yaml import read_yaml
 from digirl_dist.storage import json_lines
 
