@@ -18,7 +18,7 @@ from digirl_dist.types import Json
 _EVENTS = 8
 _EVENT_BYTES = 1 << 20
 """Of the newest, which are looked at."""
-_USUAL = ("episode", "episode_dropped", "pushed", "relayed")
+_USUAL = ("episode", "episode_dropped", "pushed", "relayed", "worker_machine")
 _LONG_S = 2.0
 _NEAR = 0.5
 """Share of its limit above which a wait is marked."""

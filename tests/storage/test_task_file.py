@@ -11,8 +11,8 @@ from digirl_dist.assembly.parts import build_device
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import (
     DeviceAgentSettings,
-    GenericAgentSettings,
     EmulatorSettings,
+    GenericAgentSettings,
     GymnasiumSettings,
     MiniwobSettings,
     PhoneSettings,
