@@ -20,10 +20,10 @@ def opened(path: Path) -> BinaryIO:
     return file
 
 
-def content(path: Path) -> bytes:
-    """Returns the content of a regular file of at most 64 MiB. Raises OSError."""
+def content(path: Path, most: int = _MOST) -> bytes:
+    """Returns the content of a regular file of at most so many bytes. Raises OSError."""
     with opened(path) as file:
-        found = file.read(_MOST + 1)
-    if len(found) > _MOST:
-        raise OSError(errno.EFBIG, f"it has more than {_MOST} bytes", str(path))
+        found = file.read(most + 1)
+    if len(found) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
     return found

@@ -13,6 +13,7 @@ from digirl_dist.settings import regular_file
 _MOST_VALUES = 10_000
 _MOST_CHARACTERS = 1 << 20
 _DEEPEST = 100
+_LONGEST = 1 << 22
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's, which every wheel of PyYAML has: PyYAML's own takes half a second for two thousand brackets."""
 
@@ -29,7 +30,7 @@ def load_yaml(text: str, name: str) -> Any:
 def read_yaml(path: Path, name: str = "") -> Any:
     """Returns the content of a file. Raises SettingsError, which calls it ``name``, for one that cannot be read."""
     try:
-        text = regular_file.content(path).decode()
+        text = regular_file.content(path, _LONGEST).decode()
     except (OSError, ValueError) as error:
         raise SettingsError(f"{name or path} cannot be read: {error}") from error
     return load_yaml(text, name or str(path))

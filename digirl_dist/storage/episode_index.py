@@ -63,6 +63,8 @@ class EpisodeIndex:
         self._row_of: dict[str, int] = {}
         self._place: list[tuple[Path, int]] = []
         """The file of each row, and the episode's first row in it."""
+        self._read_at: dict[Path, int] = {}
+        """When each file that has been read was written."""
         self._seen: set[str] = set()
         self._waiting: list[str] = []
         """Files that were found and not read yet."""
@@ -120,9 +122,14 @@ class EpisodeIndex:
 
     def read(self, row: int) -> Trajectory:
         """Returns the whole episode. Reads no more than a part of its file at once. Raises TrajectoryError."""
-        if not self._place[row][0].exists():  # its iteration has ended since
-            self.refresh()
         path, first = self._place[row]
+        if (written := _written(str(path))) == 0:  # its iteration has ended since
+            self.refresh()
+        elif written != self._read_at[path]:  # an episode was refused since: others are where it was
+            self._add(str(path))
+        path, first = self._place[row]
+        if first < 0:
+            raise TrajectoryError(f"{path} does not hold this episode any more")
         with parquet.opened(path) as file:
             return parquet.from_table(_episode(file, first))[0]
 
@@ -130,6 +137,9 @@ class EpisodeIndex:
         self._seen.add(name)
         self._unreadable.pop(name, None)
         written, path = _written(name), Path(name)
+        if path in self._read_at:
+            self._place = [(at, -1 if at == path else first) for at, first in self._place]
+        self._read_at[path] = written
         try:
             rows, firsts = _summary(path)
         except (TrajectoryError, KeyError) as error:

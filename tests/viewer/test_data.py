@@ -183,6 +183,18 @@ def test_a_run_that_is_deleted_and_made_again_while_it_is_viewed(folder: Path, t
     assert (known["id"], now["id"]) == ("first", "second") and now["episodes"] == known["episodes"] - 6
 
 
+def test_an_episode_that_is_refused_while_the_run_is_viewed_leaves_the_others_theirs(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", iterations=1)
+    viewed = named([Run(folder)])["run"]
+    viewed.follow(everything=True)
+    file = folder / "trajectories" / "000000.parquet"
+    kept = [one for one in parquet.read(file) if one.ticket.index != 2]
+    parquet.write(file, kept)
+    assert [viewed.episode(f"t0.{one.ticket.index}")["id"] for one in kept] == [one.episode_id for one in kept]
+    with pytest.raises(TrajectoryError, match="any more"):
+        viewed.episode("t0.2")
+
+
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / place / "run", iterations=1) for place in ("a", "b")]
     assert list(named([Run(each) for each in folders])) == ["run", "run~2"]
