@@ -35,6 +35,7 @@ FIGURES = {
     "store": {"open", "append"},
     "straggler": {"over_ideal"},
     "vector": {"CartPole-v1_vs_async", "ALE/Pong-v5_vs_async"},
+    "viewer": {"first_paint_s", "filter_s", "episode_s", "server_mb"},
     "worker": {"phone_ms_per_step", "miniwob_ms_per_step"},
 }
 LIMITED = {"limited_vs_scp_serial", "delta_bytes_ratio"}

@@ -198,6 +198,7 @@ def _summary(path: Path) -> tuple[pa.Table, list[int]]:
     with parquet.opened(path) as file:
         wanted = [name for name in (*_PER_EPISODE, *_PER_STEP, "purpose") if name in file.columns]
         rows = file.read(wanted)
+        rows.validate(full=True)  # texts of a stranger's file may be no UTF-8
         if any(column.null_count for column in rows.columns):
             raise TrajectoryError("it has nulls")
         return _summarised(rows, "measure" if is_measure else "")

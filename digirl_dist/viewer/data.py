@@ -142,9 +142,10 @@ def named(runs: Sequence[Run]) -> dict[str, ViewedRun]:
     """Returns runs by names that tell them apart."""
     found: dict[str, ViewedRun] = {}
     for run in runs:
-        name, number = run.name, 2
+        first = name = run.name.encode("utf-8", "replace").decode()  # an address cannot hold half a surrogate pair
+        number = 2
         while name in found:
-            name, number = f"{run.name}~{number}", number + 1
+            name, number = f"{first}~{number}", number + 1
         found[name] = ViewedRun(run, name)
     return found
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from small_run import append, episode, make_run
 from starlette.testclient import TestClient
@@ -195,9 +197,23 @@ def test_an_episode_that_is_refused_while_the_run_is_viewed_leaves_the_others_th
         viewed.episode("t0.2")
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    folders = [make_run(tmp_path / place / "run", iterations=1) for place in ("a", "b")]
-    assert list(named([Run(each) for each in folders])) == ["run", "run~2"]
+def test_runs_of_one_name_are_told_apart_and_every_name_fits_an_address(folder: Path, tmp_path: Path) -> None:
+    folders = [shutil.copytree(folder, tmp_path / place) for place in ("a/run", "b/run", "\udcff", "\udcfe")]
+    assert list(named([Run(each) for each in folders])) == ["run", "run~2", "?", "?~2"]
+
+
+def test_a_file_with_texts_that_are_none_is_named_and_hides_no_other(folder: Path, tmp_path: Path) -> None:
+    place = shutil.copytree(folder, tmp_path / "run")
+    rows = parquet.to_table(episode(9, 0, True))
+    wrong = pa.array([b"\xff"] * rows.num_rows).view(pa.string())
+    pq.write_table(
+        rows.set_column(rows.schema.get_field_index("task"), "task", wrong),
+        place / "trajectories/000009.parquet",
+        **parquet.AS_WRITTEN,
+    )
+    viewed = named([Run(place)])["run"]
+    viewed.follow(everything=True)
+    assert viewed.rows(0)["count"] == 18 and "000009.parquet" in str(viewed.summary()["notes"])
 
 
 def test_a_bundle_is_one_file_without_addresses_and_its_data_cannot_end_the_script(tmp_path: Path) -> None:
