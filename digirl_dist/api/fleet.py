@@ -22,6 +22,7 @@ from digirl_dist.types import Json
 if TYPE_CHECKING:
     from digirl_dist.api.policy import Policy
     from digirl_dist.assembly.collector import OpenFleet
+    from digirl_dist.settings import Settings
     from digirl_dist.storage.checkpoint import Checkpoint
 
 
@@ -53,7 +54,7 @@ class Fleet:
         try:
             self._settings = compose("host", {**named, **settings, **_MEASURES, "save_path": str(folder)})
             refuse_contradictions(self._settings)
-            self._device = build_device(self._settings, self._settings.emulator)
+            self._device = build_device(_acted_by(None, self._settings), self._settings.emulator)
         except BaseException:
             self._forget(Path(folder))
             raise
@@ -140,14 +141,13 @@ class Fleet:
     def _start(self, policy: Policy) -> OpenFleet:
         from digirl_dist.assembly.collector import open_fleet
         from digirl_dist.assembly.parts import build_device
-        from digirl_dist.settings.plugins import AGENT
 
         if not hasattr(policy, "agent"):
             raise TypeError(f"a fleet acts with a Policy, such as Run(...).policy(), not {policy!r:.80}")
         if self._is_closed:
             raise SettingsError("this fleet is closed: open another one")
         if self._started is None:
-            settings = replace(self._settings, agent=policy.settings or AGENT.settings("custom")(entry_point=""))
+            settings = _acted_by(policy, self._settings)
             device = build_device(settings, settings.emulator)  # as this agent uses it
             self._started = open_fleet(settings, device, policy.factory, self._folder, self._stack)
             self._rounds = self._first_round(self._folder)
@@ -184,3 +184,10 @@ class Fleet:
     def _forget(self, folder: Path) -> None:
         if not self._keeps:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _acted_by(policy: Policy | None, settings: Settings) -> Settings:
+    """Returns the settings with a policy's agent; before there is one, any agent may come."""
+    from digirl_dist.settings.plugins import AGENT
+
+    return replace(settings, agent=(policy and policy.settings) or AGENT.settings("custom")(entry_point=""))

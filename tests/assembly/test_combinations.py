@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from digirl_dist import Fleet
 from digirl_dist.api.training import compose
 from digirl_dist.assembly.parts import build_agent, build_device
 from digirl_dist.assembly.validate import refuse_before_start
@@ -69,3 +70,8 @@ def test_every_algorithm_trains_every_agent_that_fits(
     base: Settings, tmp_path: Path, agent: str, emulator: str, algorithm: str
 ) -> None:
     refuse_before_start(chosen(base, tmp_path, agent, emulator, train_algorithm=algorithm), None)
+
+
+def test_a_fleet_takes_the_agent_of_its_policy(tmp_path: Path) -> None:
+    for emulator in ({"name": "custom", "entry_point": "tests.user_classes:Counter"}, {"name": "phone"}):
+        assert Fleet.inline(emulator=emulator, save_path=str(tmp_path)).tasks
