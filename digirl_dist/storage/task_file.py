@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from digirl_dist.errors import SettingsError
+from digirl_dist.settings import regular_file
 from digirl_dist.settings.safe_yaml import load_yaml
 from digirl_dist.tasks import Task
 
@@ -51,7 +52,7 @@ class _Entry:
 
 def _entries(path: Path) -> list[_Entry]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = regular_file.content(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"task_set {path} cannot be read: {error}") from error
     if path.suffix in _LINES:
