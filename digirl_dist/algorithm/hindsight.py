@@ -41,9 +41,9 @@ class Hindsight:
         """
         if self.most == 0:
             return []
-        own = episode.ticket.task.id
+        ticket, own = episode.ticket, episode.ticket.task.id
         met = {task.id: (steps, task) for steps, task in reversed(list(self._met(episode))) if task.id != own}
-        chosen = sorted(met.values(), key=lambda one: digest(f"{episode.episode_id}/{one[1].id}".encode()))
+        chosen = sorted(met.values(), key=lambda one: digest(f"{ticket.iteration}/{ticket.index}/{one[1].id}".encode()))
         ways = (_way(episode, steps, task) for steps, task in chosen)
         return [way for way in ways if way is not None][: self.most]
 

@@ -49,7 +49,10 @@ def test_every_wording_of_a_goal_counts_and_no_more_than_asked_for() -> None:
     met = episode("abcd", {0: {"goal": 1}, 2: {"goal": 3}})
     assert {way.ticket.task.id for way in Hindsight(TASKS, 3).relabelled(met)} == {"other-0", "other-1", "third"}
     assert len(Hindsight(TASKS, 2).relabelled(met)) == 2
-    assert Hindsight(TASKS, 2).relabelled(met)[0].ticket == Hindsight(TASKS, 2).relabelled(met)[0].ticket
+    elsewhere = replace(met, episode_id="e2", worker="another", slot=1)
+    assert [way.ticket for way in Hindsight(TASKS, 2).relabelled(met)] == [
+        way.ticket for way in Hindsight(TASKS, 2).relabelled(elsewhere)
+    ]
     assert Hindsight(TASKS, 0).relabelled(met) == []
 
 
