@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -146,6 +146,10 @@ class Seen:
 
     episode: Trajectory
     features: torch.Tensor
+    tried: bool = True
+    """Whether this is what the policy was asked for, and not what it was relabelled with."""
+    weight: float = 1.0
+    """What each of its good steps counts for."""
 
     @property
     def rewards(self) -> np.ndarray:
@@ -183,8 +187,7 @@ class DigiRL:
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
         share = self._settings.validation_share
         offline = not self._peers.total(torch.tensor([len(fresh)])).item()  # of any rank
-        newest, relabelled = self._hindsight.added(replay if offline else replay[-self._settings.value_episodes :])
-        seen = self._look_at(newest)
+        seen, relabelled = self._look_at(replay if offline else replay[-self._settings.value_episodes :])
         learn = [each for each in seen if not held_out(each.episode, share)]
         measure = [each for each in seen if held_out(each.episode, share)]
         # Before the values have seen how these episodes ended, as in the released code.
@@ -207,8 +210,7 @@ class DigiRL:
         replay: Sequence[Trajectory],
         after: Mapping[str, Any],
     ) -> list[StepOutcome]:
-        newest, _ = self._hindsight.added(replay[-self._settings.value_episodes :] if fresh else replay)
-        seen = self._look_at(newest)
+        seen, _ = self._look_at(replay[-self._settings.value_episodes :] if fresh else replay)
         learn = [each for each in seen if not held_out(each.episode, self._settings.validation_share)]
         chosen, rests = self._chosen(learn, not fresh), self._updates < self._settings.warmup_iterations
         self.load_state_dict(after)
@@ -219,7 +221,8 @@ class DigiRL:
             return self._outcomes(own, "the episode is held out, to validate the value functions")
         if rests:
             return self._outcomes(own, "the first updates fit the value functions only")
-        return self._outcomes(own, "" if own in chosen else "its episode is not among the best, given the instructions")
+        heavy = next((each for each in chosen if each.episode is own.episode), None)
+        return self._outcomes(heavy or own, "" if heavy else "it did not end better than its instruction let expect")
 
     def _outcomes(self, seen: Seen, out: str) -> list[StepOutcome]:
         """``out`` is why the whole episode was left out; empty if it was not."""
@@ -231,7 +234,7 @@ class DigiRL:
             better = f"its advantage {advantage:.3g} is {'above' if above else 'not above'} {threshold:.3g}"
             kept = bool(not out and leads_on and above)
             reason = out or (better if leads_on else LOOP)
-            found.append(StepOutcome(kept, reason, float(kept), float(value), float(advantage)))
+            found.append(StepOutcome(kept, reason, kept * seen.weight, float(value), float(advantage)))
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -248,10 +251,14 @@ class DigiRL:
         self._step_value.load_state_dict(state["step_value"])
         self._updates = state["updates"]
 
-    def _look_at(self, episodes: Sequence[Trajectory]) -> list[Seen]:
+    def _look_at(self, newest: Sequence[Trajectory]) -> tuple[list[Seen], dict[str, float]]:
+        """Those episodes and what they are relabelled to, and the share of the latter as a figure."""
+        episodes, relabelled = self._hindsight.added(newest)
+        tried = set(map(id, newest))
         lengths = [len(episode.steps) + 1 for episode in episodes]
         features = self._features([observation for episode in episodes for observation in _observations(episode)])
-        return [Seen(episode, part) for episode, part in zip(episodes, torch.split(features, lengths), strict=True)]
+        parts = zip(episodes, torch.split(features, lengths), strict=True)
+        return [Seen(episode, part, id(episode) in tried) for episode, part in parts], relabelled
 
     def _features(self, observations: Sequence[Observation]) -> torch.Tensor:
         """Of any number of observations: [N, F]."""
@@ -260,8 +267,10 @@ class DigiRL:
         return torch.cat([torch.empty(0, self._agent.feature_size), *parts]).detach()
 
     def _fit_values(self, seen: Sequence[Seen]) -> dict[str, float]:
+        """The instruction-level one on what was tried alone, for what is relabelled always succeeds."""
+        tried = [each for each in seen if each.tried]
         return {
-            "instruction_value_loss": self._instruction_value.fit(*_starts(seen, self._agent.feature_size)),
+            "instruction_value_loss": self._instruction_value.fit(*_starts(tried, self._agent.feature_size)),
             "step_value_loss": self._step_value.fit(*self._step_rows(seen)),
         }
 
@@ -299,19 +308,23 @@ class DigiRL:
         return torch.cat([torch.empty(0, width), *features]), labels
 
     def _chosen(self, seen: Sequence[Seen], offline: bool) -> list[Seen]:
-        """The episodes that ended better than their instruction let expect."""
+        """The episodes that ended better than their instruction let expect, as heavy as they did."""
         returns = np.array([each.episode.reward for each in seen])
         values = self._instruction_value(_starts(seen, self._agent.feature_size)[0]).double().numpy()
         scores = self._rule.scores(returns, values, offline)
-        return [seen[index] for index in top_quantile(scores, self._settings.top_share)]
+        leading = top_quantile(scores, self._settings.top_share)
+        return [replace(seen[index], weight=float(scores[index])) for index in leading if scores[index] > 0]
 
     def _examples(self, chosen: Sequence[Seen]) -> tuple[list[Example], dict[str, float]]:
         """Their good steps, and how many are left out because they are not, or because they lie in loops."""
         good = [self._good(each) for each in chosen]
         kept = [self._on_the_way(each) & of_each for each, of_each in zip(chosen, good, strict=True)]
-        steps = [step for each in chosen for step in each.episode.steps]
-        keeps = np.concatenate([np.empty(0, bool), *kept])
-        rows = [Example(step.observation, step.action) for step, keep in zip(steps, keeps, strict=True) if keep]
+        rows = [
+            Example(step.observation, step.action, each.weight)
+            for each, keeps in zip(chosen, kept, strict=True)
+            for step, keep in zip(each.episode.steps, keeps, strict=True)
+            if keep
+        ]
         all_good = float(sum(of_each.sum() for of_each in good))
         return rows, {"left_not_good": _steps(chosen) - all_good, "left_in_loops": all_good - len(rows)}
 

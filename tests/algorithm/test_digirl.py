@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from digirl_dist.algorithm.advantages import (
     returns_to_go,
 )
 from digirl_dist.algorithm.digirl import DigiRL, PaperRule, ReleasedRule, good_steps, stack
+from digirl_dist.algorithm.hindsight import Hindsight
 from digirl_dist.algorithm.selection import held_out, top_quantile
 from digirl_dist.algorithm.values import SuccessValue, calibration_error, two_class_loss
 from digirl_dist.errors import TrainingError
@@ -185,7 +187,7 @@ def test_steps_that_changed_nothing_are_never_good_unless_one_asks_for_it_as_pub
     for drops, expected in ((True, 1), (False, 2)):
         settings = DigirlSettings(lam=0.71, erase_loops=drops)
         algorithm = DigiRL(Coin(Counter.spec), settings, seed=0)
-        (looked_at,) = algorithm._look_at([won])
+        (looked_at,), _ = algorithm._look_at([won])
         rows, left = algorithm._examples([looked_at])
         assert [row.observation for row in rows][:expected] == seen[2 - expected : 2]
         assert left == {"left_not_good": 0.0, "left_in_loops": 2.0 - expected}
@@ -202,6 +204,30 @@ def test_episodes_are_chosen_by_what_was_expected_before_their_outcome_was_learn
     )
     algorithm.update(batch(0), batch(0))
     assert set(scores[0].tolist()) == {-0.5, 0.5}
+
+
+def test_an_episode_weighs_by_how_much_better_it_ended_than_expected_and_one_that_did_not_is_left() -> None:
+    """Of tasks that nearly always succeed, a success is no news; failures are chosen nowhere."""
+    easy, hard = [episode(2 * n, [1]) for n in range(20)], [episode(2 * n + 1, [int(n % 5 == 0)]) for n in range(20)]
+    settings = DigirlSettings(top_share=1.0, validation_share=0.0, instruction_value=ValueSettings(epochs=200))
+    algorithm = DigiRL(Coin(Counter.spec), settings, seed=0, horizon=4)
+    algorithm.update([*easy, *hard], [*easy, *hard])
+    chosen = algorithm._chosen(algorithm._look_at([*easy, *hard])[0], offline=False)
+    weights = {each.episode.episode_id: each.weight for each in chosen}
+    assert weights.keys() == {one.episode_id for one in [*easy, *hard] if one.success}
+    assert {row.weight for row in algorithm._examples(chosen)[0]} == set(weights.values())
+    assert max(weights[one.episode_id] for one in easy) < 0.3 < 0.6 < weights[hard[0].episode_id]
+
+
+def test_what_is_relabelled_makes_no_instruction_look_easy() -> None:
+    asked = Task("t", "Do this")
+    failed = [replace(one, ticket=replace(one.ticket, task=asked)) for one in (episode(n, [0, 0]) for n in range(40))]
+    hindsight = Hindsight((), 3, lambda one: [(1, f"another task than {one.episode_id}")])
+    settings = DigirlSettings(validation_share=0.0, instruction_value=ValueSettings(epochs=200))
+    algorithm = DigiRL(Coin(Counter.spec), settings, seed=0, hindsight=hindsight)
+    assert algorithm.update(failed, failed)["relabelled_share"] == 0.5
+    starts = torch.stack([torch.tensor([0.0, parity]) for parity in (0.0, 1.0)])
+    assert algorithm._instruction_value(starts).amax() < 0.1
 
 
 def test_while_it_warms_up_only_the_values_learn() -> None:

@@ -25,8 +25,9 @@ class DigirlSettings(AlgorithmPlugin):
     advantage: str = "paper"
     """Which steps are imitated: by the formula of the ``paper``, by that of its released ``code``, or by a function of
     yours, ``my_file:my_advantage``, that is above 0 for them."""
-    top_share: SomeShare = 0.1
-    """The tenth of the episodes that surprised the instruction-level value most is looked at, with ties."""
+    top_share: SomeShare = 1.0
+    """Share of the episodes, those that surprised the instruction-level value most, that are looked at if they ended
+    better than it expected; published: 0.1."""
     lam: Share = 0.5
     """``paper``: how fast the step advantage turns from the outcome to the values, going back from the end."""
     discount: Share = 0.5
@@ -46,7 +47,7 @@ class DigirlSettings(AlgorithmPlugin):
     """Newest episodes on which the value functions are fitted and among which is chosen; offline all."""
     instruction_value: ValueSettings = field(default_factory=ValueSettings)
     step_value: ValueSettings = field(default_factory=ValueSettings)
-    actor: ActorSettings = field(default_factory=lambda: ActorSettings(epochs=20))
+    actor: ActorSettings = field(default_factory=lambda: ActorSettings(epochs=20, max_examples=3000))
     """Few steps pass both filters, so there are more passes over them."""
 
     def __post_init__(self) -> None:
