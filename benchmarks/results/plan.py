@@ -193,14 +193,13 @@ def _ablations() -> Group:
         "reluctance": ("agent.reluctance=0",),
         "grpo": ("train_algorithm=grpo",),
         "grpo-groups": ("train_algorithm=grpo", "algorithm.grpo.group_size=1"),
-        "grpo-imitation": ("train_algorithm=grpo", "algorithm.grpo.replay_weight=0"),
     }
     return Group(
         "ablations",
         "What each ingredient is worth",
         "Filtered cloning on the 77 multi-step tasks of the demo phone, with one ingredient left out in each row; then "
-        "GRPO, all of it, without its groups (an episode has none to be compared with, and nothing but "
-        "self-imitation is left) and without self-imitation.",
+        "GRPO, and GRPO in groups of one, where an episode has none to be compared with and nothing but self-imitation "
+        "is left. `nothing` and `grpo` are the runs of the table above: the same settings.",
         tuple(_on_multistep(name, *without) for name, without in left_out.items()),
     )
 
