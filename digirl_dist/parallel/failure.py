@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from digirl_dist.errors import PeerError, SettingsError
+from digirl_dist.errors import CheckpointError, PeerError, RunFolderError, SettingsError
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.plain_text import printable
 
@@ -20,13 +20,13 @@ FAILED = re.compile(r"rank \d+ of \d+ failed:")
 def telling(rank: Rank) -> Iterator[None]:
     """Prints rank and traceback of an error that passes through, in one write, so that ranks do not interleave.
 
-    A PeerError, which is about another rank, is one line.
+    What is wrong with another rank, a run folder or a checkpoint is one line.
     """
     try:
         yield
     except SettingsError:
         raise  # one line says it all
-    except PeerError as error:  # so it does of others
+    except (CheckpointError, PeerError, RunFolderError) as error:  # so it does of these
         sys.stderr.write(f"rank {rank.rank} of {rank.world_size} failed: {printable(str(error))}\n")
         sys.stderr.flush()
         raise

@@ -57,7 +57,8 @@ class ResumedState:
             learner.algorithm.load_state_dict(with_random_states(self.trainer["algorithm"], own.get("random", {})))
         except (RuntimeError, KeyError, ValueError) as error:
             raise CheckpointError(
-                f"the newest checkpoint does not fit what is configured; use another save_path ({str(error)[:200]})"
+                "the newest checkpoint does not fit what is configured, or is of an earlier version; use another "
+                f"save_path, and start_from to begin with this one's policy ({' '.join(str(error).split())[:200]})"
             ) from error
         if own:
             streams.load_state(own["streams"])

@@ -127,12 +127,12 @@ class Installation:
     def _is_done(self) -> bool:
         with suppress(OSError, ValueError):
             was = json.loads(self._record.read_text())
-            return bool(was == {**self._state(), "files": was["files"]}) and self._is_whole(was)
+            return bool(was == {**self._state(), "files": was.get("files")}) and self._is_whole(was)
         return False
 
     def _is_whole(self, was: dict[str, Any]) -> bool:
         """Whether nobody has cleaned up since; what was added is no matter."""
-        return self._python.exists() and self._files() >= was["files"]
+        return self._python.exists() and self._files() >= was.get("files", 0)
 
     def _files(self) -> int:
         found = os.walk(self._venv)

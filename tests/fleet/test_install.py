@@ -174,6 +174,13 @@ def test_an_environment_in_which_somebody_cleaned_up_is_made_anew(
     packages = next(python.parent.parent.glob("lib/python*/site-packages"))
     (packages / "added.py").touch()
     assert what_is_missing(link, package, str(tmp_path / "w"), sys.executable) == ""
+    record = tmp_path / "w" / OWN_FOLDER / "installed.json"
+    record.write_text(
+        json.dumps({key: value for key, value in json.loads(record.read_text()).items() if key != "files"})
+    )
+    assert "another version" in what_is_missing(link, package, str(tmp_path / "w"), sys.executable), "of an earlier one"
+    ensure_installed(link, package, str(tmp_path / "w"), sys.executable)
+    assert (packages / "added.py").exists()
     for path in packages.rglob("*.py"):  # what was not read for days, as in /tmp
         path.unlink()
     assert ensure_installed(link, package, str(tmp_path / "w"), sys.executable) == str(python)
