@@ -147,11 +147,13 @@ def section(root: Path, seeds: Sequence[int], folder: Path) -> str:
 
 
 def draw(found: dict[RankRun, Curve], path: Path) -> None:
-    """A panel for each environment and form, a line for each number of ranks: the mean over seeds."""
-    figure = Figure(figsize=(9, 5.5), layout="constrained")
-    axes = figure.subplots(2, 2, squeeze=False)
+    """A panel for each environment and form of which there are runs, a line for each number of ranks: the mean over
+    seeds."""
+    forms = [True] if all(run.divided for run in found) else [True, False]
+    figure = Figure(figsize=(4.5 * len(forms), 5.5), layout="constrained")
+    axes = figure.subplots(len(PROBLEMS), len(forms), squeeze=False)
     for row, problem in enumerate(PROBLEMS):
-        for column, divided in enumerate((True, False)):
+        for column, divided in enumerate(forms):
             axis = axes[row][column]
             for world in _WORLDS:
                 curves = _of(problem, world, divided, found)
