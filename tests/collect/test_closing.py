@@ -60,7 +60,7 @@ def test_what_is_under_way_at_the_quorum_counts_in_the_next_iteration(tmp_path: 
 
 @pytest.mark.parametrize("kind", EARLY)
 def test_a_deadline_cancels_what_nobody_has_begun(tmp_path: Path, kind: Kind) -> None:
-    with site(tmp_path, kind, workers=1, closing=Closing(after_s=4.0), step_s=0.3) as here:
+    with site(tmp_path, kind, workers=1, closing=Closing(after_s=2.0), step_s=0.3) as here:
         started = time.monotonic()
         result = here.collect(tickets(200))
         assert time.monotonic() - started < 60
