@@ -22,7 +22,7 @@ pytestmark = pytest.mark.component
 DRIPS = "while :; do printf x; sleep 0.2; done"
 FLOODS = "yes x | tr -d '\\n'"
 FLOODS_STDERR = f"{{ {FLOODS}; }} >&2"
-SINK = "while :; do head -c 1 >/dev/null; sleep 0.2; done"
+SINK = "for _ in $(seq 300); do head -c 1 >/dev/null; sleep 0.2; done"
 WELL_OVER = 40.0
 """Seconds that only a wait without end would take."""
 
