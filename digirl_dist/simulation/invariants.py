@@ -223,10 +223,10 @@ class Invariants:
             count, told_s = machine.spec.slots, self._told[one.worker]
             most_s, least_s = (count * (slots.counted_at - at) for at in joined_at)
             slack_s = count * _SECONDS_SLACK_S
-            whole = f"{least_s:.2f} to {most_s:.2f} slot-seconds, {slots.under_way_s:.2f} under way"
+            whole = f"{least_s:.2f} to {most_s:.2f} slot-seconds, {machine.left_out_s:.2f} under way"
             said = f"{one.worker} told {told_s:.2f} of {whole}"
             _hold(told_s <= most_s + slack_s, "seconds", said)
-            _hold(told_s >= least_s - slots.under_way_s - slack_s, "seconds", said)
+            _hold(told_s >= least_s - machine.left_out_s - slack_s, "seconds", said)
 
 
 def _hold(holds: bool, promise: str, detail: str) -> None:

@@ -33,6 +33,8 @@ class Machine:
     """When the newest account of its slots' seconds arrived."""
     accounted_to: float = 0.0
     """When that account was made."""
+    left_out_s: float = 0.0
+    """Seconds of episodes under way that it left out."""
     strikes: dict[tuple[str, int], tuple[bool, Callable[[], object]]] = field(default_factory=dict)
     """What strikes when the n-th message of a kind arrives, on either side: just before it (True), or just after."""
     _arrived: Counter[str] = field(default_factory=Counter)

@@ -53,8 +53,8 @@ class _Attached:
         self.to_host = Wire(link, self._way_to_host, self._host_hears, self._torn)
         self.since = self.heard_at = self.world.now
         self._transfers: deque[tuple[int, Callable[[], object]]] = deque()
-        self._counts: deque[float] = deque()
-        """When the accounts of slot-seconds that are on their way were made."""
+        self._counts: deque[tuple[float, float]] = deque()
+        """When the accounts of slot-seconds that are on their way were made, and what episodes under way had cost."""
         self._generation = self.machine.program.generation
 
     def ask(self, action: Callable[[Session], Effects]) -> None:
@@ -77,7 +77,8 @@ class _Attached:
         """What the program sends."""
         if not self.to_host.closed:
             if isinstance(message, SlotSeconds):
-                self._counts.append(self.world.now)
+                slots = self.machine.program.slots
+                self._counts.append((self.world.now, 0.0 if slots is None else slots.under_way_s))
             self.to_host.send(encode(message))
 
     def carry(self, size: int, then: Callable[[], object]) -> None:
@@ -133,7 +134,8 @@ class _Attached:
     def _act_on(self, message: WorkerMessage) -> None:
         if not self.to_host.closed:
             if isinstance(message, SlotSeconds):
-                self.machine.accounted_to, self.machine.accounted_at = self._counts.popleft(), self.world.now
+                self.machine.accounted_to, self.machine.left_out_s = self._counts.popleft()
+                self.machine.accounted_at = self.world.now
             self.ask(lambda session: session.receive(message, b"", self.world.now))
 
     def _torn(self) -> None:
