@@ -297,7 +297,6 @@ FAULTS = [
         ("episode_dropped",),
         "",
         12.0,
-        "episode_dropped",
     ),
     Fault(
         "half-written manifest",
