@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 
 @dataclass
@@ -352,28 +352,27 @@ class Installation:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """Only one host at a time installs into this folder."""
-        with open(self._folder / "install.lock", "w") as file:
-            while True:
-                with suppress(BlockingIOError):
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                self._wanted.write_text(json.dumps(self._state()))
+        """Only one host at a time installs into this folder; who waits says what for, and holds that file locked."""
+        with open(self._folder / "install.lock", "w") as file, open(self._wanted, "a") as wanted:
+            while not _locks(file):
+                if _locks(wanted):
+                    wanted.truncate(0)
+                    wanted.write(json.dumps(self._state()))
+                    wanted.flush()
                 if time.monotonic() > self._deadline:
                     raise Failed(f"another installation in {self._folder} did not end in time", _SLOW)
                 time.sleep(0.1)
+            wanted.close()
             yield
 
     def _is_in_the_way(self) -> bool:
-        """Whether somebody has waited within the last seconds for the end of this installation, to make another."""
-        with suppress(OSError, ValueError):
-            recent = time.time() - self._wanted.stat().st_mtime < _RECENT_S
-            return recent and json.loads(self._wanted.read_text()) != self._state()
+        """Whether somebody waits for the end of this installation, to make another."""
+        with suppress(OSError, ValueError), open(self._wanted) as wanted:
+            return not _locks(wanted) and json.load(wanted) != self._state()
         return False
 
 
 _KEPT_OUTPUT = 1 << 16
-_RECENT_S = 5.0
 _SETUP = "run emulator.setup"
 _MEND_SETUP = "mend the script, which is to end with status 0 and is run again as a whole"
 _SLOW = "look at what it waits for, or raise install.limit_s"
@@ -398,6 +397,14 @@ def refuse_squatted(folder: Path) -> None:
             found = place.lstat()
             if found.st_uid not in (0, _NOBODY, os.geteuid()) and (place in paths or found.st_mode & stat.S_IWOTH):
                 raise PermissionError(errno.EACCES, "it belongs to another user of this machine", str(place))
+
+
+def _locks(file: IO[str]) -> bool:
+    """Locks the file unless somebody else holds it."""
+    with suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def _end_with_parent() -> None:

@@ -80,10 +80,25 @@ def test_a_setup_script_that_hangs_ends_at_its_limit_or_with_its_host(
 def test_an_installation_whose_host_has_gone_makes_way_for_another_one_alone(other: bool, tmp_path: Path) -> None:
     with open(os.devnull, "rb") as gone:
         first = Installation(request_for(tmp_path, "", 100.0, ["endless"]), gone)
-        next_one = Installation(request_for(tmp_path, "", 0.0, ["sane" if other else "endless"]), gone)
+        next_one = Installation(request_for(tmp_path, "", 60.0, ["sane" if other else "endless"]), gone)
         first._claim()
+        waiting = threading.Thread(target=_locked, args=[next_one])
         with first._lock():
-            with pytest.raises(Failed, match="another installation in .* did not end in time"), next_one._lock():
-                pass
+            waiting.start()
             with pytest.raises(Failed, match="another one wants something else") if other else nullcontext():
-                first._run(["sleep", "1000" if other else "0.3"], "install the package")
+                first._run(["sleep", "1000" if other else "1"], "install the package")
+        waiting.join(30.0)
+        assert not waiting.is_alive()
+
+
+def test_an_installation_waits_for_another_one_until_its_limit(tmp_path: Path) -> None:
+    with open(os.devnull, "rb") as gone:
+        first, second = (Installation(request_for(tmp_path, "", limit_s, []), gone) for limit_s in (100.0, 0.0))
+        first._claim()
+        with first._lock(), pytest.raises(Failed, match="another installation in .* did not end in time"):
+            _locked(second)
+
+
+def _locked(one: Installation) -> None:
+    with one._lock():
+        pass
