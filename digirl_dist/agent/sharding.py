@@ -71,6 +71,7 @@ class ShardedAgent(nn.Module):
         self._agent: Any = agent
         self._group = group
         self.feature_size = int(cast(Any, agent).feature_size)
+        self.critic_size = int(getattr(agent, "critic_size", self.feature_size))
 
     def forward(self, method: str, *arguments: Any) -> Any:
         """FSDP gathers around this call alone, so every other passes through it."""
@@ -84,6 +85,10 @@ class ShardedAgent(nn.Module):
 
     def features(self, observations: Sequence[Observation]) -> torch.Tensor:
         return cast(torch.Tensor, self("features", observations))
+
+    def critic_inputs(self, observations: Sequence[Observation]) -> torch.Tensor:
+        own = hasattr(self._agent, "critic_inputs")
+        return cast(torch.Tensor, self("critic_inputs" if own else "features", observations))
 
     def state_dict(self) -> dict[str, torch.Tensor]:  # type: ignore[override]
         return cast(dict[str, torch.Tensor], _whole(self._agent.state_dict(), self._group.rank.is_first))

@@ -25,7 +25,7 @@ from digirl_dist.settings import GenericAgentSettings, PpoSettings
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
-UPDATES = 50
+UPDATES = 30
 UNEVEN = (slice(0, 2), slice(2, 3))
 """The pieces of either rank: ten steps and six."""
 
@@ -41,7 +41,7 @@ def pieces() -> list[Trajectory]:
 
 
 def learn(fresh: list[Trajectory], peers: Peers, learner: LearnerFactory) -> tuple[list[float], list[float]]:
-    """The weights of policy and value after 50 updates, each clipped, and the losses on the way."""
+    """The weights of policy and value after some updates, each clipped, and the losses on the way."""
     torch.manual_seed(7)
     policy = GenericPolicy(GenericAgentSettings(width=8), EmulatorSpec(DiscreteActions(3), vector_size=4))
     settings = PpoSettings(1e-2, batch_size=16, epochs=1, clip_norm=1e-1, width=8)
