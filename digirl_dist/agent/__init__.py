@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -84,6 +84,13 @@ class CriticAgent(Protocol):
 
     def critic_inputs(self, observations: Sequence[Observation]) -> torch.Tensor:
         """What updates of the policy change as little as possible, shape [B, V], without gradient to the policy."""
+
+
+def critic(agent: Agent) -> tuple[str, int]:
+    """Returns the method whose output PPO's value function sees of this agent, and the width of that."""
+    if hasattr(agent, "critic_inputs"):  # features change with each update while the value function learns
+        return "critic_inputs", cast(CriticAgent, agent).critic_size
+    return "features", agent.feature_size
 
 
 AgentFactory = Callable[[], Agent]

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from digirl_dist.agent import Agent, AgentFactory
+from digirl_dist.agent import Agent, AgentFactory, critic
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.peers import Batches
@@ -71,7 +71,7 @@ class ShardedAgent(nn.Module):
         self._agent: Any = agent
         self._group = group
         self.feature_size = int(cast(Any, agent).feature_size)
-        self.critic_size = int(getattr(agent, "critic_size", self.feature_size))
+        self._critic, self.critic_size = critic(cast(Agent, agent))
 
     def forward(self, method: str, *arguments: Any) -> Any:
         """FSDP gathers around this call alone, so every other passes through it."""
@@ -87,8 +87,7 @@ class ShardedAgent(nn.Module):
         return cast(torch.Tensor, self("features", observations))
 
     def critic_inputs(self, observations: Sequence[Observation]) -> torch.Tensor:
-        own = hasattr(self._agent, "critic_inputs")
-        return cast(torch.Tensor, self("critic_inputs" if own else "features", observations))
+        return cast(torch.Tensor, self(self._critic, observations))
 
     def state_dict(self) -> dict[str, torch.Tensor]:  # type: ignore[override]
         return cast(dict[str, torch.Tensor], _whole(self._agent.state_dict(), self._group.rank.is_first))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
-from digirl_dist.agent import Agent, CriticAgent
+from digirl_dist.agent import Agent, critic
 from digirl_dist.algorithm import StepOutcome
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer
 from digirl_dist.algorithm.plugins.ppo import PpoSettings
@@ -105,9 +105,8 @@ class PPO:
         self._iterations = iterations
         self._peers = peers
         self._device = next(agent.parameters()).device
-        own = hasattr(agent, "critic_inputs")  # what the policy makes of it changes while the value function learns
-        self._inputs = cast(CriticAgent, agent).critic_inputs if own else agent.features
-        self._input_size = cast(CriticAgent, agent).critic_size if own else agent.feature_size
+        method, self._input_size = critic(agent)
+        self._inputs: Callable[[Sequence[Observation]], torch.Tensor] = getattr(agent, method)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._value = _value_function(self._input_size, settings.width).to(self._device)
