@@ -125,14 +125,21 @@ class Installation:
         return Failed(f"{self._folder} was not made by digirl_dist, so nothing in it was touched", remedy)
 
     def _is_done(self) -> bool:
+        was = self._recorded()
+        return was == {**self._state(), "files": was.get("files")} and self._is_whole(was)
+
+    def _recorded(self) -> dict[str, Any]:
+        """What the last installation left here; empty if there was none, or its record cannot be read."""
         with suppress(OSError, ValueError):
-            was = json.loads(self._record.read_text())
-            return bool(was == {**self._state(), "files": was.get("files")}) and self._is_whole(was)
-        return False
+            if isinstance(was := json.loads(self._record.read_text()), dict):
+                return was
+        return {}
 
     def _is_whole(self, was: dict[str, Any]) -> bool:
         """Whether nobody has cleaned up since; what was added is no matter."""
-        return self._python.exists() and self._files() >= was.get("files", 0)
+        with suppress(OSError):
+            return self._python.exists() and self._files() >= was.get("files", 0)
+        return False
 
     def _files(self) -> int:
         found = os.walk(self._venv)
@@ -154,7 +161,7 @@ class Installation:
 
     def _install(self) -> None:
         _answer({"want": "wheel"})
-        intact = self._record.exists() and self._same_environment()
+        intact = self._same_environment()
         self._record.unlink(missing_ok=True)
         wheel = self._receive_wheel()
         if not intact:
@@ -191,11 +198,9 @@ class Installation:
             self._run(["bash", "-e", str(script)], _SETUP, own, needs_host=True)
 
     def _same_environment(self) -> bool:
-        with suppress(OSError, ValueError):
-            was, wanted = json.loads(self._record.read_text()), self._state()
-            same = all(was[key] == wanted[key] for key in ("python", "reuse_packages"))
-            return same and self._is_whole(was) and bool(self._installer())
-        return False
+        was, wanted = self._recorded(), self._state()
+        same = all(was.get(key) == wanted[key] for key in ("python", "reuse_packages"))
+        return same and self._is_whole(was) and bool(self._installer())
 
     def _receive_wheel(self) -> Path:
         wheels = self._folder / "wheel"
