@@ -29,7 +29,6 @@ from tests.viewer_site import Browser
 
 FILES, EPISODES, HEAVY, ROUNDS = sized((1000, 100, 50, 15), (4, 6, 2, 2))
 STEPS, WORKERS, TASKS = 8, 16, 12
-_FILTERS = ("task", "worker", "outcome", "text")
 _PAINTED = "await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));"
 _FILTER = f"""return (async () => {{
   const field = document.querySelector(arguments[0]), began = performance.now();
