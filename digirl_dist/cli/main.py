@@ -52,6 +52,7 @@ def _execute(words: Sequence[str]) -> int:
             return 0
         case [name] if name in names():
             _refuse_nowhere()
+            _refuse_homeless()
             chosen = command(name)
             return chosen.execute(chosen.parser().parse_intermixed_args(words[1:]))
     return _refuse(words[0])
@@ -63,6 +64,12 @@ def _refuse_nowhere() -> None:
         os.getcwd()
     except FileNotFoundError as error:
         raise SettingsError("the working directory is no longer there: cd into one that is") from error
+
+
+def _refuse_homeless() -> None:
+    """Raises SettingsError where ``~`` means nothing."""
+    if os.path.expanduser("~") == "~":
+        raise SettingsError(f"HOME is not set, and user {os.getuid()} has no home: set HOME to a folder of yours")
 
 
 def _refuse(word: str) -> int:

@@ -48,7 +48,7 @@ def look(request: ProbeRequest) -> dict[str, Any]:
     torch_python = [os.path.expanduser(word) for word in request.torch_python]
     found: dict[str, Any] = {
         "time": time.time(),
-        "user": pwd.getpwuid(os.getuid()).pw_name,
+        "user": _user(),
         "python": platform.python_version(),
         "executable": sys.executable,
         "venv": all(importlib.util.find_spec(name) is not None for name in ("venv", "ensurepip")),
@@ -63,6 +63,13 @@ def look(request: ProbeRequest) -> dict[str, Any]:
     if request.android is not None:
         found["android"] = _android(request.android, request.slots)
     return found
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container that runs as any user
+        return str(os.getuid())
 
 
 def _path(*below_home: str) -> str:

@@ -6,7 +6,6 @@ with it. Slurm proves who speaks, but does not encrypt.
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 import subprocess
@@ -20,7 +19,7 @@ from digirl_dist.errors import LinkLostError, UnreachableError, WorkerError
 from digirl_dist.settings import SshSettings
 from digirl_dist.slurm.commands import EXPORT, environment, words
 from digirl_dist.ssh import tied_process
-from digirl_dist.ssh.connection import Address, Connection, quote
+from digirl_dist.ssh.connection import Address, Connection, quote, user_name
 from digirl_dist.ssh.mux import PipeEnd, Pipes
 from digirl_dist.ssh.openssh_channel import OpenSshChannel
 
@@ -85,7 +84,7 @@ class SrunConnection(Connection):
         Raises UnreachableError if no step can be started there.
         """
         self.address = address
-        self.port, self.user, self.fingerprint = 0, getpass.getuser(), ""
+        self.port, self.user, self.fingerprint = 0, user_name(), ""
         self._settings = settings
         self._srun = ["srun", "--quiet", *place, "--overlap", "--nodes=1", "--ntasks=1", "--unbuffered"]
         self._srun += ["--mpi=none", "--cpu-bind=none", "--chdir=/", EXPORT]

@@ -1,11 +1,9 @@
-"""Chooses the program that carries a connection."""
+"""Opens a connection by the program that is to carry it."""
 
 from __future__ import annotations
 
-import shutil
-
-from digirl_dist.errors import SettingsError
 from digirl_dist.settings import SshSettings, SshTransport
+from digirl_dist.ssh.carrier import carrier
 from digirl_dist.ssh.connection import Address, Connection
 
 
@@ -21,13 +19,3 @@ def connect(address: Address, settings: SshSettings) -> Connection:
     from digirl_dist.ssh.paramiko_connection import connect_by_paramiko
 
     return connect_by_paramiko(address, settings)
-
-
-def carrier(settings: SshSettings) -> SshTransport:
-    """Returns ``openssh`` or ``paramiko``, never ``auto``."""
-    has_ssh = shutil.which("ssh") is not None
-    if settings.transport is SshTransport.openssh and not has_ssh:
-        raise SettingsError("ssh.transport=openssh: this machine has no `ssh`; install it (Debian: openssh-client)")
-    if settings.transport is SshTransport.auto:
-        return SshTransport.openssh if has_ssh else SshTransport.paramiko
-    return settings.transport

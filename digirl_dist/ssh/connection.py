@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import re
 import shlex
 import threading
@@ -31,6 +33,14 @@ class Address:
     """Private key file. No other key is offered."""
     known_hosts: str | None = None
     """Known-hosts file. No other file is read."""
+
+
+def user_name() -> str:
+    """Returns this user's name, or the number where no user has it, as in a container that runs as any user."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 @dataclass(frozen=True)

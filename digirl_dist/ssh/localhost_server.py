@@ -14,13 +14,12 @@ import signal
 import subprocess
 import sys
 import threading
-from getpass import getuser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from digirl_dist.child_process import environment, reap
 from digirl_dist.errors import SettingsError, UnreachableError
-from digirl_dist.ssh.connection import Address
+from digirl_dist.ssh.connection import Address, user_name
 
 if TYPE_CHECKING:
     import asyncssh
@@ -107,7 +106,7 @@ class LocalhostServer:
             name=self._name,
             host="127.0.0.1",
             port=announced["port"],
-            user=getuser(),
+            user=user_name(),
             key=str(self._folder / "user_key"),
             known_hosts=str(self._folder / "known_hosts"),
         )
@@ -162,7 +161,7 @@ class _Commands:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            cwd=Path.home(),
+            cwd=_home(),
             limit=_CHUNK,
         )
         self._groups.add(shell.pid)
@@ -223,6 +222,12 @@ async def _end_of_stdin() -> None:
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     await reader.read()
+
+
+def _home() -> Path:
+    """Returns where commands start: as with ``sshd``, the root folder where the user has no home."""
+    home = os.path.expanduser("~")
+    return Path(home if os.access(home, os.X_OK) else "/")
 
 
 def _shell(command: str | None) -> list[str]:

@@ -22,7 +22,7 @@ _OFFERED = re.compile(r"^debug1: Offering public key: (.+) (\S+) (SHA256:\S+)(?:
 _UNRESOLVED = re.compile(r"Could not resolve hostname (\S+?):")
 _NO_ROUTE = re.compile(r"connect to host \S+ port \d+: (No route to host|Network is unreachable|Host is down)")
 _FORWARD = re.compile(r"channel 0: open failed: (.*)")
-_NOISE = re.compile(r"^(debug\d: .*|OpenSSH_.*|Authenticated to .*|)$")
+_NOISE = re.compile(r"^(debug\d: .*|OpenSSH_.*|Authenticated to .*|Transferred: .*|Bytes per second: .*|)$")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 import time
@@ -19,7 +20,7 @@ from paramiko.ssh_exception import NoValidConnectionsError
 
 from digirl_dist.errors import LinkLostError, LoginError, UnknownHostError, UnreachableError, WorkerError
 from digirl_dist.settings import SshSettings
-from digirl_dist.ssh.connection import Address, Connection, for_login_shell, quote, too_many_channels
+from digirl_dist.ssh.connection import Address, Connection, for_login_shell, quote, too_many_channels, user_name
 from digirl_dist.ssh.host_keys import KnownKeys, RefuseUnknown, changed_key, known_hosts_files, revoked_key, target_name
 from digirl_dist.ssh.login import KeyLogin, login_error
 from digirl_dist.ssh.paramiko_channel import ParamikoChannel
@@ -114,6 +115,7 @@ def _session(address: Address, settings: SshSettings) -> fabric.Connection:
     overrides = {"connect_kwargs": kwargs, "timeouts": {"connect": settings.connect_s}}
     # Lazy: fabric's own configuration files must not change what this program does.
     config = fabric.Config(overrides=overrides, lazy=True)
+    os.environ.setdefault("LOGNAME", user_name())  # paramiko fails where this user has no name
     config.load_ssh_config()
     host = f"[{address.host}]" if ":" in address.host else address.host
     return fabric.Connection(host, user=address.user, port=address.port, config=config, forward_agent=False)

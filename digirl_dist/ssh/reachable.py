@@ -14,7 +14,7 @@ import paramiko
 
 from digirl_dist.errors import WorkerError
 from digirl_dist.settings import SshSettings, SshTransport
-from digirl_dist.ssh.connect import carrier
+from digirl_dist.ssh.carrier import carrier
 from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.openssh import route
 

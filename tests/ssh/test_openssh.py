@@ -19,7 +19,8 @@ from process_watch import eventually, nothing_is_left_of
 from digirl_dist import child_process
 from digirl_dist.errors import HostKeyError, LoginError, SettingsError, UnreachableError
 from digirl_dist.settings import SshSettings, SshTransport
-from digirl_dist.ssh.connect import carrier, connect
+from digirl_dist.ssh.carrier import carrier
+from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.openssh import OpenSshConnection
 from digirl_dist.ssh.reachable import reach

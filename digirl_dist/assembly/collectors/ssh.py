@@ -13,6 +13,7 @@ from digirl_dist.errors import ClusterError, SettingsError
 from digirl_dist.fleet.pip_logins import split_logins
 from digirl_dist.settings.configuration import merged
 from digirl_dist.settings.hosts import SlurmEntry, worker_entries, worker_name
+from digirl_dist.ssh.carrier import carrier
 
 if TYPE_CHECKING:
     from digirl_dist.assembly.collector import RunContext
@@ -50,6 +51,7 @@ class SshCollectorSettings(CollectorPlugin):
         return fleet_collector(ssh_fleet(context, stack), context)
 
     def check(self, settings: Settings) -> None:
+        carrier(settings.ssh)
         if settings.dry_run:
             return
         split_logins(settings.install.pip_args)
