@@ -382,6 +382,16 @@ _SETUP = "run emulator.setup"
 _MEND_SETUP = "mend the script, which is to end with status 0 and is run again as a whole"
 _SLOW = "look at what it waits for, or raise install.limit_s"
 _DISK_FULL = "free some space there, or set the worker's folder to a larger disk"
+_LACKING = {
+    errno.ENOSPC: _DISK_FULL,
+    errno.EDQUOT: _DISK_FULL,
+    errno.EFBIG: "raise its user's limit of the size of files (`ulimit -f`)",
+    errno.EMFILE: "raise its user's limit of open files (`ulimit -n`)",
+    errno.EAGAIN: "raise its user's limit of processes (`ulimit -u`), or end others",
+    errno.ENOMEM: "raise its user's limits of memory and stack (`ulimit -v -s`), or add memory",
+    errno.ENAMETOOLONG: "set the worker's folder to one with a shorter path",
+}
+"""What to do about an error of the operating system; others are those of a folder that cannot be written."""
 _PIP_FOR_OTHERS = [22, 3]
 """The first version of pip that installs into another Python's environment."""
 _UV_PLACES = (".local/bin", ".cargo/bin")
@@ -467,9 +477,15 @@ def _why(said: str) -> str:
     return ""
 
 
-def _os_failure(error: OSError, folder: str) -> Failed:
-    remedy = _DISK_FULL if "No space left" in str(error) else "set the worker's folder to one that its user can write"
-    return Failed(f"cannot use the folder {folder}: {error.strerror}: {error.filename}", remedy)
+def _shortage(error: Exception, folder: str) -> Failed:
+    """Returns what the machine lacks or refuses. Raises ``error`` if that is not its cause."""
+    if isinstance(error, OSError):
+        at = f": {error.filename}" if error.filename else ""
+        remedy = _LACKING.get(error.errno or 0, "set the worker's folder to one that its user can write")
+        return Failed(f"cannot use the folder {folder}: {error.strerror}{at}", remedy)
+    if isinstance(error, MemoryError) or "can't start new thread" in str(error):
+        return Failed(f"cannot install in {folder}: {error or 'out of memory'}", _LACKING[errno.ENOMEM])
+    raise error
 
 
 def _answer(answer: dict[str, Any]) -> None:
@@ -485,8 +501,8 @@ def main(source: BinaryIO) -> None:
         _answer({"error": str(failed), "remedy": failed.remedy})
     except BrokenPipeError:
         pass  # the host has gone; what is installed it will find next time
-    except OSError as error:
-        failure = _os_failure(error, request.folder)
+    except (OSError, RuntimeError, MemoryError) as error:
+        failure = _shortage(error, request.folder)
         _answer({"error": str(failure), "remedy": failure.remedy})
 
 

@@ -296,6 +296,25 @@ def test_a_folder_that_cannot_be_used_is_named(link: Connection, package: Packag
         ensure_installed(link, package, f"{tmp_path}/file/w", sys.executable)
 
 
+@pytest.mark.parametrize(
+    ("limit", "folder", "remedy"),
+    [
+        ("ulimit -f 10", "w", "limit of the size of files"),
+        ("ulimit -v 400000 -s 1000000", "w", "limits of memory and stack"),
+        ("true", "w" * 300, "one with a shorter path"),
+    ],
+)
+def test_what_a_workers_user_may_not_have_is_named(
+    limit: str, folder: str, remedy: str, link: Connection, package: Package, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/bash\n{limit}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with pytest.raises(InstallError) as caught:
+        ensure_installed(link, package, str(tmp_path / folder), str(python))
+    assert remedy in str(caught.value) and "Traceback" not in str(caught.value)
+
+
 def test_a_full_disk_is_named(link: Connection, package: Package, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
