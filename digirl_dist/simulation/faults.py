@@ -10,6 +10,7 @@ import msgspec
 
 from digirl_dist.errors import EmulatorError
 from digirl_dist.protocol.messages import EpisodeManifest, EpisodeReady
+from digirl_dist.simulation.behaviour import Fate
 from digirl_dist.simulation.link import Way
 from digirl_dist.simulation.machine import Machine
 from digirl_dist.simulation.program import RUN
@@ -41,9 +42,9 @@ def _kill_program(run: SimulatedRun, machine: Machine, seconds: float) -> None:
 
 def _reboot(run: SimulatedRun, machine: Machine, seconds: float) -> None:
     """What was not flushed is damaged."""
-    machine.program.damaged |= set(machine.program.ready)
+    _damage_spool(run, machine, seconds)
     machine.program.kill()
-    _cut(run, machine, seconds)
+    KINDS["cut"](run, machine, seconds)
 
 
 def _lose_folder(run: SimulatedRun, machine: Machine, seconds: float) -> None:
@@ -52,29 +53,33 @@ def _lose_folder(run: SimulatedRun, machine: Machine, seconds: float) -> None:
     machine.program.kill()
 
 
-def _cut(run: SimulatedRun, machine: Machine, seconds: float) -> None:
-    machine.link.to_host = machine.link.to_program = Way.STALLED
-    run.later(seconds, machine.link.mend)
+def _link(way: Way, *directions: str) -> Strike:
+    """Returns a fault of the link in these directions."""
+
+    def strike(run: SimulatedRun, machine: Machine, seconds: float) -> None:
+        for direction in directions:
+            setattr(machine.link, direction, way)
+        run.later(seconds, machine.link.mend)
+
+    return strike
 
 
-def _swallow(run: SimulatedRun, machine: Machine, seconds: float) -> None:
-    machine.link.to_host = machine.link.to_program = Way.SWALLOWS
-    run.later(seconds, machine.link.mend)
+def _behaviour(name: str, faulty: object, sound: object) -> Strike:
+    """Returns a fault by which a field of the machine's ``Behaviour`` has another value for a while."""
+
+    def strike(run: SimulatedRun, machine: Machine, seconds: float) -> None:
+        setattr(machine.program.behaviour, name, faulty)
+        run.later(seconds, lambda: setattr(machine.program.behaviour, name, sound))
+
+    return strike
 
 
-def _half_open_to_program(run: SimulatedRun, machine: Machine, seconds: float) -> None:
-    machine.link.to_program = Way.SWALLOWS
-    run.later(seconds, machine.link.mend)
+def _is_chosen(ticket: Ticket) -> bool:
+    return (ticket.index + ticket.attempt) % 2 == 0
 
 
-def _half_open_to_host(run: SimulatedRun, machine: Machine, seconds: float) -> None:
-    machine.link.to_host = Way.SWALLOWS
-    run.later(seconds, machine.link.mend)
-
-
-def _stalled_to_program(run: SimulatedRun, machine: Machine, seconds: float) -> None:
-    machine.link.to_program = Way.STALLED
-    run.later(seconds, machine.link.mend)
+def _fails_at_times(ticket: Ticket) -> Fate:
+    return "fails" if (ticket.index + ticket.attempt) % 3 == 0 else "ends"
 
 
 def _break_connection(run: SimulatedRun, machine: Machine, seconds: float) -> None:
@@ -87,14 +92,6 @@ def _delay(run: SimulatedRun, machine: Machine, seconds: float) -> None:
     run.later(seconds, lambda: setattr(machine.link, "jitter_s", before))
 
 
-def _stop_program(run: SimulatedRun, machine: Machine, seconds: float) -> None:
-    machine.program.freeze(seconds, stopped=True)
-
-
-def _stick_program(run: SimulatedRun, machine: Machine, seconds: float) -> None:
-    machine.program.freeze(seconds)
-
-
 def _fill_disk(run: SimulatedRun, machine: Machine, seconds: float) -> None:
     machine.program.disk_is_full = True
     run.later(seconds, lambda: setattr(machine.program, "disk_is_full", False))
@@ -105,10 +102,6 @@ def _fill_host_disk(run: SimulatedRun, machine: Machine, seconds: float) -> None
     run.later(seconds, lambda: run.host_disk_is_full(False))
 
 
-def _kill_host(run: SimulatedRun, machine: Machine, seconds: float) -> None:
-    run.kill_host(seconds)
-
-
 def _kill_host_at_its_disk(run: SimulatedRun, machine: Machine, seconds: float) -> None:
     """At one of its next writes, just before or just after it."""
     run.kill_host_at_write(1 + int(7 * seconds) % 13, seconds)
@@ -117,10 +110,6 @@ def _kill_host_at_its_disk(run: SimulatedRun, machine: Machine, seconds: float) 
 def _stumble(run: SimulatedRun, machine: Machine, seconds: float) -> None:
     """The host meets a defect of its own as the next episode lands."""
     run.disk.store.stumbles_at = int(7 * seconds) % 2
-
-
-def _suspend_host(run: SimulatedRun, machine: Machine, seconds: float) -> None:
-    run.fleet.suspend(seconds)
 
 
 def _jump_clock(run: SimulatedRun, machine: Machine, seconds: float) -> None:
@@ -141,34 +130,9 @@ def _alter_blob(run: SimulatedRun, machine: Machine, seconds: float) -> None:
     machine.program.altered |= {blob for blob in machine.program.blobs if blob.startswith("a")}
 
 
-def _hang_emulators(run: SimulatedRun, machine: Machine, seconds: float) -> None:
-    machine.program.behaviour.fate = lambda ticket: "hangs"
-    run.later(seconds, lambda: setattr(machine.program.behaviour, "fate", lambda ticket: "ends"))
-
-
-def _fail_emulators(run: SimulatedRun, machine: Machine, seconds: float) -> None:
-    machine.program.behaviour.fate = lambda ticket: "fails" if (ticket.index + ticket.attempt) % 3 == 0 else "ends"
-    run.later(seconds, lambda: setattr(machine.program.behaviour, "fate", lambda ticket: "ends"))
-
-
-def _mishear(run: SimulatedRun, machine: Machine, seconds: float) -> None:
-    machine.program.behaviour.mishears = lambda ticket: (ticket.index + ticket.attempt) % 2 == 0
-    run.later(seconds, lambda: setattr(machine.program.behaviour, "mishears", lambda ticket: False))
-
-
-def _forget(run: SimulatedRun, machine: Machine, seconds: float) -> None:
-    machine.program.behaviour.forgets = lambda ticket: (ticket.index + ticket.attempt) % 2 == 0
-    run.later(seconds, lambda: setattr(machine.program.behaviour, "forgets", lambda ticket: False))
-
-
 def _slow_down(run: SimulatedRun, machine: Machine, seconds: float) -> None:
     run.slowness[machine.spec.name] = 8.0
     run.later(seconds, lambda: run.slowness.pop(machine.spec.name, None))
-
-
-def _claim(run: SimulatedRun, machine: Machine, seconds: float) -> None:
-    machine.program.behaviour.claims = [Key(0, 77), Key(0, 0), Key(1, 1), Key(0, 0, "evaluate")]
-    run.later(seconds, lambda: setattr(machine.program.behaviour, "claims", []))
 
 
 def _repeat(run: SimulatedRun, machine: Machine, seconds: float) -> None:
@@ -230,44 +194,43 @@ def _announce(machine: Machine, manifest: EpisodeManifest) -> None:
         machine.program.say(EpisodeReady(manifest))
 
 
+_BOTH_WAYS = "to_host", "to_program"
+
 KINDS: dict[str, Strike] = {
-    strike.__name__.removeprefix("_"): strike
-    for strike in (
-        _kill_program,
-        _reboot,
-        _lose_folder,
-        _cut,
-        _swallow,
-        _half_open_to_program,
-        _half_open_to_host,
-        _stalled_to_program,
-        _break_connection,
-        _delay,
-        _stop_program,
-        _stick_program,
-        _fill_disk,
-        _fill_host_disk,
-        _kill_host,
-        _kill_host_at_its_disk,
-        _stumble,
-        _suspend_host,
-        _jump_clock,
-        _damage_spool,
-        _leave_stray,
-        _alter_blob,
-        _hang_emulators,
-        _fail_emulators,
-        _mishear,
-        _forget,
-        _slow_down,
-        _claim,
-        _repeat,
-        _forge,
-        _deliver_stale,
-        _lie_about_length,
-        _break_agent,
-        _release,
-    )
+    "kill_program": _kill_program,
+    "reboot": _reboot,
+    "lose_folder": _lose_folder,
+    "cut": _link(Way.STALLED, *_BOTH_WAYS),
+    "swallow": _link(Way.SWALLOWS, *_BOTH_WAYS),
+    "half_open_to_program": _link(Way.SWALLOWS, "to_program"),
+    "half_open_to_host": _link(Way.SWALLOWS, "to_host"),
+    "stalled_to_program": _link(Way.STALLED, "to_program"),
+    "break_connection": _break_connection,
+    "delay": _delay,
+    "stop_program": lambda run, machine, seconds: machine.program.freeze(seconds, stopped=True),
+    "stick_program": lambda run, machine, seconds: machine.program.freeze(seconds),
+    "fill_disk": _fill_disk,
+    "fill_host_disk": _fill_host_disk,
+    "kill_host": lambda run, machine, seconds: run.kill_host(seconds),
+    "kill_host_at_its_disk": _kill_host_at_its_disk,
+    "stumble": _stumble,
+    "suspend_host": lambda run, machine, seconds: run.fleet.suspend(seconds),
+    "jump_clock": _jump_clock,
+    "damage_spool": _damage_spool,
+    "leave_stray": _leave_stray,
+    "alter_blob": _alter_blob,
+    "hang_emulators": _behaviour("fate", lambda ticket: "hangs", lambda ticket: "ends"),
+    "fail_emulators": _behaviour("fate", _fails_at_times, lambda ticket: "ends"),
+    "mishear": _behaviour("mishears", _is_chosen, lambda ticket: False),
+    "forget": _behaviour("forgets", _is_chosen, lambda ticket: False),
+    "slow_down": _slow_down,
+    "claim": _behaviour("claims", [Key(0, 77), Key(0, 0), Key(1, 1), Key(0, 0, "evaluate")], []),
+    "repeat": _repeat,
+    "forge": _forge,
+    "deliver_stale": _deliver_stale,
+    "lie_about_length": _lie_about_length,
+    "break_agent": _break_agent,
+    "release": _release,
 }
 
 
