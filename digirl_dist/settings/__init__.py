@@ -45,48 +45,6 @@ from digirl_dist.settings.workers import (
     SshTransport,
 )
 
-__all__ = [
-    "ActorSettings",
-    "AgentSettings",
-    "AlgorithmBlock",
-    "AlgorithmSettingsBase",
-    "AndroidInstallSettings",
-    "ChatSettings",
-    "Close",
-    "CollectorSettings",
-    "DistributedSettings",
-    "EmulatorSettings",
-    "EngineSettings",
-    "EvaluationSettings",
-    "HindsightSettings",
-    "InProcessSettings",
-    "Inference",
-    "InstallSettings",
-    "JaxSettings",
-    "JudgeSettings",
-    "LimitSettings",
-    "OfflineSettings",
-    "OpenAIEngineSettings",
-    "OptimizerSettings",
-    "Parallel",
-    "PushDtype",
-    "RayActorSettings",
-    "Settings",
-    "SlurmSettings",
-    "SshSettings",
-    "SshTransport",
-    "Success",
-    "TaskMode",
-    "TaskOrder",
-    "TaskSplit",
-    "TorchrunSettings",
-    "TrainMode",
-    "TrainerSettings",
-    "TransformersEngineSettings",
-    "ValueSettings",
-    "is_bsize",
-]
-
 
 def __getattr__(name: str) -> Any:
     """The settings that lie in the file of an emulator, agent, algorithm or collector."""

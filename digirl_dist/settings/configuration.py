@@ -27,37 +27,13 @@ from digirl_dist.plain_text import HIDDEN, hide, secrets_of, without_secrets_in
 from digirl_dist.settings import Settings
 from digirl_dist.settings.algorithms import algorithm_settings
 from digirl_dist.settings.digirl_files import is_digirl, translated
-from digirl_dist.settings.digirl_keys import KEYS
+from digirl_dist.settings.digirl_keys import KEYS, became
 from digirl_dist.settings.keys import types_of
 from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.places import find_folder, own_folder
 from digirl_dist.settings.plugins import ALGORITHM, COLLECTOR, KINDS, settings_classes
 from digirl_dist.settings.ranges import bounds_of, described, refuse_out_of_range, shown
 from digirl_dist.settings.safe_yaml import refuse_excess_in_files
-
-_MOVED: dict[str, str] = {
-    "policy_lm": "agent.model",
-    "critic_lm": "agent.critic_encoder",
-    "max_new_tokens": "agent.answer_length",
-    "temperature": "agent.temperature",
-    "capacity": "trainer.replay_size",
-    "lm_lr": "algorithm.digirl.actor.learning_rate",
-    "critic_lr": "algorithm.digirl.step_value.learning_rate",
-    "gamma": "algorithm.digirl.discount",
-    "grad_accum_steps": "algorithm.digirl.actor.accumulate",
-    "warmup_iter": "algorithm.digirl.warmup_iterations",
-    "offline_data_path": "offline.data",
-    "offline_actor_iterations": "offline.iterations",
-    "batch_size": "algorithm.digirl.actor.batch_size",
-    "epochs": "algorithm.digirl.step_value.epochs",
-    "actor_epochs": "algorithm.digirl.actor.epochs",
-    "critic_epochs": "algorithm.digirl.step_value.epochs",
-    "trajectory_critic_epochs": "algorithm.digirl.instruction_value.epochs",
-    "max_grad_norm": "algorithm.digirl.actor.clip_norm",
-    "eval_sample_mode": "task_order",
-    "project_name": "wandb_project",
-}
-"""Flat keys of DigiRL's configuration, and where their values live here."""
 
 _TRAINERS: dict[str, type] = {
     "inprocess": schema.InProcessSettings,
@@ -327,9 +303,13 @@ def _fields(class_name: str) -> list[str]:
 
 
 def _moved(key: str) -> str | None:
-    if key in KEYS and key not in _MOVED:
+    """Says what DigiRL's key of that name is here; None for a key that it does not have."""
+    if key not in KEYS:
+        return None
+    places = became(key, {key: 1, "train_mode": "offline", "task_mode": "evaluate"}).settings
+    if not places:
         return f"DigiRL's {key} becomes something else here: `digirl-dist migrate FILE` tells what"
-    return f"DigiRL's {key} is {_MOVED[key]} here" if key in _MOVED else None
+    return f"DigiRL's {key} is {next(iter(places))} here"
 
 
 def _first_line(error: BaseException, with_key: bool = True) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import shutil
 from pathlib import Path
 
@@ -122,12 +121,6 @@ def test_a_wrong_setting_is_refused_by_name(override: str, message: str) -> None
 def test_a_key_of_another_emulator_is_not_proposed() -> None:
     with pytest.raises(SettingsError, match=r"no key 'task' in GymnasiumSettings; there are .*\bid\b"):
         load("emulator=gymnasium", "emulator.task=CartPole-v1")
-
-
-def test_the_new_places_of_old_keys_exist() -> None:
-    settings = load("agent=autoui", "agent.model=somewhere")
-    for place in configuration._MOVED.values():
-        operator.attrgetter(place)(settings)  # raises AttributeError for a place that is not there
 
 
 def test_a_typo_in_the_yaml_is_refused(tmp_path: Path) -> None:
