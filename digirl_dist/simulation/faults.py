@@ -112,6 +112,10 @@ def _stumble(run: SimulatedRun, machine: Machine, seconds: float) -> None:
     run.disk.store.stumbles_at = int(7 * seconds) % 2
 
 
+def _suspend_host(run: SimulatedRun, machine: Machine, seconds: float) -> None:
+    run.fleet.suspend(seconds)
+
+
 def _jump_clock(run: SimulatedRun, machine: Machine, seconds: float) -> None:
     """The machine sleeps, as a laptop does, and its monotonic clock goes on."""
     machine.program.ahead_s += seconds
@@ -214,7 +218,7 @@ KINDS: dict[str, Strike] = {
     "kill_host": lambda run, machine, seconds: run.kill_host(seconds),
     "kill_host_at_its_disk": _kill_host_at_its_disk,
     "stumble": _stumble,
-    "suspend_host": lambda run, machine, seconds: run.fleet.suspend(seconds),
+    "suspend_host": _suspend_host,
     "jump_clock": _jump_clock,
     "damage_spool": _damage_spool,
     "leave_stray": _leave_stray,

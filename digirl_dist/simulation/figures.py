@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import mean, pstdev
 from typing import TYPE_CHECKING
 
 from digirl_dist.errors import RunFolderError, SettingsError
-from digirl_dist.types import Json
+from digirl_dist.storage import json_lines
 
 if TYPE_CHECKING:
     from digirl_dist.emulator.plugins.rehearsal import RehearsalSettings
@@ -97,7 +96,10 @@ def of_rehearsal(settings: RehearsalSettings) -> Figures:
 
 def of_run(folder: Path) -> Figures:
     """Returns what a run measured, its first iteration left out. Raises RunFolderError if it measured nothing."""
-    lines = [line for line in _lines(folder / "metrics.jsonl") if line.get("slot_seconds") and line.get("episodes")]
+    metrics = folder / "metrics.jsonl"
+    if not metrics.exists():
+        raise RunFolderError(f"{metrics} does not exist; name the folder of a run, its save_path")
+    lines = [line for line in json_lines.read(metrics) if line.get("slot_seconds") and line.get("episodes")]
     lines = lines[1:] or lines
     seconds: defaultdict[str, float] = defaultdict(float)
     for line in lines:
@@ -128,7 +130,7 @@ def of_run(folder: Path) -> Figures:
 
 def _pushes(folder: Path) -> list[tuple[int, float]]:
     """Returns bytes and seconds of each push that was large enough to measure the link."""
-    found = [line for line in _lines(folder / "events.jsonl") if line.get("event") == "pushed"]
+    found = [line for line in json_lines.read(folder / "events.jsonl") if line.get("event") == "pushed"]
     return [(line["bytes"], line["seconds"]) for line in found if line["bytes"] >= _LEAST_PUSH and line["seconds"] > 0]
 
 
@@ -141,15 +143,3 @@ def _steps_spread(folder: Path) -> float:
         return 0.4
     rows = pyarrow.parquet.read_table(paths[-1], columns=["episode_id"]).column("episode_id").to_pylist()
     return pstdev([math.log(count) for count in Counter(rows).values()])
-
-
-def _lines(path: Path) -> list[Mapping[str, Json]]:
-    if not path.exists():
-        raise RunFolderError(f"{path} does not exist; name the folder of a run, its save_path")
-    found = []
-    for line in path.read_text().splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue  # a run that goes on, or was killed, may end in half a line
-    return found
