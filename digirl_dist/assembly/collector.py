@@ -293,8 +293,7 @@ class OpenFleet:
 
 def open_fleet(settings: Settings, device: Device, agent: AgentFactory, root: Path, stack: ExitStack) -> OpenFleet:
     """Starts the fleet; ``stack`` takes everything down again."""
-    folder = RunFolder(root, configuration.to_yaml(settings))
-    stack.callback(folder.close)
+    folder = stack.enter_context(RunFolder(root, configuration.to_yaml(settings)))
     events = Events(folder.events)
     stack.callback(events.close)
     status = Status(folder.root / "status.json")

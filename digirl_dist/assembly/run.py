@@ -93,15 +93,15 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress:
     with ExitStack() as stack:
         config = configuration.as_mapping(settings)
         changes = provenance.changes_of(spec.root, config)
-        folder = RunFolder(spec.root, configuration.to_yaml(settings), keep=only_measures(settings))
-        stack.callback(folder.close)
+        text = configuration.to_yaml(settings)
+        folder = stack.enter_context(RunFolder(spec.root, text, keep=only_measures(settings)))
         provenance.record_start(spec.root, changes)
         events = Events(folder.events, (progress.listen, provenance.WorkerRecord(spec.root).listen))
         stack.callback(events.close)
         record_start(settings, events)
         status.path = folder.root / "status.json"
         status.host("load the agent and its newest checkpoint")
-        write_policy = WaitForSpace(events, status, settings.limits.full_disk_s)
+        write_policy = WaitForSpace(events, status, settings.limits.full_disk_s, folder.refuse_if_gone)
         trainer = _trainer(settings, trainer_spec, folder, write_policy, rank, stack)
         stack.callback(trainer.close)
         media = Media(folder.media, settings.media, events)

@@ -36,15 +36,22 @@ class FailFast:
 
 
 class WaitForSpace:
-    """Makes writes wait while the disk is full, at most ``limit_s`` seconds, and reports the wait."""
+    """Makes writes wait while the disk is full, at most ``limit_s`` seconds, and reports the wait.
 
-    def __init__(self, events: Events, status: Status, limit_s: float) -> None:
+    ``check`` is called before each write, and raises if nothing may be written any more.
+    """
+
+    def __init__(
+        self, events: Events, status: Status, limit_s: float, check: Callable[[], None] = lambda: None
+    ) -> None:
         self._events = events
         self._status = status
         self._limit_s = limit_s
+        self._check = check
 
     def wait_for(self, what: str, write: Callable[[], T]) -> T:
         """Returns the result of ``write``, which must be idempotent. Raises RunFolderError after ``limit_s``."""
+        self._check()
         deadline = time.monotonic() + self._limit_s
         pause_s, doing = _FIRST_PAUSE_S, self._status.doing
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ class Events:
 
     def __init__(self, path: Path, listeners: tuple[Listener, ...] = ()) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._file = path.open("ab", buffering=0)
         self._unwritten = bytearray()
         self._listeners = listeners
@@ -40,8 +42,14 @@ class Events:
             self._file.close()
 
     def _write(self) -> None:
-        """Writes all pending lines. Those that a full disk refuses stay pending: an event must not end its run."""
+        """Writes all pending lines, to a new file once somebody has deleted the old one.
+
+        Those that a full disk refuses stay pending: an event must not end its run.
+        """
         try:
+            if not self._file.closed and not os.fstat(self._file.fileno()).st_nlink:
+                deleted, self._file = self._file, self._path.open("ab", buffering=0)
+                deleted.close()
             while self._unwritten and not self._file.closed:
                 del self._unwritten[: self._file.write(self._unwritten)]
         except OSError:

@@ -7,19 +7,22 @@ import json
 import os
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
 from digirl_dist.errors import RunFolderError
 from digirl_dist.storage import atomic_files
 
+_LOCK = ".lock"
 _READER_S = 0.1
 
 
 class RunFolder:
     """Holds the folder during a run; makes it for its user alone.
 
-    Raises RunFolderError if it is not writable or another host uses it.
+    Raises RunFolderError if it is not writable or another host uses it, and in place of any error that ends the run
+    once the folder was moved or deleted.
     """
 
     def __init__(self, root: Path, configuration: str, keep: bool = False) -> None:
@@ -78,12 +81,32 @@ class RunFolder:
         """Returns the folder of the episodes that measured a checkpoint."""
         return self.root / "evaluation" / f"{iteration:06d}"
 
+    def refuse_if_gone(self) -> None:
+        """Raises RunFolderError once the folder was moved or deleted; another run may have its name by now."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if os.path.samestat(os.fstat(self._lock.fileno()), (self.root / _LOCK).stat()):
+                return
+        raise RunFolderError(
+            f"save_path={self.root} was moved or deleted while the run used it, so the run ended; "
+            "put it back, and the same command continues"
+        )
+
     def close(self) -> None:
         """Releases the folder to other hosts."""
         self._lock.close()
 
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if isinstance(error, Exception):
+                self.refuse_if_gone()
+        finally:
+            self.close()
+
     def _take_lock(self) -> TextIO:
-        lock = (self.root / ".lock").open("a+")
+        lock = (self.root / _LOCK).open("a+")
         try:
             _lock(lock)
         except BlockingIOError:

@@ -73,7 +73,9 @@ def train(settings: Settings, distributed: bool) -> None:
         streams = Streams([stream_of(context, slot) for slot in range(context.bsize)], context.emulator.max_steps)
         stack.callback(streams.close)
         changes = provenance.changes_of(run_root(settings), configuration.as_mapping(settings))
-        folder = _open_folder(settings, stack) if rank.is_first else None
+        folder = None
+        if rank.is_first:
+            folder = stack.enter_context(RunFolder(run_root(settings), configuration.to_yaml(settings)))
         state, window = resumed_state(folder, settings, group), EpisodeWindow()
         state.restore(rank, learner, streams, window)
         _record_ranks(folder, group, settings, rendezvous.device)
@@ -116,12 +118,6 @@ def _data_selector(settings: Settings, replay: list[Trajectory]) -> DataSelector
     if algorithm_plugin(settings).learns_from is LearnsFrom.steps:
         return NewestFragments()
     return EpisodeReplay(replay, settings.trainer.replay_size)
-
-
-def _open_folder(settings: Settings, stack: ExitStack) -> RunFolder:
-    folder = RunFolder(run_root(settings), configuration.to_yaml(settings))
-    stack.callback(folder.close)
-    return folder
 
 
 def _record_ranks(folder: RunFolder | None, group: Group, settings: Settings, device: str) -> None:

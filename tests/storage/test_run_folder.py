@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from digirl_dist.errors import RunFolderError
 from digirl_dist.report.why import is_running
 from digirl_dist.storage.run_folder import RunFolder
 
@@ -40,3 +41,24 @@ def test_who_asks_whether_a_run_goes_on_writes_nothing_and_keeps_no_host_out(tmp
     assert is_running(tmp_path)
     host.close()
     assert not is_running(tmp_path)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_run_whose_folder_was_moved_away_writes_nothing_more_and_ends_with_that_reason(
+    replaced: bool, tmp_path: Path
+) -> None:
+    gone = pytest.raises(RunFolderError, match="was moved or deleted while the run used it")
+    with gone, RunFolder(tmp_path / "run", "") as folder:
+        folder.refuse_if_gone()
+        (tmp_path / "run").rename(tmp_path / "elsewhere")
+        if replaced:
+            RunFolder(tmp_path / "run", "").close()
+        with pytest.raises(RunFolderError, match="put it back"):
+            folder.refuse_if_gone()
+        raise FileNotFoundError("whatever failed because of that")
+
+
+def test_an_error_of_a_run_whose_folder_is_there_stays_what_it_was(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="mine"), RunFolder(tmp_path / "run", ""):
+        raise ValueError("mine")
+    RunFolder(tmp_path / "run", "").close()
