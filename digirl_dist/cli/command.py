@@ -10,6 +10,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import pkgutil
+import re
+import shutil
+import textwrap
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -32,8 +35,8 @@ class Command:
         self.module.add_arguments(parser)
 
     def parser(self) -> argparse.ArgumentParser:
-        about, form = self.module.__doc__, argparse.RawDescriptionHelpFormatter
-        parser = argparse.ArgumentParser(prog=f"digirl-dist {self.name}", description=about, formatter_class=form)
+        about = self.module.__doc__
+        parser = argparse.ArgumentParser(prog=f"digirl-dist {self.name}", description=about, formatter_class=_Help)
         self.add_arguments(parser)
         return parser
 
@@ -50,3 +53,22 @@ def names() -> list[str]:
 
 def command(name: str) -> Command:
     return Command(name, importlib.import_module(f"{commands.__name__}.{name.replace('-', '_')}"))
+
+
+def fitted(text: str, width: int | None = None) -> str:
+    """Returns ``text`` in lines of ``width``, the terminal's if None; what follows two blanks keeps its column."""
+    width = width or shutil.get_terminal_size().columns
+    paragraphs = re.sub(r"(?<=\S)\n(?=\S)", " ", text)
+    return "\n".join(_fitted(line, width) for line in paragraphs.split("\n"))
+
+
+def _fitted(line: str, width: int) -> str:
+    start = re.match(r" *\S.*?  +", line)
+    column = start.end() if start and start.end() < width / 2 else len(line) - len(line.lstrip())
+    indent = " " * column
+    return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return fitted(text, width)

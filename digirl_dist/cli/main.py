@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import digirl_dist
 from digirl_dist.capacity import let_waiting_threads_sleep
-from digirl_dist.cli.command import command, names
+from digirl_dist.cli.command import command, fitted, names
 from digirl_dist.cli.completion import answer_the_shell, is_asked_by_a_shell
 from digirl_dist.cli.configured import often_used
 from digirl_dist.errors import SettingsError
@@ -18,7 +18,8 @@ from digirl_dist.exit_status import exit_status
 _OVERVIEW = """\
 digirl-dist {version}: trains device-control agents with reinforcement learning on any machines you can ssh to
 
-usage: digirl-dist COMMAND [options] [key=value ...]        digirl-dist COMMAND --help explains one of them
+usage: digirl-dist COMMAND [options] [key=value ...]
+  digirl-dist COMMAND --help explains one of them
 
 {commands}
   {run}
@@ -80,7 +81,8 @@ def _refuse(word: str) -> int:
 
 def _overview() -> str:
     listed = "\n".join(f"  {name:<12} {command(name).summary}" for name in names())
-    return _OVERVIEW.format(version=digirl_dist.__version__, commands=listed, keys=often_used(), run=_AS_BEFORE)
+    filled = _OVERVIEW.format(version=digirl_dist.__version__, commands=listed, keys=often_used(), run=_AS_BEFORE)
+    return fitted(filled)
 
 
 def _parser_of_all() -> argparse.ArgumentParser:

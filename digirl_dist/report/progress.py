@@ -81,7 +81,8 @@ class Progress:
         if self._iteration_at is not None:
             self._took_s.append(now - self._iteration_at)
         self._iteration_at, self.finished = now, figures["iteration"] + 1
-        parts = [f"{name} {figures[key]:.2f}" for name, key in _SHOWN.items() if figures.get(key) is not None]
+        shown = {name: key for name, key in _SHOWN.items() if figures.get(key) is not None}
+        parts = [f"{name} {figures[key]:.2f}{' s' * key.endswith('_s')}" for name, key in shown.items()]
         self.say(f"iteration {figures['iteration']:>3}  " + "  ".join(parts))
         self._output.check()
 

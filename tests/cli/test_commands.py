@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -24,12 +25,27 @@ def test_alone_it_shows_every_command_and_starts_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
     assert main([]) == 0
     shown = capsys.readouterr().out
     assert set(names()) >= WANTED
     for name in names():
         assert f"  {name} " in shown and command(name).summary in shown
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [[], *([name, "--help"] for name in names())], ids=" ".join)
+def test_help_is_no_wider_than_the_terminal_and_breaks_no_word(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = []
+    for columns in ("1000", "80"):
+        monkeypatch.setenv("COLUMNS", columns)
+        with contextlib.suppress(SystemExit):
+            main(words)
+        shown.append(capsys.readouterr().out)
+    assert max(map(len, shown[1].splitlines())) <= 80
+    assert shown[1].split() == shown[0].split()
 
 
 @pytest.mark.parametrize("name", names())

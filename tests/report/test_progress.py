@@ -90,7 +90,7 @@ def test_the_time_left_follows_the_last_iterations() -> None:
     assert site.progress.left_s() == 7.0
     site.now += 50
     assert site.progress.left_s() == 0.0
-    assert site.kept.lines[0] == "iteration   0  success 0.50  reward 0.50  collect 1.00"
+    assert site.kept.lines[0] == "iteration   0  success 0.50  reward 0.50  collect 1.00 s"
 
 
 def test_who_is_on_the_way_says_since_when() -> None:
