@@ -100,6 +100,7 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress:
         stack.callback(events.close)
         record_start(settings, events)
         status.path = folder.root / "status.json"
+        stack.enter_context(status.until_the_end_of("the measurement" if only_measures(settings) else "the run"))
         status.host("load the agent and its newest checkpoint")
         write_policy = WaitForSpace(events, status, settings.limits.full_disk_s, folder.refuse_if_gone)
         trainer = _trainer(settings, trainer_spec, folder, write_policy, rank, stack)

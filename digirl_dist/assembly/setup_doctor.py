@@ -47,6 +47,8 @@ def setup(settings: Settings, dry_run: bool, tell: Tell, status: Status) -> list
 
             return prepare(preparation, settings.ssh, told)
 
+    if settings.dry_run and not settings.worker_ips:
+        raise SettingsError("worker_ips is empty: there is no machine to prepare, and a dry run's workers need nothing")
     with ExitStack() as stack:
         package = _package(settings, build_device(settings, settings.emulator), stack)
         found = [_preparation(worker_config, settings, package, dry_run) for worker_config in _machines(settings)]

@@ -72,7 +72,8 @@ def connect(address: str | None, limit_s: float, working_dir: str | None = None,
         return Cluster(owned=True)
     if place is None and not or_start:
         raise ClusterError(
-            "no Ray cluster runs on this machine; start one with `ray start --head`, or name its address"
+            "no Ray cluster runs on this machine; start one with `ray start --head`, or name its "
+            "address (collector.address, head_address or RAY_ADDRESS)"
         )
     return _start(environment)
 

@@ -133,16 +133,17 @@ def collection(result: CollectionResult) -> Figures:
     }
 
 
-def overhead_s(result: CollectionResult, before: Update | None) -> float | None:
+def overhead_s(result: CollectionResult, before: Update | None, measured_s: float = 0.0) -> float | None:
     """Returns the seconds in which neither the emulators nor the update ran.
 
-    They run from the end of the previous update to the first action in every slot, and from the end of the last episode
-    until all are in the store. None for the first iteration of a process, which starts everything from cold.
+    They run from the end of the previous update to the first action in every slot, less the evaluation between, and
+    from the end of the last episode until all are in the store. None for the first iteration of a process, which starts
+    everything from cold.
     """
     if before is None or None in (result.acting_at, result.last_ended_at, result.stored_at):
         return None
     assert result.acting_at is not None and result.last_ended_at is not None and result.stored_at is not None
-    begin = max(0.0, result.acting_at - before.learned_at)  # episodes begun ahead cost nothing here
+    begin = max(0.0, result.acting_at - before.learned_at - measured_s)  # episodes begun ahead cost nothing here
     return round(begin + result.stored_at - max(result.last_ended_at, before.learned_at), 4)
 
 

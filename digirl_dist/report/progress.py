@@ -43,6 +43,7 @@ class Progress:
         """How many there will be."""
         self.finished = 0
         """How many there are."""
+        self._first = 0
         self.began_at = clock()
         self._output = output
         self._clock = clock
@@ -61,7 +62,8 @@ class Progress:
 
     def begin(self, finished: int, iterations: int) -> None:
         """Notes how many iterations there are already, and how many there will be."""
-        self.finished, self.iterations, self._iteration_at = finished, iterations, self._clock()
+        self._first = self.finished = finished
+        self.iterations, self._iteration_at = iterations, self._clock()
 
     def listen(self, kind: str, content: dict[str, Json]) -> None:
         """Handles an event: counts an episode, or prints a message about a fault."""
@@ -95,15 +97,18 @@ class Progress:
         self._output.check()
 
     def summary(self, lines: Sequence[Figures]) -> None:
-        """Prints what all iterations came to: episodes, time, and the first and last figures of learning."""
-        if not lines:
+        """Prints what all iterations came to, unless this process only measures: episodes, learning, and its time."""
+        if not lines or self.iterations is None:
             return
         count = "1 iteration" if len(lines) == 1 else f"{len(lines)} iterations"
         parts = [count, f"{sum(line['episodes'] for line in lines)} episodes"]
         for name, key in (("success", "success_rate"), ("reward", "reward_mean")):
             known = [line[key] for line in lines if line.get(key) is not None]
             parts += [f"{name} {known[0]:.2f} → {known[-1]:.2f}"] if known else []
-        self.say(f"{', '.join(parts)}, in {duration(self.elapsed_s)}", "bold")
+        made = self.finished - self._first
+        if made:
+            parts.append(f"{'' if made == len(lines) else f'{made} of them now, '}in {duration(self.elapsed_s)}")
+        self.say(", ".join(parts), "bold")
 
     def say(self, text: str, style: str = "") -> None:
         self._output.line(text, style)

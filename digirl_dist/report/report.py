@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -54,6 +53,8 @@ class Report:
         self._tells_success = tells_success or any(line.get("success_rate") is not None for line in self._metrics.lines)
         self._outcomes: set[bool] = set()
         self._before: Update | None = None
+        self._measured_s = 0.0
+        """What evaluations have taken since then."""
         self._page_due_at = 0.0
         self._told_at = 0.0
 
@@ -79,13 +80,13 @@ class Report:
             **self._results(result.iteration, result.trajectories),
             **collection(result),
             "update_s": round(update.learned_at - update.started_at, 4),
-            "overhead_s": overhead_s(result, self._before),
+            "overhead_s": overhead_s(result, self._before, self._measured_s),
             "iteration_s": round(time.monotonic() - max(result.started_at, self._told_at), 4),
             **update.figures,
         }
         for refused in update.refused:
             self._events.emit("episode_set_aside", **asdict(refused))
-        self._before = update
+        self._before, self._measured_s = update, 0.0
         self._told_at = time.monotonic()
         self._media.add(result.trajectories)
         self._metrics.append(figures)
@@ -103,6 +104,7 @@ class Report:
             "purpose": result.purpose,
             **(confidence(result.trajectories) if self._tells_success else {}),
         }
+        self._measured_s += result.ended_at - result.started_at
         self._evaluations.append(figures)
         self._media.add(result.trajectories)
         self._begin_log(None, 0)
@@ -123,8 +125,7 @@ class Report:
 
     def close(self) -> None:
         """Writes the page and prints the summary, even for an interrupted run."""
-        interrupted = sys.exc_info()[0] is not None
-        self._status.end("the run was ended before it was complete" if interrupted else "the run finished")
+        self._status.host("end the loggers and write the report")
         self._log.close()
         self._media.close()
         if self._before is not None:

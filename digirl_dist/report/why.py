@@ -11,6 +11,7 @@ from typing import Any
 
 from digirl_dist.errors import RunFolderError, SettingsError
 from digirl_dist.plain_text import one_line
+from digirl_dist.report.progress import duration
 from digirl_dist.settings import regular_file
 from digirl_dist.storage import json_lines
 from digirl_dist.types import Json
@@ -18,7 +19,8 @@ from digirl_dist.types import Json
 _EVENTS = 8
 _EVENT_BYTES = 1 << 20
 """Of the newest, which are looked at."""
-_USUAL = ("episode", "episode_dropped", "pushed", "relayed", "worker_machine")
+_USUAL = ("episode", "episode_doubled", "episode_dropped", "pushed", "relayed", "worker_machine")
+_RESUMES = "the same command resumes where it stopped"
 _LONG_S = 2.0
 _NEAR = 0.5
 """Share of its limit above which a wait is marked."""
@@ -27,6 +29,8 @@ _NEAR = 0.5
 def explain(folder: Path) -> str:
     """Explains a run folder. Raises SettingsError if it has no status, RunFolderError if that is damaged."""
     path = folder / "status.json"
+    if not (folder / "config.yaml").exists() and not path.exists():
+        raise SettingsError(f"{folder} is no run folder: it has no config.yaml; name the save_path of a run")
     try:
         status = json.loads(regular_file.content(path))
         lines = [*_host(folder, status), *_policy(status), *_workers(status), *_events(folder)]
@@ -43,9 +47,11 @@ def _host(folder: Path, status: dict[str, Any]) -> Iterator[str]:
         yield f"{folder}: process {status['pid']} {_state(status['pid'])}"
         yield f"host: {status['doing']}, for {now - status['since']:.1f} s"
     elif status.get("ended"):
-        yield f"{folder}: {status['ended']} {now - status['time']:.0f} s ago; nothing is waited for"
+        next = "nothing is waited for" if status["ended"].endswith("finished") else _RESUMES
+        yield f"{folder}: {duration(now - status['time'])} ago {status['ended']}; {next}"
     else:
-        yield f"{folder}: no process is running; the last, {status['pid']}, wrote {now - status['time']:.0f} s ago"
+        ago = duration(now - status["time"])
+        yield f"{folder}: no process is running; the last, {status['pid']}, wrote {ago} ago; {_RESUMES}"
         yield f"host: last activity: {status['doing']}, for {status['time'] - status['since']:.1f} s"
 
 

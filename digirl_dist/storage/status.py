@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,8 +83,20 @@ class Status:
     """How the run ended, once it has."""
     _due_at: float = 0.0
 
-    def end(self, how: str) -> None:
-        """Records that nothing is waited for any more."""
+    @contextmanager
+    def until_the_end_of(self, what: str) -> Iterator[None]:
+        """Records how ``what``, which the block does, ended."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._end(f"{what} was interrupted")
+            raise
+        except BaseException as error:
+            self._end(f"{what} failed: {(str(error) or type(error).__name__).splitlines()[0]}")
+            raise
+        self._end(f"{what} finished")
+
+    def _end(self, how: str) -> None:
         self.ended, self.policy = how, None
         self.workers.clear()
         self.host(how)

@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from digirl_dist.report.metrics import Metrics, measured_version, results
+from digirl_dist.collection import CollectionResult
+from digirl_dist.report.metrics import Metrics, measured_version, overhead_s, results
+from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trainer import Update
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
 
@@ -55,3 +58,10 @@ def test_a_file_that_needs_no_mending_is_left_as_it_is(tmp_path: Path) -> None:
         file.write('{"iteration": 2, "cut')
     Metrics(path).keep_until(2)
     assert path.read_text().endswith("}\n")
+
+
+@pytest.mark.parametrize(("measured_s", "expected"), [(0.0, 11.0), (8.0, 3.0), (12.0, 1.0)])
+def test_an_evaluation_between_update_and_collection_is_no_overhead(measured_s: float, expected: float) -> None:
+    before = Update(Checkpoint(Path(), 1, {}), learned_at=10.0)
+    result = CollectionResult(1, (), acting_at=20.0, last_ended_at=30.0, stored_at=31.0)
+    assert overhead_s(result, before, measured_s) == expected

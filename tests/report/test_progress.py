@@ -93,6 +93,22 @@ def test_the_time_left_follows_the_last_iterations() -> None:
     assert site.kept.lines[0] == "iteration   0  success 0.50  reward 0.50  collect 1.00 s"
 
 
+def test_the_summary_claims_no_more_than_this_process_did() -> None:
+    made = [{"episodes": 10, "success_rate": rate, "reward_mean": rate} for rate in (0.1, 0.5, 0.9)]
+    told = "3 iterations, 30 episodes, success 0.10 → 0.90, reward 0.10 → 0.90"
+    for first, now in ((0, ", in 1:05 min"), (2, ", 1 of them now, in 1:05 min"), (3, "")):
+        site = Site()
+        site.progress.begin(first, 3)
+        for iteration in range(first, 3):
+            site.progress.iteration(figures(iteration))
+        site.now += 65
+        site.progress.summary(made)
+        assert site.kept.lines[-1] == told + now
+    measuring = Progress(Status(), kept := Kept())
+    measuring.summary(made)
+    assert kept.lines == [], "it trained nothing"
+
+
 def test_who_is_on_the_way_says_since_when() -> None:
     site = Site()
     site.status.host("prepare the workers")

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from run_files import events
 from test_run import MINE, ROOT, RUN
 
 from digirl_dist.cli.main import main
-from digirl_dist.errors import SettingsError
+from digirl_dist.errors import SettingsError, TrainingError
 from digirl_dist.report.why import explain
 from digirl_dist.storage.status import Status
 
@@ -74,12 +75,32 @@ def test_why_shows_what_a_worker_is_waited_for(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         process.wait(30)
         mute.close()
-    assert "was ended before it was complete" in why(tmp_path)
+    assert "ago the run was interrupted; the same command resumes where it stopped" in why(tmp_path)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (None, "the run finished; nothing is waited for"),
+        (KeyboardInterrupt(), "the run was interrupted; the same command resumes"),
+        (TrainingError("the loss is NaN\nTraceback"), "the run failed: the loss is NaN; the same command resumes"),
+        (MemoryError(), "the run failed: MemoryError; the same command resumes"),
+    ],
+)
+def test_how_a_run_ended_is_told_with_the_reason(tmp_path: Path, raised: BaseException | None, told: str) -> None:
+    status = Status(tmp_path / "status.json")
+    with suppress(BaseException), status.until_the_end_of("the run"):
+        status.worker("lab-9")
+        if raised is not None:
+            raise raised
+    [said, *_] = explain(tmp_path).splitlines()
+    assert said.startswith(f"{tmp_path}: 0 s ago {told}") and "lab-9" not in explain(tmp_path)
 
 
 def test_why_without_a_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["why", "--save-path", str(tmp_path)]) == 2
-    assert f"{tmp_path}/status.json cannot be read" in capsys.readouterr().err
+    assert f"{tmp_path} is no run folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"ended": "x", "time": "y"}', "[" * 5000])

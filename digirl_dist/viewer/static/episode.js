@@ -10,7 +10,8 @@ export async function episode(place, state) {
   const index = state.index(run);
   const row = index?.row(key);
   if (row === undefined) {
-    show(place, el("p", { class: "note" }, index?.unread ? "This episode has not been read yet …" : "There is no such episode."));
+    const told = index?.unread ? "This episode has not been read yet …" : `There is no episode ${key} in ${index ? run : `${run}, which is no run that is shown`}.`;
+    show(place, el("p", { class: "note" }, told), el("a", { href: link("episodes", {}) }, "← all episodes"));
     state.live = () => state.index(run)?.row(key) !== undefined && state.redraw();
     if (index?.unread) await source.episode(run, key).catch(() => {}); // it is read before the others
     return;

@@ -101,7 +101,8 @@ class List {
     const reading = index.unread ? " – reading more …" : "";
     const order = this.wanted.sort || "-iteration";
     COLUMNS.forEach(([name, title], place) => (this.heads[place].textContent = `${title}${order === name ? " ↑" : order === `-${name}` ? " ↓" : ""}`));
-    this.told.textContent = `${short(this.rows.length)} of ${short(index.size)} episodes, ${short(won)} successful${reading}`;
+    const none = index.size && !this.rows.length ? "; Clear shows all" : "";
+    this.told.textContent = `${short(this.rows.length)} of ${short(index.size)} episodes, ${short(won)} successful${none}${reading}`;
     this.box.setAttribute("aria-rowcount", this.rows.length);
     this.spacer.style.height = `${Math.max(1, this.rows.length) * ROW}px`;
     if (!quiet) this.box.scrollTop = 0;

@@ -9,6 +9,8 @@ const TITLES = table({ step: "emulator steps", policy: "waiting for the action",
 const LOST = ["faults", "closed", "away", "barrier", "push", "speculation"];
 const EPISODES = ["step", "policy", "reset", "boot"];
 const MARKS = table({ worker_lost: ["bad", "lost"], worker_joined: ["good", "joined"], worker_added: ["good", "added"], worker_left: ["soft", "left"], pushed: ["note", "pushed"] });
+const LITTLE = 0.1; // share of a worker's slot time
+const WAITING = 0.3;
 const WIDTH = 1000;
 const LANE = 46;
 
@@ -51,7 +53,12 @@ function verdict(totals) {
   const worst = totals[0];
   const [activity] = Object.entries(worst.spent).filter(([name]) => LOST.includes(name)).sort((a, b) => b[1] - a[1])[0] || ["nothing"];
   const reason = worst.lost ? `, mostly ${TITLES[activity]}` : "";
-  return el("p", { class: "note", id: "verdict" }, el("b", {}, worst.worker), ` loses the largest share of its slots' time: ${percent(worst.lost / worst.all)}${reason}.`);
+  const share = worst.lost / worst.all;
+  const loss = `loses ${share < LITTLE ? "most, and little" : "the largest share of its slots' time"}: ${percent(share)}${reason}.`;
+  const all = totals.reduce((sum, entry) => sum + entry.all, 0);
+  const learns = totals.reduce((sum, entry) => sum + (entry.spent.update || 0), 0) / all;
+  const waits = learns < WAITING ? "" : ` All wait for ${percent(learns)} of the time while the host learns: collect_ahead=1 would use it.`;
+  return el("p", { class: share < LITTLE ? "hint" : "note", id: "verdict" }, el("b", {}, worst.worker), ` ${loss}${waits}`);
 }
 
 function legend(totals) {
