@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from digirl_dist.rollout.slot_time import ACTIVITIES
 from digirl_dist.types import Clock
 
+_WAITING = ("push", "barrier", "update", "closed")
+
 
 @dataclass
 class _Sheet:
@@ -73,15 +75,17 @@ class SlotTimeLedger:
         """Returns the worker's slot-seconds by activity since the last call; ``told`` is None while it is away.
 
         Once it was lost, they are made to add up to slots × wall-clock: what is missing was spent as its episodes tell,
-        and then ``away``; what is too much was booked as that before, when only the link to it was down.
+        and then ``away``. What is too much passed without a link, and was booked as that, or before this host began.
         """
         sheet = self._sheets.get(worker)
         if sheet is None:
             return dict(told or {})
         sheet.go_on(self._clock())
         booked = dict(told or {})
-        if sheet.was_away or (sheet.was_lost and sum(booked.values()) > sheet.unbooked):
+        if sheet.was_away:
             booked = _completed(booked, sheet.unbooked, sheet.known)
+        booked = _reduced(booked, sheet.unbooked)
+        if sheet.was_away:
             sheet.known.clear()
             sheet.was_away = told is None
         if told is not None:
@@ -91,13 +95,18 @@ class SlotTimeLedger:
 
 
 def _completed(told: Mapping[str, float], whole: float, known: Mapping[str, float]) -> dict[str, float]:
-    missing = whole - sum(told.values())
-    if missing < 0:
-        return _scaled(told, whole)
     spent = defaultdict(float, told)
-    _add(spent, _scaled(known, missing))
-    spent["away"] += max(0.0, whole - sum(spent.values()))
+    _add(spent, _scaled(known, max(0.0, whole - sum(told.values()))))
+    _add(spent, {"away": max(0.0, whole - sum(spent.values()))})
     return dict(spent)
+
+
+def _reduced(told: Mapping[str, float], whole: float) -> dict[str, float]:
+    """Returns ``told`` without what exceeds ``whole``: first waits, which is what slots without a host come to."""
+    waits = {name: told[name] for name in _WAITING if name in told}
+    others = {name: seconds for name, seconds in told.items() if name not in waits}
+    waits = _scaled(waits, max(0.0, whole - sum(others.values())))
+    return {**_scaled(others, whole), **waits}
 
 
 def _add(total: defaultdict[str, float], more: Mapping[str, float]) -> None:
@@ -109,4 +118,4 @@ def _add(total: defaultdict[str, float], more: Mapping[str, float]) -> None:
 def _scaled(seconds: Mapping[str, float], most: float) -> dict[str, float]:
     """Returns ``seconds``, reduced in proportion if they are more than ``most`` together."""
     total = sum(seconds.values())
-    return {name: each * min(1.0, most / total) for name, each in seconds.items()} if total > 0 else {}
+    return {name: each * min(1.0, most / total) for name, each in seconds.items()} if total > 0 < most else {}

@@ -52,7 +52,7 @@ def test_no_second_is_booked_twice_when_only_the_link_was_down() -> None:
     assert ledger.book("w1") == {"away": 10.0}
     ledger.joined("w1", 1)
     clock.at += 10
-    assert ledger.book("w1", {"step": 15.0, "barrier": 5.0}) == {"step": 7.5, "barrier": 2.5}
+    assert ledger.book("w1", {"step": 15.0, "barrier": 5.0}) == {"step": 10.0}, "who has no host waits"
 
 
 def test_nothing_is_booked_for_a_worker_that_was_never_there_or_was_let_go() -> None:
@@ -99,6 +99,31 @@ def test_what_the_worker_tells_itself_beats_what_its_episodes_tell() -> None:
     ledger.lost("w1")
     clock.at += 2
     ledger.joined("w1", 1)
-    assert ledger.book("w1", {"step": 8.0, "barrier": 4.0}) == {"step": 8.0, "barrier": 4.0, "away": 0.0}
+    assert ledger.book("w1", {"step": 8.0, "barrier": 4.0}) == {"step": 8.0, "barrier": 4.0}
     clock.at += 3
     assert ledger.book("w1", {"step": 3.0}) == {"step": 3.0}
+
+
+def test_what_passed_before_this_host_began_is_no_time_of_this_run() -> None:
+    """An orphan that waited a minute for the host to come back, and has worked for ten seconds since."""
+    clock = Clock()
+    ledger = SlotTimeLedger(clock)
+    ledger.joined("w1", 2)
+    clock.at += 10
+    assert ledger.book("w1", {"step": 14.0, "reset": 4.0, "barrier": 120.0}) == {
+        "step": 14.0,
+        "reset": 4.0,
+        "barrier": 2.0,
+    }
+    clock.at += 5
+    assert ledger.book("w1", {"step": 30.0}) == {"step": 10.0}
+
+
+def test_work_after_a_loss_is_not_squeezed_by_the_wait_before_it() -> None:
+    clock = Clock()
+    ledger = SlotTimeLedger(clock)
+    ledger.joined("w1", 2)
+    ledger.lost("w1")
+    ledger.joined("w1", 2)
+    clock.at += 10
+    assert ledger.book("w1", {"step": 12.0, "barrier": 120.0}) == {"step": 12.0, "barrier": 8.0}
