@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
@@ -23,7 +24,7 @@ from digirl_dist.worker_program.environments import Hosted, native, plain
 
 class FleetVectorEnv(VectorEnv[Any, Any, Any]):
     """``num_envs`` environments, spread evenly over workers. An episode that ends is followed by the next one in the
-    same step (``AutoresetMode.SAME_STEP``), and ``infos["final_obs"]`` has its last observation.
+    same step (``AutoresetMode.SAME_STEP``), and ``infos`` has its ``final_obs`` and ``final_info``.
 
     The environments of a worker that is lost are made anew on the others: their episodes end truncated, with
     ``infos["lost"]`` telling why, and next ones begin. Nothing that a worker sends is unpickled.
@@ -34,9 +35,11 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
     ) -> None:
         """Raises SettingsError for a space that cannot be, WorkerError if no worker can make them, EmulatorError if one
         raises."""
-        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        if num_envs < 1:
+            raise SettingsError(f"num_envs={num_envs} must be at least 1")
         self.num_envs = num_envs
         env = make()
+        self.spec, self.metadata = env.spec, {**env.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
         self.single_observation_space, self.single_action_space = env.observation_space, env.action_space
         env.close()
         name = env.spec.id if env.spec else type(env.unwrapped).__name__
@@ -51,7 +54,7 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         self._last: list[Any] = [None] * num_envs
         for number in range(num_envs):
             self._members[number % len(self._members)].envs.append(number)
-        self._ask("add", dict.fromkeys(range(num_envs)))
+        self._ask("add", {number: [] for number in range(num_envs)})
 
     @property
     def workers(self) -> dict[str, list[int]]:
@@ -61,27 +64,49 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode in each environment, with ``seed``, ``seed`` + 1 and so on. Raises WorkerError."""
-        seeds = [seed + number for number in range(self.num_envs)] if isinstance(seed, int) else seed
-        asked = dict(enumerate(seeds if seeds is not None else [None] * self.num_envs))
+        """Begins an episode in each environment, with ``seed``, ``seed`` + 1 and so on. Raises WorkerError.
+
+        ``options`` are those of each environment's ``reset``; as in Gymnasium, ``reset_mask`` among them is for this
+        one: an array of bools, those of the environments to reset.
+        """
+        every = dict(options or {})
+        mask = every.pop("reset_mask", np.ones(self.num_envs, bool))
+        if np.shape(mask) != (self.num_envs,) or np.asarray(mask).dtype != bool or not np.any(mask):
+            raise ValueError(f"reset_mask is no array of {self.num_envs} bools, some of them true: {mask!r}")
+        begun = plain(every) if every else None
+        asks = zip(mask, self._seeds_of(seed), strict=True)
+        asked = {number: [each, begun] if wanted else None for number, (wanted, each) in enumerate(asks)}
         infos: dict[str, Any] = {}
-        for number, result in self._ask("reset", asked).items():
-            self._last[number] = native(result[0])
-            infos = self._add_info(infos, {key: native(value) for key, value in result[1].items()}, number)
+        for number, result in sorted(self._ask("reset", asked).items()):
+            if result is not None:
+                self._last[number] = native(result[0])
+                infos = self._add_info(infos, _natives(result[1]), number)
         return self._seen(), infos
+
+    def _seeds_of(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
+        if seed is None:
+            return [None] * self.num_envs
+        if isinstance(seed, int | np.integer):
+            return [int(seed) + number for number in range(self.num_envs)]
+        seeds = [None if each is None else int(each) for each in seed]
+        if len(seeds) != self.num_envs:
+            raise ValueError(f"{len(seeds)} seeds for {self.num_envs} environments")
+        return seeds
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Takes one action per environment. Raises WorkerError naming every worker if none is left."""
         told = dict(enumerate(plain(action) for action in iterate(self.action_space, actions)))
+        if len(told) != self.num_envs:
+            raise ValueError(f"{len(told)} actions for {self.num_envs} environments")
         rewards = np.zeros(self.num_envs, np.float64)
         terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         infos: dict[str, Any] = {}
         for number, (seen, reward, ends, cut, final, info) in sorted(self._ask("step", told).items()):
             before, self._last[number] = self._last[number], native(seen)
             rewards[number], terminated[number], truncated[number] = reward, ends, cut
-            own = {key: native(value) for key, value in info.items()}
+            own = _natives(info)
             if ends or cut:
-                own["final_obs"] = before if "lost" in info else native(final)
+                own["final_obs"], own["final_info"] = (native(final[0]), _natives(final[1])) if final else (before, {})
             infos = self._add_info(infos, own, number)
         return self._seen(), rewards, terminated, truncated, infos
 
@@ -91,6 +116,8 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _ask(self, what: str, asked: Mapping[int, Any]) -> dict[int, Any]:
         """Asks all workers at once; what those cannot answer that are lost, the others begin anew."""
+        if self.closed:
+            raise ClosedEnvironmentError(f"{what} of environments that were closed")
         results: dict[int, Any] = {}
         sent, homeless = [], []
         for member in list(self._members):
@@ -110,7 +137,7 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         if raised:
             raise raised[0]
         if homeless:
-            results |= self._rehouse(what, homeless)
+            results |= self._rehouse(what, {number: asked[number] for number in homeless})
         return results
 
     def _limit_s(self, what: str) -> float:
@@ -122,20 +149,23 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         member.close()
         return member.envs
 
-    def _rehouse(self, what: str, envs: Sequence[int]) -> dict[int, Any]:
+    def _rehouse(self, what: str, asked: Mapping[int, Any]) -> dict[int, Any]:
         """Makes environments anew on the workers that are left. Raises WorkerError if none is."""
         results: dict[int, Any] = {}
-        left = list(envs)
+        left = list(asked)
         while left:
             if not self._members:
                 raise WorkerError("the fleet", f"no worker is left: {'; '.join(self._lost)}")
             member = min(self._members, key=lambda each: len(each.envs))
             share = left[: -(-len(left) // len(self._members))]
             try:
-                member.send("add", [int(each.generate_state(1)[0] >> 1) for each in self._seeds.spawn(len(share))])
+                drawn = [[int(each.generate_state(1)[0] >> 1)] for each in self._seeds.spawn(len(share))]
+                begun = [asked[number] if what == "reset" else None for number in share]
+                member.send("add", [own or new for own, new in zip(begun, drawn, strict=True)])
                 answers = member.answer(self._limit_s("add"))
                 results |= {
-                    number: _as(what, answer, self._lost[-1]) for number, answer in zip(share, answers, strict=True)
+                    number: _as(what, asked[number], answer, self._lost[-1])
+                    for number, answer in zip(share, answers, strict=True)
                 }
             except (WorkerError, ValueError) as error:
                 left += self._lose(member, error)
@@ -165,9 +195,16 @@ def _refuse_unsupported(environment: str, what: str, space: spaces.Space[Any]) -
             )
 
 
-def _as(what: str, first: Any, lost: str) -> Any:
+def _natives(info: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: native(value) for key, value in info.items()}
+
+
+def _as(what: str, asked: Any, first: Any, lost: str) -> Any:
     """The answer to a reset or a step, of an environment that was made anew meanwhile."""
-    return first if what != "step" else [first[0], 0.0, False, True, None, {**first[1], "lost": lost}]
+    if what != "step" and asked is not None:
+        return first  # nothing was under way
+    seen, info = first[0], {**first[1], "lost": lost}
+    return [seen, 0.0, False, True, None, info] if what == "step" else [seen, info]
 
 
 @contextmanager

@@ -71,6 +71,10 @@ def _key(key: Any) -> str | int:
     return key if isinstance(key, int) else str(key)
 
 
+Reset = Sequence[Any]
+"""Seed and options of a reset, of which either may be None; empty: none of either."""
+
+
 class Hosted:
     """The environments of this process, by their number in it."""
 
@@ -78,17 +82,19 @@ class Hosted:
         self._make = make
         self._envs: list[gymnasium.Env[Any, Any]] = []
 
-    def add(self, seeds: Sequence[int | None]) -> list[Any]:
+    def add(self, asked: Sequence[Reset]) -> list[Any]:
         """Makes more of them; their first observations and infos."""
-        made = [self._make() for _ in seeds]
+        made = [self._make() for _ in asked]
         self._envs += made
-        return [_first(env, seed) for env, seed in zip(made, seeds, strict=True)]
+        return [_first(env, *each) for env, each in zip(made, asked, strict=True)]
 
-    def reset(self, seeds: Sequence[int | None]) -> list[Any]:
-        return [_first(env, seed) for env, seed in zip(self._envs, seeds, strict=True)]
+    def reset(self, asked: Sequence[Reset | None]) -> list[Any]:
+        """Begins episodes; None: that environment goes on with its own."""
+        pairs = zip(self._envs, asked, strict=True)
+        return [None if each is None else _first(env, *each) for env, each in pairs]
 
     def step(self, actions: Sequence[Any]) -> list[Any]:
-        """Steps all; one whose episode ended is reset, and tells the last observation as well."""
+        """Steps all; one whose episode ended is reset, and tells the last observation and info as well."""
         return [_step(env, native(action)) for env, action in zip(self._envs, actions, strict=True)]
 
     def close(self) -> None:
@@ -96,8 +102,8 @@ class Hosted:
             env.close()
 
 
-def _first(env: gymnasium.Env[Any, Any], seed: int | None) -> Any:
-    observation, info = env.reset(seed=seed)
+def _first(env: gymnasium.Env[Any, Any], seed: int | None = None, options: Any = None) -> Any:
+    observation, info = env.reset(seed=seed, options=native(options))
     return [plain(observation), _told(info)]
 
 
@@ -105,8 +111,8 @@ def _step(env: gymnasium.Env[Any, Any], action: Native) -> Any:
     observation, reward, terminated, truncated, info = env.step(action)
     final = None
     if terminated or truncated:
-        final = plain(observation)
-        observation, _ = env.reset()
+        final = [plain(observation), _told(info)]
+        observation, info = env.reset()
     return [plain(observation), float(reward), bool(terminated), bool(truncated), final, _told(info)]
 
 

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from hypothesis.extra import numpy as arrays
 from process_watch import descendants_with, eventually
 
 from digirl_dist.bridges.fleet_vector import FleetVectorEnv, fleet_vector_env
-from digirl_dist.errors import SettingsError
+from digirl_dist.errors import SettingsError, WorkerError
 from digirl_dist.settings import LimitSettings
 from digirl_dist.worker_program.environments import Hosted, native, plain, write_frame
 
@@ -47,7 +48,7 @@ def test_infos_that_cannot_travel_are_left_out() -> None:
         def reset(self, **_: Any) -> Any:
             return 0, {"rng": 2**64, "object": object(), "steps": 3, 2: "two"}
 
-    [[_, info]] = msgspec.msgpack.decode(write_frame(Hosted(Odd).add([None]))[4:])
+    [[_, info]] = msgspec.msgpack.decode(write_frame(Hosted(Odd).add([[]]))[4:])
     assert info == {"steps": 3, "2": "two"}
 
 
@@ -90,9 +91,7 @@ def test_two_workers_do_what_one_process_does_and_one_of_them_may_die() -> None:
             (*ours, our_infos), (*theirs, their_infos) = fleet.step(actions), local.step(actions)
             for own, other in zip(ours, theirs, strict=True):
                 np.testing.assert_array_equal(own, other)
-            assert our_infos.keys() == their_infos.keys() - {"final_info", "_final_info"}
-            for number in np.flatnonzero(our_infos.get("_final_obs", [])):
-                np.testing.assert_array_equal(our_infos["final_obs"][number], their_infos["final_obs"][number])
+            assert lists(our_infos) == lists(their_infos)
         before = fleet.step(rng.integers(2, size=8))[0]
         next(one for one in descendants_with(PROGRAM) if not one.children()).kill()  # others are the shells around it
         seen, rewards, terminated, truncated, infos = fleet.step(rng.integers(2, size=8))
@@ -106,6 +105,96 @@ def test_two_workers_do_what_one_process_does_and_one_of_them_may_die() -> None:
         left = descendants_with(PROGRAM)
     assert left
     eventually(lambda: not any(one.is_running() for one in left), 30, "the end of the programs")
+
+
+def lists(told: Any) -> Any:
+    """The same without arrays, which have no truth value."""
+    match told:
+        case dict():
+            return {key: lists(value) for key, value in told.items()}
+        case tuple() | list():
+            return [lists(each) for each in told]
+        case np.ndarray():
+            return lists(list(told)) if told.dtype == object else told.tolist()
+    return told
+
+
+class Told(gymnasium.Env[Any, Any]):
+    """Observes seed and options of its reset; a step ends every episode, and infos tell which it is."""
+
+    observation_space, action_space = spaces.MultiDiscrete([100, 100]), spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return np.array([seed or 0, (options or {}).get("level", 0)]), {"options": str(options)}
+
+    def step(self, action: Any) -> Any:
+        return np.array([9, 9]), 1.0, True, False, {"episode": {"r": 5.0}}
+
+
+class Here:
+    """A worker in this process, which may end; what it is told and answers goes through frames."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.is_lost = name, False
+        self.envs: list[int] = []
+        self._hosted = Hosted(Told)
+
+    def send(self, what: str, arguments: list[Any]) -> None:
+        if self.is_lost:
+            raise WorkerError(self.name, "its link was lost")
+        request = msgspec.msgpack.decode(write_frame({"do": what, "with": arguments})[4:])
+        self._answer = write_frame(getattr(self._hosted, request["do"])(request["with"]))
+
+    def answer(self, limit_s: float) -> Any:
+        return msgspec.msgpack.decode(self._answer[4:])
+
+    def close(self) -> None:
+        self._hosted.close()
+
+
+def fleet_of(num_envs: int, *workers: Any) -> Any:
+    return FleetVectorEnv(Told, num_envs, workers, LimitSettings())
+
+
+def test_resets_and_infos_are_those_of_gymnasiums_own() -> None:
+    fleet = fleet_of(3, Here("a"), Here("b"))
+    local = SyncVectorEnv([Told] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
+    some = {"level": 5, "reset_mask": np.array([True, False, True])}
+    resets: list[Any] = [(3, None), (None, {"level": 7}), ([4, None, 6], some), (8, {"level": np.int64(2)})]
+    for seed, options in resets:
+        own = None if options is None else dict(options)  # Gymnasium's takes the mask out of it
+        assert lists(fleet.reset(seed=seed, options=options)) == lists(local.reset(seed=seed, options=own))
+    assert lists(fleet.step(np.zeros(3, int))) == lists(local.step(np.zeros(3, int)))
+    assert lists(fleet.reset(seed=np.int64(8))) == lists(local.reset(seed=8))
+
+
+def test_a_worker_that_is_lost_in_a_reset_costs_neither_seed_nor_options() -> None:
+    lost = Here("b")
+    fleet = fleet_of(4, Here("a"), lost)
+    fleet.reset(seed=1)
+    lost.is_lost = True
+    mask = np.array([True, True, True, False])
+    seen, infos = fleet.reset(seed=20, options={"level": 3, "reset_mask": mask})
+    assert seen[:3].tolist() == [[20, 3], [21, 3], [22, 3]]
+    assert infos["_lost"].tolist() == [False, False, False, True], "it was to go on: why it begins anew is told"
+    assert fleet.workers == {"a": [0, 2, 1, 3]}
+
+
+def test_what_does_not_fit_the_environments_is_refused_before_any_is_asked() -> None:
+    fleet = fleet_of(2, Here("a"))
+    for wrong in ([0], [0, 1, 1]):
+        with pytest.raises(ValueError, match=f"{len(wrong)} actions for 2 environments"):
+            fleet.step(wrong)
+        with pytest.raises(ValueError, match=f"{len(wrong)} seeds for 2 environments"):
+            fleet.reset(seed=wrong)
+    for mask in ([True], np.array([1, 0]), np.array([False, False]), "yes"):
+        with pytest.raises(ValueError, match="reset_mask is no array of 2 bools"):
+            fleet.reset(options={"reset_mask": mask})
+    fleet.close()
+    with pytest.raises(ClosedEnvironmentError):
+        fleet.step([0, 1])
+    with pytest.raises(SettingsError, match="num_envs=0 must be at least 1"):
+        fleet_of(0)
 
 
 def test_other_emulators_are_refused() -> None:
