@@ -218,7 +218,9 @@ class Channel(ABC):
         if lost := self._lost():
             return lost
         said = self.stderr_tail() or "no output on stderr"
-        return WorkerError(self.worker, f"`{self.command}` ended with status {self.exit_status}: {said}")
+        killed = self.exit_status in (None, -1)
+        how = "was ended by a signal, as when memory runs out" if killed else f"ended with status {self.exit_status}"
+        return WorkerError(self.worker, f"`{self.command}` {how}: {said}")
 
     @abstractmethod
     def close(self) -> None:
