@@ -56,7 +56,7 @@ class Source:
         """Returns the files of the finished iterations, in order. Raises TrajectoryError if there is none."""
         found = sorted((self.folder / "trajectories").glob("[0-9]*.parquet"))
         if not found:
-            raise TrajectoryError(f"{self.folder} has no finished iteration to export")
+            raise TrajectoryError(f"{self.folder} has no training episodes of a finished iteration to export")
         return found
 
     def episodes(self, file: Path) -> Iterator[Trajectory]:

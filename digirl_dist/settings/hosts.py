@@ -134,8 +134,7 @@ def _entry(given: Any, where: str) -> WorkerEntry:
         raise SettingsError(f"{where}: {shown(given)} must be a host name or a mapping with `host`")
     known = [each.name for each in fields(WorkerEntry)]
     if unknown := [str(key) for key in given if key not in known]:
-        hint = f"{nearest(unknown[0], known)} There are {', '.join(known)}"
-        raise SettingsError(f"{where}: {given['host']} has no key {unknown[0]!r}; {hint}")
+        raise SettingsError(f"{where}: {given['host']} has no key {unknown[0]!r}; {nearest(unknown[0], known)}")
     entry: WorkerEntry = merged(WorkerEntry(), dict(given), where)
     if entry.bsize is not None and not is_bsize(entry.bsize):
         raise SettingsError(f"{where}: bsize={entry.bsize!r} must be a whole number from 1 to 4,096, or auto")

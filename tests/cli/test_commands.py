@@ -78,6 +78,10 @@ def test_init_writes_one_file_to_edit_which_the_other_configurations_build_on(
         assert configuration.load(HERE, name, []).worker_ips == ["10.1.2.3"], name
     assert main(["init"]) == 2
     assert "is there already" in capsys.readouterr().err
+    assert main(["init", "--config-path", str(path)]) == 2
+    assert f"--config-path {path} is no folder" in capsys.readouterr().err
+    assert main(["init", "--config-path", "my folder"]) == 0
+    assert "run --config-path 'my folder'`" in capsys.readouterr().out
     assert "10.1.2.3" in path.read_text()
 
 

@@ -37,3 +37,5 @@ def test_an_inline_run_is_equal_when_it_is_made_again(tmp_path: Path, capsys: py
 def test_what_is_no_run_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", str(tmp_path / "nowhere")]) == 2
     assert "nowhere is no run folder" in capsys.readouterr().err
+    assert main(["reproduce", str(tmp_path), f"save_path={tmp_path}/new"]) == 2
+    assert "name the new folder with --into" in capsys.readouterr().err

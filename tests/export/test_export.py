@@ -270,5 +270,7 @@ def test_an_export_is_pushed_to_a_hub_by_its_own_library(run: Path, tmp_path: Pa
         assert refused.returncode == 1 and hub.refused
         assert "ann/phone cannot be pushed" in refused.stderr and "hf auth login" in refused.stderr
         assert "Traceback" not in refused.stderr and "hf_xxx" not in refused.stderr
+        away = push("away", HF_ENDPOINT="http://127.0.0.1:1")
+        assert away.returncode == 1 and "ann/phone cannot be pushed: " in away.stderr and "Traceback" not in away.stderr
         words[-1] = "no/such/name"
         assert push("three").returncode == 2 and not (tmp_path / "three").exists(), "before anything is written"

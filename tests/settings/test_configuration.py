@@ -95,6 +95,7 @@ def test_workers_of_a_site_relay_unless_relays_are_off(tmp_path: Path) -> None:
         ("learning_rate=2", "or 'algorithm.filtered_bc.actor.learning_rate' or"),
         ("algorithm.reset_s=2", "did you mean 'emulator.reset_s' or 'limits.reset_s'?"),
         ("limits.rest_s=2", "no key 'rest_s' in LimitSettings; did you mean 'reset_s'?"),
+        ("ssh.known_hosts=x", "no key 'known_hosts' in SshSettings; there are transport"),
         ("emulator.idd=3", "no key 'idd' in PhoneSettings"),
         ("bsize=two", "bsize"),
         ("bsize=2.5", "bsize"),

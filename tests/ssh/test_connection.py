@@ -113,6 +113,9 @@ def test_the_end_of_a_command_is_seen_though_its_input_is_open(link: Connection)
     assert str(channel.ended()) == "worker w1: `echo last words >&2; exit 7` ended with status 7: last words"
     with pytest.raises(WorkerError, match="last words"):
         channel.write(b"x" * 10_000_000)
+    killed = link.open("kill -9 $$")
+    assert killed.read() == b""
+    assert "`kill -9 $$` was ended by a signal, as when memory runs out: no output" in str(killed.ended())
 
 
 def test_a_silent_command_is_told_from_a_silent_link(link: Connection) -> None:

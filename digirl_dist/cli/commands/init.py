@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 
 from digirl_dist.cli.configured import path
 from digirl_dist.errors import SettingsError
@@ -15,6 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     file = path(options.config_path) / "host.yaml"
+    if file.parent.exists() and not file.parent.is_dir():
+        raise SettingsError(f"--config-path {options.config_path} is no folder")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("x") as opened:
@@ -23,6 +26,6 @@ def execute(options: argparse.Namespace) -> int:
         raise SettingsError(f"{file} is there already: edit it, or name another --config-path") from error
     except OSError as error:
         raise SettingsError(f"--config-path {options.config_path} cannot be written: {error.strerror}") from error
-    named = "" if options.config_path == HERE else f" --config-path {options.config_path}"
+    named = "" if options.config_path == HERE else f" --config-path {shlex.quote(str(file.parent))}"
     print(f"{file}: name your workers in it, then `digirl-dist setup{named}` and `digirl-dist run{named}`")
     return 0

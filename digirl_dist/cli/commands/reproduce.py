@@ -32,6 +32,8 @@ def execute(options: argparse.Namespace) -> int:
 
     first = options.run.resolve()
     second = options.into.resolve() if options.into else first.with_name(f"{first.name}-again")
+    if any(word.partition("=")[0].lstrip("+") == "save_path" for word in options.overrides):
+        raise SettingsError("save_path is the run's own here: name the new folder with --into")
     if second.exists() and any(second.iterdir()):
         raise SettingsError(f"{second} is there already: name another folder with --into")
     source = of_run_folder(options.run, options.overrides)
