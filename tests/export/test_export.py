@@ -207,7 +207,7 @@ def test_a_damaged_run_and_one_without_episodes_leave_nothing(name: str, run: Pa
     last.write_bytes(last.read_bytes()[:-100])
     with pytest.raises(TrajectoryError, match="000001.parquet"):
         export.export(run, name, tmp_path / "out")
-    with pytest.raises(TrajectoryError, match="no finished iteration"):
+    with pytest.raises(TrajectoryError, match="no training episodes"):
         export.export(run_with(tmp_path / "empty"), name, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "mine"]
 
