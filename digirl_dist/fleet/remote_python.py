@@ -30,9 +30,12 @@ class RemotePython:
     answers with lines of JSON. Use as a context manager."""
 
     def __init__(self, connection: Connection, python: str, program: Path, order: Mapping[str, Any]) -> None:
-        """Starts the program; ``python`` may start with ``~/``. Raises LinkLostError."""
+        """Starts the program; ``python`` may start with ``~/``, and heeds no ``PYTHON…`` variable of that machine.
+
+        Raises LinkLostError.
+        """
         self._python = python
-        self._channel = connection.open([python, "-c", _LOADER])
+        self._channel = connection.open([python, "-Ec", _LOADER])
         source = program.read_bytes()
         try:
             self._channel.write(b"%d\n%s%s\n" % (len(source), source, json.dumps(order).encode()))

@@ -319,8 +319,9 @@ class Installation:
 
         Without ``needs_host``, a command goes on without its host, unless another host wants something else.
         """
-        foreign = {"PYTHONPATH", "PYTHONHOME", "PIP_REQUIRE_VIRTUALENV", "PIP_TARGET", "PIP_USER"}
-        environment = {name: value for name, value in os.environ.items() if name not in foreign} | (own or {})
+        foreign = {"PIP_REQUIRE_VIRTUALENV", "PIP_TARGET", "PIP_USER"}
+        kept = {name for name in os.environ if name not in foreign and not name.startswith("PYTHON")}
+        environment = {name: os.environ[name] for name in kept} | (own or {})
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

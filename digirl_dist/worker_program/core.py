@@ -72,6 +72,15 @@ from digirl_dist.worker_program.effects import (
 )
 
 _LONGEST_NAME = 256
+_DOING: Mapping[type[HostMessage], str] = {
+    Hello: "greet the host",
+    StartJob: "look for the files of the job",
+    LoadPolicy: "look for the tensors of the policy",
+    Pushed: "load what the host has sent",
+    Lease: "begin episodes",
+    Landed: "delete episodes that have landed",
+}
+"""What people read that the program does."""
 
 Effects = list[Effect]
 Tensors = Mapping[str, TensorEntry]
@@ -143,7 +152,7 @@ class ProgramCore:
 
     def receive(self, message: HostMessage, now: float) -> Effects:
         """Acts on one message of the host."""
-        self._doing = (type(message).__name__, now)
+        self._doing = (_DOING.get(type(message), "act on what the host says"), now)
         try:
             return self._receive(message)
         except ProtocolError as error:

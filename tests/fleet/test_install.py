@@ -261,6 +261,21 @@ def test_an_old_python_is_named(link: Connection, package: Package, tmp_path: Pa
         ensure_installed(link, package, str(tmp_path / "w"), str(old))
 
 
+def test_variables_for_other_pythons_of_that_machine_do_not_matter(
+    link: Connection, package: Package, tmp_path: Path
+) -> None:
+    others = tmp_path / "others"
+    others.mkdir()
+    for module in ("json", "pip", "venv"):
+        (others / f"{module}.py").write_text("raise SystemExit('another module')\n")
+    python = tmp_path / "python"
+    variables = f"PYTHONPATH={others} PYTHONINSPECT=1 PYTHONVERBOSE=1 PYTHONWARNINGS=error"
+    python.write_text(f'#!/bin/sh\nexport {variables}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    installed = ensure_installed(link, package, str(tmp_path / "w"), str(python))
+    assert subprocess.run([installed, "-I", "-c", "import digirl_dist"]).returncode == 0
+
+
 def test_a_python_without_venv_is_named(link: Connection, package: Package, tmp_path: Path) -> None:
     bare = tmp_path / "bare_python"
     package = replace(package, uv=False)
