@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from getpass import getuser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch import nn
 
 from benchmarks.measure import waiting_for
+from chaos.sshd import Sshd
 from digirl_dist.collect import Collector
 from digirl_dist.collect.ahead import AheadCollector
 from digirl_dist.collect.dispatch import DispatchRules
@@ -38,7 +33,6 @@ from digirl_dist.fleet.roster import this_python
 from digirl_dist.fleet.spec import Job, WorkerSpec
 from digirl_dist.fleet.ssh_connection import SshConnector
 from digirl_dist.fleet.worker_events import PolicyLoaded, Relayed, Said, WorkerEvent
-from digirl_dist.parallel.free_port import free_port
 from digirl_dist.protocol.messages import Acting, EpisodeManifest, EpisodeReady
 from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import LimitSettings, PushDtype, RehearsalSettings, SshSettings
@@ -253,32 +247,11 @@ def stage() -> Iterator[Stage]:
 @contextmanager
 def sshd(name: str, folder: Path, host: str = "127.0.0.1", prefix: Sequence[str] = ()) -> Iterator[Address]:
     """OpenSSH's server with keys of its own; ``prefix`` runs it elsewhere, in a network namespace say."""
-    server = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin:" + os.environ.get("PATH", ""))
-    if server is None:
-        sys.exit("sshd is missing: apt-get install openssh-server")
-    if os.getuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)
-    folder.mkdir(parents=True)
-    for key in ("host_key", "user_key"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
-    port = free_port() if host == "127.0.0.1" else 22
-    (folder / "sshd_config").write_text(
-        f"ListenAddress {host}\nPort {port}\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\nStrictModes no\n"
-        f"AuthorizedKeysFile {folder}/user_key.pub {folder}/.ssh/authorized_keys\nPasswordAuthentication no\n"
-        "KbdInteractiveAuthentication no\n"
-        "MaxStartups 200\nMaxSessions 200\nSubsystem sftp internal-sftp\nPermitRootLogin yes\n"
-        f"SetEnv HOME={folder}\n"  # no start-up files of the user's shell, whose cost would be added to each command
-    )
-    place = host if port == 22 else f"[{host}]:{port}"
-    (folder / "known_hosts").write_text(f"{place} {(folder / 'host_key.pub').read_text()}")
-    with open(folder / "log", "wb") as log:
-        process = subprocess.Popen([*prefix, server, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
-    try:
-        _wait_for(host, port)
-        yield Address(name, host, port, getuser(), str(folder / "user_key"), str(folder / "known_hosts"))
-    finally:
-        _end(process.pid)
-        process.wait()
+    server = Sshd(folder, host, prefix, more="MaxStartups 200\nMaxSessions 200\nPermitRootLogin yes")
+    with ExitStack() as stack:
+        stack.callback(server.close)
+        server.start()
+        yield server.address(name)
 
 
 def tickets(iteration: int, count: int) -> list[Ticket]:
@@ -311,24 +284,3 @@ def show(figure: str, values: Values, detail: dict[str, Any]) -> None:
 
 def rounded(numbers: Sequence[float]) -> list[float]:
     return [round(number, 3) for number in numbers]
-
-
-def _wait_for(host: str, port: int, limit_s: float = 10.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            probe.settimeout(1.0)
-            if probe.connect_ex((host, port)) == 0:
-                return
-        time.sleep(0.05)
-    raise TimeoutError(f"sshd does not listen on {host}:{port}")
-
-
-def _end(pid: int) -> None:
-    """End a server with the sessions it has forked."""
-    top = psutil.Process(pid)
-    for process in [*top.children(recursive=True), top]:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            pass

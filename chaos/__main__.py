@@ -15,7 +15,7 @@ from chaos import hostility
 from chaos.faults import Fault, faults, lies
 from chaos.ground import LIMITS, RunContext, ground
 from chaos.invariants import Invariant, judge
-from chaos.lies import Lie
+from chaos.lies import LIES, Lie
 from chaos.processes import eventually, processes_with
 from chaos.trial import Chaos, Trial, plan
 from chaos.watch import Watch
@@ -90,7 +90,7 @@ def _left(here: RunContext) -> list[str]:
     """Returns the run's processes that remain after the orphan time; the SSH servers do not belong to the run."""
 
     def running() -> list[str]:
-        ours = {process.pid for machine in here.machines for process in machine.server()}
+        ours = {process.pid for machine in here.machines for process in machine.sshd.processes()}
         return [_words(process) for process in processes_with(here.folder) if process.pid not in ours]
 
     eventually(lambda: not running(), LIMITS["limits.orphan_s"] + 15.0)
@@ -144,7 +144,7 @@ def main() -> int:
     end_by_signals_as_by_ctrl_c()  # or servers and small disks stay behind
     started = time.monotonic()
     if options.lies:
-        _, invariants = judge_by_lies(hostility.plan(options.lies, options.seed))
+        _, invariants = judge_by_lies(plan(list(LIES.values()), options.lies, options.seed))
         _show([], invariants)
         print(f"\n{options.lies} lies in {time.monotonic() - started:.0f} s")
         return int(any(one.broken for one in invariants))

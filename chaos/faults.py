@@ -11,11 +11,14 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import psutil
 
 from chaos import forgery
 from chaos.ground import LIMITS, POLICY_STUCK_S, RunContext
 from chaos.lies import LIES, Lie
-from chaos.machine import Machine, send
+from chaos.machine import Disk, Machine, send
 from chaos.processes import eventually
 from chaos.watch import Event, Watch
 from digirl_dist.settings import Inference
@@ -37,77 +40,71 @@ class Scene:
     rng: random.Random
 
 
+Strike = Callable[[Scene], bool]
+
+
 @dataclass(frozen=True)
 class Fault:
     """A kind of fault. ``strike`` returns whether there was something to strike; ``mend`` undoes what no software can.
 
     ``events`` and ``reason`` (a regular expression) describe the event that must appear within ``limit_s``; without
-    ``events`` none is expected. ``why`` is the text that ``digirl-dist why`` must then show with the worker's name.
+    ``events`` none is expected. ``why`` is the text that ``digirl-dist why`` must then show with the worker's name;
+    None: it shows the reason.
     ``lie`` has the worker lie in place of ``strike``, until it is named and out of service.
     ``alone``: it concerns the host, so no other fault may be active. ``root``: only root can do it. ``host_acts``: only
     if the policy acts on the host.
     """
 
     name: str
-    strike: Callable[[Scene], bool] = lambda scene: True
+    strike: Strike = lambda scene: True
     events: tuple[str, ...] = ()
     reason: str = ""
     limit_s: float = _AT_ONCE_S
-    why: str = ""
+    why: str | None = None
     mend: Callable[[Scene], object] = lambda scene: None
     alone: bool = False
     root: bool = False
     host_acts: bool = False
     lie: Lie | None = None
 
+    @property
+    def explanation(self) -> str:
+        return self.reason if self.why is None else self.why
+
     def is_told_by(self, event: Event, worker: str | None) -> bool:
         said = str(event.content.get("reason", ""))
         return event.kind in self.events and event.of(worker) and re.search(self.reason, said) is not None
 
 
-def _kill_emulator(scene: Scene) -> bool:
-    return bool(emulators := scene.machine.emulators()) and send(scene.rng.choice(emulators), signal.SIGKILL)
+def _signal(number: signal.Signals, target: Callable[[Scene], psutil.Process | None]) -> Strike:
+    """Returns a strike that sends a signal to a process, if there is one."""
+    return lambda scene: send(target(scene), number)
 
 
-def _stop_emulator(scene: Scene) -> bool:
-    return bool(emulators := scene.machine.emulators()) and send(scene.rng.choice(emulators), signal.SIGSTOP)
-
-
-def _kill_program(scene: Scene) -> bool:
-    return send(scene.machine.program(), signal.SIGKILL)
-
-
-def _stop_program(scene: Scene) -> bool:
-    return send(scene.machine.program(), signal.SIGSTOP)
+def _emulator(scene: Scene) -> psutil.Process | None:
+    emulators = scene.machine.emulators()
+    return scene.rng.choice(emulators) if emulators else None
 
 
 def _kill_server(scene: Scene) -> bool:
-    scene.machine.kill_server()
+    scene.machine.sshd.kill()
     return True
 
 
-def _start_server(scene: Scene) -> None:
-    scene.machine.start_server()
-
-
 def _stop_server(scene: Scene) -> bool:
-    stopped = [send(process, signal.SIGSTOP) for process in scene.machine.server()]
+    stopped = [send(process, signal.SIGSTOP) for process in scene.machine.sshd.processes()]
     return any(stopped)
 
 
 def _restart_server(scene: Scene) -> None:
     """Restarts the server, as an administrator would: its sessions would never end by themselves."""
-    scene.machine.kill_server()
-    scene.machine.start_server()
+    scene.machine.sshd.kill()
+    scene.machine.sshd.start()
 
 
 def _kill_host(scene: Scene) -> bool:
     scene.ground.kill_host()
     return True
-
-
-def _start_host(scene: Scene) -> None:
-    scene.ground.start_host()
 
 
 def _stop_host(scene: Scene) -> bool:
@@ -123,14 +120,6 @@ def _resume_host(scene: Scene) -> None:
     scene.watch.host_is_held = False
 
 
-def _kill_policy(scene: Scene) -> bool:
-    return send(scene.ground.policy(), signal.SIGKILL)
-
-
-def _stop_policy(scene: Scene) -> bool:
-    return send(scene.ground.policy(), signal.SIGSTOP)
-
-
 def _cut(scene: Scene) -> bool:
     scene.machine.relay.cut()
     return True
@@ -141,7 +130,7 @@ def _half_open(scene: Scene) -> bool:
     return True
 
 
-def _spoil(change: Callable[[bytes], bytes]) -> Callable[[Scene], bool]:
+def _spoil(change: Callable[[bytes], bytes]) -> Strike:
     """Returns a strike that stops the courier and changes a finished episode before the host can fetch it.
 
     An episode whose duplicate landed first is dropped unread, which does not count as a strike.
@@ -164,53 +153,45 @@ def _spoil(change: Callable[[bytes], bytes]) -> Callable[[Scene], bool]:
     return strike
 
 
-def _truncate(data: bytes) -> bytes:
-    return data[: len(data) // 2]
-
-
 def _alter(data: bytes) -> bytes:
     middle = len(data) // 2
     return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
 
 
-def _plant(forge: Callable[[Scene], bool]) -> Callable[[Scene], bool]:
+def _plant(**forged: Any) -> Strike:
     """Returns a strike that forges files and cuts the connection: the worker announces them after the reconnect."""
+    return lambda scene: forgery.plant(scene.machine.jobs, **forged) and _cut(scene)
 
-    def strike(scene: Scene) -> bool:
-        return forge(scene) and _cut(scene)
 
-    return strike
+def _workers_disk(scene: Scene) -> Disk:
+    assert scene.machine.disk is not None
+    return scene.machine.disk
+
+
+def _hosts_disk(scene: Scene) -> Disk:
+    assert scene.ground.disk is not None
+    return scene.ground.disk
 
 
 def _fill_workers_disk(scene: Scene) -> bool:
     """Fills the disk again and again until an event reports it, because running processes free some space."""
-    assert scene.machine.disk is not None
-    started = time.monotonic()
-    name = scene.machine.name
-    noticed = lambda event: event.of(name) and "No space left" in str(event.content.get("reason"))  # noqa: E731
-    while time.monotonic() - started < 8.0 and scene.watch.first(started, noticed) is None:
-        scene.machine.disk.fill()
+    started, name = time.monotonic(), scene.machine.name
+
+    def is_noticed(event: Event) -> bool:
+        return event.of(name) and "No space left" in str(event.content.get("reason"))
+
+    while time.monotonic() - started < 8.0 and scene.watch.first(started, is_noticed) is None:
+        _workers_disk(scene).fill()
         time.sleep(0.1)
     return True
-
-
-def _make_room_on_worker(scene: Scene) -> None:
-    assert scene.machine.disk is not None
-    scene.machine.disk.make_room()
 
 
 def _fill_hosts_disk(scene: Scene) -> bool:
-    assert scene.ground.disk is not None
     until = time.monotonic() + scene.rng.uniform(3.0, 5.0)
     while time.monotonic() < until:
-        scene.ground.disk.fill()
+        _hosts_disk(scene).fill()
         time.sleep(0.1)
     return True
-
-
-def _make_room_on_host(scene: Scene) -> None:
-    assert scene.ground.disk is not None
-    scene.ground.disk.make_room()
 
 
 def _jump_the_clock(scene: Scene) -> bool:
@@ -256,97 +237,98 @@ def _clean_up(scene: Scene) -> bool:
 
 
 def _refuse_logins(scene: Scene) -> bool:
-    scene.machine.let_in(False)
+    scene.machine.sshd.let_in(False)
     return _cut(scene)
-
-
-def _allow_logins(scene: Scene) -> None:
-    scene.machine.let_in(True)
 
 
 _LOST = ("worker_lost",)
 _REFUSED = ("episode_refused",)
 _NOT_ANNOUNCED = "is not the file that was announced"
 _NO_SPACE = "No space left"
-_POLICY_ENDED, _POLICY_STUCK = "host's policy process ended", "host's policy process did not"
-
 FAULTS = [
-    Fault("kill -9 of an emulator", _kill_emulator, ("slot",), "ended during its", why="ended during its"),
-    Fault("SIGSTOP of an emulator", _stop_emulator, ("slot",), "did not answer its", _STEP_S, "did not answer its"),
-    Fault("kill -9 of the program", _kill_program, _LOST, "the worker program ended", why="the worker program ended"),
-    Fault("SIGSTOP of the program", _stop_program, _LOST, "program is silent", _SILENT_S, "program is silent"),
-    Fault("kill -9 of the SSH server", _kill_server, _LOST, "", why="worker_lost", mend=_start_server),
+    Fault("kill -9 of an emulator", _signal(signal.SIGKILL, _emulator), ("slot",), "ended during its"),
+    Fault("SIGSTOP of an emulator", _signal(signal.SIGSTOP, _emulator), ("slot",), "did not answer its", _STEP_S),
+    Fault(
+        "kill -9 of the program",
+        _signal(signal.SIGKILL, lambda scene: scene.machine.program()),
+        _LOST,
+        "the worker program ended",
+    ),
+    Fault(
+        "SIGSTOP of the program",
+        _signal(signal.SIGSTOP, lambda scene: scene.machine.program()),
+        _LOST,
+        "program is silent",
+        _SILENT_S,
+    ),
+    Fault(
+        "kill -9 of the SSH server",
+        _kill_server,
+        _LOST,
+        why="worker_lost",
+        mend=lambda scene: scene.machine.sshd.start(),
+    ),
     Fault("SIGSTOP of the SSH server", _stop_server, _LOST, "", _SILENT_S, "worker_lost", mend=_restart_server),
-    Fault("connection cut", _cut, _LOST, "", why="worker_lost"),
-    Fault("login refused for a while", _refuse_logins, _LOST, "does not let", 20.0, "does not let", mend=_allow_logins),
-    Fault("files of a worker deleted", _clean_up, ("worker_lost", "episode_refused"), "No such file", 15.0, "No such"),
+    Fault("connection cut", _cut, _LOST, why="worker_lost"),
+    Fault(
+        "login refused for a while",
+        _refuse_logins,
+        _LOST,
+        "does not let",
+        20.0,
+        mend=lambda scene: scene.machine.sshd.let_in(True),
+    ),
+    Fault("files of a worker deleted", _clean_up, (*_LOST, *_REFUSED), "No such file", 15.0),
     Fault("connection half-open", _half_open, _LOST, "", _SILENT_S, "worker_lost"),
-    Fault("truncated episode", _spoil(_truncate), _REFUSED, _NOT_ANNOUNCED, why=_NOT_ANNOUNCED),
-    Fault("altered episode", _spoil(_alter), _REFUSED, _NOT_ANNOUNCED, why=_NOT_ANNOUNCED),
-    Fault(
-        "episode of another run",
-        _plant(lambda scene: forgery.plant(scene.machine.jobs, run="another")),
-        _REFUSED,
-        "run another",
-        12.0,
-        "run another",
-    ),
-    Fault(
-        "stale episode",
-        _plant(lambda scene: forgery.plant(scene.machine.jobs, iteration=10**6)),
-        ("episode_dropped",),
-        "",
-        12.0,
-    ),
-    Fault(
-        "half-written manifest",
-        _plant(lambda scene: forgery.plant(scene.machine.jobs, cut=True)),
-        _REFUSED,
-        "not a manifest",
-        12.0,
-        "not a manifest",
-    ),
+    Fault("truncated episode", _spoil(lambda data: data[: len(data) // 2]), _REFUSED, _NOT_ANNOUNCED),
+    Fault("altered episode", _spoil(_alter), _REFUSED, _NOT_ANNOUNCED),
+    Fault("episode of another run", _plant(run="another"), _REFUSED, "run another", 12.0),
+    Fault("stale episode", _plant(iteration=10**6), ("episode_dropped",), "", 12.0),
+    Fault("half-written manifest", _plant(cut=True), _REFUSED, "not a manifest", 12.0),
     Fault(
         "disk full on a worker",
         _fill_workers_disk,
-        ("worker_lost", "episode_retried"),
+        (*_LOST, "episode_retried"),
         _NO_SPACE,
         10.0,
-        _NO_SPACE,
-        _make_room_on_worker,
+        mend=lambda scene: _workers_disk(scene).make_room(),
         root=True,
     ),
-    Fault("wrong version of the package", _start_other_version, _LOST, "another version", 12.0, "another version"),
+    Fault("wrong version of the package", _start_other_version, _LOST, "another version", 12.0),
     Fault("clock jump", _jump_the_clock),
-    Fault("kill -9 of the host", _kill_host, why="no process is running", mend=_start_host, alone=True),
+    Fault(
+        "kill -9 of the host",
+        _kill_host,
+        why="no process is running",
+        mend=lambda scene: scene.ground.start_host(),
+        alone=True,
+    ),
     Fault("SIGSTOP of the host", _stop_host, why="is stopped", mend=_resume_host, alone=True),
     Fault(
         "kill -9 of the host's policy",
-        _kill_policy,
+        _signal(signal.SIGKILL, lambda scene: scene.ground.policy()),
         ("policy_lost",),
-        _POLICY_ENDED,
-        why=_POLICY_ENDED,
+        "host's policy process ended",
         alone=True,
         host_acts=True,
     ),
     Fault(
         "SIGSTOP of the host's policy",
-        _stop_policy,
+        _signal(signal.SIGSTOP, lambda scene: scene.ground.policy()),
         ("policy_lost",),
-        _POLICY_STUCK,
+        "host's policy process did not",
         POLICY_STUCK_S + _LOADED_S,
-        _POLICY_STUCK,
         alone=True,
         host_acts=True,
     ),
     Fault(
         "disk full on the host",
         _fill_hosts_disk,
-        ("worker_lost", "disk_full"),
+        (*_LOST, "disk_full"),
         _NO_SPACE,
         10.0,
-        "",
-        _make_room_on_host,
+        why="",
+        mend=lambda scene: _hosts_disk(scene).make_room(),
         alone=True,
         root=True,
     ),

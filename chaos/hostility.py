@@ -5,14 +5,13 @@ The run and the other workers must not suffer for it.
 
 from __future__ import annotations
 
-import random
 import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from chaos.ground import LIMITS, RunContext, ground
-from chaos.lies import LIES, Lie
+from chaos.lies import Lie
 from chaos.machine import Machine
 from chaos.watch import Event, Watch
 from digirl_dist.settings import Inference
@@ -71,15 +70,6 @@ class Verdict:
     @property
     def share(self) -> float:
         return self.beside / self.alone if self.alone else 0.0
-
-
-def plan(count: int, seed: int) -> list[Lie]:
-    """Returns ``count`` lies in rounds that the seed shuffles."""
-    rng = random.Random(seed)
-    found: list[Lie] = []
-    while len(found) < count:
-        found += rng.sample(list(LIES.values()), len(LIES))
-    return found[:count]
 
 
 def strike(lies: Sequence[Lie], alone_s: float, finish: Callable[[RunContext, Watch], object]) -> Verdict:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from chaos.faults import Fault, Scene
 from chaos.ground import RunContext
@@ -19,6 +20,7 @@ _EVERY_S = 0.1
 _WHY_S = 4.0
 _RECOVERY_S = 90.0
 _START_S = 150.0
+T = TypeVar("T")
 
 
 @dataclass
@@ -34,10 +36,10 @@ class Trial:
     """From when to when, in monotonic seconds, nothing that the machine says of itself counts."""
 
 
-def plan(kinds: Sequence[Fault], count: int, seed: int) -> list[Fault]:
-    """Returns ``count`` faults in rounds that the seed shuffles, so that each kind comes equally often."""
+def plan(kinds: Sequence[T], count: int, seed: int) -> list[T]:
+    """Returns ``count`` of the kinds in rounds that the seed shuffles, so that each comes equally often."""
     rng = random.Random(seed)
-    found: list[Fault] = []
+    found: list[T] = []
     while len(found) < count:
         found += rng.sample(kinds, len(kinds))
     return found[:count]
@@ -105,7 +107,7 @@ def _suffer(fault: Fault, scene: Scene, trial: Trial) -> None:
         struck_at = _strike(fault, scene)
         told = _await_notice(fault, scene, worker, struck_at)
         trial.noticed_s = None if told is None else told.at - struck_at
-        explained = not fault.why or _is_explained(fault, scene, worker)
+        explained = not fault.explanation or _is_explained(fault, scene, worker)
     finally:
         fault.mend(scene)
     if fault.events and told is None:  # an event that a full disk held back appears now
@@ -114,7 +116,7 @@ def _suffer(fault: Fault, scene: Scene, trial: Trial) -> None:
         if told is None:
             trial.problem = f"not noticed within {fault.limit_s:.0f} s"
     if not explained and not trial.problem:
-        trial.problem = f"why does not say {fault.why!r}"
+        trial.problem = f"why does not say {fault.explanation!r}"
         (scene.ground.folder / "host.log").open("a").write(f"\n{trial.problem} of {worker}:\n{scene.ground.why()}\n")
     mended_at = time.monotonic() if told is None or fault.alone else told.at
     _await_recovery(fault, scene, trial, worker, struck_at, mended_at)
@@ -169,7 +171,7 @@ def _is_explained(fault: Fault, scene: Scene, worker: str | None) -> bool:
     deadline = time.monotonic() + _WHY_S
     while True:
         lines = scene.ground.why().splitlines()
-        if any(fault.why in line and (worker is None or worker in _subject(lines, line)) for line in lines):
+        if any(fault.explanation in line and (worker is None or worker in _subject(lines, line)) for line in lines):
             return True
         if time.monotonic() > deadline:
             return False

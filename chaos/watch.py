@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from digirl_dist.storage.json_lines import JsonLines
+
 _EVERY_S = 0.05
 _STATUS_EVERY_S = 1.0
 _GRACE_S = 8.0
@@ -40,8 +42,7 @@ class Watch:
         self.held_at: list[float] = []
         """Times at which the host was stopped."""
         self._run = run
-        self._rest = b""
-        self._offset = 0
+        self._lines = JsonLines(run / "events.jsonl")
         self._looked_at = 0.0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="watch", daemon=True)
@@ -84,19 +85,7 @@ class Watch:
         self._read_events()
 
     def _read_events(self) -> None:
-        try:
-            with (self._run / "events.jsonl").open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:
-            return
-        self._offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            try:
-                content = json.loads(line)
-            except ValueError:  # cut off: the host was killed while its disk was full
-                continue
+        for content in self._lines.news(self._lines.size()):
             self.events.append(Event(time.monotonic(), content.pop("event"), content))
 
     def _look_for_overdue_waits(self) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import pytest
 from layers import LAYERS, UNIT, guarded, layer
 
+from chaos.sshd import SBIN
+
 collect_ignore_glob = ["*/test_*jax*.py"] if sys.version_info < (3, 11) else []
 """JAX needs Python 3.11."""
 
@@ -91,8 +93,14 @@ def adb_is_installed() -> None:
     _must_have("adb")
 
 
+@pytest.fixture(scope="session")
+def sshd_is_installed() -> None:
+    """The same for OpenSSH's server."""
+    _must_have("sshd")
+
+
 def _must_have(*programs: str) -> None:
-    missing = [name for name in programs if shutil.which(name) is None]
+    missing = [name for name in programs if shutil.which(name, path=SBIN) is None]
     if missing:
         give_up = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
         give_up(f"{' and '.join(missing)} not on PATH")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 
 import pytest
@@ -19,9 +18,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(400), pytest.mark.long_fil
 
 
 @pytest.fixture(scope="module")
-def struck() -> tuple[Sequence[Trial], Sequence[Invariant]]:
-    if shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin:" + os.environ.get("PATH", "")) is None:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("apt-get install openssh-server")
+def struck(sshd_is_installed: None) -> tuple[Sequence[Trial], Sequence[Invariant]]:
     kinds = faults(Inference.worker, root=os.geteuid() == 0)
     return strike(kinds, len(kinds), seed=0, inference=Inference.worker)
 

@@ -5,14 +5,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Sequence
 from typing import get_args
 
 import pytest
 
-from chaos import hostility
 from chaos.__main__ import judge_by_lies
 from chaos.hostility import Verdict
 from chaos.invariants import Invariant
@@ -25,9 +22,7 @@ TOLD = [HELD, "each ticket fails at once", "a file without end"]
 
 
 @pytest.fixture(scope="module")
-def told() -> tuple[Verdict, Sequence[Invariant]]:
-    if shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin:" + os.environ.get("PATH", "")) is None:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("apt-get install openssh-server")
+def told(sshd_is_installed: None) -> tuple[Verdict, Sequence[Invariant]]:
     return judge_by_lies([LIES[name] for name in TOLD], alone_s=0.0)  # how fast the others are is not asked here
 
 
@@ -42,8 +37,7 @@ def test_nothing_is_lost_repeated_or_forged_and_the_run_goes_on(told: tuple[Verd
 
 
 @pytest.mark.unit
-def test_there_are_lies_about_every_message_and_a_seed_decides_their_order() -> None:
+def test_there_are_lies_about_every_message() -> None:
     assert len(LIES) >= 60
     tags = {kind.__struct_config__.tag for kind in get_args(WorkerMessage)} - {"ask", "broken"}
     assert all(any(name.startswith(f"{tag}.") for name in LIES) for tag in tags)
-    assert hostility.plan(200, 1) == hostility.plan(200, 1) != hostility.plan(200, 2)

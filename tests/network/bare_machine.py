@@ -6,15 +6,16 @@ What the tests' user has (its Python, its home) is out of that user's reach. Pro
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from network.machines import SBIN, Machine
+from network.machines import Machine
 from process_watch import eventually
+
+from chaos.sshd import PROGRAM, SBIN
 
 USER = "robot"
 _PRELUDE = """
@@ -43,33 +44,25 @@ class BareMachine(Machine):
         self.address = replace(self.address, user=USER)
         self.outside = self._outside
         """The host's end of the link."""
-        self.configuration = folder / "sshd_config"
-
-    def start_sshd(self) -> None:
-        config = self.configuration
-        keys = "AuthorizedKeysFile .ssh/authorized_keys"
-        kept = [line for line in config.read_text().splitlines() if not line.startswith("SetEnv HOME")]
-        lines = [keys if line.startswith("AuthorizedKeysFile") else line for line in kept]
-        config.write_text("\n".join(lines) + "\n")
-        script = _PRELUDE.format(folder=self._folder, user=USER, sshd=shutil.which("sshd", path=SBIN))
-        command = [*self._enter(), "unshare", "--mount", "bash", "-c", script]
-        with (self._folder / "sshd.log").open("ab") as log:
-            self._sshd = subprocess.Popen(command, stderr=log, stdout=log, env={"PATH": SBIN})
-        eventually(self._listens, 20, "the start of sshd")
+        self.configuration = self.sshd.configuration
+        lines = self.configuration.read_text().splitlines()
+        kept = [line for line in lines if not line.startswith(("SetEnv HOME", "AuthorizedKeysFile"))]
+        self.configuration.write_text("\n".join(["AuthorizedKeysFile .ssh/authorized_keys", *kept]) + "\n")
+        script = _PRELUDE.format(folder=folder, user=USER, sshd=PROGRAM)
+        self.sshd.command = [*self.enter, "env", "-i", f"PATH={SBIN}", "unshare", "--mount", "bash", "-c", script]
 
     def reread_configuration(self) -> None:
         """As ``systemctl reload ssh`` does."""
-        assert self._sshd is not None
-        log = self._folder / "sshd.log"
-        before = log.stat().st_size
-        self._sshd.send_signal(signal.SIGHUP)
-        eventually(lambda: b"Server listening" in log.read_bytes()[before:], 10, "the new configuration")
+        assert self.sshd.process is not None
+        before = self.sshd.log.stat().st_size
+        self.sshd.process.send_signal(signal.SIGHUP)
+        eventually(lambda: b"Server listening" in self.sshd.log.read_bytes()[before:], 10, "the new configuration")
 
     def as_root(self, command: str | Sequence[str]) -> str:
         """What an administrator does there."""
-        assert self._sshd is not None
+        assert self.sshd.process is not None
         words = ["bash", "-c", command] if isinstance(command, str) else list(command)
-        inside = ["nsenter", f"--target={self._sshd.pid}", "--mount", "--net", *words]
+        inside = ["nsenter", f"--target={self.sshd.process.pid}", "--mount", "--net", *words]
         return subprocess.run(inside, check=True, capture_output=True, text=True, env={"PATH": SBIN}).stdout
 
     def as_user(self, command: str) -> str:

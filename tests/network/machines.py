@@ -6,22 +6,18 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from getpass import getuser
 from pathlib import Path
 
 import psutil
-from process_watch import eventually
 
+from chaos.machine import Disk
 from chaos.processes import emulators, running
+from chaos.sshd import SBIN, Sshd
 from digirl_dist.child_process import environment
-from digirl_dist.ssh.connection import Address
 
-SBIN = "/usr/sbin:/usr/local/sbin:/sbin:" + os.environ.get("PATH", "")
 _NOBODY = "02:00:00:00:00:99"
 """A hardware address that no interface has: what is sent to it is dropped without a word."""
 
@@ -77,12 +73,12 @@ class Machine:
         self._namespace = f"dd{os.getpid()}-{number}"
         self._outside = f"dd{os.getpid() % 10**7}v{number}"
         self._net = _free_net()
-        self._sshd: subprocess.Popen[bytes] | None = None
-        self._disks: list[Path] = []
         self.jobs.mkdir(parents=True)
-        self.address = Address(
-            self.name, f"{self._net}.2", 22, getuser(), str(folder / "user_key"), str(folder / "known_hosts")
-        )
+        # Not ``ip netns exec``, which hides disks that are mounted later.
+        self.enter = ["nsenter", f"--net=/run/netns/{self._namespace}"]
+        self.sshd = Sshd(folder, f"{self._net}.2", self.enter)
+        self.address = self.sshd.address(self.name)
+        self._disks: list[Disk] = []
 
     def open(self) -> None:
         """Make the link and the keys, and start the server."""
@@ -93,25 +89,21 @@ class Machine:
         for words in (("addr", "add", f"{self._net}.2/24", "dev", "eth0"), ("link", "set", "lo", "up")):
             _ip("-n", self._namespace, *words)
         self.plug_in()
-        self._make_keys()
-        self.start_sshd()
+        self.sshd.start()
 
     def close(self) -> None:
         """Whatever state it is in. Processes go by their namespace, which only this machine's have."""
         _end_all(_inside(self._namespace))
-        if self._sshd is not None:
-            self._sshd.wait()
+        self.sshd.close()
         for command in (["link", "del", self._outside], ["netns", "del", self._namespace]):
             subprocess.run(["ip", *command], capture_output=True)  # may never have come to be
         for disk in self._disks:
-            subprocess.run(["umount", "--lazy", disk], check=True)
+            disk.close()
 
-    def mount(self, folder: Path, size: str) -> Path:
+    def mount(self, folder: Path, size: str) -> Disk:
         """A disk of its own, of that size, at ``folder``."""
-        folder.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "digirl-dist-test", folder], check=True)
-        self._disks.append(folder)
-        return folder
+        self._disks.append(Disk(folder, size))
+        return self._disks[-1]
 
     # --- the link
 
@@ -135,30 +127,7 @@ class Machine:
     def start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """Run a command there, with pipes for its input and output."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        return subprocess.Popen([*self._enter(), *command], env=environment(), **pipes)
-
-    def _enter(self) -> list[str]:
-        """Not ``ip netns exec``, which hides disks that are mounted later."""
-        return ["nsenter", f"--net=/run/netns/{self._namespace}"]
-
-    def start_sshd(self) -> None:
-        sshd = shutil.which("sshd", path=SBIN)
-        command = [sshd, "-D", "-e", "-f", self._folder / "sshd_config"]
-        with (self._folder / "sshd.log").open("ab") as log:
-            self._sshd = subprocess.Popen([*self._enter(), *command], stderr=log)
-        eventually(self._listens, 10, "the start of sshd")
-
-    def kill_sshd(self) -> None:
-        """The listener and every session."""
-        assert self._sshd is not None
-        for process in [psutil.Process(self._sshd.pid), *self.sessions()]:
-            process.kill()
-        self._sshd.wait()
-
-    def sessions(self) -> list[psutil.Process]:
-        """The processes of ``sshd`` that serve one connection each."""
-        assert self._sshd is not None
-        return [one for one in psutil.Process(self._sshd.pid).children(recursive=True) if one.name().startswith("sshd")]
+        return subprocess.Popen([*self.enter, *command], env=environment(), **pipes)
 
     def programs(self) -> list[psutil.Process]:
         return self._running("digirl_dist.worker_program.program")
@@ -183,46 +152,6 @@ class Machine:
 
     def _running(self, module: str) -> list[psutil.Process]:
         return running(module, _inside(self._namespace))
-
-    def _listens(self) -> bool:
-        with socket.socket() as probe:
-            probe.settimeout(1.0)
-            return probe.connect_ex((self.address.host, 22)) == 0
-
-    def _make_keys(self) -> None:
-        for name in ("host_key", "user_key"):
-            command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", self._folder / name]
-            subprocess.run(command, check=True)
-        Path("/run/sshd").mkdir(exist_ok=True)
-        folder = self._folder
-        (folder / "sshd_config").write_text(
-            f"ListenAddress {self.address.host}\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\nStrictModes no\n"
-            f"AuthorizedKeysFile {folder}/user_key.pub\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
-            f"SetEnv HOME={folder}\n"  # no start-up files of the user's shell: they take seconds, and may wait
-        )
-        (folder / "known_hosts").write_text(f"{self.address.host} {(folder / 'host_key.pub').read_text()}")
-
-
-def fill(disk: Path) -> None:
-    """Use up all the room that is left on ``disk``."""
-    with suppress(OSError), (disk / f"filler-{time.monotonic_ns()}").open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-
-
-def keep_full(disk: Path, seconds: float) -> None:
-    """Fill ``disk`` again and again, because what runs there frees some write_policy, and then make room."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        fill(disk)
-        time.sleep(0.1)
-    make_room(disk)
-
-
-def make_room(disk: Path) -> None:
-    """Undo ``fill``."""
-    for filler in disk.glob("filler-*"):
-        filler.unlink()
 
 
 def freeze(process: psutil.Process) -> None:

@@ -29,7 +29,7 @@ def test_a_link_that_is_cut_for_4_s_costs_nothing(machines: list[Machine], tmp_p
 
 
 def freeze_sessions(machine: Machine) -> None:
-    for session in machine.sessions():
+    for session in machine.sshd.sessions():
         freeze(session)
 
 
@@ -74,5 +74,5 @@ def test_every_way_to_fall_silent_is_noticed_in_15_s_and_costs_retries_only(
         machines[0].plug_in()
         here.come_back("w1")
         for machine in machines:  # the host can do nothing about these
-            for session in machine.sessions()[: -1 if machine is machines[0] else None]:
+            for session in machine.sshd.sessions()[: -1 if machine is machines[0] else None]:
                 session.kill()

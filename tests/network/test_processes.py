@@ -43,13 +43,13 @@ def kill_courier(machine: Machine) -> None:
 
 
 def kill_sshd_for_a_moment(machine: Machine) -> None:
-    machine.kill_sshd()
+    machine.sshd.kill()
     time.sleep(1.0)
-    machine.start_sshd()
+    machine.sshd.start()
 
 
 def freeze_sessions(machine: Machine) -> None:
-    for session in machine.sessions():
+    for session in machine.sshd.sessions():
         freeze(session)
 
 
@@ -73,7 +73,9 @@ def test_what_breaks_the_connection_leaves_the_program_at_work(
             here.come_back(machine.name)
             assert CONNECTION[fault][1] in here.first_loss(machine.name)[1], fault
             assert machine.programs() == programs[fault] and len(programs[fault]) == 1, fault
-        frozen = [one for one in struck["a frozen session of sshd"].sessions() if one.status() == psutil.STATUS_STOPPED]
+        frozen = [
+            one for one in struck["a frozen session of sshd"].sshd.sessions() if one.status() == psutil.STATUS_STOPPED
+        ]
         assert frozen, "the host cannot end it"
         for session in frozen:
             session.kill()

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from getpass import getuser
 from pathlib import Path
 
 import psutil
 import pytest
-from process_watch import eventually
 
+from chaos import sshd
 from digirl_dist.parallel.free_port import free_port as unused_port
 from digirl_dist.settings import SshSettings, SshTransport
 from digirl_dist.ssh.connect import connect
@@ -85,7 +81,7 @@ def _shared_embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Share
 
 
 @pytest.fixture(scope="session")
-def _shared_openssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+def _shared_openssh(sshd_is_installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     yield from _shared(_run_openssh, tmp_path_factory)
 
 
@@ -117,7 +113,7 @@ def make_key(tmp_path: Path) -> Callable[..., Path]:
     """Makes a key pair of the given name, under a passphrase if wanted, and returns the private one's path."""
 
     def make(name: str, passphrase: str = "") -> Path:
-        return _make_key(tmp_path / name, passphrase)
+        return sshd.make_key(tmp_path / name, passphrase)
 
     return make
 
@@ -144,50 +140,9 @@ def _run_embedded(folder: Path) -> Iterator[Server]:
 
 @contextmanager
 def _run_openssh(folder: Path) -> Iterator[Server]:
-    """``sshd`` on a free loopback port with throw-away keys; it needs no root unless root runs it."""
-    sshd = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin:" + os.environ.get("PATH", ""))
-    if sshd is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("sshd is missing: apt-get install openssh-server")
-        pytest.skip("sshd is not installed")
-    if os.getuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)
-    folder.mkdir(parents=True)
-    for name in ("host_key", "user_key"):
-        _make_key(folder / name)
-    port = unused_port()
-    (folder / "sshd_config").write_text(
-        f"ListenAddress 127.0.0.1\nPort {port}\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\nStrictModes no\n"
-        f"AuthorizedKeysFile {folder}/user_key.pub {folder}/.ssh/authorized_keys\nPasswordAuthentication no\n"
-        "KbdInteractiveAuthentication no\n"
-        f"Subsystem sftp internal-sftp\nSetEnv HOME={folder}\n"  # no start-up files of the user's shell
-    )
-    (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {(folder / 'host_key.pub').read_text()}")
+    server = sshd.Sshd(folder)
     with ExitStack() as stack:
-        log = stack.enter_context(open(folder / "log", "wb"))
-        process = subprocess.Popen([sshd, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
-        stack.callback(_end, process)
-        eventually(lambda: _listens(port))
-        keys = str(folder / "user_key"), str(folder / "known_hosts")
-        yield Server(Address("w1", "127.0.0.1", port, getuser(), *keys), process.pid)
-
-
-def _make_key(path: Path, passphrase: str = "") -> Path:
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", "test", "-f", path], check=True)
-    return path
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a server with the sessions it has forked."""
-    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    for member in family:
-        try:
-            member.kill()
-        except psutil.NoSuchProcess:
-            pass
-    process.wait()
+        stack.callback(server.close)
+        server.start()
+        assert server.process is not None
+        yield Server(server.address("w1"), server.process.pid)

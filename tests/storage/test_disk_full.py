@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import torch
 from process_watch import eventually
 from user_classes import Coin, Counter
 
+from chaos.machine import Disk
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import RunFolderError
 from digirl_dist.report.loggers import LoggedRun
@@ -30,11 +30,11 @@ from digirl_dist.tasks import Round, Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
 
-class Disk:
-    """A small disk, and the room that waits for it to have some; what it told is in ``said``."""
+class SmallDisk(Disk):
+    """A small disk, and the policy of waiting until it has room; what that told is in ``said``."""
 
     def __init__(self, folder: Path, notes: Path) -> None:
-        self.folder = folder
+        super().__init__(folder, "1m")
         self.said: list[str] = []
         self.events = Events(notes / "events.jsonl", (self._listen,))
         self.write_policy = WaitForSpace(self.events, Status(notes / "status.json"), limit_s=20.0)
@@ -42,27 +42,14 @@ class Disk:
     def _listen(self, kind: str, content: dict[str, Any]) -> None:
         self.said.append(f"{kind}: {content['reason']}")
 
-    def fill(self) -> None:
-        with (self.folder / "filler").open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(bytes(4096))
-            except OSError:
-                pass  # that is what it is for
-
-    def make_room(self) -> None:
-        (self.folder / "filler").unlink()
-
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
     if os.geteuid() != 0:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("only root can make a small disk")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "digirl-dist-test", folder], check=True)
-    yield Disk(folder, tmp_path)
-    subprocess.run(["umount", "--lazy", folder], check=True)
+    disk = SmallDisk(tmp_path / "disk", tmp_path)
+    yield disk
+    disk.close()
 
 
 def trajectory(index: int) -> Trajectory:
@@ -72,7 +59,7 @@ def trajectory(index: int) -> Trajectory:
     )
 
 
-def save_checkpoint(disk: Disk) -> object:
+def save_checkpoint(disk: SmallDisk) -> object:
     state = {**Coin(Counter.spec).state_dict(), "much": torch.rand(20_000)}
     Checkpoints(disk.folder / "checkpoints", write_policy=disk.write_policy).save(
         1, state, {"state": torch.rand(20_000)}, {}
@@ -82,21 +69,21 @@ def save_checkpoint(disk: Disk) -> object:
     return newest.trainer_state()
 
 
-def append_metrics(disk: Disk) -> object:
+def append_metrics(disk: SmallDisk) -> object:
     metrics = Metrics(disk.folder / "metrics.jsonl", disk.write_policy)
     metrics.append({"iteration": 0, "text": "x" * 9000})
     assert Metrics(metrics.path).lines == metrics.lines
     return metrics
 
 
-def append_harvest(disk: Disk) -> object:
+def append_harvest(disk: SmallDisk) -> object:
     store = Store(disk.folder / "trajectories", disk.write_policy)
     store.append(CollectionResult(0, [trajectory(index) for index in range(5)]))
     assert len(store.landed(Round(0))) == 5
     return store
 
 
-def land_episode(disk: Disk) -> object:
+def land_episode(disk: SmallDisk) -> object:
     store = Store(disk.folder / "trajectories", disk.write_policy)
     assert store.land(Round(0), trajectory(0)) and not store.land(Round(0), trajectory(0))
     return store
@@ -104,7 +91,7 @@ def land_episode(disk: Disk) -> object:
 
 @pytest.mark.component
 @pytest.mark.parametrize("write", [save_checkpoint, append_metrics, append_harvest, land_episode])
-def test_what_cannot_be_written_waits_for_room(disk: Disk, write: Callable[[Disk], object]) -> None:
+def test_what_cannot_be_written_waits_for_room(disk: SmallDisk, write: Callable[[SmallDisk], object]) -> None:
     disk.fill()
     done: list[object] = []
     thread = threading.Thread(target=lambda: done.append(write(disk)))
@@ -119,7 +106,7 @@ def test_what_cannot_be_written_waits_for_room(disk: Disk, write: Callable[[Disk
 
 @pytest.mark.component
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of tensorboard's writer
-def test_curves_go_on_after_a_full_disk(disk: Disk) -> None:
+def test_curves_go_on_after_a_full_disk(disk: SmallDisk) -> None:
     curves = TensorBoard(LoggedRun("run1", "run", str(disk.folder), "project", {}))
     disk.fill()
     for iteration in range(300):
