@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from digirl_dist.api.run import Run
-from digirl_dist.settings.keys import quoted
+from digirl_dist.settings.keys import written
 
 if TYPE_CHECKING:
     from digirl_dist.settings import Settings
@@ -43,29 +42,9 @@ def overrides(settings: Mapping[str, Any], group: str = "") -> Iterator[str]:
     for key, value in settings.items():
         name = f"{group}{key}"
         if not isinstance(value, Mapping) or not value or not all(str(each).isidentifier() for each in value):
-            yield f"{name}={_written(value)}"
+            yield f"{name}={written(value)}"
         elif "name" in value and not group:
             yield f"{name}={value['name']}"
             yield from overrides({each: value[each] for each in value if each != "name"}, f"{name}.")
         else:
             yield from overrides(value, f"{name}.")
-
-
-def _written(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case Enum():
-            return value.name
-        case bool() | int() | float():
-            return str(value).lower()
-        case Mapping():
-            return "{" + ",".join(f"{_written(key)}:{_written(each)}" for key, each in value.items()) + "}"
-        case list() | tuple():
-            return "[" + ",".join(map(_written, value)) + "]"
-        case str():
-            return quoted(value)
-        case _ if callable(value):
-            return f"'{value.__module__}:{value.__qualname__}'"
-        case _:
-            return f"'{value}'"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import platform
-from importlib import metadata
 
 import digirl_dist
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.settings import Settings, configuration
 from digirl_dist.settings.keys import flat
 from digirl_dist.storage.digest import digest
+from digirl_dist.storage.machine import version_of
 
 _OWN = ("save_path", "loggers", "logger_project", "wandb_project")
 """Settings of which rank 0 alone makes use."""
@@ -25,11 +25,4 @@ def facts_of(settings: Settings, device: Device) -> dict[str, str]:
     found["the tasks"] = f"{len(device.tasks)} with digest {digest(repr(list(device.tasks)).encode())[:12]}"
     found["Python"] = ".".join(platform.python_version_tuple()[:2])
     found["digirl_dist"] = digirl_dist.__version__
-    return found | {name: _version(name) for name in _PACKAGES}
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "none"
+    return found | {name: version_of(name) or "none" for name in _PACKAGES}

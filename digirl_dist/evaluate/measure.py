@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ from digirl_dist.errors import CheckpointError
 from digirl_dist.evaluate.jobs import EvalJob
 from digirl_dist.report.metrics import results
 from digirl_dist.settings import configuration
-from digirl_dist.storage import parquet
+from digirl_dist.storage import json_lines, parquet
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
@@ -110,7 +109,7 @@ def _episodes(
 
 
 def _reasons(events: Path) -> list[str]:
-    told = [json.loads(line) for line in events.read_text().splitlines() if '"ticket_set_aside"' in line]
+    told = [each for each in json_lines.read(events) if each.get("event") == "ticket_set_aside"]
     return [", ".join(f"{key} {value}" for key, value in each.items() if key not in ("time", "event")) for each in told]
 
 

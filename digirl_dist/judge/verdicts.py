@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from digirl_dist.judge import Verdict
+from digirl_dist.storage import json_lines
 
 
 class Verdicts:
@@ -17,9 +19,9 @@ class Verdicts:
         self._path = path
         self._lock = threading.Lock()
         self._known: dict[str, Verdict] = {}
-        if path.exists():
-            for line in path.read_text(errors="replace").splitlines():
-                self._take_in(line)
+        for line in json_lines.read(path):
+            with suppress(KeyError, TypeError):  # of another form
+                self._known[line["question"]] = Verdict(bool(line["success"]), str(line["said"]))
 
     def get(self, question: str) -> Verdict | None:
         with self._lock:
@@ -44,10 +46,3 @@ class Verdicts:
                     file.write(json.dumps(line) + "\n")
             except OSError:
                 pass  # other writes, which must succeed, report a full disk
-
-    def _take_in(self, line: str) -> None:
-        try:
-            found = json.loads(line)
-            self._known[found["question"]] = Verdict(bool(found["success"]), str(found["said"]))
-        except (ValueError, KeyError, TypeError, RecursionError):
-            pass  # cut by a crash: the question is repeated

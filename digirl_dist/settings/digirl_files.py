@@ -16,7 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import one_line
-from digirl_dist.settings.digirl_keys import KEYS, Became, became, written
+from digirl_dist.settings.digirl_keys import KEYS, Became, became
+from digirl_dist.settings.keys import written
 from digirl_dist.settings.places import own_folder
 from digirl_dist.settings.run import Settings
 from digirl_dist.settings.safe_yaml import read_yaml, refuse_excess_in_files

@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from digirl_dist.plain_text import without_secrets_in
+from digirl_dist.settings.keys import written
 from digirl_dist.settings.nearest import nearest
 
 Values = Mapping[str, Any]
@@ -56,23 +57,6 @@ def became(key: str, values: Values) -> Became:
     if _PLACEHOLDER in str(list(found.settings.values())):
         return Became(note=f"{values[key]} still has {_PLACEHOLDER} in it", refused=True)
     return found
-
-
-def written(value: Any) -> str:
-    """Returns a value in the grammar of Hydra's overrides."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return str(value).lower()
-        case str():
-            return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-        case list():
-            return "[" + ",".join(map(written, value)) + "]"
-        case dict():
-            return "{" + ",".join(f"{key}:{written(entry)}" for key, entry in value.items()) + "}"
-        case _:
-            return str(value)
 
 
 Rule = Callable[[Any, Values], Became]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 from typing import Any, get_type_hints
 
 from digirl_dist.types import Json
@@ -45,6 +46,26 @@ def flat(value: Json, key: str = "", whole: Collection[str] = ()) -> Iterator[tu
             yield from flat(entry, f"{key}.{name}".lstrip("."), whole)
     else:
         yield key, value
+
+
+def written(value: Any) -> str:
+    """Returns a value in the grammar of Hydra's overrides; a class or function stands for its import path."""
+    match value:
+        case None:
+            return "null"
+        case Enum():
+            return value.name
+        case bool() | int() | float():
+            return str(value).lower()
+        case Mapping():
+            return "{" + ",".join(f"{written(key)}:{written(each)}" for key, each in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ",".join(map(written, value)) + "]"
+        case str():
+            return quoted(value)
+        case _ if callable(value):
+            return f"'{value.__module__}:{value.__qualname__}'"
+    return f"'{value}'"
 
 
 def quoted(text: str) -> str:
