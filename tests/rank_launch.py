@@ -1,4 +1,4 @@
-"""Real launches: torchrun on this machine, with a time limit, and nothing left behind."""
+"""Real launches of ranks on this machine, with a time limit, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -44,6 +44,11 @@ def example(name: str, *words: str) -> list[str]:
 def torchrun(world_size: int, *words: str, flags: Sequence[str] = ("--standalone",)) -> list[str]:
     """``words`` are a script, or -m and a module, with its arguments."""
     return [sys.executable, "-m", "torch.distributed.run", *flags, f"--nproc_per_node={world_size}", *words]
+
+
+def ranks(world_size: int, *words: str) -> list[str]:
+    """As ``torchrun``, by the own launcher, which costs a thirtieth of its processor time."""
+    return [sys.executable, "-m", "digirl_dist.parallel.launch", f"--nproc_per_node={world_size}", *words]
 
 
 @contextmanager

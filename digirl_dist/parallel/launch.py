@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from digirl_dist.parallel.private_store import store_variables
-from digirl_dist.parallel.rank import Rank, torch_variables
+from digirl_dist.parallel.rank import Rank, store_variables, torch_variables
 from digirl_dist.parallel.supervise import parser, supervise
 
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"

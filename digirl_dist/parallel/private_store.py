@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import FileStore
 
-_PATH, _LAUNCHER = "DIGIRL_DIST_STORE", "DIGIRL_DIST_LAUNCHER"
+from digirl_dist.parallel.rank import store_path
 
 
 class PrivateStore(FileStore):
@@ -25,13 +25,7 @@ class PrivateStore(FileStore):
         return bool(super().check(keys))
 
 
-def store_variables(path: Path) -> dict[str, str]:
-    """Returns the variables with which this process, a launcher, tells its ranks of its store."""
-    return {_PATH: str(path), _LAUNCHER: str(os.getpid())}
-
-
 def launched_store(environ: Mapping[str, str], world_size: int) -> PrivateStore | None:
     """Returns the store of the launcher that started this process; None if another launcher did."""
-    if _PATH not in environ or environ.get(_LAUNCHER) != str(os.getppid()):
-        return None  # or a launcher of another kind that one of our ranks has started
-    return PrivateStore(Path(environ[_PATH]), world_size, os.getppid())
+    path = store_path(environ)
+    return PrivateStore(path, world_size, os.getppid()) if path else None

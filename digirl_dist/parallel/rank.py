@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from digirl_dist.errors import RankError
 
@@ -51,6 +53,7 @@ _LAUNCHERS = (
 )
 """In the order of precedence."""
 
+_STORE, _STARTED_BY = "DIGIRL_DIST_STORE", "DIGIRL_DIST_LAUNCHER"
 _COORDINATOR_HOST, _COORDINATOR_PORT = "JAX_COORDINATOR_ADDR", "JAX_COORDINATOR_PORT"
 
 
@@ -100,6 +103,18 @@ def jax_variables(rank: Rank, coordinator: Coordinator) -> dict[str, str]:
 def torch_variables(rank: Rank) -> dict[str, str]:
     """Returns the variables in which torchrun tells one of its processes its rank."""
     return _LAUNCHERS[0].variables(rank)
+
+
+def store_variables(path: Path) -> dict[str, str]:
+    """Returns the variables with which this process, a launcher, tells its ranks of the store at ``path``."""
+    return {_STORE: str(path), _STARTED_BY: str(os.getpid())}
+
+
+def store_path(environ: Mapping[str, str]) -> Path | None:
+    """Returns where the launcher that started this process keeps its store; None if another launcher did."""
+    if _STORE not in environ or environ.get(_STARTED_BY) != str(os.getppid()):
+        return None  # or a launcher of another kind that one of our ranks has started
+    return Path(environ[_STORE])
 
 
 def jax_coordinator(environ: Mapping[str, str]) -> Coordinator | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_launch import example, launch, rank_process, started, torchrun
+from rank_launch import example, launch, rank_process, ranks, started
 from user_classes_on_ranks import Fragile
 
 from digirl_dist.errors import EvalJobsError
@@ -180,7 +180,7 @@ def test_d6_a_killed_rank_leaves_its_jobs_missing_and_resume_runs_only_those(tmp
     waits = {"name": "waits", "num_episodes": 1, "overrides": [*emulator, "agent=generic", "bsize=1"]}
     jobs = write(tmp_path / "jobs.json", [job("first"), waits, job("third")])
     out = tmp_path / "out"
-    with started(torchrun(2, *MODULE, *arguments(jobs, out))) as process:
+    with started(ranks(2, *MODULE, *arguments(jobs, out))) as process:
         deadline = time.monotonic() + 60
         while not ((out / "result_third.json").exists() and gate.with_suffix(".waiting").exists()):
             assert time.monotonic() < deadline and process.poll() is None

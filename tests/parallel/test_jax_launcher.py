@@ -112,6 +112,7 @@ def test_c5_sigterm_to_the_launcher_ends_the_ranks() -> None:
         assert not any(psutil.pid_exists(rank["pid"]) for rank in ranks)
 
 
-def test_c7_the_launcher_needs_neither_jax_nor_torch() -> None:
-    program = "import sys, digirl_dist.parallel.jax; print([n for n in ('jax', 'torch') if n in sys.modules])"
+def test_c7_the_launchers_need_neither_jax_nor_torch() -> None:
+    imports = "import sys, digirl_dist.parallel.jax, digirl_dist.parallel.launch"
+    program = f"{imports}; print([n for n in ('jax', 'torch') if n in sys.modules])"
     assert launch([sys.executable, "-c", program]).out.strip() == "[]"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from listening import NOBODY, another_user, as_another_user, listeners
 from process_watch import eventually
-from rank_launch import descendants, launch, started
+from rank_launch import descendants, launch, ranks, started
 
 from digirl_dist.errors import PeerError
 from digirl_dist.parallel.loopback import refusing_strangers
@@ -20,7 +19,6 @@ from digirl_dist.parallel.loopback import refusing_strangers
 pytestmark = pytest.mark.component
 
 PROGRAM = str(Path(__file__).parent / "meeting.py")
-LAUNCHER = [sys.executable, "-m", "digirl_dist.parallel.launch"]
 
 SHOUT = """
 import socket, sys
@@ -40,7 +38,7 @@ def both(folder: Path, name: str) -> Callable[[], bool]:
 
 
 def test_ranks_meet_and_nothing_listens_but_on_loopback(tmp_path: Path) -> None:
-    with started([*LAUNCHER, "--nproc_per_node=2", PROGRAM, str(tmp_path)]) as process:
+    with started(ranks(2, PROGRAM, str(tmp_path))) as process:
         eventually(both(tmp_path, "sum"), 90, "the first sum")
         found = listeners(process.pid)
         assert found and {one.address for one in found} == {"127.0.0.1"}
@@ -54,21 +52,19 @@ def test_ranks_meet_and_nothing_listens_but_on_loopback(tmp_path: Path) -> None:
 
 
 def test_ranks_whose_launcher_was_killed_end(tmp_path: Path) -> None:
-    with started([*LAUNCHER, "--nproc_per_node=2", PROGRAM, str(tmp_path)]) as process:
+    with started(ranks(2, PROGRAM, str(tmp_path))) as process:
         eventually(both(tmp_path, "sum"), 90, "the first sum")
-        ranks = descendants(process.pid)
+        family = descendants(process.pid)
         process.kill()
         process.wait()
         (tmp_path / "end").touch()
-        eventually(lambda: not any(rank.is_running() for rank in ranks), 30, "the end of the ranks")
+        eventually(lambda: not any(rank.is_running() for rank in family), 30, "the end of the ranks")
     assert not both(tmp_path, "again")()
 
 
-@pytest.mark.parametrize(
-    ("words", "said"), [(["--nproc_per_node=0", PROGRAM], "at least 1"), (["--nproc_per_node=2"], "nothing to run")]
-)
+@pytest.mark.parametrize(("words", "said"), [(ranks(0, PROGRAM), "at least 1"), (ranks(2), "nothing to run")])
 def test_a_launch_that_cannot_be_is_refused_in_one_line(words: list[str], said: str) -> None:
-    ended = launch([*LAUNCHER, *words])
+    ended = launch(words)
     assert ended.status == 2 and said in ended.out and ended.out.count("\n") == 1
 
 
@@ -76,7 +72,7 @@ def test_the_status_is_that_of_the_rank_that_failed(tmp_path: Path) -> None:
     program = tmp_path / "fails.py"
     program.write_text("import os, sys, time\nsys.exit(3) if os.environ['RANK'] == '1' else time.sleep(60)\n")
     began = time.monotonic()
-    assert launch([*LAUNCHER, "--nproc_per_node=2", str(program)]).status == 3
+    assert launch(ranks(2, str(program))).status == 3
     assert time.monotonic() - began < 40
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_launch import launch, torchrun
+from rank_launch import launch, ranks
 
 pytestmark = pytest.mark.component
 
@@ -18,7 +18,7 @@ PROGRAM = Path(__file__).parent / "torch_two_ranks.py"
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of the two ranks found."""
     folder = tmp_path_factory.mktemp("together")
-    ended = launch(torchrun(2, str(PROGRAM), str(folder)))
+    ended = launch(ranks(2, str(PROGRAM), str(folder)))
     assert ended.status == 0, ended.out
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 

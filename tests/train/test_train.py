@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from rank_launch import descendants, example, launch, started, torchrun
+from rank_launch import descendants, example, launch, ranks, started
 from run_files import events, lines, metrics
 
 from digirl_dist.agent.generic import GenericPolicy
@@ -49,7 +49,7 @@ def words(folder: Path, *more: str) -> list[str]:
     ]
 
 
-def ranks(folder: Path) -> list[dict[str, Any]]:
+def took_part(folder: Path) -> list[dict[str, Any]]:
     """Who took part in the last launch."""
     found: list[dict[str, Any]] = events(folder, "ranks")[-1]["ranks"]
     return found
@@ -84,7 +84,7 @@ def test_a_launch_says_what_it_was_made_of_and_continues_with_that_alone(
 
 
 def test_b3_ranks_act_with_seeds_of_their_own(three: Path) -> None:
-    assert [rank["seed"] for rank in ranks(three)] == [5, 6]
+    assert [rank["seed"] for rank in took_part(three)] == [5, 6]
     seeds = {name: [each.ticket.seed for each in episodes(three) if each.worker == name] for name in ("rank0", "rank1")}
     assert all(seeds.values()) and not set(seeds["rank0"]) & set(seeds["rank1"])
 
@@ -121,7 +121,7 @@ def test_b7_one_and_two_iterations_are_three_to_the_bit(three: Path, tmp_path: P
     for iteration in (2, 3):  # as if killed in the second
         shutil.rmtree(resumed / "checkpoints" / f"{iteration:06d}")
         (resumed / "trajectories" / f"{iteration - 1:06d}.parquet").unlink()
-    ended = launch(torchrun(2, *MODULE, *words(resumed, "train_iterations=3")))
+    ended = launch(ranks(2, *MODULE, *words(resumed, "train_iterations=3")))
     assert ended.status == 0, ended.out
     (policy, trainer), (again, trainer_again) = state(three), state(resumed)
     assert all(torch.equal(policy[name], again[name]) for name in policy)
@@ -139,7 +139,7 @@ def test_b7_ranks_that_have_different_numbers_of_rows_go_on_to_the_bit(tmp_path:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     more = ["train_algorithm=filtered_bc", "distributed.steps=17", "distributed.eval_freq=0", "train_iterations=4"]
     for folder in (whole, resumed):
-        ended = launch(torchrun(2, *MODULE, *words(folder, *more)))
+        ended = launch(ranks(2, *MODULE, *words(folder, *more)))
         assert ended.status == 0, ended.out
         if folder is whole:
             shutil.copytree(whole, resumed, symlinks=True)
@@ -172,7 +172,7 @@ def test_b7_the_policy_loads_without_any_wrapper(three: Path) -> None:
 
 @pytest.mark.long
 def test_b9_a_rank_that_raises_ends_the_launch_and_is_named(tmp_path: Path) -> None:
-    with started(torchrun(2, *MODULE, *words(tmp_path / "run", "emulator.kwargs.breaks_on=1"))) as process:
+    with started(ranks(2, *MODULE, *words(tmp_path / "run", "emulator.kwargs.breaks_on=1"))) as process:
         family = []
         began = time.monotonic()
         while process.poll() is None and time.monotonic() - began < 60:
@@ -223,8 +223,8 @@ def test_b8_an_evaluation_slower_than_an_exchange_may_be_does_not_kill_the_peers
 
 
 def test_b11_two_nodes_of_two_ranks_train_together_with_four_seeds(four: Path) -> None:
-    assert [rank["seed"] for rank in ranks(four)] == [5, 6, 7, 8]
-    assert len({rank["pid"] for rank in ranks(four)}) == 4
+    assert [rank["seed"] for rank in took_part(four)] == [5, 6, 7, 8]
+    assert len({rank["pid"] for rank in took_part(four)}) == 4
     assert metrics(four)[-1]["world_size"] == 4 and "step_value_loss" in metrics(four)[-1]
 
 
@@ -269,7 +269,7 @@ def steps_until_good(folder: Path) -> int:
 def test_b12_two_ranks_learn_and_one_needs_about_as_many_steps(tmp_path: Path) -> None:
     more = ["train_iterations=7", "algorithm.ppo.anneal_iterations=100", "distributed.steps=64", "bsize=4"]
     more += ["algorithm.ppo.learning_rate=0.005", "distributed.eval_freq=0"]
-    ended = launch(torchrun(2, *MODULE, *words(tmp_path / "two", *more)))
+    ended = launch(ranks(2, *MODULE, *words(tmp_path / "two", *more)))
     assert ended.status == 0, ended.out
     assert main(words(tmp_path / "one", *more, "train_iterations=14")) == 0
     two, one = steps_until_good(tmp_path / "two"), steps_until_good(tmp_path / "one")
