@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from run_files import events, metrics
 
 from digirl_dist.child_process import environment
 from digirl_dist.cli.main import main
+from digirl_dist.parallel.free_port import free_port
 from digirl_dist.settings import configuration
 from digirl_dist.settings.places import HERE
+from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.localhost_server import LocalhostServer
 from digirl_dist.storage import parquet
 from digirl_dist.storage.run_folder import RunFolder
@@ -206,20 +209,38 @@ def test_an_agent_that_crashes_says_so(say: Say, tmp_path: Path, monkeypatch: py
 # --- workers that cannot be used ------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
+    with LocalhostServer("w1", tmp_path_factory.mktemp("server")) as address:
+        yield address
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     (tmp_path / "home" / ".ssh").mkdir(parents=True)
     return tmp_path / "home"
 
 
-def on(address: Any, home: Path, tmp_path: Path, *words: str, run: Say = run) -> subprocess.CompletedProcess[str]:
-    """A run on the worker at ``address`` that installs nothing because it must not get that far."""
-    worker = f"{{host: {address.host}, port: {address.port}, username: {address.user}, key: {address.key}, name: w1}}"
-    return run(*MINE, f"worker_ips=[{worker}]", f"save_path={tmp_path / 'run'}", *words, HOME=str(home))
+@pytest.fixture
+def on(say: Say, worker: Address, home: Path, tmp_path: Path) -> Say:
+    """A run on the worker, whose address may be told otherwise; it installs nothing, as it must not get that far."""
+
+    def run_on(*words: str, **changed: Any) -> subprocess.CompletedProcess[str]:
+        at = replace(worker, **changed)
+        there = f"{{host: {at.host}, port: {at.port}, username: {at.user}, key: {at.key}, name: w1}}"
+        return say(*MINE, f"worker_ips=[{there}]", f"save_path={tmp_path / 'run'}", *words, HOME=str(home))
+
+    return run_on
 
 
-def trust(home: Path, known_hosts: Path) -> None:
-    shutil.copy(known_hosts, home / ".ssh" / "known_hosts")
+@pytest.fixture
+def trusted(worker: Address, home: Path) -> None:
+    shutil.copy(str(worker.known_hosts), home / ".ssh" / "known_hosts")
+
+
+def new_key(path: Path) -> Path:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True)
+    return path
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
@@ -230,46 +251,35 @@ def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
         assert word in last, last
 
 
-def test_an_unknown_host_key_is_refused_with_the_command_that_adds_it(say: Say, home: Path, tmp_path: Path) -> None:
-    with LocalhostServer("w1", tmp_path / "server") as address:
-        assert_refused(on(address, home, tmp_path, run=say), "unknown host key SHA256:", "ssh-keyscan")
+def test_an_unknown_host_key_is_refused_with_the_command_that_adds_it(on: Say) -> None:
+    assert_refused(on(), "unknown host key SHA256:", "ssh-keyscan")
 
 
-def test_a_changed_host_key_is_refused(say: Say, home: Path, tmp_path: Path) -> None:
-    with LocalhostServer("w1", tmp_path / "other"):
-        stale = (tmp_path / "other" / "known_hosts").read_text().split(" ", 1)[1]
-    with LocalhostServer("w1", tmp_path / "server") as address:
-        (home / ".ssh" / "known_hosts").write_text(f"[{address.host}]:{address.port} {stale}")
-        assert_refused(on(address, home, tmp_path, run=say), "ssh-keygen")
+def test_a_changed_host_key_is_refused(on: Say, worker: Address, home: Path) -> None:
+    stale = new_key(home / "stale").with_suffix(".pub").read_text()
+    (home / ".ssh" / "known_hosts").write_text(f"[{worker.host}]:{worker.port} {stale}")
+    assert_refused(on(), "ssh-keygen")
 
 
-def test_a_refused_key_is_named(say: Say, home: Path, tmp_path: Path) -> None:
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", home / ".ssh" / "id_mine"], check=True)
-    with LocalhostServer("w1", tmp_path / "server") as address:
-        trust(home, tmp_path / "server" / "known_hosts")
-        wrong = type(address)(**{**address.__dict__, "key": str(home / ".ssh" / "id_mine")})
-        assert_refused(on(wrong, home, tmp_path, run=say), "id_mine", "ssh-copy-id")
+@pytest.mark.usefixtures("trusted")
+def test_a_refused_key_is_named(on: Say, home: Path) -> None:
+    assert_refused(on(key=str(new_key(home / "id_mine"))), "id_mine", "ssh-copy-id")
 
 
-def test_an_unreachable_worker_is_named_in_bounded_time(say: Say, home: Path, tmp_path: Path) -> None:
-    with LocalhostServer("w1", tmp_path / "server") as address:
-        pass
-    done = on(address, home, tmp_path, "limits.no_worker_s=5", run=say)
+def test_an_unreachable_worker_is_named_in_bounded_time(on: Say) -> None:
+    done = on("limits.no_worker_s=5", port=free_port())
     assert done.returncode == 2 and "no worker can be reached (w1: " in done.stderr and "refused" in done.stderr
 
 
-def test_a_missing_python_is_named(say: Say, home: Path, tmp_path: Path) -> None:
-    with LocalhostServer("w1", tmp_path / "server") as address:
-        trust(home, tmp_path / "server" / "known_hosts")
-        assert_refused(on(address, home, tmp_path, "worker_python=python9", run=say), "python9", "worker_python")
+@pytest.mark.usefixtures("trusted")
+def test_a_missing_python_is_named(on: Say) -> None:
+    assert_refused(on("worker_python=python9"), "python9", "worker_python")
 
 
-def test_a_run_path_that_cannot_be_written_is_named(say: Say, home: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("trusted")
+def test_a_run_path_that_cannot_be_written_is_named(on: Say, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with LocalhostServer("w1", tmp_path / "server") as address:
-        trust(home, tmp_path / "server" / "known_hosts")
-        path = tmp_path / "file" / "env"
-        assert_refused(on(address, home, tmp_path, f"worker_run_path={path}", run=say), str(tmp_path / "file"))
+    assert_refused(on(f"worker_run_path={tmp_path / 'file' / 'env'}"), str(tmp_path / "file"))
 
 
 @pytest.mark.unit
