@@ -6,14 +6,10 @@ import time
 from itertools import pairwise
 
 from benchmarks.measure import measure, sized, waiting_for
-from benchmarks.stage import Machine, Ours, median, rounded, show, stage
-from digirl_dist.settings import LimitSettings, RehearsalSettings
+from benchmarks.stage import DEVICE, Machine, Ours, median, rounded, show, stage
+from digirl_dist.settings import LimitSettings
 
 WORKERS, SLOTS, TICKETS, ROUNDS = sized((4, 4, 48, 3), (1, 2, 4, 1))
-DEVICE = sized(
-    RehearsalSettings(reset_s=0.5, reset_sigma=0.4, step_s=0.15, step_sigma=0.5, steps=10, steps_sigma=0.5),
-    RehearsalSettings(reset_s=0.02, step_s=0.01, steps=3),
-)
 
 
 def main() -> None:

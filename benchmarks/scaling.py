@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from benchmarks.measure import measure, sized
-from benchmarks.stage import Machine, median, rounded, show, stage
-from digirl_dist.settings import LimitSettings, RehearsalSettings
+from benchmarks.stage import DEVICE, Machine, median, rounded, show, stage
+from digirl_dist.settings import LimitSettings
 
 WORKERS, SLOTS, TICKETS_PER_SLOT, ROUNDS = sized((8, 4, 8, 2), (2, 1, 2, 1))
-DEVICE = sized(
-    RehearsalSettings(reset_s=0.5, reset_sigma=0.4, step_s=0.15, step_sigma=0.5, steps=10, steps_sigma=0.5),
-    RehearsalSettings(reset_s=0.02, step_s=0.01, steps=3),
-)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.measure import waiting_for
+from benchmarks.measure import sized, waiting_for
 from chaos.sshd import Sshd
 from digirl_dist.collect import Collector
 from digirl_dist.collect.ahead import AheadCollector
@@ -46,6 +46,11 @@ from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.user_code.packing import pack
 
 ROOT = Path(__file__).resolve().parent.parent
+DEVICE = sized(
+    RehearsalSettings(reset_s=0.5, reset_sigma=0.4, step_s=0.15, step_sigma=0.5, steps=10, steps_sigma=0.5),
+    RehearsalSettings(reset_s=0.02, step_s=0.01, steps=3),
+)
+"""What most figures run: an emulator that only waits, each time for another while, as devices do."""
 _WARM_UP = 1_000_000
 """Number of the first iteration that only warms up."""
 Values = dict[str, tuple[float, str]]

@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.measure import measure, sized
-from benchmarks.stage import Machine, median, nominal_s, rounded, show, stage, tickets
-from digirl_dist.settings import LimitSettings, RehearsalSettings
+from benchmarks.stage import DEVICE, Machine, median, nominal_s, rounded, show, stage, tickets
+from digirl_dist.settings import LimitSettings
 
 WORKERS, SLOTS, TICKETS, ROUNDS = sized((4, 4, 128, 3), (2, 1, 4, 1))
 SLOWNESS = 4.0
-DEVICE = sized(
-    RehearsalSettings(reset_s=0.5, reset_sigma=0.4, step_s=0.15, step_sigma=0.5, steps=10, steps_sigma=0.5),
-    RehearsalSettings(reset_s=0.02, step_s=0.01, steps=3),
-)
 
 
 def main() -> None:
