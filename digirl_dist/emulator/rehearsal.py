@@ -114,11 +114,10 @@ class RehearsalEmulator:
 def rehearsal_spec(settings: RehearsalSettings) -> EmulatorSpec:
     """Raises SettingsError for values that cannot be rehearsed."""
     size = settings.image_size
-    if size and (len(size) != 2 or min(size) < 1):
+    if len(size) not in (0, 2):
         raise SettingsError(f"emulator.image_size={list(size)} is not [height, width]")
-    rates = settings.hang_rate, settings.crash_rate, settings.error_rate
-    if min(rates) < 0 or sum(rates) > 1:
-        raise SettingsError("emulator: hang_rate, crash_rate and error_rate must lie between 0 and 1, also together")
+    if settings.hang_rate + settings.crash_rate + settings.error_rate > 1:
+        raise SettingsError("emulator: hang_rate, crash_rate and error_rate must together be at most 1")
     return EmulatorSpec(DiscreteActions(_ACTIONS), _ACTIONS, (size[0], size[1]) if size else None)
 
 

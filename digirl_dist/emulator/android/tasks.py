@@ -19,21 +19,19 @@ def android_spec(settings: AndroidSettings) -> EmulatorSpec:
     """Raises SettingsError for values that cannot be used on any machine."""
     if (settings.avd is None) == (not settings.serials):
         raise SettingsError("an Android emulator needs either emulator.avd=NAME or emulator.serials=[…]")
-    size = settings.image_size
-    if len(size) != 2 or min(size) < 1:
-        raise SettingsError(f"emulator.image_size={list(size)} is not [height, width]")
     usb = [serial for serial in settings.serials if ":" not in serial]
     if usb and settings.adb_server is None:
         raise SettingsError(
             f"emulator.serials={usb} are on USB, which only one adb server of a machine may use: run "
             "`adb start-server` there and set emulator.adb_server=127.0.0.1:5037"
         )
-    if settings.first_port % 2 or settings.boots_at_once < 1:
-        raise SettingsError("emulator.first_port must be even, and emulator.boots_at_once at least 1")
+    if settings.first_port % 2:
+        raise SettingsError("emulator.first_port must be even")
     for part in settings.masked:
         if not _is_part_of_the_screen(part):
             raise SettingsError(f"emulator.masked: {part} is not [left, top, right, bottom] in shares of the screen")
-    return EmulatorSpec(DeviceActions(), image_size=(size[0], size[1]))
+    height, width = settings.image_size
+    return EmulatorSpec(DeviceActions(), image_size=(height, width))
 
 
 def android_tasks(task_set: str, split: str) -> list[Task]:
