@@ -105,7 +105,8 @@ def _events(folder: Path) -> Iterator[str]:
     events = [
         each for each in json_lines.read(folder / "events.jsonl", _EVENT_BYTES) if each.get("event") not in _USUAL
     ]
-    yield "last events:"
+    if events:
+        yield "last events:"
     for event, count in _grouped(events)[-_EVENTS:]:
         said = ", ".join(
             f"{key} {value}" for key, value in event.items() if key not in ("time", "event") and value != ""

@@ -25,7 +25,8 @@ from digirl_dist.settings.safe_yaml import read_yaml, refuse_excess_in_files
 BASE = "default"
 """The configuration of this package on which a migrated file stands."""
 _GROUPS = ("agent", "emulator")
-_MARKS = frozenset({"policy_lm", "critic_lm", "agent_name", "gemini_key", "lm_lr", "grad_accum_steps", "assets_path"})
+MARKS = frozenset({"policy_lm", "critic_lm", "agent_name", "gemini_key", "lm_lr", "grad_accum_steps", "assets_path"})
+"""Keys that tell DigiRL's files from others."""
 _THEIR_WORDS = {"offline_to_online": "off2on", "filtered_bc": "filteredbc"}
 """DigiRL's words where an override has this package's."""
 
@@ -73,7 +74,7 @@ class Migrated:
 def is_digirl(folder: Path, name: str) -> bool:
     """Returns whether a configuration is one of DigiRL's: it has keys of theirs, and none of our schemas below it."""
     found, bases = _keys_and_bases(folder, name.removesuffix(".yaml"), set())
-    return bool(found & _MARKS) and "settings" not in bases
+    return bool(found & MARKS) and "settings" not in bases
 
 
 def migrate(folder: Path, name: str, overrides: Sequence[str] = ()) -> Migrated:

@@ -13,7 +13,7 @@ from typing import Any
 
 from digirl_dist.plain_text import without_secrets_in
 from digirl_dist.settings.keys import written
-from digirl_dist.settings.nearest import nearest
+from digirl_dist.settings.nearest import near
 
 Values = Mapping[str, Any]
 """A whole file of DigiRL's, with what it includes."""
@@ -49,7 +49,8 @@ def became(key: str, values: Values) -> Became:
     """Returns what ``key`` of the file ``values`` becomes."""
     rule = KEYS.get(key)
     if rule is None:
-        return Became(note=f"DigiRL has no such key; {nearest(key, list(KEYS))}", refused=True)
+        hint = near(key, list(KEYS))
+        return Became(note=f"DigiRL has no such key{hint and f'; {hint}'}", refused=True)
     try:
         found = rule(values[key], values)
     except (TypeError, ValueError, OverflowError) as error:  # of a number's place, or of one that it is reckoned with
@@ -65,6 +66,11 @@ Rule = Callable[[Any, Values], Became]
 
 def _to(*keys: str, note: str = "") -> Rule:
     return lambda value, _: Became(dict.fromkeys(keys, value), note)
+
+
+def _of_agent(key: str) -> Rule:
+    """A key of DigiRL's own agent, which a file that names none means as well."""
+    return lambda value, values: Became({**({} if "agent_name" in values else {"agent": "autoui"}), key: value})
 
 
 def _nothing(reason: str) -> Rule:
@@ -260,8 +266,8 @@ KEYS: dict[str, Rule] = {
     "huggingface_token": _secret("HF_TOKEN"),
     "wandb_key": _secret("WANDB_API_KEY"),
     "gemini_key": _secret("GEMINI_API_KEY", **_JUDGE),
-    "policy_lm": _to("agent.model"),
-    "critic_lm": _to("agent.critic_encoder"),
+    "policy_lm": _of_agent("agent.model"),
+    "critic_lm": _of_agent("agent.critic_encoder"),
     "capacity": _capacity,
     "epochs": _epochs,
     "batch_size": _batch_size,
@@ -283,9 +289,9 @@ KEYS: dict[str, Rule] = {
     ),
     "cogagent_url": _nothing("see agent_name"),
     "do_sample": _only(True, "agents sample", "agents sample: set it to True, and agent.temperature low"),
-    "temperature": _to("agent.temperature"),
+    "temperature": _of_agent("agent.temperature"),
     "tau": _nothing("DigiRL makes no target network"),
-    "max_new_tokens": _to("agent.answer_length"),
+    "max_new_tokens": _of_agent("agent.answer_length"),
     "record": _record,
     "use_wandb": _wandb,
     "entity_name": _only("", "the environment variable WANDB_ENTITY", "export WANDB_ENTITY=… and leave it empty"),

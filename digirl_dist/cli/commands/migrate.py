@@ -19,14 +19,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     with shown("read the configuration", sys.stderr):
-        from digirl_dist.settings import digirl_files
+        from digirl_dist.settings import configuration, digirl_files
+        from digirl_dist.settings.places import own_folder
+        from digirl_dist.settings.safe_yaml import read_yaml
 
         file = options.file.resolve()
         if not file.is_file():
             raise SettingsError(f"there is no file {file}")
         if not digirl_files.is_digirl(file.parent, file.name):
-            raise SettingsError(f"{file} is no configuration of DigiRL's")
+            read_yaml(file)  # raises if that is why
+            marks = ", ".join(sorted(digirl_files.MARKS))
+            raise SettingsError(f"{file} is no configuration of DigiRL's: it has none of their keys, such as {marks}")
         migrated = digirl_files.migrate(file.parent, file.name)
     print(migrated.to_yaml(), end="")
     migrated.refuse()
+    configuration.load(str(own_folder()), digirl_files.BASE, migrated.overrides(()))  # refuses values that no run takes
     return 0
