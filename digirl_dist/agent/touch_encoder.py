@@ -49,6 +49,10 @@ class Encoder(nn.Module):
             nn.MaxPool2d(2),  # a label looks alike wherever in its cell it lies
             nn.Conv2d(3 * width // 4, width, 3, padding=1),
         )
+        for layer in self._vision:
+            if isinstance(layer, nn.Conv2d) and layer.bias is not None:  # torch's own let places outshine pictures
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+                nn.init.zeros_(layer.bias)
         self._place = nn.Parameter(0.1 * torch.randn(width, grid.rows, grid.columns))
         self._trace = nn.Conv2d(PLANES, width, 3, padding=1)
         self._norm = nn.LayerNorm(width)
