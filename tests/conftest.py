@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 from layers import LAYERS, UNIT, guarded, layer
 
@@ -15,6 +16,9 @@ from chaos.sshd import SBIN
 
 collect_ignore_glob = ["*/test_*jax*.py"] if sys.version_info < (3, 11) else []
 """JAX needs Python 3.11."""
+
+hypothesis.settings.register_profile("unhurried", deadline=None)  # else a loaded machine fails them
+hypothesis.settings.load_profile("unhurried")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
