@@ -42,11 +42,12 @@ class Encoder(nn.Module):
         self._vision = nn.Sequential(
             nn.Conv2d(3, width // 4, 5, stride=2, padding=2),
             nn.ReLU(),
-            nn.Conv2d(width // 4, width // 2, 3, stride=2, padding=1),
+            nn.Conv2d(width // 4, width // 2, 3, padding=1),
             nn.ReLU(),
+            nn.MaxPool2d(2),  # a letter looks alike wherever it lies, with the next one a label
             nn.Conv2d(width // 2, 3 * width // 4, 3, padding=1),
             nn.ReLU(),
-            nn.MaxPool2d(2),  # a label looks alike wherever in its cell it lies
+            nn.MaxPool2d(2),
             nn.Conv2d(3 * width // 4, width, 3, padding=1),
         )
         for layer in self._vision:
