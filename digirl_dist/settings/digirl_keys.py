@@ -70,7 +70,7 @@ def _to(*keys: str, note: str = "") -> Rule:
 
 def _of_agent(key: str) -> Rule:
     """A key of DigiRL's own agent, which a file that names none means as well."""
-    return lambda value, values: Became({**({} if "agent_name" in values else {"agent": "autoui"}), key: value})
+    return lambda value, values: Became({key: value, **({} if "agent_name" in values else {"agent": "autoui"})})
 
 
 def _nothing(reason: str) -> Rule:
