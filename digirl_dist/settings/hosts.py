@@ -70,7 +70,7 @@ def worker_entries(settings: Settings) -> list[WorkerEntry]:
 
 
 def worker_name(entry: WorkerEntry) -> str:
-    return re.sub(r"[^A-Za-z0-9.-]", "-", entry.name or entry.host)
+    return re.sub(r"[^A-Za-z0-9.-]", "-", entry.name or entry.host).strip("-") or "worker"
 
 
 def site_address(entry: WorkerEntry) -> tuple[str, int] | None:

@@ -60,17 +60,18 @@ def _look(machine: Reached, port: int | None, way: Callable[[str, int | None], M
         machine.resolves, machine.defect = True, None
         return
     host, at = known.get("hostname", machine.host), port or int(known.get("port", 22))
+    named = f"[{host}]:{at}" if ":" in host else f"{host}:{at}"
     try:
         socket.getaddrinfo(host, at, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         machine.defect = f"the host name {host} is unknown"
         return
-    machine.resolves, machine.defect = True, f"{host}:{at} did not answer within {_LIMIT_S:g} s"
+    machine.resolves, machine.defect = True, f"{named} did not answer within {_LIMIT_S:g} s"
     try:
         socket.create_connection((host, at), timeout=_LIMIT_S).close()
         machine.defect = None
     except OSError as error:
-        machine.defect = f"{host}:{at} cannot be reached ({error.strerror or error})"
+        machine.defect = f"{named} cannot be reached ({error.strerror or error})"
 
 
 def _by_openssh(settings: SshSettings, host: str, port: int | None) -> Mapping[str, str]:

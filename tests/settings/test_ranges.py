@@ -189,6 +189,7 @@ def test_a_port_in_a_host_names_the_worker_and_may_not_contradict() -> None:
     settings.worker_ips = ["127.0.0.1:2222", "127.0.0.1:2223", {"host": "u@h", "port": 5}]
     found = worker_entries(settings)
     assert [worker_name(each) for each in found] == ["127.0.0.1-2222", "127.0.0.1-2223", "h"]
+    assert worker_name(WorkerEntry("::1:22")) == "1-22" and worker_name(WorkerEntry("::")) == "worker"
     assert (found[0].host, found[0].port, found[0].username) == ("127.0.0.1", 2222, None)
     settings.worker_ips = [{"host": "h:4", "port": 5}]
     with pytest.raises(SettingsError, match="contradicts port=5"):
