@@ -28,7 +28,7 @@ MISTAKES = {
     "runs/mistyped is no run folder": ["eval", "runs/mistyped"],
     "no task set 'unheard-of'": ["demo", "task_set=unheard-of"],
     "save_path=/proc/mine cannot be written": ["demo", "save_path=/proc/mine"],
-    "runs/mistyped/status.json cannot be read: No such file or directory": ["why", "runs/mistyped"],
+    "runs/mistyped is no run folder: it has no config.yaml; name the save_path of a run": ["why", "runs/mistyped"],
     "is no run folder": ["report", "runs/mistyped"],
     "there is no run in or below": ["view", "runs/mistyped"],
 }
