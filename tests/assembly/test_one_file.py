@@ -230,7 +230,7 @@ def test_each_came_as_one_file_and_all_four_train_together(copy: Path) -> None:
 
 
 def test_help_and_hints_know_of_them(copy: Path) -> None:
-    shown = run(copy, "--help").stdout
+    shown = " ".join(run(copy, "--help").stdout.split())
     assert "| lamp |" in shown and "| bias |" in shown and "climb |" in shown
     refused = run(copy, "train_algorithm=clim")
     assert refused.returncode == 2 and "there is no 'clim'; did you mean 'climb'?" in refused.stderr

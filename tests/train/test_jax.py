@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rank_launch import example, started
 from run_files import metrics
-from train.test_train import episodes, ranks, state
+from train.test_train import episodes, state, took_part
 
 from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
@@ -58,7 +58,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.system
 def test_c6_ranks_act_with_seeds_of_their_own(two: Path) -> None:
-    assert [(rank["seed"], rank["device"]) for rank in ranks(two)] == [(5, "cpu:0"), (6, "cpu:0")]
+    assert [(rank["seed"], rank["device"]) for rank in took_part(two)] == [(5, "cpu:0"), (6, "cpu:0")]
     seeds = {name: [each.ticket.seed for each in episodes(two) if each.worker == name] for name in ("rank0", "rank1")}
     assert all(seeds.values()) and not set(seeds["rank0"]) & set(seeds["rank1"])
 

@@ -178,7 +178,9 @@ def test_heartbeats_tell_what_the_program_is_doing_and_how_long_it_heard_nobody(
     beat = core.heartbeat(11.5, 7.0, [], 0)
     assert (beat.doing, beat.for_s, beat.unheard_s) == ("waiting", 1.5, 4.5)
     core.receive(Ping(), 12.0)
-    assert core.heartbeat(12.0, 12.0, [], 0).doing == "Ping"
+    assert core.heartbeat(12.0, 12.0, [], 0).doing == "act on what the host says"
+    core.receive(Landed([]), 13.0)
+    assert core.heartbeat(13.0, 13.0, [], 0).doing == "delete episodes that have landed"
 
 
 def test_what_the_slots_lost_is_no_longer_claimed() -> None:
