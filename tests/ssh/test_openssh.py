@@ -21,6 +21,7 @@ from digirl_dist.errors import HostKeyError, LoginError, SettingsError, Unreacha
 from digirl_dist.settings import SshSettings, SshTransport
 from digirl_dist.ssh.carrier import carrier
 from digirl_dist.ssh.connect import connect
+from digirl_dist.ssh.openssh_log import last_words
 from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.openssh import OpenSshConnection
 from digirl_dist.ssh.reachable import reach
@@ -151,6 +152,12 @@ def test_a_host_that_is_killed_leaves_no_ssh_behind(openssh: Server) -> None:
         [master] = [child.pid for child in psutil.Process(host.pid).children() if child.name() == "ssh"]
         host.send_signal(signal.SIGKILL)
     eventually(lambda: not psutil.pid_exists(master))
+
+
+def test_what_ssh_counts_at_its_end_is_no_reason_for_it() -> None:
+    counted = "Transferred: sent 2080, received 2104 bytes, in 0.0 seconds\nBytes per second: sent 1.4, received 1.5"
+    assert last_words(f"debug1: channel 0: free\n{counted}\n") == "`ssh` ended without a word"
+    assert last_words(f"Connection to h closed by remote host.\n{counted}") == "Connection to h closed by remote host."
 
 
 def test_openssh_that_is_asked_for_and_missing_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
