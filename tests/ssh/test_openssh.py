@@ -21,9 +21,9 @@ from digirl_dist.errors import HostKeyError, LoginError, SettingsError, Unreacha
 from digirl_dist.settings import SshSettings, SshTransport
 from digirl_dist.ssh.carrier import carrier
 from digirl_dist.ssh.connect import connect
-from digirl_dist.ssh.openssh_log import last_words
 from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.openssh import OpenSshConnection
+from digirl_dist.ssh.openssh_log import last_words
 from digirl_dist.ssh.reachable import reach
 
 pytestmark = pytest.mark.component
