@@ -50,7 +50,8 @@ wall-clock; `end` is that mean at the end, for each seed. Success is that of the
 explores, on instances that it has not met before. Episodes and minutes are means over the seeds that reached it; *n of
 m* says how many did. A commit with `+` had changes beside it. Other work may have run on the machine, so minutes say
 little. The device agent's convolutions changed on 2026-11-23 (CHANGELOG): rows of 383cf4a15c, 801cd4bf55 and 2a0d8ee46f
-are of those before, 2a0d8ee46f+ has the finer second one, and the other rows have He's weights as well.
+are of those before, 2a0d8ee46f+ has the finer second one, and the other rows have He's weights as well. Since a rebase
+609636eee1 is 5b7d174, and 1b78864c4a+ is that as well, as far as cloning goes.
 """
 
 
