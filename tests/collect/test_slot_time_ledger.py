@@ -1,3 +1,5 @@
+import pytest
+
 from digirl_dist.collect.slot_time_ledger import SlotTimeLedger
 
 
@@ -10,17 +12,23 @@ class Clock:
         return self.at
 
 
-def test_of_a_worker_that_was_never_lost_only_its_own_seconds_are_booked() -> None:
-    clock = Clock()
-    ledger = SlotTimeLedger(clock)
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def ledger(clock: Clock) -> SlotTimeLedger:
+    return SlotTimeLedger(clock)
+
+
+def test_of_a_worker_that_was_never_lost_only_its_own_seconds_are_booked(clock: Clock, ledger: SlotTimeLedger) -> None:
     ledger.joined("w1", 2)
     clock.at += 10
     assert ledger.book("w1", {"step": 19.9}) == {"step": 19.9}
 
 
-def test_what_died_with_a_program_was_time_away() -> None:
-    clock = Clock()
-    ledger = SlotTimeLedger(clock)
+def test_what_died_with_a_program_was_time_away(clock: Clock, ledger: SlotTimeLedger) -> None:
     ledger.joined("w1", 2)
     ledger.lost("w1")
     ledger.joined("w1", 2)
@@ -30,9 +38,7 @@ def test_what_died_with_a_program_was_time_away() -> None:
     assert ledger.book("w1", {"step": 9.9}) == {"step": 9.9}, "it was there all the time"
 
 
-def test_a_worker_that_is_away_is_booked_until_it_is_back() -> None:
-    clock = Clock()
-    ledger = SlotTimeLedger(clock)
+def test_a_worker_that_is_away_is_booked_until_it_is_back(clock: Clock, ledger: SlotTimeLedger) -> None:
     ledger.joined("w1", 2)
     clock.at += 1
     ledger.lost("w1")
@@ -42,10 +48,8 @@ def test_a_worker_that_is_away_is_booked_until_it_is_back() -> None:
     assert ledger.book("w1") == {"away": 20.0}
 
 
-def test_no_second_is_booked_twice_when_only_the_link_was_down() -> None:
+def test_no_second_is_booked_twice_when_only_the_link_was_down(clock: Clock, ledger: SlotTimeLedger) -> None:
     """The program went on and tells of all its time, of which half was booked as away before."""
-    clock = Clock()
-    ledger = SlotTimeLedger(clock)
     ledger.joined("w1", 1)
     ledger.lost("w1")
     clock.at += 10
@@ -55,18 +59,17 @@ def test_no_second_is_booked_twice_when_only_the_link_was_down() -> None:
     assert ledger.book("w1", {"step": 15.0, "barrier": 5.0}) == {"step": 10.0}, "who has no host waits"
 
 
-def test_nothing_is_booked_for_a_worker_that_was_never_there_or_was_let_go() -> None:
-    ledger = SlotTimeLedger(Clock())
+def test_nothing_is_booked_for_a_worker_that_was_never_there_or_was_let_go(ledger: SlotTimeLedger) -> None:
     assert ledger.book("w1") == {}
     ledger.joined("w1", 1)
     ledger.left("w1")
     assert ledger.book("w1") == {}
 
 
-def test_seconds_of_an_episode_that_was_under_way_when_the_worker_came_back_are_not_booked_twice() -> None:
+def test_seconds_of_an_episode_that_was_under_way_when_the_worker_came_back_are_not_booked_twice(
+    clock: Clock, ledger: SlotTimeLedger
+) -> None:
     """They were missing from the first account after the loss, hence away; the program tells of them afterwards."""
-    clock = Clock()
-    ledger = SlotTimeLedger(clock)
     ledger.joined("w1", 1)
     ledger.lost("w1")
     clock.at += 10
@@ -77,10 +80,8 @@ def test_seconds_of_an_episode_that_was_under_way_when_the_worker_came_back_are_
     assert booked == 15.0
 
 
-def test_a_lost_workers_seconds_are_told_by_its_episodes() -> None:
+def test_a_lost_workers_seconds_are_told_by_its_episodes(clock: Clock, ledger: SlotTimeLedger) -> None:
     """Ten seconds on two slots, of which it delivered sixteen; then five without it."""
-    clock = Clock()
-    ledger = SlotTimeLedger(clock)
     ledger.joined("w1", 2)
     clock.at += 10
     ledger.ended("w1", {"step": 10.0, "reset": 4.0, "policy": 2.0})
@@ -90,9 +91,7 @@ def test_a_lost_workers_seconds_are_told_by_its_episodes() -> None:
     assert booked == {"step": 10.0, "reset": 4.0, "policy": 2.0, "faults": 4.0, "away": 10.0}
 
 
-def test_what_the_worker_tells_itself_beats_what_its_episodes_tell() -> None:
-    clock = Clock()
-    ledger = SlotTimeLedger(clock)
+def test_what_the_worker_tells_itself_beats_what_its_episodes_tell(clock: Clock, ledger: SlotTimeLedger) -> None:
     ledger.joined("w1", 1)
     clock.at += 10
     ledger.ended("w1", {"step": 8.0})
@@ -104,10 +103,8 @@ def test_what_the_worker_tells_itself_beats_what_its_episodes_tell() -> None:
     assert ledger.book("w1", {"step": 3.0}) == {"step": 3.0}
 
 
-def test_what_passed_before_this_host_began_is_no_time_of_this_run() -> None:
+def test_what_passed_before_this_host_began_is_no_time_of_this_run(clock: Clock, ledger: SlotTimeLedger) -> None:
     """An orphan that waited a minute for the host to come back, and has worked for ten seconds since."""
-    clock = Clock()
-    ledger = SlotTimeLedger(clock)
     ledger.joined("w1", 2)
     clock.at += 10
     assert ledger.book("w1", {"step": 14.0, "reset": 4.0, "barrier": 120.0}) == {
@@ -119,9 +116,7 @@ def test_what_passed_before_this_host_began_is_no_time_of_this_run() -> None:
     assert ledger.book("w1", {"step": 30.0}) == {"step": 10.0}
 
 
-def test_work_after_a_loss_is_not_squeezed_by_the_wait_before_it() -> None:
-    clock = Clock()
-    ledger = SlotTimeLedger(clock)
+def test_work_after_a_loss_is_not_squeezed_by_the_wait_before_it(clock: Clock, ledger: SlotTimeLedger) -> None:
     ledger.joined("w1", 2)
     ledger.lost("w1")
     ledger.joined("w1", 2)
