@@ -12,6 +12,8 @@ from contextlib import suppress
 from digirl_dist.errors import DigirlDistError, SettingsError
 from digirl_dist.plain_text import printable
 
+RESUMES = "the same command resumes where it stopped"
+"""What is said of a run that did not come to its end."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

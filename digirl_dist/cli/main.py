@@ -13,7 +13,7 @@ from digirl_dist.cli.command import command, fitted, names
 from digirl_dist.cli.completion import answer_the_shell, is_asked_by_a_shell
 from digirl_dist.cli.configured import often_used
 from digirl_dist.errors import SettingsError
-from digirl_dist.exit_status import exit_status
+from digirl_dist.exit_status import RESUMES, exit_status
 
 _OVERVIEW = """\
 digirl-dist {version}: trains device-control agents with reinforcement learning on any machines you can ssh to
@@ -28,7 +28,6 @@ usage: digirl-dist COMMAND [options] [key=value ...]
 try it on this machine alone:  digirl-dist demo
 """
 _RESUMED = ("demo", "eval", "run", "setup")
-_RESUMES = "the same command resumes where it stopped"
 _AS_BEFORE = "python run.py --config-path config/multimachine --config-name host [key=value ...]   is the command run"
 
 
@@ -37,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words and (words[0].startswith("--config-") or "=" in words[0]):
         words = ["run", *words]
-    return exit_status(lambda: _execute(words), _RESUMES if words[:1] and words[0] in _RESUMED else "")
+    return exit_status(lambda: _execute(words), RESUMES if words[:1] and words[0] in _RESUMED else "")
 
 
 def _execute(words: Sequence[str]) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from digirl_dist.errors import RunFolderError, SettingsError
+from digirl_dist.exit_status import RESUMES
 from digirl_dist.plain_text import one_line
 from digirl_dist.report.progress import duration
 from digirl_dist.settings import regular_file
@@ -20,7 +21,6 @@ _EVENTS = 8
 _EVENT_BYTES = 1 << 20
 """Of the newest, which are looked at."""
 _USUAL = ("episode", "episode_doubled", "episode_dropped", "pushed", "relayed", "worker_machine")
-_RESUMES = "the same command resumes where it stopped"
 _LONG_S = 2.0
 _NEAR = 0.5
 """Share of its limit above which a wait is marked."""
@@ -47,11 +47,11 @@ def _host(folder: Path, status: dict[str, Any]) -> Iterator[str]:
         yield f"{folder}: process {status['pid']} {_state(status['pid'])}"
         yield f"host: {status['doing']}, for {now - status['since']:.1f} s"
     elif status.get("ended"):
-        next = "nothing is waited for" if status["ended"].endswith("finished") else _RESUMES
-        yield f"{folder}: {duration(now - status['time'])} ago {status['ended']}; {next}"
+        then = "nothing is waited for" if status["ended"].endswith("finished") else RESUMES
+        yield f"{folder}: {duration(now - status['time'])} ago {status['ended']}; {then}"
     else:
         ago = duration(now - status["time"])
-        yield f"{folder}: no process is running; the last, {status['pid']}, wrote {ago} ago; {_RESUMES}"
+        yield f"{folder}: no process is running; the last, {status['pid']}, wrote {ago} ago; {RESUMES}"
         yield f"host: last activity: {status['doing']}, for {status['time'] - status['since']:.1f} s"
 
 
