@@ -41,13 +41,13 @@ class Encoder(nn.Module):
         nn.init.normal_(self._words.weight, std=0.3)
         self._vision = nn.Sequential(
             nn.Conv2d(3, width // 4, 5, stride=2, padding=2),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             nn.Conv2d(width // 4, width // 2, 3, padding=1),
-            nn.ReLU(),
             nn.MaxPool2d(2),  # a letter looks alike wherever it lies, with the next one a label
+            nn.ReLU(inplace=True),  # the same as before the pool, at a quarter of the pixels
             nn.Conv2d(width // 2, 3 * width // 4, 3, padding=1),
-            nn.ReLU(),
             nn.MaxPool2d(2),
+            nn.ReLU(inplace=True),
             nn.Conv2d(3 * width // 4, width, 3, padding=1),
         )
         for layer in self._vision:
