@@ -39,6 +39,19 @@ def running(module: str, among: Iterable[psutil.Process]) -> list[psutil.Process
     return _living(among, lambda process: module in process.cmdline())
 
 
+def runs(pid: int) -> bool:
+    """Whether such a process exists that is no zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def stopped(among: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Returns those that a signal has stopped."""
+    return _living(among, lambda process: process.status() == psutil.STATUS_STOPPED)
+
+
 def _living(among: Iterable[psutil.Process], wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
     found = []
     for process in among:
@@ -52,4 +65,4 @@ def emulators(among: Iterable[psutil.Process]) -> list[psutil.Process]:
     """Returns the emulators themselves, without their guard processes."""
     family = running("digirl_dist.rollout.emulator_process", among)
     pids = {one.pid for one in family}
-    return [one for one in family if one.ppid() in pids]  # a guard that has not forked yet is no emulator
+    return _living(family, lambda one: one.ppid() in pids)  # a guard that has not forked yet is no emulator

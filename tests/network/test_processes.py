@@ -13,6 +13,7 @@ from network.fleet_site import Site, assert_once_each, job_folder, site, tickets
 from network.machines import Machine, freeze
 from process_watch import eventually
 
+from chaos.processes import stopped
 from digirl_dist.storage.run_folder import RunFolder
 
 pytestmark = [pytest.mark.system, pytest.mark.long_file(90)]
@@ -73,9 +74,7 @@ def test_what_breaks_the_connection_leaves_the_program_at_work(
             here.come_back(machine.name)
             assert CONNECTION[fault][1] in here.first_loss(machine.name)[1], fault
             assert machine.programs() == programs[fault] and len(programs[fault]) == 1, fault
-        frozen = [
-            one for one in struck["a frozen session of sshd"].sshd.sessions() if one.status() == psutil.STATUS_STOPPED
-        ]
+        frozen = stopped(struck["a frozen session of sshd"].sshd.sessions())
         assert frozen, "the host cannot end it"
         for session in frozen:
             session.kill()
@@ -118,8 +117,7 @@ def test_a_program_is_started_anew_and_an_emulator_costs_its_episode(
             assert not here.seen("worker_lost", struck[fault].name)
             (retried,) = here.seen("episode_retried", struck[fault].name)
             assert reason in retried["reason"], fault
-            stopped = [one for one in struck[fault].emulators() if one.status() == psutil.STATUS_STOPPED]
-            assert not stopped, fault
+            assert not stopped(struck[fault].emulators()), fault
         for fault, (_, reason) in PROGRAM.items():
             here.come_back(struck[fault].name)
             assert reason in here.first_loss(struck[fault].name)[1], fault

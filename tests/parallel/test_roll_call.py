@@ -8,12 +8,12 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 from parallel.test_jax_launcher import LAUNCHER, PROGRAM, told_by
 from process_watch import eventually
 from rank_launch import launch, started
 
+from chaos.processes import runs
 from digirl_dist.errors import PeerError
 from digirl_dist.parallel.free_port import free_port
 from digirl_dist.parallel.rank import Coordinator, Rank
@@ -104,8 +104,4 @@ def test_ranks_of_a_launcher_that_is_killed_end() -> None:
     with started([*LAUNCHER, "--nproc_per_node=2", PROGRAM, "--deaf"]) as process:
         ranks = told_by(process, 2)
         process.send_signal(signal.SIGKILL)
-        eventually(lambda: not any(_runs(rank["pid"]) for rank in ranks), 30, "the end of the ranks")
-
-
-def _runs(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        eventually(lambda: not any(runs(rank["pid"]) for rank in ranks), 30, "the end of the ranks")

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from process_watch import eventually
 
+from chaos.processes import runs
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connect import connect
@@ -38,10 +39,6 @@ def server(tmp_path: Path) -> Iterator[LocalhostServer]:
     server = LocalhostServer("w1", tmp_path / "server")
     yield server
     server.stop()
-
-
-def _gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def _pid_printed_by(link: Connection, command: str) -> int:
@@ -72,7 +69,7 @@ def test_its_keys_are_new_at_every_start(tmp_path: Path) -> None:
 def test_a_command_is_killed_with_its_children_when_its_channel_closes(server: LocalhostServer) -> None:
     with connect(server.start(), SshSettings()) as link:
         pid = _pid_printed_by(link, "sleep 60 & echo $!; wait")
-        eventually(lambda: _gone(pid))
+        eventually(lambda: not runs(pid))
 
 
 def test_a_daemon_outlives_its_channel_the_connection_and_the_server(server: LocalhostServer) -> None:
@@ -80,7 +77,7 @@ def test_a_daemon_outlives_its_channel_the_connection_and_the_server(server: Loc
         pid = _pid_printed_by(link, "setsid sh -c 'echo $$; exec sleep 60' 2>/dev/null </dev/null")
         time.sleep(0.3)
     server.stop()
-    assert not _gone(pid)
+    assert runs(pid)
     os.kill(pid, signal.SIGKILL)
 
 
@@ -91,7 +88,7 @@ def test_stopping_ends_the_running_commands(server: LocalhostServer) -> None:
         started = time.monotonic()
         server.stop()
         assert time.monotonic() - started < 30.0
-        eventually(lambda: _gone(pid))
+        eventually(lambda: not runs(pid))
 
 
 def test_stopping_a_frozen_server_is_bounded(server: LocalhostServer) -> None:
@@ -101,18 +98,18 @@ def test_stopping_a_frozen_server_is_bounded(server: LocalhostServer) -> None:
     started = time.monotonic()
     server.stop()
     assert time.monotonic() - started < 40.0
-    assert _gone(pid)
+    assert not runs(pid)
 
 
 def test_it_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
     owner = subprocess.Popen([sys.executable, "-c", _OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     pid = int(owner.stdout.readline())
-    assert not _gone(pid)
+    assert runs(pid)
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    eventually(lambda: _gone(pid))
+    eventually(lambda: not runs(pid))
 
 
 def test_port_forwarding_is_refused(server: LocalhostServer) -> None:
