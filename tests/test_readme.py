@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from process_watch import processes_with
+from process_watch import nothing_is_left_of
 
 pytestmark = pytest.mark.system
 
@@ -110,7 +110,7 @@ def test_ones_own_environment_and_agent_run_over_ssh(checkout: Path) -> None:
     assert done.returncode == 0, done.stderr
     rates = success_rates(checkout / "runs" / "corridor")
     assert len(rates) == 14 and sum(rates[-2:]) > sum(rates[:2])
-    assert not processes_with(checkout)
+    nothing_is_left_of(checkout)
 
 
 @pytest.mark.long(120)
@@ -123,4 +123,4 @@ def test_the_demo_learns_on_a_fresh_machine(checkout: Path) -> None:
     rates = success_rates(checkout / "runs" / "demo")
     assert rates[0] <= 0.35 and sum(rates[-2:]) / 2 >= 0.9, rates
     assert (checkout / "runs" / "demo" / "report.html").exists()
-    assert not processes_with(checkout)
+    nothing_is_left_of(checkout)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process_watch import eventually, processes_with
+from process_watch import eventually, nothing_is_left_of, processes_with
 from run_files import events, metrics
 
 from digirl_dist.child_process import environment
@@ -120,7 +120,7 @@ def test_the_command_works_from_the_root_and_leaves_a_folder_with_everything_it_
     assert done.returncode == 0, done.stderr
     assert [line["iteration"] for line in metrics(tmp_path)] == [0, 1]
     assert set(keys(tmp_path).values()) == {1} and len(keys(tmp_path)) == 16
-    assert not processes_with(tmp_path)
+    nothing_is_left_of(tmp_path)
     present = {path.name for path in tmp_path.iterdir()}
     promised = {"config.yaml", "checkpoints", "trajectories", "metrics.jsonl", "events.jsonl", "tensorboard"}
     assert promised | {"report.html"} <= present and "dry_run" not in present
@@ -171,7 +171,8 @@ def test_an_interrupted_run_leaves_nothing_running_and_goes_on_later(say: Say, t
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=40)
     assert process.returncode == 130 and "the same command resumes" in said
-    assert not processes_with(tmp_path) and not (tmp_path / "dry_run").exists()
+    nothing_is_left_of(tmp_path)
+    assert not (tmp_path / "dry_run").exists()
     landed = len(list(tmp_path.glob("trajectories/.landing/000000/[0-9]*.parquet")))
     assert landed >= 3
     done = say(*MINE, *words)
@@ -203,7 +204,7 @@ def test_an_agent_that_crashes_says_so(say: Say, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     done = say(*words, *ONE_WORKER, f"save_path={tmp_path / 'run'}", "limits.no_worker_s=60")
     assert done.returncode == 1 and "IndexError" in done.stderr, done.stderr
-    assert not processes_with(tmp_path / "run")
+    nothing_is_left_of(tmp_path / "run")
 
 
 # --- workers that cannot be used ------------------------------------------------------------------------------------

