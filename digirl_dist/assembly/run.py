@@ -56,24 +56,31 @@ class RunSpec:
     source: configuration.Source | None
     root: Path
     """Of the run folder."""
+    last: int
+    """How many iterations are made before this command ends."""
     closing: Closing
     ahead: int
     device: Device
     agent: AgentFactory
 
 
-def run(settings: Settings, source: configuration.Source | None = None, progress: Progress | None = None) -> None:
+def run(
+    settings: Settings,
+    source: configuration.Source | None = None,
+    progress: Progress | None = None,
+    last: int | None = None,
+) -> None:
     """Builds the parts that ``settings`` ask for, runs the loop, and takes everything down again.
 
     ``source`` is where they came from: workers that are added there while the run goes on join it. ``progress`` shows
-    how it gets on, on stdout if none is given. Of the ranks of a ``torchrun run.py``, the first does all this, and the
-    others learn with it.
+    how it gets on, on stdout if none is given. It ends after ``last`` iterations, or else when the run is complete. Of
+    the ranks of a ``torchrun run.py``, the first does all this, and the others learn with it.
     """
     rank = launched_rank(os.environ)
     if progress is None:
         with shown("load the parts of the run", sys.stdout if rank is None or rank.is_first else None) as own:
             own.work_on(settings.save_path)
-            run(settings, source, own)
+            run(settings, source, own, last)
         return
     validate.refuse_contradictions(settings, rank=rank)
     closing, ahead = schedule.closing(settings), schedule.iterations_ahead(settings)
@@ -82,7 +89,8 @@ def run(settings: Settings, source: configuration.Source | None = None, progress
     root = run_root(settings)
     trainer_spec = _trainer_spec(settings, device, agent, root)
     if rank is None or rank.is_first:
-        _lead(RunSpec(settings, source, root, closing, ahead, device, agent), trainer_spec, rank, progress)
+        last = settings.train_iterations if last is None else last
+        _lead(RunSpec(settings, source, root, last, closing, ahead, device, agent), trainer_spec, rank, progress)
     else:
         _follow(trainer_spec, rank)
 
@@ -124,7 +132,7 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress:
             every, last = settings.evaluation.every, settings.train_iterations
             test_plan = schedule.evaluation_plan(settings)
             evaluator = Evaluator(collector, test_plan, store, trainer_spec.checkpoints, report, every, last)
-            host.train(collector, trainer, store, plan, evaluator, report, settings.train_iterations)
+            host.train(collector, trainer, store, plan, evaluator, report, spec.last)
 
 
 def experiment_log(settings: Settings, folder: RunFolder, events: Events) -> ExperimentLog:

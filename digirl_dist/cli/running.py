@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from digirl_dist.settings.configuration import Source
 
 
-def run(source: Source, watched: bool = True) -> int:
-    """Returns the exit status; if ``watched``, workers join and leave as in the files. Raises DigirlDistError."""
+def run(source: Source, watched: bool = True, last: int | None = None) -> int:
+    """Returns the exit status; if ``watched``, workers join and leave as in the files. Raises DigirlDistError.
+
+    The run ends after so many iterations as ``last`` says, or else when it is complete.
+    """
     rank = launched_rank(os.environ)
     end_by_signals_as_by_ctrl_c()
     with shown("read the configuration", sys.stdout if rank is None or rank.is_first else None) as progress:
@@ -29,5 +32,5 @@ def run(source: Source, watched: bool = True) -> int:
         progress.status.host("load torch and the parts of the run")
         from digirl_dist.assembly import run as assembled
 
-        assembled.run(settings, source if watched else None, progress)
+        assembled.run(settings, source if watched else None, progress, last)
     return 0

@@ -41,8 +41,8 @@ def execute(options: argparse.Namespace) -> int:
     iterations = made if options.iterations is None else options.iterations
     if not 1 <= iterations <= made:
         raise SettingsError(f"--iterations {iterations} cannot be compared: {first} has {made} finished iterations")
-    words = (*source.overrides, f"train_iterations={iterations}", f"save_path={quoted(str(second))}")
-    status = run(replace(source, overrides=words), watched=False)
+    words = (*source.overrides, f"save_path={quoted(str(second))}")
+    status = run(replace(source, overrides=words), watched=False, last=iterations)
     with shown("compare the runs", sys.stderr):
         tickets = tickets_of(first, iterations) == tickets_of(second, iterations)
         found = differences(first, second, iterations)
