@@ -145,10 +145,13 @@ class Pages:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        threading.Thread(target=self._follow, name="follow-runs", daemon=True).start()
+        following = threading.Thread(target=self._follow, name="follow-runs", daemon=True)
+        following.start()
         yield
         self.closing.set()
+        self._asked.set()
         self._explainer.close()
+        following.join()  # Arrow ends the process with a fatal error if it is at work when Python ends
 
     def _follow(self) -> None:
         self._asked.wait(_FIRST_S)  # the page comes first

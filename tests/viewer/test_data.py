@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,13 @@ def test_a_strangers_run_imports_nothing_from_the_working_directory(
         explainer._pool.submit(load_entry_point, "beside_run_py:Mine").result()
     explainer.close()
     assert load_entry_point("beside_run_py:Mine") == 1
+
+
+def test_a_viewer_that_ends_leaves_no_thread_at_work(folder: Path) -> None:
+    """One that reads a file while Python ends would have Arrow abort the process."""
+    with TestClient(Pages(named([Run(folder)])).app()):
+        assert "follow-runs" in [thread.name for thread in threading.enumerate()]
+    assert "follow-runs" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_server_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
