@@ -4,7 +4,8 @@
     ├── SettingsError            the configuration is wrong; nothing was started
     │   ├── RankError            a launcher's variables are missing or contradict each other (a ValueError)
     │   ├── DeviceError          the requested device is not available
-    │   └── EvalJobsError        a list of evaluation jobs is wrong (a ValueError)
+    │   ├── EvalJobsError        a list of evaluation jobs is wrong (a ValueError)
+    │   └── NoRunError           no run began in a folder (a RunFolderError)
     ├── PeerError                another rank is missing or no longer in step
     ├── RunFolderError           the run folder cannot be used as it is
     ├── CheckpointError          weights are missing, altered or do not fit the agent
@@ -72,6 +73,10 @@ class PeerError(DigirlDistError):
 
 class RunFolderError(DigirlDistError):
     """The run folder is in use, foreign or damaged."""
+
+
+class NoRunError(SettingsError, RunFolderError):
+    """No run began in the folder that was named."""
 
 
 class CheckpointError(DigirlDistError):

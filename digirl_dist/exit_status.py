@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NoReturn
 
 from digirl_dist.errors import DigirlDistError, SettingsError
 from digirl_dist.plain_text import printable
@@ -15,6 +17,13 @@ from digirl_dist.plain_text import printable
 RESUMES = "the same command resumes where it stopped"
 """What is said of a run that did not come to its end."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a wrong word of the command line as any other error, in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {printable(message)}; `{self.prog} --help` shows what there is\n")
 
 
 def exit_status(command: Callable[[], int], after_interruption: str = "") -> int:

@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = [
     ["__init__", "capacity", "child_process", "errors", "plain_text", "types"],
-    ["exit_status", "parallel", "settings", "tasks", "user_code"],
+    ["exit_status"],
+    ["parallel", "settings", "tasks", "user_code"],
     ["chat", "protocol", "trajectory"],
     ["collection", "emulator"],
     ["storage"],

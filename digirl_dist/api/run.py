@@ -13,6 +13,7 @@ from digirl_dist.report.record import config_of, metrics_of
 from digirl_dist.storage import json_lines
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.episode_index import EpisodeIndex
+from digirl_dist.storage.run_folder import existing_run
 from digirl_dist.types import Json
 
 if TYPE_CHECKING:
@@ -27,10 +28,8 @@ class Run:
     """What a run left in its folder (``save_path``). Every call reads what is there now; nothing is written."""
 
     def __init__(self, folder: str | Path) -> None:
-        """Raises RunFolderError for a folder in which no run began."""
-        self.folder = Path(folder).expanduser()
-        if not (self.folder / "config.yaml").is_file():
-            raise RunFolderError(f"{self.folder} is no run folder: it has no config.yaml")
+        """Raises NoRunError for a folder in which no run began."""
+        self.folder = existing_run(folder)
         self.index = EpisodeIndex(self.folder)
         """Of the episodes; follows the run when it is refreshed."""
 

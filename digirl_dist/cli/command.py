@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from digirl_dist.cli import commands
+from digirl_dist.exit_status import Parser
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Command:
 
     def parser(self) -> argparse.ArgumentParser:
         about = self.module.__doc__
-        parser = argparse.ArgumentParser(prog=f"digirl-dist {self.name}", description=about, formatter_class=_Help)
+        parser = Parser(prog=f"digirl-dist {self.name}", description=about, formatter_class=_Help)
         self.add_arguments(parser)
         return parser
 

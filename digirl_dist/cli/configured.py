@@ -86,8 +86,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
 def of_run_folder(folder: Path, overrides: Sequence[str]) -> Source:
     """Returns the configuration that a run folder holds, for the same folder. Raises SettingsError."""
     from digirl_dist.settings.configuration import Source
+    from digirl_dist.storage.run_folder import existing_run
 
-    root = folder.resolve()
-    if not (root / "config.yaml").is_file():
-        raise SettingsError(f"{folder} is no run folder: it has no config.yaml; name the save_path of a run")
+    root = existing_run(folder).resolve()
     return Source(str(root), "config", (f"save_path={quoted(str(root))}", *overrides))

@@ -34,6 +34,8 @@ _AS_BEFORE = "python run.py --config-path config/multimachine --config-name host
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 done, 1 failed, 2 wrong configuration or command, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["help"] and words[1:]:
+        words = [*words[1:], "--help"]
     if words and (words[0].startswith("--config-") or "=" in words[0]):
         words = ["run", *words]
     return exit_status(lambda: _execute(words), RESUMES if words[:1] and words[0] in _RESUMED else "")
@@ -75,7 +77,8 @@ def _refuse_homeless() -> None:
 def _refuse(word: str) -> int:
     from digirl_dist.settings.nearest import nearest
 
-    raise SettingsError(f"there is no command {word!r} (`digirl-dist` alone shows all); {nearest(word, names())}")
+    known = [*names(), "--help", "--version"]
+    raise SettingsError(f"there is no command {word!r} (`digirl-dist` alone shows all); {nearest(word, known)}")
 
 
 def _overview() -> str:

@@ -21,7 +21,7 @@ from digirl_dist.capacity import let_waiting_threads_sleep
 from digirl_dist.errors import SettingsError
 from digirl_dist.evaluate.jobs import EvalJob, read_jobs
 from digirl_dist.evaluate.results import DONE, FAILED, INCOMPLETE, JobResult, OutputFolder, merge, table, wait_for_all
-from digirl_dist.exit_status import end_by_signals_as_by_ctrl_c, exit_status
+from digirl_dist.exit_status import Parser, end_by_signals_as_by_ctrl_c, exit_status
 from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
 from digirl_dist.parallel.rank import Rank, launched_rank
 from digirl_dist.plain_text import printable
@@ -99,7 +99,7 @@ class EvalRun:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 all jobs done, 1 some are not, 2 nothing could be run, 130 interrupted."""
-    parser = argparse.ArgumentParser(prog="digirl-dist eval-jobs", description="measure policies; alone or by torchrun")
+    parser = Parser(prog="digirl-dist eval-jobs", description="measure policies; alone or by torchrun")
     add_arguments(parser)
     let_waiting_threads_sleep()
     return execute(parser.parse_args(argv))

@@ -12,6 +12,7 @@ from digirl_dist.plain_text import without_secrets_in
 from digirl_dist.report.record import config_of, metrics_of
 from digirl_dist.settings import regular_file
 from digirl_dist.storage import json_lines, parquet
+from digirl_dist.storage.run_folder import existing_run
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 
@@ -33,11 +34,11 @@ class Source:
 
     def __init__(self, folder: Path) -> None:
         """Raises RunFolderError for a folder in which no run began."""
-        self.folder = folder.expanduser()
+        self.folder = existing_run(folder)
         notes: list[str] = []
         self.config = config_of(self.folder / "config.yaml", notes)
         if notes or not self.config:
-            raise RunFolderError(f"{self.folder} is no run folder: {notes[0] if notes else 'it has no config.yaml'}")
+            raise RunFolderError(notes[0] if notes else f"{self.folder / 'config.yaml'} is empty; restore it")
         self.name = self.folder.resolve().name
         self._workers: dict[str, str] = {}
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
 from digirl_dist.child_process import ends_with_this_process, environment
+from digirl_dist.exit_status import Parser
 
 _LOOK_S = 0.05
 _GRACE_S = 8.0
@@ -22,7 +23,7 @@ _Ranks = list[subprocess.Popen[bytes]]
 
 def parser(prog: str, about: str) -> argparse.ArgumentParser:
     """Returns the command line of a launcher, with how many ranks it starts here and what they run."""
-    made = argparse.ArgumentParser(prog=f"digirl_dist.parallel.{prog}", description=about)
+    made = Parser(prog=f"digirl_dist.parallel.{prog}", description=about)
     made.add_argument("--nproc_per_node", type=int, default=1, help="ranks on this machine: as many as it has GPUs")
     made.add_argument("-m", "--module", action="store_true", help="the program is a module, not a script")
     made.add_argument("program", nargs=argparse.REMAINDER, help="script.py or module, and its arguments")

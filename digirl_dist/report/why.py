@@ -15,6 +15,7 @@ from digirl_dist.plain_text import one_line
 from digirl_dist.report.progress import duration
 from digirl_dist.settings import regular_file
 from digirl_dist.storage import json_lines
+from digirl_dist.storage.run_folder import existing_run
 from digirl_dist.types import Json
 
 _EVENTS = 8
@@ -29,8 +30,8 @@ _NEAR = 0.5
 def explain(folder: Path) -> str:
     """Explains a run folder. Raises SettingsError if it has no status, RunFolderError if that is damaged."""
     path = folder / "status.json"
-    if not (folder / "config.yaml").exists() and not path.exists():
-        raise SettingsError(f"{folder} is no run folder: it has no config.yaml; name the save_path of a run")
+    if not path.exists():
+        existing_run(folder)
     try:
         status = json.loads(regular_file.content(path))
         lines = [*_host(folder, status), *_policy(status), *_workers(status), *_events(folder)]

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
+from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -16,10 +17,15 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException, ValidationError
+from omegaconf.errors import (
+    ConfigTypeError,
+    InterpolationResolutionError,
+    OmegaConfBaseException,
+    ValidationError,
+)
 
 from digirl_dist import settings as schema
 from digirl_dist.errors import SettingsError
@@ -29,7 +35,7 @@ from digirl_dist.settings.algorithms import algorithm_settings
 from digirl_dist.settings.digirl_files import is_digirl, translated
 from digirl_dist.settings.digirl_keys import KEYS, became
 from digirl_dist.settings.keys import types_of
-from digirl_dist.settings.nearest import nearest
+from digirl_dist.settings.nearest import near, nearest
 from digirl_dist.settings.places import find_folder, own_folder
 from digirl_dist.settings.plugins import ALGORITHM, COLLECTOR, KINDS, settings_classes
 from digirl_dist.settings.ranges import bounds_of, described, refuse_out_of_range, shown
@@ -44,6 +50,8 @@ _ENGINES: dict[str, type] = {
     "openai": schema.OpenAIEngineSettings,
     "transformers": schema.TransformersEngineSettings,
 }
+_LISTED = 20
+_ALL_KEYS = "docs/reference/settings.md has all keys"
 
 
 class _OwnFolder(SearchPathPlugin):  # type: ignore[misc]
@@ -100,7 +108,9 @@ def load(config_path: str, config_name: str, overrides: Sequence[str]) -> Settin
         settings = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
         raise SettingsError(_explain(error)) from error
-    if not isinstance(settings, Settings):
+    if isinstance(settings, Settings):
+        _refuse_keys_of_others(settings)
+    else:
         raise SettingsError(f"{config_name}.yaml is no configuration: let it begin with `defaults: [host, _self_]`")
     return settings
 
@@ -198,6 +208,14 @@ def _refuse_unknown_keys(overrides: Sequence[str]) -> None:
             raise SettingsError(f"there is no key {key!r}; {_moved(key) or _near(key, known)}")
 
 
+def _refuse_keys_of_others(settings: Settings) -> None:
+    """A free key of an option that was not chosen, which Hydra adds to the one that was."""
+    for group in options_of_groups():
+        chosen = getattr(settings, group)
+        if added := sorted(vars(chosen).keys() - types_of(type(chosen)).keys()):
+            raise SettingsError(f"there is no key '{group}.{added[0]}' with {group}={chosen.name}")
+
+
 def _free(override: str) -> str:
     """What goes on to the user's own classes, to processors and to servers has no schema, so names may be added."""
     key = override.split("=", 1)[0]
@@ -223,31 +241,56 @@ def free_keys() -> tuple[str, ...]:
 def _explain(error: Exception) -> str:
     """What Hydra says, without its internals, with the nearest valid name where a name is wrong."""
     for cause in _causes(error):
-        if isinstance(cause, ValidationError | InterpolationResolutionError) and cause.full_key:
-            return _wrong_type(str(cause.full_key), _first_line(cause, with_key=False))
+        match cause:
+            case ValidationError() | ConfigTypeError() | InterpolationResolutionError() if cause.full_key:
+                return _wrong_type(cause)
+            case MissingConfigException(missing_cfg_file=str(option)) if "/" in option:
+                group, name = option.rsplit("/", 1)
+                known = [each for each in cause.options or () if not each.endswith("_schema")]
+                return f"{group}: there is no {name!r}; {nearest(name, known)}"
     causes = [str(cause) for cause in _causes(error)]
-    everything = "\n".join(causes)
-    if wrong := re.search(r"Key '([^']+)' not in '(\w+)'", everything):
+    if wrong := re.search(r"Key '([^']+)' not in '(\w+)'(?:\s+full_key: (\S+))?", "\n".join(causes)):
         advice = _moved(wrong[1]) or _near(wrong[1], _fields(wrong[2]), _group_of(wrong[2]))
-        return f"there is no key {wrong[1]!r} in {wrong[2]}; {advice}"
+        return f"there is no key {wrong[3] or wrong[1]!r}; {advice}"
     text = "; ".join(dict.fromkeys(cause.splitlines()[0].strip() for cause in causes))
     if ambiguous := re.search(r"Ambiguous value for argument '([^=']+)=", text):
         text += f"; a list is written as {ambiguous[1]}=[a,b], one value with commas as '{ambiguous[1]}=\"a,b\"'"
-    if options := re.search(r"Available options in '[^']+':\n((?:\t\S+\n)+)", everything):
-        text += "; there are " + ", ".join(name for name in options[1].split() if not name.endswith("_schema"))
     return text
 
 
-def _wrong_type(key: str, reason: str) -> str:
-    """Says what is wrong with the value of ``key``, and what it should be if that is a number or a switch."""
-    *path, last = re.sub(r"\[\d+\]", "", key).split(".")
+def _wrong_type(error: Any) -> str:
+    """Says what is wrong with the value of a key, and what it must be."""
+    key = str(error.full_key)
+    *path, last = key.split(".")
     hints = [types_of(kind, include_extras=True).get(last) for kind in classes_at(path)]
-    wanted = [described(bounds) for hint in hints for bounds in bounds_of(hint)]
-    if bool in hints:
-        wanted = ["true or false"]
-    if last == "bsize":
-        wanted = ["a whole number from 1 to 4,096, or auto"]
-    return f"{key}: {reason[:200]}" + (f"; set it to {wanted[0]}" if wanted else "")
+    if isinstance(error, ConfigTypeError):  # a list in place of a mapping, or the other way round
+        hints.append(error.object_type)
+    wanted = "a whole number from 1 to 4,096, or auto" if last == "bsize" else _wanted(key, hints)
+    if not wanted or isinstance(error, InterpolationResolutionError):
+        return f"{key}: {_first_line(error, with_key=False)[:200]}"
+    return f"{key} must be {wanted}" + (f", not {shown(error.value)}" if isinstance(error, ValidationError) else "")
+
+
+def _wanted(key: str, hints: Sequence[Any]) -> str:
+    """Returns in words what the first of some types takes; empty where there is nothing to say."""
+    for hint in filter(None, hints):
+        if bounds := bounds_of(hint):
+            return described(bounds[0])
+        for kind in (hint, *get_args(hint)):
+            match get_origin(kind) or kind:
+                case origin if origin is list:
+                    return f"a list, as {key}=[a,b]"
+                case origin if origin is dict:
+                    return f"a mapping, as {key}={{a:b}}"
+                case origin if origin is bool:
+                    return "true or false"
+                case origin if origin is str:
+                    return "a text"
+                case origin if isinstance(origin, type) and issubclass(origin, Enum):
+                    return f"one of {', '.join(origin.__members__)}"
+                case origin if is_dataclass(origin):
+                    return f"given by its keys, as {key}.{fields(origin)[0].name}=…"
+    return ""
 
 
 def classes_at(path: Sequence[str]) -> list[type]:
@@ -281,7 +324,7 @@ def _near(name: str, known: Sequence[str], group: str | None = None) -> str:
     places = [path for path in dict.fromkeys(_keys()) if path[0] != group]
     close = get_close_matches(name, {path[-1] for path in places}, n=1, cutoff=0.8)
     if not close or close[0] in known:
-        return nearest(name, known)
+        return nearest(name, known) if len(known) <= _LISTED else near(name, known) or _ALL_KEYS
     found = [repr(".".join(path)) for path in places if path[-1] == close[0]]
     return f"did you mean {' or '.join(found[:5])}?"
 

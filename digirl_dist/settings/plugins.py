@@ -15,6 +15,7 @@ from types import ModuleType
 
 import digirl_dist
 from digirl_dist.settings.missing import MISSING
+from digirl_dist.settings.paths import FilePath
 
 
 @dataclass
@@ -24,7 +25,7 @@ class EmulatorSettings:
     name: str = MISSING
     packages: list[str] = field(default_factory=list)
     """Packages that ``pip`` installs on the workers, such as minigrid; without a version of their own, the host's."""
-    setup: str | None = None
+    setup: FilePath | None = None
     """A Bash script on the host, which runs on each worker once, after the packages, in their environment."""
 
 

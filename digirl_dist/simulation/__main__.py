@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+from digirl_dist.exit_status import Parser
 from digirl_dist.simulation.scenario import Scenario, draw
 from digirl_dist.simulation.search import Outcome, command, examine, outcome, shrunk
 
@@ -26,7 +27,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="script/simulate", description=__doc__)
+    parser = Parser(prog="script/simulate", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1000, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)

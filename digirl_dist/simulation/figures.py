@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from digirl_dist.errors import RunFolderError, SettingsError
 from digirl_dist.storage import json_lines
+from digirl_dist.storage.run_folder import existing_run
 
 if TYPE_CHECKING:
     from digirl_dist.emulator.plugins.rehearsal import RehearsalSettings
@@ -96,10 +97,8 @@ def of_rehearsal(settings: RehearsalSettings) -> Figures:
 
 def of_run(folder: Path) -> Figures:
     """Returns what a run measured, its first iteration left out. Raises RunFolderError if it measured nothing."""
-    metrics = folder / "metrics.jsonl"
-    if not metrics.exists():
-        raise RunFolderError(f"{metrics} does not exist; name the folder of a run, its save_path")
-    lines = [line for line in json_lines.read(metrics) if line.get("slot_seconds") and line.get("episodes")]
+    measured = json_lines.read(existing_run(folder) / "metrics.jsonl")
+    lines = [line for line in measured if line.get("slot_seconds") and line.get("episodes")]
     lines = lines[1:] or lines
     seconds: defaultdict[str, float] = defaultdict(float)
     for line in lines:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 
 from digirl_dist.errors import DigirlDistError, TrajectoryError
+from digirl_dist.exit_status import Parser
 from digirl_dist.storage import parquet
 from digirl_dist.storage.safe_torch_load import load_plain
 from digirl_dist.tasks import Task, Ticket
@@ -26,7 +26,7 @@ _UNKNOWN_LOG_PROB = math.nan
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status: 1 if a file cannot be used."""
-    parser = argparse.ArgumentParser(prog="script/import_digirl", description=__doc__)
+    parser = Parser(prog="script/import_digirl", description=__doc__)
     parser.add_argument("source", type=Path, help="a .pt file as DigiRL released it")
     parser.add_argument("target", type=Path, help="the Parquet file to write")
     parser.add_argument("--images", type=Path, help="folder of screenshots, matched by file name; none by default")

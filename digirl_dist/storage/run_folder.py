@@ -11,11 +11,28 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from digirl_dist.errors import RunFolderError
+from digirl_dist.errors import NoRunError, RunFolderError
+from digirl_dist.settings.nearest import nearest
 from digirl_dist.storage import atomic_files
 
 _LOCK = ".lock"
 _READER_S = 0.1
+
+
+def existing_run(folder: str | Path) -> Path:
+    """Returns the folder of a run, which runs always name in this way. Raises NoRunError naming runs that are near."""
+    found = Path(folder).expanduser()
+    if (found / "config.yaml").is_file():
+        return found
+    inside = runs_in(found)
+    near = [str(run) for run in inside or runs_in(found.parent)]
+    hint = nearest("" if inside else str(found), near) if near else "name the save_path of a run"
+    raise NoRunError(f"{found} is no run folder: it has no config.yaml; {hint}")
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Returns the run folders in a folder."""
+    return [path.parent for path in sorted(folder.glob("*/config.yaml")) if path.is_file()]
 
 
 class RunFolder:

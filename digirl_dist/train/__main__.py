@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 
 from digirl_dist.capacity import let_waiting_threads_sleep
 from digirl_dist.errors import DigirlDistError, SettingsError
+from digirl_dist.exit_status import Parser
 from digirl_dist.parallel.failure import telling
 from digirl_dist.parallel.rank import own_rank
 from digirl_dist.settings import configuration
@@ -16,7 +16,7 @@ from digirl_dist.settings import configuration
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 done, 1 failed, 2 wrong configuration or launch."""
-    parser = argparse.ArgumentParser(prog="digirl_dist.train", description="train with emulators on every rank")
+    parser = Parser(prog="digirl_dist.train", description="train with emulators on every rank")
     parser.add_argument("--config-path", default="config/multimachine", help="folder of the YAML files")
     parser.add_argument("--config-name", default="ranks", help="which of them, without .yaml")
     parser.add_argument("--distributed", action="store_true", help="be one of the ranks that torchrun started")

@@ -30,7 +30,13 @@ MISTAKES = {
     "save_path=/proc/mine cannot be written": ["demo", "save_path=/proc/mine"],
     "runs/mistyped is no run folder: it has no config.yaml; name the save_path of a run": ["why", "runs/mistyped"],
     "is no run folder": ["report", "runs/mistyped"],
-    "there is no run in or below": ["view", "runs/mistyped"],
+    "error: runs/mistyped is no run folder": ["view", "runs/mistyped"],
+    "export/mistyped is no run folder": ["export", "export/mistyped", "--to", "atif", "new"],
+    "plan/mistyped is no run folder": ["plan", "--run", "plan/mistyped"],
+    "argument --port: invalid int value: 'x'; `digirl-dist view --help`": ["view", "--port", "x"],
+    "unrecognized arguments: two": ["why", "one", "two"],
+    "did you mean '--version'?": ["--versoin"],
+    "emulator.setup=missing.sh is not there": ["demo", "emulator.setup=missing.sh"],
 }
 PROGRAM = """
 import contextlib, io, json, sys, time
@@ -38,7 +44,10 @@ from digirl_dist.cli.main import main
 for words in json.loads(sys.argv[1]):
     before, said, printed = time.process_time(), io.StringIO(), io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(printed):
-        status = main(words)
+        try:
+            status = main(words)
+        except SystemExit as end:
+            status = end.code
     told = {"status": status, "said": said.getvalue(), "printed": printed.getvalue()}
     print(json.dumps({**told, "torch": "torch" in sys.modules, "cpu_s": time.process_time() - before}))
 """

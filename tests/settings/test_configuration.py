@@ -94,9 +94,9 @@ def test_workers_of_a_site_relay_unless_relays_are_off(tmp_path: Path) -> None:
         ("bsiez=2", "no key 'bsiez'; did you mean 'bsize'?"),
         ("learning_rate=2", "or 'algorithm.filtered_bc.actor.learning_rate' or"),
         ("algorithm.reset_s=2", "did you mean 'emulator.reset_s' or 'limits.reset_s'?"),
-        ("limits.rest_s=2", "no key 'rest_s' in LimitSettings; did you mean 'reset_s'?"),
-        ("ssh.known_hosts=x", "no key 'known_hosts' in SshSettings; there are transport"),
-        ("emulator.idd=3", "no key 'idd' in PhoneSettings"),
+        ("limits.rest_s=2", "no key 'limits.rest_s'; did you mean 'reset_s'?"),
+        ("ssh.known_hosts=x", "no key 'ssh.known_hosts'; there are transport"),
+        ("emulator.idd=3", "no key 'emulator.idd'; there are"),
         ("bsize=two", "bsize"),
         ("bsize=2.5", "bsize"),
         ("bsize=0", "bsize must be a whole number from 1 to 4,096, or auto"),
@@ -104,7 +104,18 @@ def test_workers_of_a_site_relay_unless_relays_are_off(tmp_path: Path) -> None:
         ("dry_run=maybe", "dry_run"),
         ("parallel=cluster", "parallel"),
         ("train_algorithm=dqn", "train_algorithm"),
-        ("emulator=iphone", "there are android, custom, gymnasium, miniwob, openenv, phone"),
+        ("emulator=iphone", "emulator: there is no 'iphone'; did you mean 'phone'?"),
+        ("emulator=nothing", "there are android, custom, gymnasium, miniwob, openenv, phone"),
+        ("agent.processor.max_pixels=9", "no key 'agent.processor' with agent=device"),
+        ("nothing=2", "no key 'nothing'; docs/reference/settings.md has all keys"),
+        ("emulator.packages=minigrid", "emulator.packages must be a list, as emulator.packages=[a,b], not 'minigrid'"),
+        ("worker_ips={host: a}", "worker_ips must be a list, as worker_ips=[a,b]"),
+        ("judge.request=3", "judge.request must be a mapping, as judge.request={a:b}, not 3"),
+        ("limits=3", "limits must be given by its keys, as limits."),
+        ("save_path=[a]", "save_path must be a text, not ['a']"),
+        ("close=never", "close must be one of all, quorum, deadline, not 'never'"),
+        ("evaluation.every=[1]", "evaluation.every must be a whole number from 0 to 1,000,000,000, not [1]"),
+        ("trainer.shard=maybe", "trainer.shard must be true or false, not 'maybe'"),
         ("agent=custom", "entry_point"),
         ("bsize", "not of the form key=value"),
         ("temperature=1", "DigiRL's temperature is agent.temperature here"),
@@ -121,7 +132,7 @@ def test_a_wrong_setting_is_refused_by_name(override: str, message: str) -> None
 
 
 def test_a_key_of_another_emulator_is_not_proposed() -> None:
-    with pytest.raises(SettingsError, match=r"no key 'task' in GymnasiumSettings; there are .*\bid\b"):
+    with pytest.raises(SettingsError, match=r"no key 'emulator.task'; there are .*\bid\b"):
         load("emulator=gymnasium", "emulator.task=CartPole-v1")
 
 

@@ -75,6 +75,7 @@ def test_figures_of_a_run_are_read_from_its_files_without_its_first_iteration(tm
         more = {"collect_s": 10.0, "iteration_s": 13.0, "episodes_retried": 2, "pull_bytes": 4_000_000}
         return json.dumps({"iteration": number, "episodes": 8, "steps_mean": 5.0, "slot_seconds": seconds, **more})
 
+    (tmp_path / "config.yaml").touch()
     (tmp_path / "metrics.jsonl").write_text("\n".join([line(0, 500.0), line(1, 16.0), line(2, 16.0), '{"half']))
     pushed = {"event": "pushed", "bytes": 8_000_000, "seconds": 2.0}
     (tmp_path / "events.jsonl").write_text(json.dumps(pushed) + "\n" + json.dumps({**pushed, "bytes": 9}) + "\n")
@@ -82,7 +83,7 @@ def test_figures_of_a_run_are_read_from_its_files_without_its_first_iteration(tm
     assert (found.reset_s, found.step_s, found.policy_s, found.steps) == (2.0, 2.0, 0.1, 5.0)
     assert (found.update_s, found.fail_rate, found.episode_mb) == (3.0, 0.2, 0.5)
     assert (found.push_mb, found.link_mb_s) == (8.0, 4.0)
-    with pytest.raises(RunFolderError, match="does not exist"):
+    with pytest.raises(RunFolderError, match="elsewhere is no run folder"):
         of_run(tmp_path / "elsewhere")
 
 

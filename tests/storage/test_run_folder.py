@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from digirl_dist.errors import RunFolderError
+from digirl_dist.errors import NoRunError, RunFolderError
 from digirl_dist.report.why import is_running
-from digirl_dist.storage.run_folder import RunFolder
+from digirl_dist.storage.run_folder import RunFolder, existing_run, runs_in
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022])
@@ -41,6 +41,18 @@ def test_who_asks_whether_a_run_goes_on_writes_nothing_and_keeps_no_host_out(tmp
     assert is_running(tmp_path)
     host.close()
     assert not is_running(tmp_path)
+
+
+def test_what_is_no_run_folder_is_named_with_the_runs_that_are_near(tmp_path: Path) -> None:
+    with pytest.raises(NoRunError, match="demo is no run folder: .*; name the save_path of a run"):
+        existing_run(tmp_path / "demo")
+    for name in ("demo", "host"):
+        RunFolder(tmp_path / name, "").close()
+    assert existing_run(tmp_path / "demo") == tmp_path / "demo"
+    assert runs_in(tmp_path) == [tmp_path / "demo", tmp_path / "host"]
+    for folder, hint in {tmp_path / "dmo": "did you mean '.*/demo'", tmp_path: "there are .*/demo, .*/host"}.items():
+        with pytest.raises(NoRunError, match=f"no config.yaml; {hint}"):
+            existing_run(folder)
 
 
 @pytest.mark.parametrize("replaced", [False, True])

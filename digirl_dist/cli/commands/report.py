@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from digirl_dist.cli.configured import add_run_folder
-from digirl_dist.errors import RunFolderError, SettingsError
+from digirl_dist.errors import RunFolderError
 from digirl_dist.plain_text import printable
 from digirl_dist.report.output import shown
 
@@ -16,9 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    folder = options.run.resolve()
-    if not (folder / "run.json").is_file():
-        raise SettingsError(f"{folder} is no run folder: name the save_path of a run")
+    from digirl_dist.storage.run_folder import existing_run
+
+    folder = existing_run(options.run).resolve()
     with shown("write the report", sys.stderr):
         from digirl_dist.report.page import write_page
 

@@ -66,10 +66,13 @@ def _return_memory_at_once() -> None:
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """Returns the folder if it is a run's, or else the runs below it. Raises SettingsError if there is none."""
-    from digirl_dist.errors import SettingsError
+    """Returns the folder if it is a run's, or else the runs in it. Raises NoRunError if there is none."""
+    from digirl_dist.errors import NoRunError
+    from digirl_dist.storage.run_folder import existing_run, runs_in
 
-    found = [one.parent for one in (folder / "config.yaml", *sorted(folder.glob("*/config.yaml"))) if one.is_file()]
-    if not found:
-        raise SettingsError(f"there is no run in or below {folder.resolve()}: name a run folder, such as runs/demo")
-    return found[:1] if found[0] == folder else found
+    try:
+        return [existing_run(folder)]
+    except NoRunError:
+        if found := runs_in(folder):
+            return found
+        raise
