@@ -45,6 +45,8 @@ class StepOutcome:
 
 LOOP = "it is part of a loop: what it led to was undone, or nothing changed"
 """The reason of a step that ``selection.on_the_way`` leaves out."""
+UNSOLVED = "its task is not solved yet: there the policy is held to what it chose before it learned"
+"""The reason of a step that ``imitation.unsolved_steps`` returns."""
 
 
 class ExplainingAlgorithm(Protocol):

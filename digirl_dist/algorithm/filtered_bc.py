@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from digirl_dist.agent import Agent
-from digirl_dist.algorithm import LOOP, StepOutcome
+from digirl_dist.algorithm import LOOP, UNSOLVED, StepOutcome
 from digirl_dist.algorithm.advantages import returns_to_go
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
-from digirl_dist.algorithm.imitation import Example, Imitation, fatal, worth_repeating
+from digirl_dist.algorithm.imitation import Example, Imitation, fatal, mean_weight, unsolved_steps, worth_repeating
 from digirl_dist.algorithm.plugins.filtered_bc import FilteredBcSettings
-from digirl_dist.algorithm.selection import best, leading_on, task_weights
+from digirl_dist.algorithm.selection import best, leading_on, task_weights, unsolved
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.trajectory import Trajectory
 
@@ -36,16 +36,16 @@ class FilteredBC:
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
         episodes, relabelled = self._hindsight.added(replay)
         kept, shares = self._chosen(episodes)
-        pairs = zip(kept, shares, strict=True)
-        discount, erase_loops = self._settings.discount, self._settings.erase_loops
-        rows = [row for trajectory, share in pairs for row in worth_repeating(trajectory, share, discount, erase_loops)]
-        avoided = self._avoided(replay, rows)
-        loss = self._imitation.fit([*rows, *avoided])
-        good = sum(len(worth_repeating(trajectory, 1.0, discount, erase_loops=False)) for trajectory in kept)
+        rows = self._rows(kept, shares)
+        avoided = fatal(replay, len(rows), self._settings.avoid * mean_weight(rows))
+        held = unsolved_steps(replay, self._settings.unsolved, rows)
+        loss = self._imitation.fit([*rows, *avoided, *held])
+        good = sum(len(worth_repeating(each, 1.0, self._settings.discount, erase_loops=False)) for each in kept)
         counts = {
             "kept_trajectories": len(kept),
             "kept_steps": len(rows),
             "avoided_steps": len(avoided),
+            "unsolved_steps": len(held),
             "left_not_chosen": _steps(episodes) - _steps(kept),
             "left_not_good": _steps(kept) - good,
             "left_in_loops": good - len(rows),
@@ -68,15 +68,18 @@ class FilteredBC:
             lowest = min((each.reward for each in kept), default=self._settings.min_return)
             reason = f"its return {episode.reward:.3g} is not among the best, which begin at {lowest:.3g}"
             met = f"; the way to {', '.join(own)}, which it met, was learned under that instruction" if own else ""
-            return _of_failure(episode, reason + met, avoided=self._settings.avoid > 0)
+            is_unsolved = any(each.episode_id == episode.episode_id for each in unsolved(replay))
+            held = self._settings.unsolved * mean_weight(self._rows(kept, shares))
+            return _of_failure(episode, reason + met, self._settings.avoid > 0, held if is_unsolved else 0)
         togo = returns_to_go([step.reward for step in episode.steps], self._settings.discount)
         leads = leading_on(episode, self._settings.erase_loops)
         return [_outcome(worth, leads_on, share) for worth, leads_on in zip(togo, leads, strict=True)]
 
-    def _avoided(self, replay: Sequence[Trajectory], rows: Sequence[Example]) -> list[Example]:
-        """The ends of the newest failures, at most as many as ``rows`` and as heavy as these are on average."""
-        worth = float(np.mean([row.weight for row in rows])) if rows else 0.0
-        return fatal(replay, len(rows), self._settings.avoid * worth)
+    def _rows(self, kept: Sequence[Trajectory], shares: Sequence[float]) -> list[Example]:
+        """What is imitated of the chosen episodes, each of which counts for its share."""
+        worth = self._settings.discount, self._settings.erase_loops
+        pairs = zip(kept, shares, strict=True)
+        return [row for episode, share in pairs for row in worth_repeating(episode, share, *worth)]
 
     def _chosen(self, episodes: Sequence[Trajectory]) -> tuple[list[Trajectory], list[float]]:
         """Returns the episodes to imitate, and what each counts for."""
@@ -95,8 +98,10 @@ def _steps(episodes: Sequence[Trajectory]) -> int:
     return sum(len(episode.steps) for episode in episodes)
 
 
-def _of_failure(episode: Trajectory, reason: str, avoided: bool) -> list[StepOutcome]:
-    outcomes = [StepOutcome(False, reason) for _ in episode.steps]
+def _of_failure(episode: Trajectory, reason: str, avoided: bool, held: float) -> list[StepOutcome]:
+    """``held``: what each step counts for in holding the policy to it."""
+    outcome = StepOutcome(True, UNSOLVED, held) if held else StepOutcome(False, reason)
+    outcomes = [outcome for _ in episode.steps]
     if avoided and fatal([episode], 1, 1.0):
         outcomes[-1] = StepOutcome(True, "it ended the episode without success, and is made less likely")
     return outcomes

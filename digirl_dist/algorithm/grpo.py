@@ -14,7 +14,7 @@ from digirl_dist.agent import Agent
 from digirl_dist.algorithm import StepOutcome
 from digirl_dist.algorithm.advantages import group_advantages
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
-from digirl_dist.algorithm.imitation import Example, log_probs_of, worth_repeating
+from digirl_dist.algorithm.imitation import Example, log_probs_of, unsolved_steps, worth_repeating
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer
 from digirl_dist.algorithm.plugins.grpo import GrpoSettings
 from digirl_dist.algorithm.selection import task_weights
@@ -124,7 +124,8 @@ class Grpo:
         return Batch(old, advantages, weights, torch.zeros(len(rows), dtype=torch.bool))
 
     def _imitated(self, replay: Sequence[Trajectory]) -> tuple[list[Example], dict[str, float]]:
-        """The steps of episodes that ended better than their task lately does, heavier the more it was.
+        """The steps of episodes that ended better than their task lately does, heavier the more it was; and those that
+        hold the policy open for tasks that are not solved yet.
 
         Self-imitation, (R − V)₊ log π (arXiv 1806.05635, equation 2), where V is the mean return of the task's newest
         ``_LATELY`` episodes; so a task that is mastered leaves the room to others.
@@ -137,7 +138,8 @@ class Grpo:
         shares = task_weights(_tasks([episode for episode, _ in better]))
         worth = self._settings.discount, self._settings.erase_loops
         pairs = zip(better, shares, strict=True)
-        return [row for (one, more), share in pairs for row in worth_repeating(one, share * more, *worth)], relabelled
+        rows = [row for (one, more), share in pairs for row in worth_repeating(one, share * more, *worth)]
+        return [*rows, *unsolved_steps(replay, self._settings.unsolved, rows)], relabelled
 
     def _imitation_weights(self, imitated: Sequence[Example]) -> torch.Tensor:
         """Of mean ``replay_weight`` over the rows of all ranks."""

@@ -12,7 +12,7 @@ import torch
 from digirl_dist.agent import Agent
 from digirl_dist.algorithm.advantages import returns_to_go
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer
-from digirl_dist.algorithm.selection import leading_on
+from digirl_dist.algorithm.selection import leading_on, unsolved
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.settings import ActorSettings
 from digirl_dist.trajectory import Observation, Trajectory
@@ -52,6 +52,24 @@ def fatal(episodes: Sequence[Trajectory], most: int, weight: float) -> list[Exam
     """
     ends = [one.steps[-1] for one in reversed(episodes) if one.steps and one.reward <= 0 and one.steps[-1].terminated]
     return [Example(step.observation, step.action, -weight) for step in ends[:most]]
+
+
+def unsolved_steps(replay: Sequence[Trajectory], share: float, rows: Sequence[Example]) -> list[Example]:
+    """What the oldest policy of the replay chose in tasks that are not solved yet, beside the ``rows`` to imitate.
+
+    Whatever is imitated makes all else less likely, in every task. Those that are not solved need something else, so
+    there the policy is held to what it chose before it learned. At most as many as ``rows``, evenly from all of those,
+    and each ``share`` as heavy as these are on average.
+    """
+    steps = [step for episode in unsolved(replay) for step in episode.steps] if share else []
+    places = np.linspace(0, len(steps) - 1, min(len(steps), len(rows))).astype(int).tolist()
+    weight = share * mean_weight(rows)
+    return [Example(steps[place].observation, steps[place].action, weight) for place in places]
+
+
+def mean_weight(rows: Sequence[Example]) -> float:
+    """0 without rows."""
+    return float(np.mean([row.weight for row in rows])) if rows else 0.0
 
 
 def imitation_loss(log_probs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,6 +38,19 @@ def task_weights(tasks: Sequence[str]) -> list[float]:
     """1 / sqrt(how often the task occurs), so that tasks solved often do not drown those solved seldom."""
     counts = Counter(tasks)
     return [float(counts[task] ** -0.5) for task in tasks]
+
+
+def unsolved(replay: Sequence[Trajectory]) -> list[Trajectory]:
+    """The episodes of the oldest policy in ``replay`` whose tasks no episode there came out better at than another.
+
+    A task is solved by a return above 0; where its returns differ, the better ones teach it without being above 0.
+    """
+    returns: dict[str, set[float]] = defaultdict(set)
+    for episode in replay:
+        returns[episode.ticket.task.id].add(episode.reward)
+    oldest = min((episode.ticket.policy_version for episode in replay), default=0)
+    first = [episode for episode in replay if episode.ticket.policy_version == oldest]
+    return [each for each in first if len(own := returns[each.ticket.task.id]) == 1 and max(own) <= 0]
 
 
 def held_out(episode: Trajectory, share: float) -> bool:

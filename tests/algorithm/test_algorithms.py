@@ -18,9 +18,9 @@ from digirl_dist.algorithm.advantages import returns_to_go
 from digirl_dist.algorithm.digirl import DigiRL
 from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.algorithm.grpo import Grpo
-from digirl_dist.algorithm.imitation import fatal, imitation_loss
+from digirl_dist.algorithm.imitation import fatal, imitation_loss, unsolved_steps
 from digirl_dist.algorithm.optimizer import batches, sane
-from digirl_dist.algorithm.selection import best, on_the_way, task_weights
+from digirl_dist.algorithm.selection import best, on_the_way, task_weights, unsolved
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import TrainingError
 from digirl_dist.settings import (
@@ -229,6 +229,47 @@ def test_filtered_bc_makes_what_ended_a_failure_less_likely(avoid: bool) -> None
     lost = (before - after) / before
     assert after[1] > before[1]
     assert (lost[0] > lost[2] + 0.01) == bool(avoid), "beside the action that no episode tried"
+
+
+def _tried(task: str, policy_version: int, reward: float, action: int = 2, vector: float = 1.0) -> Trajectory:
+    seen = Observation(vector=np.full(3, vector, np.float32))
+    step = Step(seen, action, -1.1, reward, reward > 0, reward <= 0)
+    ticket = Ticket(policy_version, 0, Task(task), 0, policy_version)
+    return Trajectory(ticket, f"{task}{policy_version}{reward}", "w", 0, [step], seen, reward > 0)
+
+
+def test_unsolved_are_the_oldest_policys_episodes_of_tasks_in_which_none_came_out_better() -> None:
+    never, later, solved, graded = [[_tried(task, at, reward) for at, reward in enumerate(returns)]
+                                    for task, returns in {"never": [0, 0], "later": [0, 1], "solved": [1, 1],
+                                                          "graded": [-2, -1]}.items()]  # fmt: skip
+    assert unsolved([*never, *later, *solved, *graded]) == [never[0]]
+    assert unsolved([*never[1:], *later]) == [], "the oldest policy of that replay did not try the task"
+    assert unsolved([]) == []
+
+
+@pytest.mark.parametrize("name", ["filtered_bc", "digirl"])
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_what_was_chosen_in_an_unsolved_task_stays_likelier_there(name: str, share: float) -> None:
+    """Imitating the solved task, in which action 1 is right, makes action 2 unlikely in the other one as well."""
+    solved = [_tried("solved", 0, 1.0, action=1) for _ in range(4)]
+    replay = [*solved, *(_tried("unsolved", 0, 0.0, action=2) for _ in range(4))]
+    agent = policy()
+    settings = {
+        "filtered_bc": lambda: FilteredBC(agent, FilteredBcSettings(unsolved=share, avoid=0.0), seed=3),
+        "digirl": lambda: DigiRL(agent, DigirlSettings(unsolved=share, validation_share=0.0), seed=3, horizon=10),
+    }
+    algorithm = settings[name]()
+    figures = algorithm.update(replay, replay)
+    assert figures["unsolved_steps"] == (4 if share else 0)
+    seen = replay[0].steps[0].observation
+    other, held = agent.log_prob([seen] * 2, [0, 2]).exp().tolist()
+    assert (held > other + 0.05) == bool(share)
+    kept = [algorithm.explain(each, replay, replay, algorithm.state_dict())[0].kept for each in replay]
+    assert kept == [True] * 4 + [bool(share)] * 4
+
+
+def test_nothing_is_held_while_there_is_nothing_to_imitate() -> None:
+    assert unsolved_steps([_tried("unsolved", 0, 0.0)], 0.5, []) == []
 
 
 def test_returns_to_go_are_discounted_sums() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, hindsight_of
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.algorithms import ActorSettings, HindsightSettings, ValueSettings
-from digirl_dist.settings.ranges import Count, CountOrNone, Few, Real, Share, SomeShare
+from digirl_dist.settings.ranges import Amount, Count, CountOrNone, Few, Real, Share, SomeShare
 from digirl_dist.user_code.entry_point import load_entry_point
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ class DigirlSettings(AlgorithmPlugin):
     """``code``: what a step must be better than expected by."""
     erase_loops: bool = True
     """No step is good whose screen comes back later, before anything was earned (false: as published)."""
+    unsolved: Amount = 0.1
+    """How much a step of the replay's oldest policy counts, beside one that is imitated, in tasks that no episode has
+    solved: there the policy goes on trying what the solved ones do not need. 0: nothing (as published)."""
     hindsight: HindsightSettings = field(default_factory=HindsightSettings)
     frames: Few = 2
     """Observations, newest last, that the step-level value looks at together."""
