@@ -24,7 +24,8 @@ _ROOT = Path(__file__).resolve().parents[2]
 _GOAL = 0.9
 _PAGES = (
     "click-test", "click-test-2", "click-dialog", "click-color", "focus-text", "focus-text-2", "click-button",
-    "click-button-sequence", "enter-text", "click-dialog-2", "click-tab", "click-link",
+    "click-button-sequence", "enter-text", "enter-text-dynamic", "click-collapsible", "click-dialog-2", "click-tab",
+    "click-link",
 )  # fmt: skip
 TASKS = {
     **{f"phone-{name}": ("emulator=phone", f"task_set={name}") for name in ("default", "easy", "multistep")},
