@@ -13,7 +13,7 @@ from digirl_dist.cli.command import command, fitted, names
 from digirl_dist.cli.completion import answer_the_shell, is_asked_by_a_shell
 from digirl_dist.cli.configured import often_used
 from digirl_dist.errors import SettingsError
-from digirl_dist.exit_status import RESUMES, exit_status
+from digirl_dist.exit_status import RESUMES, end_without_a_search_for_garbage, exit_status
 
 _OVERVIEW = """\
 digirl-dist {version}: trains device-control agents with reinforcement learning on any machines you can ssh to
@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _execute(words: Sequence[str]) -> int:
     let_waiting_threads_sleep()
+    end_without_a_search_for_garbage()
     if is_asked_by_a_shell():
         answer_the_shell(_parser_of_all())
     match words[:1]:

@@ -21,7 +21,7 @@ from digirl_dist.capacity import let_waiting_threads_sleep
 from digirl_dist.errors import SettingsError
 from digirl_dist.evaluate.jobs import EvalJob, read_jobs
 from digirl_dist.evaluate.results import DONE, FAILED, INCOMPLETE, JobResult, OutputFolder, merge, table, wait_for_all
-from digirl_dist.exit_status import Parser, end_by_signals_as_by_ctrl_c, exit_status
+from digirl_dist.exit_status import Parser, end_by_signals_as_by_ctrl_c, end_without_a_search_for_garbage, exit_status
 from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
 from digirl_dist.parallel.rank import Rank, launched_rank
 from digirl_dist.plain_text import printable
@@ -102,6 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="digirl-dist eval-jobs", description="measure policies; alone or by torchrun")
     add_arguments(parser)
     let_waiting_threads_sleep()
+    end_without_a_search_for_garbage()
     return execute(parser.parse_args(argv))
 
 

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 
+from digirl_dist.exit_status import end_without_a_search_for_garbage
 from digirl_dist.inference.local import LocalPolicies
 from digirl_dist.inference.requests import InferenceFailure, InferenceReply, InferenceRequest
 from digirl_dist.storage.checkpoint import Checkpoint
@@ -23,6 +24,7 @@ _FRAMES = -6
 
 def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # its owner ends it
+    end_without_a_search_for_garbage()
     requests = Connection(int(argv[0]))
     try:
         handler = RequestHandler(requests.recv_bytes())

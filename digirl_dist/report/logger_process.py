@@ -19,6 +19,7 @@ from select import select
 from typing import IO
 
 from digirl_dist.child_process import environment, reap
+from digirl_dist.exit_status import end_without_a_search_for_garbage
 from digirl_dist.report.loggers import LoggedRun, hand, module
 from digirl_dist.types import Json
 
@@ -122,4 +123,5 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
+    end_without_a_search_for_garbage()
     main(sys.argv[1])

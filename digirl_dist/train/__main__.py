@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from digirl_dist.capacity import let_waiting_threads_sleep
 from digirl_dist.errors import DigirlDistError, SettingsError
-from digirl_dist.exit_status import Parser
+from digirl_dist.exit_status import Parser, end_without_a_search_for_garbage
 from digirl_dist.parallel.failure import telling
 from digirl_dist.parallel.rank import own_rank
 from digirl_dist.settings import configuration
@@ -23,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of the configuration")
     options = parser.parse_intermixed_args(argv)
     let_waiting_threads_sleep()
+    end_without_a_search_for_garbage()
     try:
         settings = configuration.load(options.config_path, options.config_name, options.overrides)
         from digirl_dist.train.launch import train

@@ -17,6 +17,7 @@ from digirl_dist.agent import AgentFactory
 from digirl_dist.agent.placement import Placed
 from digirl_dist.algorithm import AlgorithmFactory
 from digirl_dist.errors import DigirlDistError
+from digirl_dist.exit_status import end_without_a_search_for_garbage
 from digirl_dist.parallel.agreement import agree
 from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
 from digirl_dist.parallel.failure import telling
@@ -160,6 +161,7 @@ def _answer(order: Json, trainer: JointTrainer, trainer_spec: TrainerSpec, store
 
 
 if __name__ == "__main__":
+    end_without_a_search_for_garbage()
     try:
         main(RankFolder(Path(sys.argv[1])))
     except Exception:

@@ -22,6 +22,7 @@ from typing import Any
 
 from digirl_dist.capacity import Machine, PoolSize, choose
 from digirl_dist.errors import CheckpointError
+from digirl_dist.exit_status import end_without_a_search_for_garbage
 from digirl_dist.inference.local import LocalPolicies
 from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.protocol.messages import Heartbeat, LoadPolicy, MachineFacts, StartJob, TensorEntry
@@ -264,6 +265,7 @@ def main() -> int:
     parser.add_argument("--orphan-s", type=float, required=True)
     parser.add_argument("--package", default="", help="digest of the installed package, told to the host")
     options = parser.parse_args()
+    end_without_a_search_for_garbage()
     folder = JobFolder(options.folder.resolve())
     folder.create()
     with folder.lock.open("a+") as lock:
