@@ -47,8 +47,8 @@ def runs(pid: int) -> bool:
         return False
 
 
-def stopped(among: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Returns those that a signal has stopped."""
+def frozen(among: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Returns those that SIGSTOP has stopped."""
     return _living(among, lambda process: process.status() == psutil.STATUS_STOPPED)
 
 

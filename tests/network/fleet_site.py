@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -98,9 +98,17 @@ class Site:
         what = f"{kind} of {worker or 'any worker'} ({count})"
         eventually(lambda: len(self.seen(kind, worker)) >= count, limit_s, what)
 
-    def wait_until_all_work(self) -> None:
-        for machine in self.machines:
-            self.wait_for("episode", 1, machine.name)
+    def all_at_work(self, count: int) -> Callable[[], None]:
+        """Has every worker bring home one of ``count`` episodes; returns what waits for the others.
+
+        All have joined before, since a loaded machine starts them one after the other: the first would run everything.
+        """
+        everyone = {machine.name for machine in self.machines}
+        self._collect_until(lambda: everyone <= self._bringers(), "every worker")
+        self._iteration += 1
+        iteration, collecting = self._iteration, self.collecting(tickets(count, self._iteration))
+        eventually(lambda: everyone <= self._bringers(iteration), what=f"an episode of each worker among {count}")
+        return lambda: assert_once_each(self, collecting.result(120), count, iteration)
 
     def wait_for_heartbeat(self, worker: str) -> None:
         before = self.status.worker(worker).heard_at
@@ -109,22 +117,30 @@ class Site:
     def come_back(self, worker: str, joins: int = 2) -> None:
         """Collect further iterations until the worker has joined (again) and brought an episode home."""
         before = len(self.seen("episode", worker))
-        deadline = time.monotonic() + 30
-        while True:
-            self._iteration += 1
-            iteration = self._iteration
-            count = 4 * len(self.machines)  # enough for each
-            result = self.collecting(tickets(count, iteration)).result(70)
-            assert_once_each(self, result, count, iteration)
-            if len(self.seen("worker_joined", worker)) >= joins and len(self.seen("episode", worker)) > before:
-                return
-            assert time.monotonic() < deadline, f"{worker} did not come back"
+
+        def is_back() -> bool:
+            return len(self.seen("worker_joined", worker)) >= joins and len(self.seen("episode", worker)) > before
+
+        self._collect_until(is_back, worker)
 
     def first_loss(self, worker: str) -> tuple[float, str]:
         """When, in monotonic seconds, and why."""
         losses = [(at, what) for at, kind, what in self.events if kind == "worker_lost" and what["worker"] == worker]
         assert losses, f"{worker} was never lost"
         return losses[0][0], losses[0][1]["reason"]
+
+    def _collect_until(self, condition: Callable[[], bool], whom: str) -> None:
+        deadline = time.monotonic() + 120
+        while not condition():
+            assert time.monotonic() < deadline, f"{whom} did not come"
+            self._iteration += 1
+            count = 4 * len(self.machines)  # enough for each
+            result = self.collecting(tickets(count, self._iteration)).result(120)
+            assert_once_each(self, result, count, self._iteration)
+
+    def _bringers(self, iteration: int | None = None) -> set[str]:
+        """Those that brought an episode home, of this iteration or any."""
+        return {one["worker"] for one in self.seen("episode") if iteration in (None, one["iteration"])}
 
     def _listen(self, kind: str, content: dict[str, Any]) -> None:
         self.events.append((time.monotonic(), kind, content))

@@ -63,7 +63,7 @@ def test_episodes_that_were_changed_or_deleted_before_they_were_pulled_run_again
 ) -> None:
     with site(tmp_path / "run", machines[:1]) as here:
         collecting = here.collecting(tickets(40))
-        here.wait_until_all_work()
+        here.wait_for("episode")
         changed = change(here, machines[0], CHANGES)
         assert_once_each(here, collecting.result(50), 40)
         retried = {content["ticket"]: content["reason"] for content in here.seen("episode_retried")}

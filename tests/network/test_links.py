@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from network.fleet_site import USUAL, assert_once_each, site, tickets
+from network.fleet_site import USUAL, site
 from network.machines import Machine, freeze
 
 pytestmark = [pytest.mark.system, pytest.mark.long_file(110)]
@@ -17,13 +17,12 @@ NOTICED_S = 15.0
 
 def test_a_link_that_is_cut_for_4_s_costs_nothing(machines: list[Machine], tmp_path: Path) -> None:
     with site(tmp_path / "run", machines, limits=USUAL) as here:
-        collecting = here.collecting(tickets(70))
-        here.wait_until_all_work()
+        come_home = here.all_at_work(70)
         before = machines[0].programs(), machines[0].emulators()
         machines[0].unplug()
         time.sleep(4.0)
         machines[0].plug_in()
-        assert_once_each(here, collecting.result(60), 70)
+        come_home()
         assert not here.seen("worker_lost") and not here.seen("episode_retried")
         assert before == (machines[0].programs(), machines[0].emulators()), "something was restarted needlessly"
 
@@ -53,15 +52,14 @@ def test_every_way_to_fall_silent_is_noticed_in_15_s_and_costs_retries_only(
     by_name = dict(zip(SILENCES, machines, strict=False))
     limits = replace(USUAL[1], stop_s=20, back_off_max_s=2)  # it ends the frozen program
     with site(tmp_path / "run", machines, limits=(USUAL[0], limits)) as here:
-        collecting = here.collecting(tickets(120))  # more than they finish before the last of them is struck
-        here.wait_until_all_work()
+        come_home = here.all_at_work(120)  # more than they finish before the last of them is struck
         struck = {}
         for fault, machine in by_name.items():
             if fault == "a frozen program":
                 here.wait_for_heartbeat(machine.name)
             SILENCES[fault][0](machine)
             struck[fault] = time.monotonic()
-        assert_once_each(here, collecting.result(90), 120)
+        come_home()
         noticed = {}
         for fault, machine in by_name.items():
             at, reason = here.first_loss(machine.name)
