@@ -39,5 +39,8 @@ def command_line(process: psutil.Process) -> str:
 
 
 def nothing_is_left_of(marker: str | Path) -> None:
-    """Every process with ``marker`` has ended, or is about to: an interpreter takes a moment to its end."""
-    eventually(lambda: not processes_with(marker), 5, "the end of all processes")
+    """Every process with ``marker`` has ended, or is about to: an interpreter takes a moment to its end.
+
+    The limit is far below the minute after which an orphan would end by itself.
+    """
+    assert processes.eventually(lambda: not processes_with(marker), 30), processes_with(marker)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process_watch import eventually, nothing_is_left_of, processes_with
+from process_watch import eventually, nothing_is_left_of
 from run_files import events, metrics
 
 from digirl_dist.child_process import environment
@@ -192,7 +192,7 @@ def test_a_host_killed_in_mid_collection_continues_at_that_iteration(say: Say, t
     assert "continuing at iteration 1" in done.stdout
     assert keys(tmp_path) == Counter({Key(iteration, ticket): 1 for iteration in range(3) for ticket in range(24)})
     assert [line["iteration"] for line in metrics(tmp_path)] == [0, 1, 2]
-    eventually(lambda: not processes_with(tmp_path), 20, "the end of every process")
+    nothing_is_left_of(tmp_path)
 
 
 def test_an_agent_that_crashes_says_so(say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process_watch import eventually, processes_with
+from process_watch import nothing_is_left_of
 from run_files import events, lines, metrics
 from user_classes import Coin, Counter
 
@@ -169,7 +169,7 @@ def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
     actions = {tuple(step.action for step in each.steps) for each in episodes[:4]}
     assert len(actions) > 1  # alike at the start, and then each on its own
     assert "kl_from_old" in metrics(tmp_path)[0]
-    eventually(lambda: not processes_with(tmp_path), 20, "the end of every process")
+    nothing_is_left_of(tmp_path)
 
 
 @pytest.mark.unit

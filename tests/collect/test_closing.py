@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from collector_site import Kind, Site, keys, site, tickets
-from process_watch import eventually, processes_with
+from process_watch import eventually, nothing_is_left_of
 
 from digirl_dist.collect.ahead import AheadCollector
 from digirl_dist.collect.iteration import Closing
@@ -128,7 +128,7 @@ def test_the_next_iteration_begins_while_the_host_learns(tmp_path: Path, kind: K
         assert [keys(result) for result in collected] == [[Key(n, k) for k in range(6)] for n in range(3)]
         staleness = [{number - t.ticket.policy_version for t in h.trajectories} for number, h in enumerate(collected)]
         assert staleness[:2] == [{0}, {1}] and staleness[2] <= {0, 1}
-    eventually(lambda: not processes_with(tmp_path), 10, "the end of all processes")
+    nothing_is_left_of(tmp_path)
 
 
 def test_an_error_of_the_background_surfaces_in_the_loop_with_its_traceback(tmp_path: Path) -> None:
@@ -147,4 +147,4 @@ def test_a_run_that_collects_ahead_can_be_closed_in_the_middle(tmp_path: Path) -
         here.collect(tickets(4))
         started = time.monotonic()
     assert time.monotonic() - started < 60
-    eventually(lambda: not processes_with(tmp_path), 10, "the end of all processes")
+    nothing_is_left_of(tmp_path)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from process_watch import eventually, processes_with
+from process_watch import eventually, nothing_is_left_of
 from test_run import MINE, ROOT, events, keys
 
 from digirl_dist.fleet.watched_roster import WatchedRoster
@@ -95,7 +95,7 @@ def test_a_worker_that_is_added_joins_a_broken_file_is_ignored_and_who_is_remove
         eventually(lambda: roster.happened("episode", "w2"), 60, "an episode of the worker that was added")
         roster.names(roster.w2)
         eventually(lambda: roster.happened("worker_left", "w1"), 15, "the end of the worker that was removed")
-        eventually(lambda: not processes_with(roster.folder / "jobs" / "w1"), 20, "the end of its processes")
+        nothing_is_left_of(roster.folder / "jobs" / "w1")
         gone = len(events(roster.folder / "run", "episode"))
         eventually(lambda: len(events(roster.folder / "run", "episode")) > gone + 12, 30, "a run that goes on")
         assert not roster.happened("worker_lost") and not roster.happened("episode_retried")

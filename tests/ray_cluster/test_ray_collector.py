@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 from collector_site import Kind, Site, in_the_middle, keys, site, tickets
-from process_watch import command_line, eventually, processes_with
+from process_watch import command_line, eventually, nothing_is_left_of, processes_with
 from ray_test_cluster import add_node, shared_cluster
 from run_files import events, metrics
 from user_classes import Counter
@@ -43,7 +43,7 @@ def test_a_killed_actor_costs_retries_only(tmp_path: Path) -> None:
         killer.join()
         assert here.count("worker_lost") == 1
         eventually(lambda: here.count("worker_joined") >= 2, 1)
-    eventually(lambda: not processes_with(tmp_path), 10, "the end of all emulators")
+    nothing_is_left_of(tmp_path)
 
 
 def test_a_killed_node_costs_retries_only(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_killed_node_costs_retries_only(tmp_path: Path) -> None:
             and sum(len(worker_result.losses) > 0 for worker_result in result.worker_results) == 1
         )
     cluster.remove_node(nodes[1])
-    eventually(lambda: not processes_with(tmp_path), 10, "the end of all emulators")
+    nothing_is_left_of(tmp_path)
 
 
 def test_a_cluster_without_room_says_what_was_asked_for(tmp_path: Path) -> None:

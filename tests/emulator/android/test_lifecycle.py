@@ -20,7 +20,7 @@ import pytest
 from emulator.android.fake_emulator import TOKEN
 from emulator.android.phone_shell import PhoneShell, as_android
 from emulator.android.sites import RunningPhone, make_sdk, quick
-from process_watch import eventually, nothing_is_left_of, processes_with
+from process_watch import eventually, nothing_is_left_of
 
 from digirl_dist.child_process import environment
 from digirl_dist.emulator.android import AndroidEmulator, adb, online
@@ -78,7 +78,7 @@ def test_four_slots_boot_in_turn_on_ports_of_their_own_and_leave_nothing_behind(
         slot.close()
     for slot in slots:
         slot.wait(time.monotonic() + 10)
-    eventually(lambda: not processes_with(tmp_path), 10, "the end of every emulator and adb server")
+    nothing_is_left_of(tmp_path)
 
 
 def test_a_reset_loads_the_snapshot_and_does_not_boot(tmp_path: Path) -> None:
