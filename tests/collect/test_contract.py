@@ -26,28 +26,22 @@ HERE = [Kind.inline, Kind.fleet]
 """For what does not depend on what carries a worker's messages."""
 
 
-@pytest.mark.parametrize("kind", [*KINDS, Kind.inline_ahead])
-def test_every_ticket_comes_home_once_and_in_order(tmp_path: Path, kind: Kind) -> None:
-    with site(tmp_path, kind, iterations=3) as here:
-        result = here.collect(tickets(9))
-        assert keys(result) == [Key(0, index) for index in range(9)]
-        assert sum(worker_result.episodes for worker_result in result.worker_results) == 9
-        assert result.acting_at is not None and result.last_ended_at is not None
-        assert result.started_at < result.acting_at and result.last_ended_at <= result.ended_at
-        assert sorted(here.store.landed(Round(0))) == [Key(0, index) for index in range(9)]
-    nothing_is_left_of(tmp_path)
-
-
 @pytest.mark.ray
-def test_all_collectors_collect_the_same(tmp_path: Path) -> None:
+def test_every_ticket_comes_home_once_and_in_order_and_all_collectors_collect_the_same(tmp_path: Path) -> None:
     actions = []
-    for kind in (Kind.inline, Kind.fleet, Kind.fleet_host, Kind.ray, Kind.ray_host):
-        with site(tmp_path / kind.value, kind) as here:
+    for kind in (Kind.inline, Kind.inline_ahead, Kind.fleet, Kind.fleet_host, Kind.ray, Kind.ray_host):
+        with site(tmp_path / kind.value, kind, iterations=3) as here:
             here.checkpoint = here.save(2)
-            result = here.collect(tickets(8))
+            result = here.collect(tickets(9))
+            assert keys(result) == [Key(0, index) for index in range(9)]
+            assert sum(worker_result.episodes for worker_result in result.worker_results) == 9
+            assert result.acting_at is not None and result.last_ended_at is not None
+            assert result.started_at < result.acting_at and result.last_ended_at <= result.ended_at
+            assert sorted(here.store.landed(Round(0))) == [Key(0, index) for index in range(9)]
             episodes = [trajectory.steps for trajectory in result.trajectories]
             actions.append([[(step.action, np.float32(step.log_prob)) for step in steps] for steps in episodes])
     assert all(each == actions[0] for each in actions)
+    nothing_is_left_of(tmp_path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
