@@ -233,15 +233,6 @@ def test_a_folder_serves_one_run(folder: Path) -> None:
         assert "serves run r1, not r2" in host.hear(Broken).reason
 
 
-def test_stop_ends_the_program_and_removes_its_folder(folder: Path) -> None:
-    with attached(folder) as host:
-        host.greet()
-        host.start_job()
-        host.say(Stop())
-        assert host.has_ended()
-        eventually(lambda: not folder.exists() and not processes_with(folder), 5, "the end of the program")
-
-
 def test_without_a_host_it_finishes_what_runs_and_ends(folder: Path) -> None:
     with attached(folder, 6.0) as host:
         host.greet()
@@ -283,29 +274,34 @@ def test_only_a_worker_program_is_ever_replaced(folder: Path) -> None:
         bystander.wait()
 
 
-def test_an_altered_tensor_is_asked_for_again(folder: Path) -> None:
+def test_versions_come_and_go_until_the_host_says_stop(folder: Path) -> None:
     with attached(folder) as host:
         host.greet()
         host.start_job()
-        (tensor,) = host.weights(1.0).values()
-        name = digest(bytes(raw_bytes(tensor)))
-        host.folder.blob(name).write_bytes(b"\0" * 7 + b"\1")
-        host.announce(1, logits=1.0)
-        assert host.hear(Need).digests == [name]
+        one_with_the_weights_of_another_is_ready_at_once_and_outlives_it(host)
+        an_altered_tensor_is_asked_for_again(host)
+        host.say(Stop())
+        assert host.has_ended()
+        eventually(lambda: not folder.exists() and not processes_with(folder), 5, "the end of the program")
 
 
-def test_a_version_with_the_weights_of_another_is_ready_at_once_and_outlives_it(folder: Path) -> None:
-    with attached(folder) as host:
-        host.greet()
-        host.start_job()
-        (tensor,) = host.weights(0.0).values()
-        host.folder.blob(digest(bytes(raw_bytes(tensor)))).write_bytes(b"it is not read again")
-        for version, logits in ((1, 0.0), (2, 1.0), (3, 0.0), (4, 1.0)):
-            if version > 1:
-                host.put(bytes(raw_bytes(tensor + logits)))
-            host.announce(version, logits)
-            while host.hear(Loaded).version != version:
-                pass
+def one_with_the_weights_of_another_is_ready_at_once_and_outlives_it(host: Host) -> None:
+    (tensor,) = host.weights(0.0).values()
+    host.folder.blob(digest(bytes(raw_bytes(tensor)))).write_bytes(b"it is not read again")
+    for version, logits in ((1, 0.0), (2, 1.0), (3, 0.0), (4, 1.0)):
+        if version > 1:
+            host.put(bytes(raw_bytes(tensor + logits)))
+        host.announce(version, logits)
+        while host.hear(Loaded).version != version:
+            pass
+
+
+def an_altered_tensor_is_asked_for_again(host: Host) -> None:
+    (tensor,) = host.weights(2.0).values()
+    name = digest(bytes(raw_bytes(tensor)))
+    host.folder.blob(name).write_bytes(b"\0" * 7 + b"\1")
+    host.announce(5, logits=2.0)
+    assert host.hear(Need).digests == [name]
 
 
 def test_a_job_that_cannot_be_built_is_said_to_be_broken(folder: Path) -> None:
