@@ -8,8 +8,10 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
 from itertools import chain
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_args
 
 import numpy as np
@@ -76,6 +78,21 @@ AS_WRITTEN: dict[str, Any] = {
 }
 """Few bytes never stand for many values (see ``parquet_bounds``), damage to any page is noticed, and a page ends after
 few screenshots: its size is looked at once per batch."""
+
+
+class _NoPandas(MetaPathFinder):
+    """While it is the first of ``sys.meta_path``, pandas is not installed."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+
+
+def go_without_pandas() -> None:
+    """Keeps pyarrow from importing pandas for its first array: that takes 0.4 s, also where pyarrow is given none."""
+    sys.meta_path.insert(0, _NoPandas())
+    pa.array([])  # pyarrow looks for pandas once
+    del sys.meta_path[0]
 
 
 def to_table(trajectory: Trajectory) -> pa.Table:

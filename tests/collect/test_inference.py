@@ -19,19 +19,20 @@ def policies() -> list[psutil.Process]:
     return [one for one in psutil.Process().children() if "digirl_dist.inference.policy_process" in command_line(one)]
 
 
-def loads_torch(process: psutil.Process) -> bool:
-    return "libtorch" in Path(f"/proc/{process.pid}/maps").read_text()
+def loads(process: psutil.Process, library: str) -> bool:
+    return library in Path(f"/proc/{process.pid}/maps").read_text()
 
 
-def test_workers_get_no_weights_and_need_no_torch(tmp_path: Path) -> None:
+def test_workers_get_no_weights_and_need_neither_torch_nor_pandas(tmp_path: Path) -> None:
     with site(tmp_path, Kind.fleet_host) as here:
         for version in (0, 1):
             here.checkpoint = here.save(version)
             result = here.collect(tickets(4, iteration=version))
             assert {episode.ticket.policy_version for episode in result.trajectories} == {version}
             assert sum(worker_result.push_bytes for worker_result in result.worker_results) == 0
-        assert len(programs(tmp_path)) == 2 and not any(map(loads_torch, programs(tmp_path)))
-        assert [loads_torch(policy) for policy in policies()] == [True]
+        assert [loads(one, "libarrow") for one in programs(tmp_path)] == [True, True]
+        assert not any(loads(one, library) for one in programs(tmp_path) for library in ("libtorch", "/pandas/"))
+        assert [loads(policy, "libtorch") for policy in policies()] == [True]
     assert not policies()
     nothing_is_left_of(tmp_path)
 
