@@ -36,7 +36,7 @@ class DigirlSettings(AlgorithmPlugin):
     """``code``: what a step must be better than expected by."""
     erase_loops: bool = True
     """No step is good whose screen comes back later, before anything was earned (false: as published)."""
-    unsolved: Amount = 0.1
+    unsolved: Amount = 0.3
     """How much a step of the replay's oldest policy counts, beside one that is imitated, in tasks that no episode has
     solved: there the policy goes on trying what the solved ones do not need. 0: nothing (as published)."""
     hindsight: HindsightSettings = field(default_factory=HindsightSettings)

@@ -29,7 +29,7 @@ class FilteredBcSettings(AlgorithmPlugin):
     avoid: Amount = 1.0
     """How much an action counts, beside one that is imitated, that ended an episode without success: it is made less
     likely. 0: failures teach nothing."""
-    unsolved: Amount = 0.1
+    unsolved: Amount = 0.3
     """How much a step of the replay's oldest policy counts, beside one that is imitated, in tasks that no episode has
     solved: there the policy goes on trying what the solved ones do not need. 0: nothing."""
     hindsight: HindsightSettings = field(default_factory=HindsightSettings)
