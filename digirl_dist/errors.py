@@ -1,42 +1,5 @@
 """Every error that this package raises on purpose.
 
-    DigirlDistError
-    ├── SettingsError            the configuration is wrong; nothing was started
-    │   ├── RankError            a launcher's variables are missing or contradict each other (a ValueError)
-    │   ├── DeviceError          the requested device is not available
-    │   ├── EvalJobsError        a list of evaluation jobs is wrong (a ValueError)
-    │   └── NoRunError           no run began in a folder (a RunFolderError)
-    ├── PeerError                another rank is missing or no longer in step
-    ├── RunFolderError           the run folder cannot be used as it is
-    ├── CheckpointError          weights are missing, altered or do not fit the agent
-    ├── TrajectoryError          an episode file is truncated, altered or foreign
-    ├── ProtocolError            host and worker program do not understand each other's messages
-    ├── TrainingError            an update cannot continue: a loss is not finite
-    ├── JudgeError               episodes cannot be judged
-    ├── PolicyLostError          the host's policy process ended or does not answer
-    ├── ChatError                a server that speaks OpenAI's chat completions gives no answer
-    │   ├── ChatRefused          a chat server refuses, and a retry cannot help
-    │   └── ChatAway             a chat server was unavailable for too long
-    ├── AgentError               an agent cannot decide, or lacks a requested ability
-    ├── ClusterError             a Ray or Slurm cluster does not answer, or lacks resources
-    ├── ActionError              an action that the emulator does not know
-    ├── EmulatorError            an emulator failed
-    │   ├── EmulatorHung         an emulator did not answer within its limit
-    │   └── EmulatorCrashed      an emulator's process ended
-    ├── WorkerError              one worker failed; names the worker and the remedy
-    │   ├── HostKeyError         fatal: the machine's host key is unknown or has changed
-    │   ├── LoginError           fatal: the machine refuses the login
-    │   ├── InstallError         fatal: the package cannot be installed there
-    │   ├── JobError             fatal: the worker cannot run the job at all
-    │   ├── FileRefusedError     transient: a file cannot be read or written there; the connection remains
-    │   ├── UnreachableError     transient: no connection within its limit
-    │   │   └── UnknownHostError   nobody knows an address of the machine's name
-    │   ├── LinkLostError        transient: an open connection broke or fell silent
-    │   │   └── TooSlowError     a transfer stands still, or takes too long on the whole, though the link answers
-    │   ├── MisconductError      transient: the worker breaks the protocol, or all that it is given fails
-    │   └── HandlingError        transient: what the worker says meets a defect of this program
-    └── CollectionError          an iteration cannot be completed; names every worker's reason
-
 Errors of paramiko, fabric, asyncssh, adbutils and others become one of these inside the module that
 calls them, with ``from``. All of them can be pickled.
 """
@@ -144,7 +107,7 @@ class EmulatorCrashed(EmulatorError):
 
 
 class WorkerError(DigirlDistError):
-    """One worker failed.
+    """One worker failed; transient unless its class is ``fatal``.
 
     ``worker`` is the name in the configuration, ``reason`` what happened, ``remedy`` what the user can do.
     """
