@@ -18,9 +18,9 @@ from digirl_dist.algorithm.advantages import (
     returns_to_go,
 )
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
-from digirl_dist.algorithm.imitation import Example, Imitation, mean_weight, unsolved_steps
+from digirl_dist.algorithm.imitation import Example, Imitation, unsolved_steps, weights_in
 from digirl_dist.algorithm.plugins.digirl import DigirlSettings
-from digirl_dist.algorithm.selection import held_out, leading_on, top_quantile, unsolved
+from digirl_dist.algorithm.selection import held_out, leading_on, top_quantile
 from digirl_dist.algorithm.values import SuccessValue
 from digirl_dist.errors import TrainingError
 from digirl_dist.parallel.peers import ALONE, Peers
@@ -197,7 +197,7 @@ class DigiRL:
             chosen = []
         self._updates += 1
         rows, left = self._examples(chosen)
-        held = unsolved_steps(_tried(learn), self._settings.unsolved, rows)
+        held = [] if offline else self._held(learn, rows)
         figures["actor_loss"] = self._imitation.fit([*rows, *held])
         figures["actor_validation_loss"] = self._imitation.measure(self._examples(chosen_to_measure)[0])
         left["left_not_chosen"] = float(_steps(learn) - _steps(chosen))
@@ -227,10 +227,14 @@ class DigiRL:
         if rests:
             return self._outcomes(own, "the first updates fit the value functions only")
         heavy = next((each for each in chosen if each.episode is own.episode), None)
-        held = self._settings.unsolved * mean_weight(self._examples(chosen)[0])
-        if held and own.episode in unsolved(_tried(learn)):
-            return [replace(each, kept=True, weight=held) for each in self._outcomes(own, UNSOLVED)]
-        return self._outcomes(heavy or own, "" if heavy else "it did not end better than its instruction let expect")
+        outcomes = self._outcomes(heavy or own, "" if heavy else "it ended no better than its instruction let expect")
+        held = weights_in(own.episode, self._held(learn, self._examples(chosen)[0]) if fresh else [])
+        pairs = zip(outcomes, held, strict=True)
+        return [replace(each, kept=True, reason=UNSOLVED, weight=worth) if worth else each for each, worth in pairs]
+
+    def _held(self, learn: Sequence[Seen], rows: Sequence[Example]) -> list[Example]:
+        """The steps that hold the policy open for unsolved tasks."""
+        return unsolved_steps([each.episode for each in learn if each.tried], self._settings.unsolved, rows)
 
     def _outcomes(self, seen: Seen, out: str) -> list[StepOutcome]:
         """``out`` is why the whole episode was left out; empty if it was not."""
@@ -357,11 +361,6 @@ def stack(features: torch.Tensor, frames: int) -> torch.Tensor:
 
 def _steps(seen: Sequence[Seen]) -> int:
     return sum(len(each.episode.steps) for each in seen)
-
-
-def _tried(seen: Sequence[Seen]) -> list[Trajectory]:
-    """Without what is relabelled."""
-    return [each.episode for each in seen if each.tried]
 
 
 def _observations(episode: Trajectory) -> list[Observation]:

@@ -11,9 +11,17 @@ from digirl_dist.agent import Agent
 from digirl_dist.algorithm import LOOP, UNSOLVED, StepOutcome
 from digirl_dist.algorithm.advantages import returns_to_go
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
-from digirl_dist.algorithm.imitation import Example, Imitation, fatal, mean_weight, unsolved_steps, worth_repeating
+from digirl_dist.algorithm.imitation import (
+    Example,
+    Imitation,
+    fatal,
+    mean_weight,
+    unsolved_steps,
+    weights_in,
+    worth_repeating,
+)
 from digirl_dist.algorithm.plugins.filtered_bc import FilteredBcSettings
-from digirl_dist.algorithm.selection import best, leading_on, task_weights, unsolved
+from digirl_dist.algorithm.selection import best, leading_on, task_weights
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.trajectory import Trajectory
 
@@ -38,7 +46,7 @@ class FilteredBC:
         kept, shares = self._chosen(episodes)
         rows = self._rows(kept, shares)
         avoided = fatal(replay, len(rows), self._settings.avoid * mean_weight(rows))
-        held = unsolved_steps(replay, self._settings.unsolved, rows)
+        held = self._held(fresh, replay, rows)
         loss = self._imitation.fit([*rows, *avoided, *held])
         good = sum(len(worth_repeating(each, 1.0, self._settings.discount, erase_loops=False)) for each in kept)
         counts = {
@@ -68,9 +76,9 @@ class FilteredBC:
             lowest = min((each.reward for each in kept), default=self._settings.min_return)
             reason = f"its return {episode.reward:.3g} is not among the best, which begin at {lowest:.3g}"
             met = f"; the way to {', '.join(own)}, which it met, was learned under that instruction" if own else ""
-            is_unsolved = any(each.episode_id == episode.episode_id for each in unsolved(replay))
-            held = self._settings.unsolved * mean_weight(self._rows(kept, shares))
-            return _of_failure(episode, reason + met, self._settings.avoid > 0, held if is_unsolved else 0)
+            tried = next((each for each in replay if each.episode_id == episode.episode_id), episode)
+            held = weights_in(tried, self._held(fresh, replay, self._rows(kept, shares)))
+            return _of_failure(episode, reason + met, self._settings.avoid > 0, held)
         togo = returns_to_go([step.reward for step in episode.steps], self._settings.discount)
         leads = leading_on(episode, self._settings.erase_loops)
         return [_outcome(worth, leads_on, share) for worth, leads_on in zip(togo, leads, strict=True)]
@@ -80,6 +88,12 @@ class FilteredBC:
         worth = self._settings.discount, self._settings.erase_loops
         pairs = zip(kept, shares, strict=True)
         return [row for episode, share in pairs for row in worth_repeating(episode, share, *worth)]
+
+    def _held(
+        self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory], rows: Sequence[Example]
+    ) -> list[Example]:
+        """The steps that hold the policy open for unsolved tasks; none offline, where nobody tries."""
+        return unsolved_steps(replay, self._settings.unsolved, rows) if fresh else []
 
     def _chosen(self, episodes: Sequence[Trajectory]) -> tuple[list[Trajectory], list[float]]:
         """Returns the episodes to imitate, and what each counts for."""
@@ -98,10 +112,9 @@ def _steps(episodes: Sequence[Trajectory]) -> int:
     return sum(len(episode.steps) for episode in episodes)
 
 
-def _of_failure(episode: Trajectory, reason: str, avoided: bool, held: float) -> list[StepOutcome]:
+def _of_failure(episode: Trajectory, reason: str, avoided: bool, held: Sequence[float]) -> list[StepOutcome]:
     """``held``: what each step counts for in holding the policy to it."""
-    outcome = StepOutcome(True, UNSOLVED, held) if held else StepOutcome(False, reason)
-    outcomes = [outcome for _ in episode.steps]
+    outcomes = [StepOutcome(True, UNSOLVED, heavy) if heavy else StepOutcome(False, reason) for heavy in held]
     if avoided and fatal([episode], 1, 1.0):
         outcomes[-1] = StepOutcome(True, "it ended the episode without success, and is made less likely")
     return outcomes

@@ -67,6 +67,12 @@ def unsolved_steps(replay: Sequence[Trajectory], share: float, rows: Sequence[Ex
     return [Example(steps[place].observation, steps[place].action, weight) for place in places]
 
 
+def weights_in(episode: Trajectory, rows: Sequence[Example]) -> list[float]:
+    """What each of its steps counts for among ``rows``, which hold the very observations of their episodes."""
+    weights = {id(row.observation): row.weight for row in rows}
+    return [weights.get(id(step.observation), 0.0) for step in episode.steps]
+
+
 def mean_weight(rows: Sequence[Example]) -> float:
     """0 without rows."""
     return float(np.mean([row.weight for row in rows])) if rows else 0.0

@@ -268,6 +268,13 @@ def test_what_was_chosen_in_an_unsolved_task_stays_likelier_there(name: str, sha
     assert kept == [True] * 4 + [bool(share)] * 4
 
 
+def test_offline_nothing_is_held() -> None:
+    replay = [_tried("solved", 0, 1.0, action=1), _tried("unsolved", 0, 0.0)]
+    algorithm = FilteredBC(policy(), FilteredBcSettings(avoid=0.0), seed=3)
+    assert algorithm.update([], replay)["unsolved_steps"] == 0
+    assert not algorithm.explain(replay[1], [], replay, algorithm.state_dict())[0].kept
+
+
 def test_nothing_is_held_while_there_is_nothing_to_imitate() -> None:
     assert unsolved_steps([_tried("unsolved", 0, 0.0)], 0.5, []) == []
 
