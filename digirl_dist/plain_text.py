@@ -52,6 +52,11 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n").replace("\t", " ")
 
 
+def host_and_port(host: str, port: int) -> str:
+    """Returns ``HOST:PORT``, or ``[IPv6]:PORT``."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def without_secrets(text: str) -> str:
     """Returns ``text`` with passwords of URLs, values with telling names, well-known tokens and known values hidden."""
     for value in sorted({*_known, *_of_environment()}, key=len, reverse=True):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from digirl_dist.errors import RankError
+from digirl_dist.plain_text import host_and_port
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Coordinator:
     @property
     def address(self) -> str:
         """The inverse of ``parsed``."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return host_and_port(self.host, self.port)
 
 
 def jax_variables(rank: Rank, coordinator: Coordinator) -> dict[str, str]:

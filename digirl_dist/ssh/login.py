@@ -11,6 +11,7 @@ import paramiko
 from paramiko.auth_strategy import AuthFailure, AuthSource, AuthStrategy, InMemoryPrivateKey
 
 from digirl_dist.errors import LoginError, UnreachableError, WorkerError
+from digirl_dist.plain_text import host_and_port
 
 _DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 
@@ -128,22 +129,20 @@ def login_error(worker: str, failure: AuthFailure, host: str, port: int) -> Work
     refused = [tried for tried in failure.result if isinstance(tried.result, paramiko.AuthenticationException)]
     broken = [tried.result for tried in failure.result if tried not in refused]
     if (broken and not refused) or any("timeout" in str(tried.result).lower() for tried in refused):
-        return UnreachableError(worker, f"{host}:{port} went silent during the login")
+        return UnreachableError(worker, f"{host_and_port(host, port)} went silent during the login")
     offered = [tried.source for tried in refused]
     files = [source.path for source in offered if isinstance(source, KeyFile)]
-    return refused_login(
-        worker, strategy.username, f"{host}:{port}", [repr(one) for one in offered], files, strategy.notes
-    )
+    return refused_login(worker, strategy.username, host, port, [repr(one) for one in offered], files, strategy.notes)
 
 
 def refused_login(
-    worker: str, user: str, at: str, offered: Sequence[str], files: Sequence[str], notes: Sequence[str]
+    worker: str, user: str, host: str, port: int, offered: Sequence[str], files: Sequence[str], notes: Sequence[str]
 ) -> LoginError:
-    """Returns the error for a machine, ``host:port``, that accepts no key; ``files`` are those of the keys offered."""
+    """Returns the error for a machine that accepts no key; ``files`` are those of the keys offered."""
+    at = host_and_port(host, port)
     reason = f"{at} does not let user {user} in; keys offered: {', '.join(offered) or 'none: no key was found'}"
     key = f" -i {files[0]}" if files and Path(files[0] + ".pub").exists() else ""
-    host, _, port = at.rpartition(":")
     make = "" if offered else "make a key with `ssh-keygen -t ed25519`, then "
-    command = f"ssh-copy-id{key}{'' if port == '22' else f' -p {port}'} {user}@{host}"
+    command = f"ssh-copy-id{key}{'' if port == 22 else f' -p {port}'} {user}@{host}"
     remedy = f"{make}allow the key with `{command}`, or set the worker's `username` or `key`"
     return LoginError(worker, "; ".join([reason, *notes]), remedy)

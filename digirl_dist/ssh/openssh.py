@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from digirl_dist.errors import LinkLostError, LoginError, UnreachableError
+from digirl_dist.plain_text import host_and_port
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh import tied_process
 from digirl_dist.ssh.connection import Address, Connection, for_login_shell, quote, too_many_channels
@@ -120,7 +121,7 @@ class Master:
             if self._process.poll() is not None:
                 return False
             if time.monotonic() > deadline:
-                at = f"{self.target.host}:{self.target.port}"
+                at = host_and_port(self.target.host, self.target.port)
                 raise UnreachableError(self._address.name, f"{at} did not let us in within {timeout_s:g} s")
             time.sleep(_LOOK_S)
         return True

@@ -10,6 +10,7 @@ from pathlib import Path
 import paramiko
 
 from digirl_dist.errors import HostKeyError, UnknownHostError, UnreachableError, WorkerError
+from digirl_dist.plain_text import host_and_port
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.host_keys import KnownKeys, changed_key, known_hosts_files, revoked_key, target_name, unknown_key
@@ -54,12 +55,12 @@ def explain(log: str, address: Address, target: Target, settings: SshSettings, n
     if "Host key verification failed" in log or "REVOKED HOST KEY" in log:
         return _host_key(log, address, target, host, port)
     if "Permission denied (" in log:
-        return _login(log, address.name, user, f"{host}:{port}", notes)
+        return _login(log, address.name, user, host, port, notes)
     if found := _UNRESOLVED.search(log):
         return UnknownHostError(address.name, f"the host name {found[1]} is unknown", "correct the worker's `host`")
     within = f"within {settings.connect_s:g} s"
     look = f"look whether the machine is up and `ssh {target.asked_for}` works"
-    return UnreachableError(address.name, *_unreachable(log, f"{host}:{port}", within, look))
+    return UnreachableError(address.name, *_unreachable(log, host_and_port(host, port), within, look))
 
 
 def _unreachable(log: str, at: str, within: str, look: str) -> tuple[str, str]:
@@ -106,13 +107,13 @@ def _expected(files: Sequence[Path], name: str, kind: str) -> str:
     return keys[0].fingerprint if keys else "another key"
 
 
-def _login(log: str, worker: str, user: str, at: str, notes: Sequence[str]) -> WorkerError:
+def _login(log: str, worker: str, user: str, host: str, port: int, notes: Sequence[str]) -> WorkerError:
     start = log.rfind("debug1: Authenticating to ")
     tried = [found.groups() for found in _OFFERED.finditer(log, max(start, 0))]
     offered = [f"agent key {shown}" if source == "agent" else path for path, _, shown, source in tried]
     files = [path for path, _, _, source in tried if source != "agent"]
     found = [locked(path) for path in files if f'Load key "{path}"' in log]
-    return refused_login(worker, user, at, offered, files, list(dict.fromkeys([*notes, *found])))
+    return refused_login(worker, user, host, port, offered, files, list(dict.fromkeys([*notes, *found])))
 
 
 def _last(pattern: re.Pattern[str], log: str) -> tuple[str, ...] | None:

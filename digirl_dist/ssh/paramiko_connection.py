@@ -19,6 +19,7 @@ from paramiko.auth_strategy import AuthFailure
 from paramiko.ssh_exception import NoValidConnectionsError
 
 from digirl_dist.errors import LinkLostError, LoginError, UnknownHostError, UnreachableError, WorkerError
+from digirl_dist.plain_text import host_and_port
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connection import Address, Connection, for_login_shell, quote, too_many_channels, user_name
 from digirl_dist.ssh.host_keys import KnownKeys, RefuseUnknown, changed_key, known_hosts_files, revoked_key, target_name
@@ -97,7 +98,7 @@ def connect_by_paramiko(address: Address, settings: SshSettings) -> Connection:
         failing = _failing_hop(session)
         _close(session)
         if is_late.is_set():
-            at = f"{failing.host}:{failing.port}"
+            at = host_and_port(failing.host, failing.port)
             raise UnreachableError(address.name, f"{at} did not let us in within {limit_s:g} s") from error
         if isinstance(error, (paramiko.SSHException, OSError, EOFError, ValueError)):
             raise _explain(error, address, failing, settings, files[0]) from error
@@ -182,7 +183,7 @@ def _explain(
     error: Exception, address: Address, session: fabric.Connection, settings: SshSettings, known_hosts: Path
 ) -> WorkerError:
     """Translates the many exceptions of a failed connection into this package's errors."""
-    name, at = address.name, f"{session.host}:{session.port}"
+    name, at = address.name, host_and_port(session.host, session.port)
     within = f"within {settings.connect_s:g} s"
     look = f"look whether the machine is up and `ssh {session.original_host}` works"
     match error:

@@ -13,6 +13,7 @@ from pathlib import Path
 import paramiko
 
 from digirl_dist.errors import WorkerError
+from digirl_dist.plain_text import host_and_port
 from digirl_dist.settings import SshSettings, SshTransport
 from digirl_dist.ssh.carrier import carrier
 from digirl_dist.ssh.connection import Address
@@ -60,7 +61,7 @@ def _look(machine: Reached, port: int | None, way: Callable[[str, int | None], M
         machine.resolves, machine.defect = True, None
         return
     host, at = known.get("hostname", machine.host), port or int(known.get("port", 22))
-    named = f"[{host}]:{at}" if ":" in host else f"{host}:{at}"
+    named = host_and_port(host, at)
     try:
         socket.getaddrinfo(host, at, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from digirl_dist.errors import ProtocolError
+from digirl_dist.plain_text import host_and_port
 from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.protocol.messages import shortened
 from digirl_dist.protocol.relay import MOST_OF_REQUESTS, Fetch, Fetched, Tensor, Wanted, decode, encode
@@ -195,7 +196,7 @@ class _Incoming:
 
 def _known_host(request: Fetch) -> str:
     """Returns the line of known_hosts for the other worker. Raises Refused unless it shows the key that is known."""
-    at = f"{request.host}:{request.port}"
+    at = host_and_port(request.host, request.port)
     command = ["ssh-keyscan", "-T", str(_CONNECT_S), "-t", request.kind, "-p", str(request.port), "--", request.host]
     try:
         scanned = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SCAN_S)

@@ -10,6 +10,8 @@ from typing import Protocol
 
 from adbutils import AdbClient, AdbConnection, AdbTimeout
 
+from digirl_dist.plain_text import host_and_port
+
 
 class Address(Protocol):
     """Where a server listens; as text, how messages name it."""
@@ -26,7 +28,7 @@ class TcpAddress:
     port: int
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return host_and_port(self.host, self.port)
 
     def connect(self, limit_s: float) -> socket.socket:
         return socket.create_connection((self.host, self.port), timeout=limit_s)
