@@ -116,7 +116,7 @@ def changed_key(worker: str, target: str, expected: str, shown: str, file: Path)
         worker,
         f"the host key of {target} has changed from {expected} to {shown}: possible man-in-the-middle attack",
         f"if the machine was reinstalled, forget the old key with `ssh-keygen -f {shlex.quote(str(file))} "
-        f"-R {shlex.quote(target)}` and start again",
+        f"-R {shlex.quote(target)}`",
     )
 
 
