@@ -20,7 +20,7 @@ _INTRODUCTION = """\
 # Learning results
 
 Made by `{command}`; every number comes from the `metrics.jsonl` of runs of the ordinary entry, `python run.py`, which
-the same command makes where they are missing. Machine: {machine}.
+the same command makes where they are missing. Machine: {machine}. MiniWoB++ is on the [leaderboard](leaderboard.md).
 
 `start` is the success rate of the first episodes, before any of them was learned from; `end` that of the last two
 iterations; `mean` that of all. All are success rates of a policy that still explores, on training tasks. Figures are
@@ -84,20 +84,11 @@ def draw(section: Section, path: Path) -> bool:
     shown = [found for found in section.found if found.curves]
     if not shown:
         return False
-    columns = min(4, len(shown)) if section.group.panels else 1
-    rows = -(-len(shown) // columns) if section.group.panels else 1
-    size = (2.6 * columns, 2.3 * rows) if section.group.panels else (7.0, 4.0)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(rows, columns, sharey=True, squeeze=False)
-    for number, found in enumerate(shown):
-        axis: Axes = axes.flat[number] if section.group.panels else axes.flat[0]
+    figure = Figure(figsize=(7.0, 4.0), layout="constrained")
+    axis = figure.subplots()
+    for found in shown:
         _draw_curve(axis, found)
-        if section.group.panels:
-            axis.set_title(found.series.name, fontsize=9)
-    for axis in axes.flat[len(shown) if section.group.panels else 1 :]:
-        axis.set_axis_off()
-    if not section.group.panels:
-        axes.flat[0].legend(loc="upper left")
+    axis.legend(loc="upper left")
     figure.supxlabel("episodes learned from", fontsize=9)
     figure.supylabel("success rate", fontsize=9)
     figure.savefig(path, dpi=110)

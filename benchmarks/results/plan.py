@@ -35,13 +35,12 @@ class Series:
 
 @dataclass(frozen=True)
 class Group:
-    """Series that are looked at together: a table and a picture. ``panels``: each series has a picture of its own."""
+    """Series that are looked at together: a table and a picture."""
 
     name: str
     title: str
     text: str
     series: tuple[Series, ...]
-    panels: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ def shortened(group: Group) -> Group:
 
 def groups(root: Path) -> tuple[Group, ...]:
     """All of them; ``root`` is where the runs are kept, for those that learn from others."""
-    return (_phone(), _algorithms(), _warm(root), _long(), _ablations(), _off2on(root), _miniwob())
+    return (_phone(), _algorithms(), _warm(root), _long(), _ablations(), _off2on(root))
 
 
 def _phone() -> Group:
@@ -219,31 +218,4 @@ def _off2on(root: Path) -> Group:
             Series("online", 6, 96, ("task_set=default",)),
             Series("offline-to-online", 6, 96, ("task_set=default", *learned), offline=10),
         ),
-    )
-
-
-_PAGES = {
-    "click-test": 6,
-    "focus-text": 8,
-    "click-dialog": 8,
-    "click-test-2": 18,
-    "focus-text-2": 18,
-    "click-button": 18,
-    "click-button-sequence": 18,
-    "click-color": 18,
-    "enter-text": 18,
-}
-"""MiniWoB++ pages in the order of how hard they are for this agent, and the iterations that each is given."""
-
-
-def _miniwob() -> Group:
-    return Group(
-        "miniwob",
-        "MiniWoB++",
-        "Nine pages, each learned from nothing by filtered cloning with the settings that `emulator=miniwob` brings.",
-        tuple(
-            Series(page, iterations, 64, ("emulator=miniwob", f"emulator.task={page}"))
-            for page, iterations in _PAGES.items()
-        ),
-        panels=True,
     )
