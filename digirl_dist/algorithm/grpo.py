@@ -15,7 +15,7 @@ from digirl_dist.algorithm import StepOutcome
 from digirl_dist.algorithm.advantages import group_advantages
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
 from digirl_dist.algorithm.imitation import Example, log_probs_of, unsolved_steps, worth_repeating
-from digirl_dist.algorithm.optimizer import MinibatchOptimizer
+from digirl_dist.algorithm.optimizer import MinibatchOptimizer, OptimizerIsTheState
 from digirl_dist.algorithm.plugins.grpo import GrpoSettings
 from digirl_dist.algorithm.selection import task_weights
 from digirl_dist.parallel.peers import ALONE, Peers
@@ -49,7 +49,7 @@ class Batch:
         return Batch(*(torch.cat(part) for part in parts))
 
 
-class Grpo:
+class Grpo(OptimizerIsTheState):
     """Fulfils ``Algorithm``. Compares each fresh episode with its group, and imitates what succeeded before.
 
     The policy that acted need not be the one that learns: it may be older (``collect_ahead``), or compute in another
@@ -104,12 +104,6 @@ class Grpo:
             return [StepOutcome(imitated, reason + also, advantage=0.0) for _ in episode.steps]
         reason = f"its episode came out {'better' if own > 0 else 'worse'} than its group"
         return [StepOutcome(True, reason, 1 / len(episode.steps), advantage=float(own)) for _ in episode.steps]
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._optimizer.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._optimizer.load_state_dict(state)
 
     def _batch(self, telling: Sequence[Members], rows: Sequence[Example]) -> Batch:
         acted = torch.tensor([step.log_prob for members in telling for step in _steps(members)])

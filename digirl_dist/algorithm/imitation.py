@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from digirl_dist.agent import Agent
 from digirl_dist.algorithm.advantages import returns_to_go
-from digirl_dist.algorithm.optimizer import MinibatchOptimizer
+from digirl_dist.algorithm.optimizer import MinibatchOptimizer, OptimizerIsTheState
 from digirl_dist.algorithm.selection import leading_on, unsolved
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.settings import ActorSettings
@@ -87,7 +86,7 @@ def imitation_loss(log_probs: torch.Tensor, weights: torch.Tensor) -> torch.Tens
     return -(weights.abs() * torch.where(weights < 0, avoided, log_probs)).sum() / weights.abs().sum()
 
 
-class Imitation:
+class Imitation(OptimizerIsTheState):
     """Raises the probability of examples, in shuffled minibatches; keeps its optimiser and random state.
 
     The agent fits in training mode, where it may regularise, and is left in evaluation mode.
@@ -117,12 +116,6 @@ class Imitation:
         with torch.no_grad():
             log_probs = log_probs_of(self._agent, rows)
             return float(imitation_loss(log_probs, _weights(rows, log_probs)))
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._optimizer.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._optimizer.load_state_dict(state)
 
     def _loss_of(self, rows: Sequence[Example]) -> torch.Tensor:
         log_probs = _log_probs(self._agent, rows)

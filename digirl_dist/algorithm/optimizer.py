@@ -115,6 +115,18 @@ class MinibatchOptimizer:
         return sane(value, self._settings.max_loss, self._what)
 
 
+class OptimizerIsTheState:
+    """What keeps nothing from one update to the next but its optimiser."""
+
+    _optimizer: MinibatchOptimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._optimizer.load_state_dict(state)
+
+
 def batches(rows: int, settings: OptimizerSettings, generator: torch.Generator) -> list[list[int]]:
     """Minibatches of indices below ``rows``, as many as the settings want; each pass is shuffled anew."""
     if rows == 0:

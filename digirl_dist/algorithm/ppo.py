@@ -13,7 +13,7 @@ from torch import nn
 
 from digirl_dist.agent import Agent, critic
 from digirl_dist.algorithm import StepOutcome
-from digirl_dist.algorithm.optimizer import MinibatchOptimizer
+from digirl_dist.algorithm.optimizer import MinibatchOptimizer, OptimizerIsTheState
 from digirl_dist.algorithm.plugins.ppo import PpoSettings
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.trajectory import Observation, Trajectory
@@ -56,7 +56,7 @@ LearnerFactory = Callable[[Agent, nn.Module, PpoSettings, int, Peers], Learner]
 """From agent, value function, settings, seed and peers."""
 
 
-class TorchLearner:
+class TorchLearner(OptimizerIsTheState):
     """Learner by PyTorch's gradients."""
 
     def __init__(self, agent: Agent, value: nn.Module, settings: PpoSettings, seed: int, peers: Peers) -> None:
@@ -68,12 +68,6 @@ class TorchLearner:
 
     def fit(self, rows: Rows, rate: float) -> float:
         return self._optimizer.fit(len(rows.observations), lambda batch: self._loss(rows, batch), rate=rate)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._optimizer.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._optimizer.load_state_dict(state)
 
     def _loss(self, rows: Rows, batch: list[int]) -> torch.Tensor:
         log_probs = self._agent.log_prob([rows.observations[k] for k in batch], [rows.actions[k] for k in batch])
