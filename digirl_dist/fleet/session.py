@@ -7,7 +7,8 @@ clock in here: ``RemoteWorker`` is the rim that has them, and a test or a simula
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 
 from digirl_dist.errors import JobError, LinkLostError, MisconductError, ProtocolError, WorkerError
 from digirl_dist.fleet.conduct import Conduct
@@ -264,3 +265,29 @@ class Session:
                 return LinkLostError(name, reason, remedy)
         remedy = "see the traceback; `parallel=single` runs the same agent and emulator on the host"
         return JobError(name, f"it cannot carry out '{during}': {reason}", remedy)
+
+
+class Commands(ABC):
+    """What the collector wants of a worker: commands to the session of its present connection, while there is one."""
+
+    @abstractmethod
+    def _ask(self, action: Callable[[Session], Effects]) -> None: ...
+
+    def lease(self, tickets: Sequence[Ticket]) -> None:
+        self._ask(lambda session: session.lease(tickets))
+
+    def drop(self, keys: Sequence[Key], lost_to: str) -> None:
+        """Takes tickets back that are no longer wanted; the worker books their seconds under ``lost_to``."""
+        self._ask(lambda session: session.drop(keys, lost_to))
+
+    def forget(self, episode_id: str) -> None:
+        """Lets the worker delete an episode that is safe here, or of no use."""
+        self._ask(lambda session: session.forget(episode_id))
+
+    def collected(self) -> None:
+        """Tells the worker that the iteration is over; SlotSeconds answers where the slots' time went."""
+        self._ask(Session.collected)
+
+    def ping(self) -> None:
+        """Tells the worker program that its host is there."""
+        self._ask(Session.ping)

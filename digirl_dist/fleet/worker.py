@@ -18,7 +18,7 @@ from digirl_dist.fleet.effects import Decide, HangUp, Push, Send, Tell
 from digirl_dist.fleet.outbox import Outbox
 from digirl_dist.fleet.outgoing import PublishedPolicy
 from digirl_dist.fleet.reconnecting import Reconnecting
-from digirl_dist.fleet.session import Effects, Session
+from digirl_dist.fleet.session import Commands, Effects, Session
 from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.fleet.transfers import Transfers
 from digirl_dist.fleet.worker_events import Connecting, Lost, WorkerEvent
@@ -31,7 +31,7 @@ from digirl_dist.protocol.messages import (
     encode,
 )
 from digirl_dist.settings import LimitSettings
-from digirl_dist.tasks import Key, Ticket
+from digirl_dist.tasks import Ticket
 
 _NEVER_THERE_S = 0.2
 
@@ -140,7 +140,7 @@ class _Attached:
             self._worker.inference.ask(request, lambda reply: self.command(lambda session: session.decided(reply)))
 
 
-class RemoteWorker:
+class RemoteWorker(Commands):
     """Keeps one worker attached in threads of its own and tells ``post`` what happens there.
 
     ``publish``, ``lease``, ``pull`` and ``forget`` may be called from any thread at any time and never wait; while the
@@ -182,29 +182,10 @@ class RemoteWorker:
         self._policy = policy
         self._ask(self._announce_newest)
 
-    def lease(self, tickets: list[Ticket]) -> None:
-        self._ask(lambda session: session.lease(tickets))
-
-    def drop(self, keys: list[Key], lost_to: str) -> None:
-        """Takes tickets back that are no longer wanted; the worker books their seconds under ``lost_to``."""
-        self._ask(lambda session: session.drop(keys, lost_to))
-
     def pull(self, manifest: EpisodeManifest, ticket: Ticket, path: Path) -> None:
         """Brings the episode to ``path``; Pulled or PullRefused tells how it went."""
         if (attached := self._attached) is not None:
             attached.transfers.pull(manifest, ticket, path)
-
-    def forget(self, episode_id: str) -> None:
-        """Lets the worker delete an episode that is safe here, or of no use."""
-        self._ask(lambda session: session.forget(episode_id))
-
-    def collected(self) -> None:
-        """Tells the worker that the iteration is over; SlotSeconds answers where the slots' time went."""
-        self._ask(Session.collected)
-
-    def ping(self) -> None:
-        """Tells the worker program that its host is there."""
-        self._ask(Session.ping)
 
     def stop(self) -> None:
         """Asks the program to stop its emulators and to end. Does not wait; see ``join`` and ``hang_up``."""

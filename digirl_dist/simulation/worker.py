@@ -13,7 +13,7 @@ from digirl_dist.errors import LinkLostError, TrajectoryError, WorkerError
 from digirl_dist.fleet.effects import HangUp, Push, Send, Tell
 from digirl_dist.fleet.outgoing import Blob, PublishedPolicy
 from digirl_dist.fleet.reconnecting import Reconnecting
-from digirl_dist.fleet.session import Effects, Session
+from digirl_dist.fleet.session import Commands, Effects, Session
 from digirl_dist.fleet.spec import Job
 from digirl_dist.fleet.worker_events import Lost, Pulled, PullRefused, WorkerEvent
 from digirl_dist.protocol.messages import (
@@ -29,7 +29,7 @@ from digirl_dist.simulation.link import Way, Wire
 from digirl_dist.simulation.machine import Machine
 from digirl_dist.simulation.program import RUN
 from digirl_dist.simulation.slots import SEEN, finished_step
-from digirl_dist.tasks import Key, Ticket
+from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class _Attached:
         self.ask(lambda session: session.pushed(what, sum(blob.size for blob in blobs)))
 
 
-class SimulatedWorker:
+class SimulatedWorker(Commands):
     """Fulfils what a collector needs of a ``RemoteWorker``."""
 
     def __init__(self, fleet: SimulatedFleet, machine: Machine) -> None:
@@ -187,21 +187,6 @@ class SimulatedWorker:
     def publish(self, policy: PublishedPolicy) -> None:
         self._policy = policy
         self._ask(lambda session: session.announce(policy, self.fleet.world.now))
-
-    def lease(self, tickets: Sequence[Ticket]) -> None:
-        self._ask(lambda session: session.lease(tickets))
-
-    def drop(self, keys: Sequence[Key], lost_to: str) -> None:
-        self._ask(lambda session: session.drop(keys, lost_to))
-
-    def forget(self, episode_id: str) -> None:
-        self._ask(lambda session: session.forget(episode_id))
-
-    def collected(self) -> None:
-        self._ask(Session.collected)
-
-    def ping(self) -> None:
-        self._ask(Session.ping)
 
     def refuse(self, error: WorkerError) -> None:
         if self.attached is not None:
