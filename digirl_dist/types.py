@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
@@ -15,3 +16,18 @@ Natural = Annotated[int, Meta(ge=0, le=2**53)]
 
 Clock = Callable[[], float]
 """Monotonic seconds, such as ``time.monotonic``; a test or a simulation brings its own."""
+
+_Self = TypeVar("_Self")
+
+
+class Closeable(ABC):
+    """What ``with`` closes at the end of its block."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

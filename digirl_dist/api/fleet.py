@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from digirl_dist.api.episodes import Episodes
@@ -17,7 +16,7 @@ from digirl_dist.errors import SettingsError
 from digirl_dist.settings.nearest import nearest
 from digirl_dist.storage.episode_index import summarise
 from digirl_dist.tasks import Plan, Task
-from digirl_dist.types import Json
+from digirl_dist.types import Closeable, Json
 
 if TYPE_CHECKING:
     from digirl_dist.api.policy import Policy
@@ -30,7 +29,7 @@ _MEASURES = {"task_mode": "evaluate"}
 """Nothing is learned, so every episode is awaited."""
 
 
-class Fleet:
+class Fleet(Closeable):
     """Emulators on machines that you can ssh to: ``Fleet(["10.0.0.2", "10.0.0.3"], bsize=8, emulator="phone")``.
 
     ``Fleet.dry_run()`` starts localhost workers behind real SSH servers, ``Fleet.ray()`` actors of a Ray cluster, and
@@ -129,14 +128,6 @@ class Fleet:
         """Ends the emulators and worker programs; a second call is harmless."""
         self._is_closed = True
         self._stack.close()
-
-    def __enter__(self) -> Fleet:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _start(self, policy: Policy) -> OpenFleet:
         from digirl_dist.assembly.collector import open_fleet

@@ -7,12 +7,13 @@ import os
 import re
 import shlex
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from digirl_dist.errors import WorkerError
 from digirl_dist.ssh.channel import Channel, Deadline
+from digirl_dist.types import Closeable
 
 _MOST_OUTPUT = 16 << 20
 _PLAIN = re.compile(r"[\w@+:,./~ -]+", re.ASCII)
@@ -58,7 +59,7 @@ class Completed:
         return "\n".join(text.splitlines()[-20:])
 
 
-class Connection(ABC):
+class Connection(Closeable):
     """An open connection. Every call ends at its own time limit, or when the link has been silent for too long."""
 
     address: Address
@@ -121,12 +122,6 @@ class Connection(ABC):
             return Completed(status, bytes(output), channel.stderr())
         finally:
             channel.close()
-
-    def __enter__(self) -> Connection:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def too_many_channels(worker: str, line: str, reason: str) -> WorkerError:

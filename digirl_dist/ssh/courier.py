@@ -17,7 +17,7 @@ from digirl_dist.errors import FileRefusedError, MisconductError, RunFolderError
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.channel import Allowance, Channel, FilePart
 from digirl_dist.ssh.connection import Connection
-from digirl_dist.types import Natural
+from digirl_dist.types import Closeable, Natural
 
 Bytes = bytes | bytearray | memoryview
 _CHUNK = 1 << 20
@@ -82,7 +82,7 @@ class Get:
         return self.local.with_name(self.local.name + ".part")
 
 
-class CourierClient:
+class CourierClient(Closeable):
     """Copies files between this machine and one folder of a worker. One thread may use it at a time.
 
     ``command`` starts ``digirl_dist.worker_program.courier`` there. Every method raises LinkLostError if the link
@@ -167,12 +167,6 @@ class CourierClient:
         """Closes the channel; the worker's side then ends by itself."""
         self._channel.close_input()
         self._channel.close()
-
-    def __enter__(self) -> CourierClient:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def _ask(self, request: dict[str, Any], attempt: str) -> _Answer:
         """Sends one request and returns its answer. ``attempt`` describes it in the error if the worker refuses."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from digirl_dist.errors import ClusterError, EmulatorError
+from digirl_dist.types import Closeable
 from digirl_dist.vec_env.batch import Batch
 from digirl_dist.vec_env.config import EpisodeCfg, VecEnvConfig
 from digirl_dist.vec_env.env_process import Environments, Raised, StepResult
@@ -28,7 +29,7 @@ class EpisodeFailedError(EmulatorError):
     """An environment raised. It loses its episode, and may be reset; all others have taken their steps."""
 
 
-class VecEnv:
+class VecEnv(Closeable):
     """``proc_num`` · ``env_num`` environments; number k of process p is environment p · env_num + k.
 
     An environment's observation is None until it is reset, and again after a reset with no episode left. After its
@@ -45,12 +46,6 @@ class VecEnv:
         self._lost: set[int] = set()
         self._pool: Pool = LocalPool(config) if where is None else RayPool(config, where)
         self._close = weakref.finalize(self, _close, self._pool, self._episodes, self._count)
-
-    def __enter__(self) -> VecEnv:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def episodes_left(self) -> int:

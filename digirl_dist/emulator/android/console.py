@@ -6,13 +6,14 @@ import socket
 from pathlib import Path
 
 from digirl_dist.errors import EmulatorError
+from digirl_dist.types import Closeable
 
 _TOKEN = Path(".emulator_console_auth_token")
 _CONNECT_LIMIT_S = 5.0
 _LONGEST_LINE = 4096
 
 
-class Console:
+class Console(Closeable):
     """One connection, logged in. Use as a context manager."""
 
     def __init__(self, port: int, limit_s: float) -> None:
@@ -29,12 +30,6 @@ class Console:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Console:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def ask(self, command: str, shown: str = "") -> list[str]:
         """The lines before ``OK``. Raises EmulatorError with the reason after ``KO``. ``shown`` is named in errors."""
