@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from digirl_dist.agent import Agent
+from digirl_dist.agent import Agent, contract
 from digirl_dist.algorithm import LOOP, UNSOLVED, StepOutcome
 from digirl_dist.algorithm.advantages import (
     doubly_robust_advantages,
@@ -275,7 +275,7 @@ class DigiRL:
     def _features(self, observations: Sequence[Observation]) -> torch.Tensor:
         """Of any number of observations: [N, F]."""
         firsts = range(0, len(observations), _OBSERVATIONS_AT_ONCE)
-        parts = [self._agent.features(observations[first : first + _OBSERVATIONS_AT_ONCE]).cpu() for first in firsts]
+        parts = [contract.features(self._agent, observations[k : k + _OBSERVATIONS_AT_ONCE]).cpu() for k in firsts]
         return torch.cat([torch.empty(0, self._agent.feature_size), *parts]).detach()
 
     def _fit_values(self, seen: Sequence[Seen]) -> dict[str, float]:

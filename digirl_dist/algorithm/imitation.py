@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from digirl_dist.agent import Agent
+from digirl_dist.agent import Agent, contract
 from digirl_dist.algorithm.advantages import returns_to_go
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer, OptimizerIsTheState
 from digirl_dist.algorithm.selection import leading_on, unsolved
@@ -129,7 +129,7 @@ def log_probs_of(agent: Agent, rows: Sequence[Example]) -> torch.Tensor:
 
 
 def _log_probs(agent: Agent, rows: Sequence[Example]) -> torch.Tensor:
-    return agent.log_prob([row.observation for row in rows], [row.action for row in rows])
+    return contract.log_prob(agent, [row.observation for row in rows], [row.action for row in rows])
 
 
 def _weights(rows: Sequence[Example], like: torch.Tensor) -> torch.Tensor:

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext
-from digirl_dist.user_code.entry_point import load_callable, load_entry_point
+from digirl_dist.user_code.entry_point import construct, load_callable, load_entry_point
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import AlgorithmFactory
+
+_METHODS = ("update", "state_dict", "load_state_dict")
 
 
 @dataclass
@@ -31,4 +33,4 @@ class OwnAlgorithm(AlgorithmPlugin):
         """The class travels inside, so ranks need not find the file."""
         named = {"seed": context.seed, **self.kwargs}
         kind = load_callable(self.entry_point, [None], {"peers": None, **named})
-        return lambda agent, peers: kind(agent, peers=peers, **named)
+        return lambda agent, peers: construct(kind, _METHODS, agent, peers=peers, **named)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
-from digirl_dist.agent import Agent, critic
+from digirl_dist.agent import Agent, contract, critic
 from digirl_dist.algorithm import StepOutcome
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer, OptimizerIsTheState
 from digirl_dist.algorithm.plugins.ppo import PpoSettings
@@ -70,7 +71,8 @@ class TorchLearner(OptimizerIsTheState):
         return self._optimizer.fit(len(rows.observations), lambda batch: self._loss(rows, batch), rate=rate)
 
     def _loss(self, rows: Rows, batch: list[int]) -> torch.Tensor:
-        log_probs = self._agent.log_prob([rows.observations[k] for k in batch], [rows.actions[k] for k in batch])
+        observations, actions = [rows.observations[k] for k in batch], [rows.actions[k] for k in batch]
+        log_probs = contract.log_prob(self._agent, observations, actions)
         ratios = (log_probs - rows.log_probs[batch]).exp()
         policy = clipped_objective(ratios, rows.advantages[batch], self._settings.clip_ratio).mean()
         value = (self._value(rows.seen[batch])[:, 0] - rows.returns[batch]).square().mean()
@@ -100,7 +102,7 @@ class PPO:
         self._peers = peers
         self._device = next(agent.parameters()).device
         method, self._input_size = critic(agent)
-        self._inputs: Callable[[Sequence[Observation]], torch.Tensor] = getattr(agent, method)
+        self._inputs = partial(contract.inputs, agent, method, self._input_size)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._value = _value_function(self._input_size, settings.width).to(self._device)

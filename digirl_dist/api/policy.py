@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from digirl_dist.agent import ActionProbabilities, Agent, ExplainingAgent
+from digirl_dist.agent import ActionProbabilities, Agent, ExplainingAgent, contract
 from digirl_dist.errors import AgentError, CheckpointError
 from digirl_dist.storage.checkpoint import Checkpoint, read_checkpoint
 from digirl_dist.trajectory import Decision, NoDecision, Observation
@@ -75,7 +75,7 @@ class Policy:
 
         rng = self._rng if seed is None else np.random.default_rng(seed)
         with torch.no_grad():
-            decision = self.agent.act([observation], [rng])[0]
+            decision = contract.decisions(self.agent, [observation], [rng])[0]
         if isinstance(decision, NoDecision):
             raise AgentError(decision.reason)
         return decision

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,7 @@ class Iteration:
     def _too_many(self, aside: Collection[Key]) -> CollectionError:
         said = [
             f"ticket {key.number} (task {self._tickets[key].task.id}): "
-            + "; ".join(f"on {failure.worker}: {failure.reason}" for failure in self._leases.set_aside[key][-_SHOWN:])
+            + "; ".join(_repeats([f"on {each.worker}: {each.reason}" for each in self._leases.set_aside[key]]))
             for key in sorted(aside)[:_SHOWN]
         ]
         return CollectionError(
@@ -168,3 +169,9 @@ def later_of(current: Round, key: Key) -> Round:
     own = key.round
     is_to_come = current.purpose == "evaluate" or own.number > current.number
     return own if own.purpose == "train" and is_to_come else current
+
+
+def _repeats(said: Sequence[str]) -> list[str]:
+    """Returns the last different ones, each with how often it was said."""
+    times = Counter(reversed(said))
+    return [one if times[one] == 1 else f"{times[one]} times {one}" for one in [*times][:_SHOWN]]

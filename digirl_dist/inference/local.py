@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from digirl_dist.agent import Agent, AgentFactory
+from digirl_dist.agent import Agent, AgentFactory, contract
 from digirl_dist.inference.requests import (
     InferenceFailure,
     InferenceReply,
@@ -54,16 +54,18 @@ class LocalPolicies:
         _ = stream.rng
 
     def ask(self, requests: Sequence[InferenceRequest]) -> None:
-        """Decides at once, without gradients. Passes on the agent's exceptions."""
+        """Decides at once, without gradients. Raises AgentError for an agent that does not as the protocol says."""
         import torch
 
         for version in sorted({request.version for request in requests}):
             asked = [request for request in requests if request.version == version]
             with torch.inference_mode():
-                decisions = self._serving[version].act(
-                    [request.observation for request in asked], [request.stream.rng for request in asked]
+                decided = contract.decisions(
+                    self._serving[version],
+                    [request.observation for request in asked],
+                    [request.stream.rng for request in asked],
                 )
-            self._answers += [_answer(one, decision) for one, decision in zip(asked, decisions, strict=True)]
+            self._answers += [_answer(one, decision) for one, decision in zip(asked, decided, strict=True)]
 
     def answers(self) -> list[InferenceReply]:
         answers, self._answers = self._answers, []

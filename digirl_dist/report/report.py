@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from digirl_dist.collection import CollectionResult
+from digirl_dist.errors import TrainingError
 from digirl_dist.report.experiment_log import ExperimentLog
 from digirl_dist.report.media import Media
 from digirl_dist.report.metrics import Figures, Metrics, collection, confidence, measured_version, overhead_s, results
@@ -82,8 +83,10 @@ class Report:
             "update_s": round(update.learned_at - update.started_at, 4),
             "overhead_s": overhead_s(result, self._before, self._measured_s),
             "iteration_s": round(time.monotonic() - max(result.started_at, self._told_at), 4),
-            **update.figures,
         }
+        if taken := sorted(figures.keys() & update.figures.keys()):
+            raise TrainingError(f"the algorithm's figure {taken[0]!r} has the name of one of the run's own: rename it")
+        figures |= update.figures
         for refused in update.refused:
             self._events.emit("episode_set_aside", **asdict(refused))
         self._before, self._measured_s = update, 0.0

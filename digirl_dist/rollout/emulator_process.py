@@ -18,13 +18,21 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from digirl_dist.child_process import ends_with_this_process
 from digirl_dist.rollout.pipe import Pipe, plain
+from digirl_dist.trajectory import Observation, Transition
+
+if TYPE_CHECKING:
+    from digirl_dist.emulator import EmulatorSpec
 
 _PR_SET_CHILD_SUBREAPER = 36
 _CLOSE_LIMIT_S = 5.0
+_PICTURES = (b"\x89PNG", b"\xff\xd8")
+"""How a PNG and a JPEG begin."""
 
 
 def main(argv: list[str]) -> int:
@@ -87,7 +95,8 @@ def _kill_descendants() -> None:
 
 def _serve(requests: Pipe, factory_path: str) -> None:
     """Builds the emulator, then answers one request after the other until the owner goes away."""
-    from digirl_dist.errors import ActionError, SettingsError
+    from digirl_dist.errors import ActionError, EmulatorError, SettingsError
+    from digirl_dist.user_code.blame import described
     from digirl_dist.user_code.packing import unpack_file
 
     try:
@@ -99,30 +108,54 @@ def _serve(requests: Pipe, factory_path: str) -> None:
         requests.send((*_failed_start(error), 0.0))
         return
     requests.send(("ready", None, 0.0))
-    answer: dict[str, Callable[..., Any]] = {"reset": emulator.reset, "step": emulator.step}
+    answer = {"reset": (Observation, emulator.reset), "step": (Transition, emulator.step)}
     try:
         while (request := requests.receive())[0] != "close":
             started = time.monotonic()
             reply: tuple[str, Any]
             try:
-                reply = ("done", plain(answer[request[0]](*request[1:])))
+                kind, ask = answer[request[0]]
+                reply = ("done", plain(_fitting(ask(*request[1:]), kind, request[0], emulator)))
             except ActionError as error:
                 reply = ("refused", str(error))
-            except Exception:
-                reply = ("error", traceback.format_exc(limit=-6))
+            except EmulatorError as error:
+                reply = ("error", str(error))
+            except (Exception, SystemExit) as error:
+                traceback.print_exc()  # to the slot's log
+                reply = ("error", described(error))
             requests.send((*reply, time.monotonic() - started))
     except (EOFError, OSError):
         pass
     emulator.close()
 
 
+def _fitting(answer: Any, kind: type, asked: str, emulator: Any) -> Any:
+    """Returns an answer. Raises EmulatorError for one that is none, or lacks what the spec promises to agents."""
+    from digirl_dist.errors import EmulatorError
+
+    seen = getattr(answer, "observation", answer)
+    if not isinstance(answer, kind) or not isinstance(seen, Observation):
+        name = f"{type(emulator).__name__}.{asked}"
+        raise EmulatorError(f"{name} returned {answer!r:.100}, not digirl_dist.trajectory.{kind.__name__}")
+    spec: EmulatorSpec | None = getattr(emulator, "spec", None)
+    size = 0 if seen.vector is None else np.size(seen.vector)
+    if spec and spec.vector_size and size != spec.vector_size:
+        raise EmulatorError(f"a vector of {size} numbers; the emulator's spec says vector_size={spec.vector_size}")
+    if spec and spec.image_size and not (isinstance(seen.image, bytes) and seen.image.startswith(_PICTURES)):
+        raise EmulatorError(f"the image is {seen.image!r:.60}, not the bytes of a PNG or JPEG")
+    return answer
+
+
 def _failed_start(error: BaseException) -> tuple[str, str]:
     """Returns ``fatal`` and one line for a missing package, also where a library has words of its own for it."""
+    from digirl_dist.user_code.blame import described
+
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ImportError):
         cause = cause.__cause__ or cause.__context__
     if cause is None:
-        return "error", "".join(traceback.format_exception(error, limit=-6))
+        traceback.print_exception(error)  # to the slot's log
+        return "error", described(error)
     told = " ".join(str(error).split())[:300]
     return "fatal", f"{told}; emulator.packages=[NAME] installs a package on the workers"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from digirl_dist.agent import Agent
+from digirl_dist.agent import Agent, contract
 from digirl_dist.collection import CollectionResult
 from digirl_dist.report.experiment_log import ExperimentLog
 from digirl_dist.report.metrics import Metrics, results
@@ -50,7 +50,7 @@ class StreamEvaluator:
 
     def _episode(self, agent: Agent, stream: Stream, iteration: int) -> Trajectory:
         with torch.inference_mode():
-            while not stream.advance(agent.act([stream.observation], [stream.rng])[0], self.max_steps):
+            while not stream.advance(contract.decisions(agent, [stream.observation], [stream.rng])[0], self.max_steps):
                 pass
         episode = stream.episode(iteration)
         stream.next_episode()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from digirl_dist.agent import Actor
+from digirl_dist.agent import Actor, contract
 from digirl_dist.emulator import Emulator
 from digirl_dist.errors import AgentError
 from digirl_dist.tasks import Share, Task, Ticket, emulator_seeds
@@ -148,7 +148,7 @@ class Streams:
         found = Collected()
         for _ in range(steps):
             seen = [stream.observation for stream in self._streams]
-            decisions = actor.act(seen, [stream.rng for stream in self._streams])
+            decisions = contract.decisions(actor, seen, [stream.rng for stream in self._streams])
             for stream, decision in zip(self._streams, decisions, strict=True):
                 if stream.advance(decision, self._max_steps):
                     found.episodes.append(stream.episode(iteration))

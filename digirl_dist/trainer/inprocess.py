@@ -20,6 +20,7 @@ from digirl_dist.trainer import Update
 from digirl_dist.trainer.seeding import seeded
 from digirl_dist.trainer.sifting import sift
 from digirl_dist.trajectory import Trajectory
+from digirl_dist.user_code.blame import blaming
 
 _NOT_OF_EPISODES = (MemoryError, torch.OutOfMemoryError, CheckpointError, OSError)
 """Errors of an update that no episode is suspected of."""
@@ -97,7 +98,8 @@ class InProcessTrainer:
         fresh = fresh[-self._replay_size :]
         self._refused = ()
         try:
-            figures = self._fit_or_sift(checkpoint, store, fresh, collected)
+            with blaming(f"{type(self._algorithm).__name__}.update", TrainingError):
+                figures = self._fit_or_sift(checkpoint, store, fresh, collected)
         except TrainingError as error:
             raise TrainingError(f"{error}. A run with this save_path resumes from {checkpoint.folder}") from error
         self._iteration = iteration + 1
@@ -105,11 +107,18 @@ class InProcessTrainer:
 
     def _fit(self, iteration: int, fresh: Sequence[Trajectory], collected: Sequence[Trajectory]) -> dict[str, float]:
         with seeded(self._seed, iteration):
-            figures = self._algorithm.update(fresh, [*self._offline, *collected])
+            figures = self._figures_of(self._algorithm.update(fresh, [*self._offline, *collected]))
         self._replayed = len(collected)
         self._whole = self._state()
         self._refuse_broken_weights()
         return figures
+
+    def _figures_of(self, returned: Any) -> dict[str, float]:
+        try:
+            return {str(name): float(figure) for name, figure in returned.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            name = f"{type(self._algorithm).__name__}.update"
+            raise TrainingError(f"{name} returned {returned!r:.100}, not a dict of numbers by name") from error
 
     def _fit_or_sift(
         self, checkpoint: Checkpoint, store: Store, fresh: Sequence[Trajectory], collected: Sequence[Trajectory]

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from digirl_dist.errors import SettingsError
+from digirl_dist.user_code.blame import blaming
 
 
 def import_module(name: str) -> ModuleType:
@@ -40,6 +41,16 @@ def load_callable(entry_point: str, arguments: Sequence[Any], named: Mapping[str
     except ValueError:  # some classes of C tell no signature
         pass
     return found
+
+
+def construct(kind: Any, needed: Sequence[str], /, *arguments: Any, **named: Any) -> Any:
+    """Returns what a class of the user's makes. Raises SettingsError with its line that raised, or what it lacks."""
+    name = getattr(kind, "__name__", str(kind))
+    with blaming(name, SettingsError):
+        made = kind(*arguments, **named)
+    if lacking := [each for each in needed if not hasattr(made, each)]:
+        raise SettingsError(f"{name} makes a {type(made).__name__}, which has no {' and no '.join(lacking)}")
+    return made
 
 
 def load_entry_point(entry_point: str) -> Any:

@@ -6,17 +6,14 @@ source code to machines by hand. The host never unpickles anything but its own f
 
 from __future__ import annotations
 
-import functools
-import os
 import pickle
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import digirl_dist
+from digirl_dist.user_code.blame import is_users
 
 
 def pack(thing: Any) -> bytes:
@@ -45,18 +42,9 @@ def unpack_file(path: str | Path) -> Any:
 
 def _modules_of_the_user() -> Iterator[ModuleType]:
     """Yields the loaded modules whose source is neither installed nor part of Python or of this package."""
-    paths = {*sysconfig.get_paths().values(), sys.base_prefix, sys.prefix, os.path.dirname(digirl_dist.__file__)}
-    roots = tuple(os.path.join(os.path.realpath(path), "") for path in paths)
-
-    @functools.cache  # thousands of modules lie in hundreds of folders
-    def is_users(folder: str) -> bool:
-        place = os.path.join(os.path.realpath(folder), "")
-        # site-packages of another environment are installed as well: one environment may be laid over another
-        return not (place.startswith(roots) or "/site-packages/" in place or "/dist-packages/" in place)
-
     for name, module in list(sys.modules.items()):
         source = getattr(module, "__file__", None)
         if name == "__main__" or source is None or not isinstance(module, ModuleType):
             continue
-        if is_users(os.path.dirname(source)):
+        if is_users(source):
             yield module

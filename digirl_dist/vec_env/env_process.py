@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any
 
 import gymnasium
 
+from digirl_dist.user_code.blame import described
 from digirl_dist.vec_env.config import EnvMaker, EpisodeCfg
 
 
@@ -79,8 +79,7 @@ def _caught(act: Callable[[], StepResult]) -> Result:
     try:
         return act()
     except (Exception, SystemExit) as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        return Raised(f"{type(error).__name__}: {error} (at {frame.filename}:{frame.lineno} in {frame.name})")
+        return Raised(described(error))
 
 
 class RemoteEnvironments(Environments):

@@ -76,6 +76,28 @@ def test_an_algorithm_of_the_users_trains_on_ranks_with_emulators(beside: Path) 
     assert all(line["loss"] != 0 for line in metrics(beside / "run")) and moved(beside / "run", 1, 2)
 
 
+@pytest.mark.parametrize(
+    ("update", "told"),
+    {
+        "return {'episodes': 1.0}": "the algorithm's figure 'episodes' has the name of one of the run's own: rename it",
+        "return fresh[0].stepz": r"Wrong.update: AttributeError: .* \(at .*wrong\.py:5 in update\). A run with this",
+    }.items(),
+)
+def test_what_an_own_algorithm_does_wrong_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], update: str, told: str
+) -> None:
+    name = f"wrong_{len(update)}"
+    (tmp_path / f"{name}.py").write_text(
+        "class Wrong:\n    def __init__(self, agent, peers, seed):\n        pass\n"
+        f"    def update(self, fresh, replay):\n        {update}\n"
+        "    def state_dict(self):\n        return {}\n    def load_state_dict(self, state):\n        pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main([*CART, f"algorithm.entry_point={name}:Wrong", "train_iterations=1", "save_path=run"]) == 1
+    [error] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert re.search(told.replace("wrong", name), error)
+
+
 def test_an_own_advantage_decides_which_steps_are_good() -> None:
     space: dict[str, object] = {}
     exec(ONE_STEP, space)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from msgspec.structs import replace
@@ -19,13 +22,14 @@ from process_watch import command_line, eventually
 from user_classes import Counter
 
 from digirl_dist.child_process import environment
+from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import ActionError, EmulatorCrashed, EmulatorError, EmulatorHung, SettingsError
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.rollout.emulator_process import _failed_start
 from digirl_dist.rollout.pipe import plain, restored
 from digirl_dist.rollout.slot import Slot, State
 from digirl_dist.tasks import Task
-from digirl_dist.trajectory import Observation
+from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.user_code.packing import pack
 
 pytestmark = pytest.mark.component
@@ -122,9 +126,30 @@ def test_a_dead_emulator_is_noticed_before_its_limit(slot: Slot) -> None:
         ask(slot)
 
 
-def test_an_emulator_that_raises_says_why(slot: Slot) -> None:
+def test_an_emulator_that_raises_says_why_and_where(slot: Slot) -> None:
     slot.reset(Task("count", params={"at": "reset", "suffers": "raise"}), seed=0)
-    with pytest.raises(EmulatorError, match="the device is on fire"):
+    with pytest.raises(EmulatorError, match=r"the device is on fire \(at .*user_classes.py:\d+ in _suffer\)$"):
+        ask(slot)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (None, "_Answers.reset returned None, not digirl_dist.trajectory.Observation"),
+        ((Observation(), "info"), "_Answers.reset returned (Observation("),
+        (Transition(Observation(), 0.0, False), "_Answers.reset returned Transition("),
+        (Observation(vector=np.zeros(3)), "a vector of 3 numbers; the emulator's spec says vector_size=2"),
+        (Observation(), "a vector of 0 numbers"),
+        (Observation(vector=np.zeros(2)), "the image is None, not the bytes of a PNG or JPEG"),
+        (Observation(image=b"GIF", vector=np.zeros(2)), "the image is b'GIF', not the bytes of a PNG or JPEG"),
+    ],
+)
+def test_an_answer_that_is_none_is_told_before_the_agent_sees_it(answer: Any, told: str, tmp_path: Path) -> None:
+    slot = make(tmp_path, partial(_Answers, answer))
+    slot.start()
+    ask(slot)
+    slot.reset(Task("any"), seed=0)
+    with pytest.raises(EmulatorError, match=re.escape(f"emulator 0 failed in its reset: {told}")):
         ask(slot)
 
 
@@ -213,6 +238,8 @@ def _grandchildren(slot: Slot) -> list[int]:
 class _Browser(Counter):
     """Starts two processes, one of which leaves its process group and ignores SIGTERM."""
 
+    spec = EmulatorSpec(DiscreteActions(2))
+
     def __init__(self) -> None:
         super().__init__()
         stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
@@ -228,7 +255,20 @@ class _Browser(Counter):
         pass
 
 
+class _Answers(Counter):
+    spec = EmulatorSpec(DiscreteActions(2), vector_size=2, image_size=(8, 8))
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def reset(self, task: Any, seed: int) -> Any:
+        return self._answer
+
+
 class _SeesMuch(Counter):
+    spec = EmulatorSpec(DiscreteActions(2))
+
     def reset(self, task: Any, seed: int) -> Any:
         from digirl_dist.trajectory import Observation
 
@@ -255,14 +295,14 @@ def _without_its_package() -> None:
 
 
 @pytest.mark.unit
-def test_a_missing_package_is_one_line_also_in_a_librarys_own_words() -> None:
+def test_a_failed_start_is_one_line_also_in_a_librarys_own_words() -> None:
     for failing, told in ((_without_its_package, "it is not installed, run pip"), (_fails_to_start, None)):
         try:
             failing()
         except Exception as error:
             kind, text = _failed_start(error)
-        assert (kind, text.count("\n") == 0) == (("fatal", True) if told else ("error", False))
-        assert text.startswith(told or "Traceback")
+        assert (kind, text.count("\n")) == ("fatal" if told else "error", 0)
+        assert text.startswith(told or "OSError: no device (at ") and (told or text.endswith(" in _fails_to_start)"))
 
 
 @pytest.mark.unit

@@ -136,7 +136,8 @@ def test_a_bug_ends_the_run_with_its_own_error_and_nothing_moves(tmp_path: Path)
     store = Store(tmp_path / "trajectories")
     store.append(CollectionResult(0, episodes(0)))
     learner = trainer(tmp_path, lambda agent, peers: Picky(agent, peers, bug=True))  # type: ignore[arg-type]
-    with pytest.raises(ZeroDivisionError, match="cannot learn from e0-0"):
+    told = r"Picky.update: ZeroDivisionError: cannot learn from e0-0 \(at .*test_sifting.py:\d+ in update\)"
+    with pytest.raises(TrainingError, match=told):
         learner.update(learner.resume(), store)
     assert not store.refused.all() and len(parquet.read(tmp_path / "trajectories" / "000000.parquet")) == 24
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from digirl_dist.agent.contract import MEMBERS
 from digirl_dist.agent.plugins import AgentPlugin
 from digirl_dist.settings.missing import MISSING
-from digirl_dist.user_code.entry_point import load_callable
+from digirl_dist.user_code.entry_point import construct, load_callable
 
 if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
@@ -27,4 +28,4 @@ class CustomAgentSettings(AgentPlugin):
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:
         kind: Any = load_callable(self.entry_point, [spec], self.kwargs)
-        return partial(kind, spec, **self.kwargs)
+        return partial(construct, kind, MEMBERS, spec, **self.kwargs)

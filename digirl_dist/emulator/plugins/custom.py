@@ -13,6 +13,7 @@ from digirl_dist.emulator.plugins import Device, EmulatorPlugin
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.missing import MISSING
 from digirl_dist.tasks import Task
+from digirl_dist.user_code.blame import blaming
 from digirl_dist.user_code.entry_point import load_callable, load_entry_point
 
 
@@ -29,12 +30,16 @@ class CustomEmulatorSettings(EmulatorPlugin):
 
     def build(self) -> Device:
         kind: Any = load_callable(self.entry_point, [], self.kwargs)
-        if missing := [name for name in ("spec", "tasks") if not hasattr(kind, name)]:
+        if missing := [name for name in ("spec", "tasks", "reset", "step") if not hasattr(kind, name)]:
             raise SettingsError(f"entry_point {self.entry_point!r} lacks the class attribute {missing[0]}")
         if not isinstance(kind.spec, EmulatorSpec):
             raise SettingsError(f"entry_point {self.entry_point!r}: its spec is {kind.spec!r:.100} and no EmulatorSpec")
         return Device(partial(kind, **self.kwargs), kind.spec, needs=getattr(kind, "needs", TYPICAL))
 
     def tasks(self, task_set: str, split: str) -> Sequence[Task]:
-        found: Sequence[Task] = load_entry_point(self.entry_point).tasks(task_set, split)
+        with blaming(f"{self.entry_point}.tasks", SettingsError):
+            found: Sequence[Task] = load_entry_point(self.entry_point).tasks(task_set, split)
+        if not isinstance(found, Sequence) or not found or not all(isinstance(each, Task) for each in found):
+            asked = f"tasks({task_set!r}, {split!r})"
+            raise SettingsError(f"{self.entry_point}.{asked} returned {found!r:.100}, not a list of Task")
         return found

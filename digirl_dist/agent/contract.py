@@ -1,0 +1,82 @@
+"""Asks an agent, and holds its answers against the protocol: an error names its class, its method and what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from digirl_dist.errors import AgentError, TrainingError
+from digirl_dist.trajectory import Decision, NoDecision
+from digirl_dist.types import Json
+from digirl_dist.user_code.blame import blaming
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from digirl_dist.agent import Actor, Agent
+    from digirl_dist.trajectory import Observation
+
+MEMBERS = ("act", "log_prob", "features", "feature_size", "train", "parameters", "state_dict", "load_state_dict")
+"""What each agent has."""
+
+
+def decisions(
+    agent: Actor, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]
+) -> list[Decision | NoDecision]:
+    """Returns what an agent decides, numbers of NumPy and torch as plain ones. Raises AgentError."""
+    name = f"{type(agent).__name__}.act"
+    with blaming(name, AgentError):
+        decided = agent.act(observations, rngs)
+    if not isinstance(decided, Sequence) or len(decided) != len(observations):
+        raise AgentError(f"{name} returned {_described(decided)} for {len(observations)} observations, not a list of "
+                         "one Decision for each")  # fmt: skip
+    return [_plain(each, name) for each in decided]
+
+
+def log_prob(agent: Agent, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
+    """Returns the actions' log-probabilities, shape [B]. Raises TrainingError."""
+    import torch
+
+    found = _shaped(agent, "log_prob", agent.log_prob(observations, actions), (len(actions),))
+    if torch.is_grad_enabled() and not found.requires_grad:
+        raise TrainingError(f"{type(agent).__name__}.log_prob returned a tensor without gradient to the weights")
+    return found
+
+
+def features(agent: Agent, observations: Sequence[Observation]) -> torch.Tensor:
+    """Returns what value functions look at, shape [B, F]. Raises TrainingError."""
+    return inputs(agent, "features", agent.feature_size, observations)
+
+
+def inputs(agent: Agent, method: str, size: int, observations: Sequence[Observation]) -> torch.Tensor:
+    """Returns what a method tells of observations, shape [B, size]. Raises TrainingError."""
+    return _shaped(agent, method, getattr(agent, method)(observations), (len(observations), size))
+
+
+def _plain(decision: Any, name: str) -> Decision | NoDecision:
+    if isinstance(decision, NoDecision):
+        return decision
+    if not isinstance(decision, Decision):
+        raise AgentError(f"{name} returned {_described(decision)} in place of a Decision")
+    action = decision.action.tolist() if hasattr(decision.action, "tolist") else decision.action
+    try:
+        return Decision(action, float(decision.log_prob))
+    except (TypeError, ValueError) as error:
+        raise AgentError(f"{name} returned a Decision whose log_prob is {decision.log_prob!r:.100}") from error
+
+
+def _shaped(agent: Agent, method: str, found: Any, shape: tuple[int, ...]) -> torch.Tensor:
+    if tuple(getattr(found, "shape", ("none",))) != shape:
+        name = f"{type(agent).__name__}.{method}"
+        raise TrainingError(f"{name} returned {_described(found)}, not a tensor of shape {list(shape)}")
+    tensor: torch.Tensor = found
+    return tensor
+
+
+def _described(thing: Any) -> str:
+    if hasattr(thing, "shape"):
+        return f"a tensor of shape {list(thing.shape)}"
+    if isinstance(thing, Sequence) and not isinstance(thing, str):
+        return f"{len(thing)} of {type(thing[0]).__name__}" if thing else "none"
+    return "None" if thing is None else f"a {type(thing).__name__}"

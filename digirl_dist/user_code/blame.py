@@ -1,0 +1,59 @@
+"""Tells what code of the user's raised in one line, with its file and line, in place of a traceback."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import digirl_dist
+from digirl_dist.errors import DigirlDistError
+
+_LONGEST = 500
+
+
+@contextmanager
+def blaming(what: str, kind: type[DigirlDistError]) -> Iterator[None]:
+    """Raises ``kind``, saying ``what``, in place of an error that passed through code of the user's."""
+    try:
+        yield
+    except DigirlDistError:
+        raise
+    except Exception as error:
+        if _users_frame(error) is None:
+            raise
+        raise kind(f"{what}: {described(error)}") from error
+
+
+def described(error: BaseException) -> str:
+    """Returns an error in one line, with the innermost line of the user's own code, or else of any."""
+    frame = _users_frame(error) or traceback.extract_tb(error.__traceback__)[-1]
+    said = " ".join(str(error).split())[:_LONGEST]
+    return f"{type(error).__name__}: {said} (at {frame.filename}:{frame.lineno} in {frame.name})"
+
+
+def is_users(path: str) -> bool:
+    """Returns whether a file is neither installed nor part of Python or of this package."""
+    return not path.startswith("<frozen") and _is_users_folder(os.path.dirname(path))
+
+
+def _users_frame(error: BaseException) -> traceback.FrameSummary | None:
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame for frame in reversed(frames) if is_users(frame.filename)), None)
+
+
+@functools.cache
+def _is_users_folder(folder: str) -> bool:
+    place = os.path.join(os.path.realpath(folder), "")
+    # site-packages of another environment are installed as well: one environment may be laid over another
+    return not (place.startswith(_roots()) or "/site-packages/" in place or "/dist-packages/" in place)
+
+
+@functools.cache
+def _roots() -> tuple[str, ...]:
+    paths = {*sysconfig.get_paths().values(), sys.base_prefix, sys.prefix, os.path.dirname(digirl_dist.__file__)}
+    return tuple(os.path.join(os.path.realpath(path), "") for path in paths)

@@ -1,0 +1,111 @@
+"""What an agent of the user's answers wrongly is told with its class, its method and what is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from digirl_dist.agent import contract
+from digirl_dist.agent.plugins.custom import CustomAgentSettings
+from digirl_dist.emulator import DiscreteActions, EmulatorSpec
+from digirl_dist.errors import AgentError, SettingsError, TrainingError
+from digirl_dist.trajectory import Decision, NoDecision, Observation
+
+SEEN = [Observation("one"), Observation("two")]
+
+
+class Faulty:
+    """Answers as it is told."""
+
+    feature_size = 3
+
+    def __init__(self, answer: Callable[[], Any]) -> None:
+        self.act = self.log_prob = self.features = lambda *_: answer()
+
+
+def of(answer: Any) -> Any:
+    return Faulty(lambda: answer)
+
+
+def decided(agent: Any) -> list[Decision | NoDecision]:
+    return contract.decisions(agent, SEEN, [np.random.default_rng(0)] * 2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ([], "Faulty.act returned none for 2 observations"),
+        ([Decision(0, 0.0)] * 3, "Faulty.act returned 3 of Decision for 2 observations"),
+        (None, "Faulty.act returned None for 2 observations"),
+        (torch.zeros(2), "Faulty.act returned a tensor of shape [2] for 2 observations"),
+        ([0, 1], "Faulty.act returned a int in place of a Decision"),
+        ([(0, -0.5)] * 2, "Faulty.act returned 2 of int in place of a Decision"),
+        ([Decision(0, None)] * 2, "Faulty.act returned a Decision whose log_prob is None"),  # type: ignore[arg-type]
+    ],
+)
+def test_decisions_that_are_none_are_refused(answer: Any, told: str) -> None:
+    with pytest.raises(AgentError, match=re.escape(told)):
+        decided(of(answer))
+
+
+def test_numbers_of_numpy_and_torch_become_plain_ones() -> None:
+    cannot = NoDecision("no server")
+    assert decided(of([Decision(np.int64(3), np.float32(-0.5)), cannot])) == [Decision(3, -0.5), cannot]
+    [first, _] = decided(of([Decision(torch.tensor([1, 2]), torch.tensor(-0.25))] * 2))
+    assert first == Decision([1, 2], -0.25) and type(first.log_prob) is float
+
+
+def test_what_an_agent_raises_is_told_with_its_line_and_what_this_package_raises_stays() -> None:
+    def broken() -> Any:
+        return {}["policy"]
+
+    with pytest.raises(AgentError, match=r"^Faulty.act: KeyError: 'policy' \(at .*test_contract.py:\d+ in broken\)$"):
+        decided(Faulty(broken))
+    with pytest.raises(AgentError, match="^its own$"):
+        decided(Faulty(_raises))
+
+
+def _raises() -> Any:
+    raise AgentError("its own")
+
+
+@pytest.mark.parametrize("answer", [None, torch.zeros(2, 1), torch.zeros(3), 0.5])
+def test_log_probabilities_and_features_of_another_shape_are_refused(answer: Any) -> None:
+    with pytest.raises(TrainingError, match=r"^Faulty.log_prob returned .*, not a tensor of shape \[2\]$"):
+        contract.log_prob(of(answer), SEEN, [0, 1])
+    with pytest.raises(TrainingError, match=r"^Faulty.features returned .*, not a tensor of shape \[2, 3\]$"):
+        contract.features(of(answer), SEEN)
+
+
+def test_log_probabilities_without_a_gradient_teach_nothing_and_are_refused() -> None:
+    with pytest.raises(TrainingError, match="without gradient"):
+        contract.log_prob(of(torch.zeros(2)), SEEN, [0, 1])
+    assert contract.log_prob(of(torch.zeros(2, requires_grad=True)), SEEN, [0, 1]).shape == (2,)
+    with torch.no_grad():
+        assert contract.log_prob(of(torch.zeros(2)), SEEN, [0, 1]).shape == (2,)
+
+
+def no_agent(spec: EmulatorSpec) -> Any:
+    return Faulty(lambda: None)
+
+
+def broken_agent(spec: EmulatorSpec) -> Any:
+    raise OSError("no weights")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    {
+        "no_agent": "^no_agent makes a Faulty, which has no train and no parameters",
+        "broken_agent": r"^broken_agent: OSError: no weights \(at .*test_contract.py:\d+ in broken_agent\)$",
+    }.items(),
+)
+def test_a_class_that_makes_no_agent_is_named(name: str, told: str) -> None:
+    factory = CustomAgentSettings(entry_point=f"{__name__}:{name}").build(EmulatorSpec(DiscreteActions(2)))
+    with pytest.raises(SettingsError, match=told):
+        factory()

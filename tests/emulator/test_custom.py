@@ -1,0 +1,45 @@
+"""``emulator=custom``: what a class of the user's lacks or answers wrongly is told before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from user_classes import Counter
+
+from digirl_dist.emulator.plugins.custom import CustomEmulatorSettings
+from digirl_dist.errors import SettingsError
+
+
+def custom(kind: type) -> CustomEmulatorSettings:
+    globals()[kind.__name__] = kind
+    return CustomEmulatorSettings(entry_point=f"{__name__}:{kind.__name__}")
+
+
+@pytest.mark.parametrize("answer", [None, [], ["light"], "light"])
+def test_tasks_that_are_none_are_refused(answer: Any) -> None:
+    class Wrong(Counter):
+        @staticmethod
+        def tasks(task_set: str, split: str) -> Any:
+            return answer
+
+    with pytest.raises(SettingsError, match=r"Wrong.tasks\('default', 'train'\) returned .*, not a list of Task"):
+        custom(Wrong).tasks("default", "train")
+
+
+def test_tasks_that_raise_are_told_with_their_line() -> None:
+    class Broken(Counter):
+        @staticmethod
+        def tasks(task_set: str, split: str) -> Any:
+            return {}[task_set]
+
+    with pytest.raises(SettingsError, match=r"Broken.tasks: KeyError: 'default' \(at .*test_custom.py:\d+ in tasks\)"):
+        custom(Broken).tasks("default", "train")
+
+
+def test_a_class_without_a_method_is_refused() -> None:
+    class Half:
+        spec, tasks, reset = Counter.spec, Counter.tasks, Counter.reset
+
+    with pytest.raises(SettingsError, match="Half' lacks the class attribute step"):
+        custom(Half).build()
