@@ -187,6 +187,7 @@ def _ablations() -> Group:
         "nothing": (),
         "hindsight": ("algorithm.filtered_bc.hindsight.most=0",),
         "loop-erasure": ("algorithm.filtered_bc.erase_loops=false",),
+        "unsolved": ("algorithm.filtered_bc.unsolved=0",),
         "memory": ("agent.memory=0",),
         "saliency": ("agent.saliency=0",),
         "reluctance": ("agent.reluctance=0",),
