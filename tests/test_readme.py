@@ -106,10 +106,10 @@ def test_the_main_command_asks_for_workers(checkout: Path) -> None:
 
 @pytest.mark.long(60)
 def test_ones_own_environment_and_agent_run_over_ssh(checkout: Path) -> None:
-    done = shell(COMMANDS[3], checkout, 120)
+    done = shell(f"{COMMANDS[3]} train_iterations=8", checkout, 170)  # of 14
     assert done.returncode == 0, done.stderr
     rates = success_rates(checkout / "runs" / "corridor")
-    assert len(rates) == 14 and sum(rates[-2:]) > sum(rates[:2])
+    assert len(rates) == 8 and sum(rates[-2:]) > sum(rates[:2])
     nothing_is_left_of(checkout)
 
 
