@@ -112,7 +112,7 @@ def test_d4_a_failing_job_stops_the_run(tmp_path: Path) -> None:
 COUNTING = ["emulator=custom", "emulator.entry_point=user_classes:Counter", "emulator.kwargs.length=12", "bsize=1"]
 MOODY = [*COUNTING, "agent=custom", "agent.entry_point=user_classes_on_ranks:Moody", "limits.episode_attempts=1"]
 FAILURES = {
-    "TypeError: nobody can make me": [*MOODY, "agent.kwargs.fails=made"],
+    "SettingsError: Moody: TypeError: nobody can make me (at ": [*MOODY, "agent.kwargs.fails=made"],
     "SystemExit: I leave": [*MOODY, "agent.kwargs.fails=exits"],
     "ZeroDivisionError": [*MOODY, "agent.kwargs.fails=acts"],
     "SettingsError: there is no key 'bsiez'": [*MOODY, "bsiez=1"],
