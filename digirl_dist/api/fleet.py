@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import shutil
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -63,6 +65,7 @@ class Fleet(Closeable):
         self._started: OpenFleet | None = None
         self._pushed: tuple[Policy, Checkpoint] | None = None
         self._rounds = 0
+        self._collecting = threading.Lock()
         self._is_closed = False
 
     @classmethod
@@ -100,18 +103,19 @@ class Fleet(Closeable):
 
         Tasks are ids of the task set, or Tasks; None means the whole set. ``seed`` determines how the episodes start
         and what randomness the policy has, so a second call begins the same ones. Raises CollectionError, naming each
-        worker's reason, if an episode cannot be had, and SettingsError for a task that is not there.
+        worker's reason, if an episode cannot be had, and SettingsError for a task that is not there. Threads that
+        collect with one fleet take turns.
         """
-        if episodes is not None and episodes < 1:
-            raise SettingsError(f"episodes={episodes}: at least one")
         chosen = self._chosen(tasks)
-        fleet = self._start(policy)
-        checkpoint = self._checkpoint(policy)
-        plan = Plan(chosen, episodes or len(chosen), seed, "sequential")
-        tickets = [replace(one, iteration=self._rounds) for one in plan.tickets(0, checkpoint.iteration)]
-        result = fleet.collector.collect(checkpoint, tickets)
-        fleet.context.store.append(result)
-        self._rounds += 1
+        count = len(chosen) if episodes is None else _whole("episodes", episodes, 1)
+        plan = Plan(chosen, count, _whole("seed", seed, 0), "sequential")
+        with self._collecting:
+            fleet = self._start(policy)
+            checkpoint = self._checkpoint(policy)
+            tickets = [replace(one, iteration=self._rounds) for one in plan.tickets(0, checkpoint.iteration)]
+            self._rounds += 1  # also if this fails: what it began must not land in the next one
+            result = fleet.collector.collect(checkpoint, tickets)
+            fleet.context.store.append(result)
         found = result.trajectories
         return Episodes(summarise(found), lambda row: found[row])
 
@@ -165,6 +169,8 @@ class Fleet(Closeable):
             raise SettingsError(f"tasks are a list of at least one task, not {tasks!r}")
         if missing := [task for task in wanted if isinstance(task, str) and task not in known]:
             raise SettingsError(f"there is no task {missing[0]!r}; {nearest(missing[0], list(known))}")
+        if wrong := [task for task in wanted if not isinstance(task, str | Task)]:
+            raise SettingsError(f"{wrong[0]!r:.100} is neither a Task nor the id of one")
         return [known[task] if isinstance(task, str) else task for task in wanted]
 
     @staticmethod
@@ -175,6 +181,16 @@ class Fleet(Closeable):
     def _forget(self, folder: Path) -> None:
         if not self._keeps:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _whole(name: str, number: int, least: int) -> int:
+    """Returns a whole number, NumPy's too, as a plain one. Raises SettingsError for any other."""
+    try:
+        if (plain := operator.index(number)) >= least:
+            return plain
+    except TypeError:
+        pass
+    raise SettingsError(f"{name}={number!r:.100} is no whole number of at least {least}")
 
 
 def _acted_by(policy: Policy | None, settings: Settings) -> Settings:

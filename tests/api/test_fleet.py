@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from small_run import make_run
 
@@ -38,3 +41,15 @@ def test_a_fleet_without_workers_runs_tasks_of_ones_own_and_forgets_its_folder(t
         folder = fleet._folder
     assert [one.ticket.policy_version for one in (before[0], after[0])] == [0, 1]
     assert not folder.exists() and after[0].images
+
+
+@pytest.mark.long(20)
+def test_calls_that_are_refused_or_come_at_once_leave_every_collection_whole(tmp_path: Path) -> None:
+    policy = Run(make_run(tmp_path / "run", iterations=1)).policy()
+    wrong: list[Any] = [{"seed": -1}, {"seed": "a"}, {"episodes": 0}, {"episodes": 1.5}, {"tasks": [3]}]
+    with Fleet.inline(bsize=2, max_steps=2) as fleet, ThreadPoolExecutor(3) as threads:
+        for words in wrong:
+            with pytest.raises(SettingsError, match="no whole number of at least|neither a Task nor the id"):
+                fleet.collect(policy, **words)
+        found = list(threads.map(lambda seed: fleet.collect(policy, episodes=np.int64(3), seed=seed), range(3)))
+    assert [len(each) for each in found] == [3, 3, 3]
