@@ -18,6 +18,7 @@ from digirl_dist.errors import InstallError, SettingsError
 from digirl_dist.fleet.pip_logins import PipArgs, split_logins
 from digirl_dist.fleet.remote_python import RemotePython
 from digirl_dist.settings import EmulatorSettings, InstallSettings
+from digirl_dist.settings.regular_file import defect
 from digirl_dist.ssh.connection import Connection
 from digirl_dist.storage.digest import digest, file_digest
 from digirl_dist.storage.machine import dependency_versions, version_of
@@ -235,7 +236,7 @@ def _script(path: str) -> str:
     try:
         text = Path(path).expanduser().read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"emulator.setup={path} cannot be read: {error}") from error
+        raise SettingsError(f"emulator.setup={path} cannot be read: {defect(error)}") from error
     if re.match(r"#!(?!.*sh\b)", text):
         raise SettingsError(f"emulator.setup={path} is run by Bash, and its first line wants another program")
     return text

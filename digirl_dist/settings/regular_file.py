@@ -27,3 +27,8 @@ def content(path: Path, most: int = _MOST) -> bytes:
     if len(found) > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
     return found
+
+
+def defect(error: Exception) -> str:
+    """Returns what an error of reading a file says, without the file's name and the error's number."""
+    return getattr(error, "strerror", None) or str(error)

@@ -32,7 +32,7 @@ def read_yaml(path: Path, name: str = "") -> Any:
     try:
         text = regular_file.content(path, _LONGEST).decode()
     except (OSError, ValueError) as error:
-        raise SettingsError(f"{name or path} cannot be read: {error}") from error
+        raise SettingsError(f"{name or path} cannot be read: {regular_file.defect(error)}") from error
     return load_yaml(text, name or str(path))
 
 

@@ -73,8 +73,8 @@ def stated(words: Sequence[str], measured: Figures | None = None) -> Figures:
         return replace(measured, **said)
     if missing := [name for name in ("reset_s", "step_s", "steps") if name not in said]:
         raise SettingsError(
-            f"nothing is known of {', '.join(missing)}: name the folder of a run that measured it, or state it, as "
-            "--figure reset_s=2 --figure step_s=1 --figure steps=10"
+            f"nothing is known of {', '.join(missing)}: name a run that measured it, as --run runs/mine, or state it, "
+            "as --figure reset_s=2 --figure step_s=1 --figure steps=10"
         )
     return Figures(**said)
 

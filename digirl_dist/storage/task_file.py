@@ -54,7 +54,7 @@ def _entries(path: Path) -> list[_Entry]:
     try:
         text = regular_file.content(path).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"task_set {path} cannot be read: {error}") from error
+        raise SettingsError(f"task_set {path} cannot be read: {regular_file.defect(error)}") from error
     if path.suffix in _LINES:
         return [_entry(line.strip(), number, None, path) for number, line in _numbered(text.splitlines())]
     content = load_yaml(text, f"task_set {path}")  # reads JSON as well

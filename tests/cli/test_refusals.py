@@ -36,6 +36,10 @@ MISTAKES = {
     "argument --port: invalid int value: 'x'; `digirl-dist view --help`": ["view", "--port", "x"],
     "unrecognized arguments: two": ["why", "one", "two"],
     "did you mean '--version'?": ["--versoin"],
+    "task_set missing.txt cannot be read: No such file or directory": ["demo", "task_set=missing.txt"],
+    "error: . cannot be read: Is a directory": ["eval-jobs", "--eval_jobs_config", "."],
+    "--fleet many: must be whole numbers": ["plan", "--fleet", "many"],
+    "name a run that measured it, as --run runs/mine": ["plan"],
     "emulator.setup=missing.sh is not there": ["demo", "emulator.setup=missing.sh"],
 }
 PROGRAM = """

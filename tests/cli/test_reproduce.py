@@ -41,5 +41,8 @@ def test_the_beginning_of_an_inline_run_is_equal_when_made_again(
 def test_what_is_no_run_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", str(tmp_path / "nowhere")]) == 2
     assert "nowhere is no run folder" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main(["reproduce", str(tmp_path), "--into", str(tmp_path / "file")]) == 2
+    assert "file is there already: name another folder with --into" in capsys.readouterr().err
     assert main(["reproduce", str(tmp_path), f"save_path={tmp_path}/new"]) == 2
     assert "name the new folder with --into" in capsys.readouterr().err

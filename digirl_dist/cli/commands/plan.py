@@ -37,9 +37,10 @@ def execute(options: argparse.Namespace) -> int:
     with shown("read the configuration", sys.stderr) as progress:
         from digirl_dist.simulation.forecast import forecast, variants
 
+        fleets = _numbers(options.fleet)
         settings = settings_of(options)
         figures = _figures(settings, options.run, options.figure)
-        plans = [_plan(settings, workers) for workers in _numbers(options.fleet)]
+        plans = [_plan(settings, workers) for workers in fleets]
         progress.status.host("forecast")
         found = [
             (forecast(figures, plan), {name: forecast(figures, other) for name, other in variants(plan).items()})

@@ -34,7 +34,7 @@ def execute(options: argparse.Namespace) -> int:
     second = options.into.resolve() if options.into else first.with_name(f"{first.name}-again")
     if any(word.partition("=")[0].lstrip("+") == "save_path" for word in options.overrides):
         raise SettingsError("save_path is the run's own here: name the new folder with --into")
-    if second.exists() and any(second.iterdir()):
+    if second.exists() and (not second.is_dir() or any(second.iterdir())):
         raise SettingsError(f"{second} is there already: name another folder with --into")
     source = of_run_folder(options.run, options.overrides)
     made = len(Metrics(first / "metrics.jsonl").lines)
