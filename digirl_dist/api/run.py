@@ -88,12 +88,14 @@ class Run:
     def steps(self) -> pyarrow.dataset.Dataset:
         """Returns the steps of all finished iterations, screenshots included, for Arrow, DuckDB and Polars.
 
-        Nothing is read before columns and rows are chosen.
+        Nothing is read before columns and rows are chosen. A run without any has the columns, and no row.
         """
         import pyarrow.dataset
 
+        from digirl_dist.storage import parquet
+
         files = sorted(map(str, (self.folder / "trajectories").glob("[0-9]*.parquet")))
-        return pyarrow.dataset.dataset(files, format="parquet")
+        return pyarrow.dataset.dataset(files, format="parquet", schema=None if files else parquet.SCHEMA)
 
     def checkpoints(self) -> list[int]:
         """Returns the policy versions that are kept."""

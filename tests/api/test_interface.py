@@ -203,7 +203,10 @@ def test_a_file_that_is_being_copied_is_read_once_it_is_whole_and_others_types_d
     assert len(run.index.notes) == 2
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused_and_a_run_without_steps_has_none(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "config.yaml").touch()
+    assert Run(tmp_path / "new").steps().to_table(columns=["task", "action"]).num_rows == 0
     with pytest.raises(RunFolderError, match=r"no config\.yaml"):
         Run(tmp_path)
 
