@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from digirl_dist.agent import Agent
-from digirl_dist.algorithm import StepOutcome
+from digirl_dist.algorithm import UNSOLVED, StepOutcome
 from digirl_dist.algorithm.advantages import group_advantages
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
-from digirl_dist.algorithm.imitation import Example, log_probs_of, unsolved_steps, worth_repeating
+from digirl_dist.algorithm.imitation import Example, log_probs_of, unsolved_steps, weights_in, worth_repeating
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer, OptimizerIsTheState
 from digirl_dist.algorithm.plugins.grpo import GrpoSettings
 from digirl_dist.algorithm.selection import task_weights
@@ -94,14 +94,17 @@ class Grpo(OptimizerIsTheState):
     ) -> list[StepOutcome]:
         groups = completed_groups(fresh, replay, self._settings.group_size)
         members = next((each for each in groups if _start(each[0]) == _start(episode)), [])
-        advantages = group_advantages(np.array([one.reward for one in members]))
+        advantages = group_advantages(np.array([one.reward for one in members])) if members else ()
         own = next((a for one, a in zip(members, advantages, strict=True) if one.episode_id == episode.episode_id), 0.0)
         surplus = episode.reward - expected_returns(replay).get(episode.ticket.task.id, 0.0)
         imitated = self._settings.replay_weight > 0 and surplus > 0
         also = ", but it is imitated: it ended better than its task lately does" if imitated else ""
         if not own:
             reason = "all episodes of its group came out alike" if members else "its group is not complete yet"
-            return [StepOutcome(imitated, reason + also, advantage=0.0) for _ in episode.steps]
+            alike = StepOutcome(imitated, reason + also, advantage=0.0)
+            tried = next((each for each in replay if each.episode_id == episode.episode_id), episode)
+            held = weights_in(tried, [] if imitated else self._imitated(replay)[0])
+            return [replace(alike, kept=True, reason=UNSOLVED) if heavy else alike for heavy in held]
         reason = f"its episode came out {'better' if own > 0 else 'worse'} than its group"
         return [StepOutcome(True, reason, 1 / len(episode.steps), advantage=float(own)) for _ in episode.steps]
 
