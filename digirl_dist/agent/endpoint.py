@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from digirl_dist.agent.acting import ActsAlone
 from digirl_dist.agent.answers import read_or_wait
 from digirl_dist.agent.dialogue import conversation
 from digirl_dist.agent.plugins.endpoint import EndpointSettings
@@ -17,25 +18,18 @@ from digirl_dist.chat import image_part
 from digirl_dist.chat.client import Answered, ChatServer, Outage, key_of
 from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.emulator.touch_actions import SAID
-from digirl_dist.errors import AgentError, ChatAway, TrajectoryError
+from digirl_dist.errors import ChatAway, TrajectoryError
 from digirl_dist.trajectory import Decision, NoDecision, Observation
-from digirl_dist.types import Json
-
-if TYPE_CHECKING:
-    import torch
 
 _GRACE_S = 1.0
-_CANNOT_LEARN = "the model of agent=endpoint is elsewhere: it acts, and cannot be trained"
 
 
-class EndpointAgent:
+class EndpointAgent(ActsAlone):
     """Fulfils ``Agent`` as far as acting goes. Each observation is a request of its own; all go out together.
 
     Writing that is no action is ``wait``. A log-probability is what the server tells, NaN if it does not. The same
     ticket brings the same actions only from a server that heeds seeds.
     """
-
-    feature_size = 0
 
     def __init__(self, settings: EndpointSettings, spec: EmulatorSpec) -> None:
         self._settings = settings
@@ -52,28 +46,6 @@ class EndpointAgent:
         asked = [self._ask(seen, rng) for seen, rng in zip(observations, rngs, strict=True)]
         wait(asked, until - time.monotonic())
         return [self._decision(answer) for answer in asked]
-
-    def log_prob(self, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
-        """Raises AgentError."""
-        raise AgentError(_CANNOT_LEARN)
-
-    def features(self, observations: Sequence[Observation]) -> torch.Tensor:
-        """Raises AgentError."""
-        raise AgentError(_CANNOT_LEARN)
-
-    def train(self, mode: bool = True) -> None:
-        """There is no other mode than acting."""
-
-    def parameters(self) -> Iterator[torch.nn.Parameter]:
-        return iter(())
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Raises RuntimeError for weights: they are another agent's."""
-        if state:
-            raise RuntimeError("agent=endpoint has no weights")
 
     def _ask(self, seen: Observation, rng: np.random.Generator) -> Future[Answered]:
         """In a thread that ends with the process: a server may take its time over the limit."""

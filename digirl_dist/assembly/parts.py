@@ -58,7 +58,7 @@ def build_device(settings: Settings, emulator: EmulatorSettings) -> Device:
         tasks=tasks,
         max_steps=max_steps,
         extras=(*device.extras, *(agent.extras if acts_there else ())),
-        guard=EpisodeGuard(emulator.name, device.spec, max_steps, check_action, agent.knows_log_prob),
+        guard=EpisodeGuard(emulator.name, device.spec, max_steps, check_action, agent.learns),
     )
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from process_watch import nothing_is_left_of
 from run_files import events, lines, metrics
 from user_classes import Coin, Counter
 
+from digirl_dist import Run
 from digirl_dist.assembly.run import run
+from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import (
     CustomAgentSettings,
@@ -27,6 +31,7 @@ from digirl_dist.settings import (
 )
 from digirl_dist.storage import parquet
 from digirl_dist.storage.checkpoint import Checkpoints
+from digirl_dist.trajectory import Decision, Observation
 
 pytestmark = pytest.mark.system
 
@@ -139,6 +144,28 @@ def test_collecting_without_learning_takes_instances_of_training(collected: Path
     (file,) = (tmp_path / "evaluation" / "000000").glob("*.parquet")
     trained = parquet.read(collected / "trajectories" / "000000.parquet")
     assert [each.ticket.seed for each in parquet.read(file)] == [each.ticket.seed for each in trained]
+
+
+class One:
+    """Always counts; has nothing to learn with."""
+
+    def __init__(self, spec: EmulatorSpec) -> None:
+        """Needs to know nothing."""
+
+    def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
+        return [Decision(1, float("nan")) for _ in observations]
+
+
+def test_a_class_that_only_acts_is_measured_and_collects_and_is_refused_for_training(tmp_path: Path) -> None:
+    scripted = CustomAgentSettings(entry_point=f"{One.__module__}:One")
+    with pytest.raises(SettingsError, match="acts and cannot be trained: measure it with task_mode=evaluate"):
+        run(settings(tmp_path, agent=scripted))
+    for mode in (TaskMode.evaluate, TaskMode.collect):
+        folder = tmp_path / mode.value
+        run(settings(folder, agent=scripted, task_mode=mode))
+        (file,) = (folder / "evaluation" / "000000").glob("*.parquet")
+        assert {step.action for episode in parquet.read(file) for step in episode.steps} == {1}
+    assert Run(folder).policy().agent.state_dict() == {}
 
 
 def test_a_run_of_another_algorithm_starts_with_a_checkpoint_and_says_so(collected: Path, tmp_path: Path) -> None:

@@ -46,11 +46,12 @@ class AgentPlugin(AgentSettings, ABC):
 
     extras: ClassVar[tuple[str, ...]] = ()
     """Optional parts of the package that each machine needs on which it acts."""
-    learns: ClassVar[bool] = True
-    """False for one that only acts."""
     suits: ClassVar[Suits] = Suits.all
-    knows_log_prob: ClassVar[bool] = True
-    """False for one that may not know how probable its actions are."""
+
+    @property
+    def learns(self) -> bool:
+        """False for one that only acts, and may not know how probable its actions are."""
+        return True
 
     @abstractmethod
     def build(self, spec: EmulatorSpec) -> AgentFactory:

@@ -6,19 +6,25 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from digirl_dist.agent.acting import completed
 from digirl_dist.agent.contract import MEMBERS
 from digirl_dist.agent.plugins import AgentPlugin
 from digirl_dist.settings.missing import MISSING
-from digirl_dist.user_code.entry_point import construct, load_callable
+from digirl_dist.user_code.entry_point import construct, load_callable, load_entry_point
 
 if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
     from digirl_dist.emulator import EmulatorSpec
 
+_LEARNING = "log_prob", "parameters", "state_dict"
+
 
 @dataclass
 class CustomAgentSettings(AgentPlugin):
-    """An agent of yours: ``entry_point: my_file:MyAgent`` is called with the emulator's spec and ``kwargs``."""
+    """An agent of yours: ``entry_point: my_file:MyAgent`` is called with the emulator's spec and ``kwargs``.
+
+    A class with ``act`` alone acts and does not learn.
+    """
 
     name: str = "custom"
     entry_point: str = MISSING
@@ -28,4 +34,10 @@ class CustomAgentSettings(AgentPlugin):
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:
         kind: Any = load_callable(self.entry_point, [spec], self.kwargs)
-        return partial(construct, kind, MEMBERS, spec, **self.kwargs)
+        return partial(construct, kind if self.learns else completed(kind), MEMBERS, spec, **self.kwargs)
+
+    @property
+    def learns(self) -> bool:
+        """A class that has ``act`` and nothing to learn with is a policy without weights."""
+        kind = load_entry_point(self.entry_point)
+        return not isinstance(kind, type) or not hasattr(kind, "act") or any(hasattr(kind, each) for each in _LEARNING)

@@ -23,8 +23,6 @@ class EndpointSettings(ChatSettings, AgentPlugin):
 
     extras: ClassVar[tuple[str, ...]] = ("endpoint",)
     suits: ClassVar[Suits] = Suits.screens
-    learns: ClassVar[bool] = False
-    knows_log_prob: ClassVar[bool] = False
     name: str = "endpoint"
     model: str = MISSING
     """Name of the model, as the server knows it."""
@@ -40,6 +38,10 @@ class EndpointSettings(ChatSettings, AgentPlugin):
     """Your own rules for the model; empty: general ones that ask for one line of JSON."""
     previous_actions: FewOrNone = 3
     """How many of the latest actions the prompt tells."""
+
+    @property
+    def learns(self) -> bool:
+        return False
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:
         with extra_needed("agent=endpoint", "openai", "endpoint"):
