@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from digirl_dist.agent import Agent
-from digirl_dist.algorithm import UNSOLVED, StepOutcome
+from digirl_dist.algorithm import StepOutcome
 from digirl_dist.algorithm.advantages import group_advantages
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
-from digirl_dist.algorithm.imitation import Example, log_probs_of, unsolved_steps, weights_in, worth_repeating
+from digirl_dist.algorithm.imitation import Example, log_probs_of, worth_repeating
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer, OptimizerIsTheState
 from digirl_dist.algorithm.plugins.grpo import GrpoSettings
 from digirl_dist.algorithm.selection import task_weights
@@ -101,10 +101,7 @@ class Grpo(OptimizerIsTheState):
         also = ", but it is imitated: it ended better than its task lately does" if imitated else ""
         if not own:
             reason = "all episodes of its group came out alike" if members else "its group is not complete yet"
-            alike = StepOutcome(imitated, reason + also, advantage=0.0)
-            tried = next((each for each in replay if each.episode_id == episode.episode_id), episode)
-            held = weights_in(tried, [] if imitated else self._imitated(replay)[0])
-            return [replace(alike, kept=True, reason=UNSOLVED) if heavy else alike for heavy in held]
+            return [StepOutcome(imitated, reason + also, advantage=0.0) for _ in episode.steps]
         reason = f"its episode came out {'better' if own > 0 else 'worse'} than its group"
         return [StepOutcome(True, reason, 1 / len(episode.steps), advantage=float(own)) for _ in episode.steps]
 
@@ -121,8 +118,7 @@ class Grpo(OptimizerIsTheState):
         return Batch(old, advantages, weights, torch.zeros(len(rows), dtype=torch.bool))
 
     def _imitated(self, replay: Sequence[Trajectory]) -> tuple[list[Example], dict[str, float]]:
-        """The steps of episodes that ended better than their task lately does, heavier the more it was; and those that
-        hold the policy open for tasks that are not solved yet.
+        """The steps of episodes that ended better than their task lately does, heavier the more it was.
 
         Self-imitation, (R − V)₊ log π (arXiv 1806.05635, equation 2), where V is the mean return of the task's newest
         ``_LATELY`` episodes; so a task that is mastered leaves the room to others.
@@ -135,8 +131,7 @@ class Grpo(OptimizerIsTheState):
         shares = task_weights(_tasks([episode for episode, _ in better]))
         worth = self._settings.discount, self._settings.erase_loops
         pairs = zip(better, shares, strict=True)
-        rows = [row for (one, more), share in pairs for row in worth_repeating(one, share * more, *worth)]
-        return [*rows, *unsolved_steps(replay, self._settings.unsolved, rows)], relabelled
+        return [row for (one, more), share in pairs for row in worth_repeating(one, share * more, *worth)], relabelled
 
     def _imitation_weights(self, imitated: Sequence[Example]) -> torch.Tensor:
         """Of mean ``replay_weight`` over the rows of all ranks."""

@@ -217,16 +217,11 @@ def test_successes_of_earlier_iterations_are_imitated_the_more_the_less_they_wer
     assert coin.log_prob([], [1]).item() > math.log(0.5)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1])
-def test_steps_of_unsolved_tasks_are_imitated_a_little_beside_those_that_succeeded(share: float) -> None:
-    solved = [episode(Ticket(1, index, Task("solved"), index, 1), [int(index == 0)]) for index in range(4)]
-    unsolved = [episode(Ticket(1, index, Task("unsolved"), index, 1), [0]) for index in range(4, 8)]
-    _, grpo = made(replay_weight=1.0, unsolved=share)
-    rows, _ = grpo._imitated([*solved, *unsolved])
-    assert [round(row.weight, 4) for row in rows] == ([0.75, 0.075] if share else [0.75])
-    replay = [*solved, *unsolved]
-    explained = grpo.explain(unsolved[0], unsolved, replay, grpo.state_dict())[0]
-    assert explained.kept == bool(share) and ("not solved yet" in explained.reason) == bool(share)
+def test_an_episode_whose_group_is_not_complete_is_explained() -> None:
+    _, grpo = made()
+    [alone] = group([0])
+    [told] = grpo.explain(alone, [alone], [alone], grpo.state_dict())
+    assert not told.kept and told.reason == "its group is not complete yet"
 
 
 def test_a_plan_in_groups_gives_each_group_one_start() -> None:
