@@ -235,4 +235,4 @@ def test_help_and_hints_know_of_them(copy: Path) -> None:
     refused = run(copy, "train_algorithm=clim")
     assert refused.returncode == 2 and "there is no 'clim'; did you mean 'climb'?" in refused.stderr
     refused = run(copy, "algorithm.climb.rat=1")
-    assert refused.returncode == 2 and "no key 'rat' in ClimbSettings; did you mean 'rate'?" in refused.stderr
+    assert refused.returncode == 2 and "no key 'algorithm.climb.rat'; did you mean 'rate'?" in refused.stderr

@@ -180,7 +180,7 @@ def test_a_jpeg_that_is_decoded_again_and_again_is_refused() -> None:
 
 
 def test_an_agent_that_may_not_know_its_probabilities_says_nan_and_not_inf() -> None:
-    guard = replace(GUARD, knows_log_prob=EndpointSettings.knows_log_prob)
+    guard = replace(GUARD, knows_log_prob=EndpointSettings().learns)
     guard.check(episode(step(log_prob=math.nan), LAST), TICKET, "w1")
     with pytest.raises(TrajectoryError, match="log-probability"):
         guard.check(episode(step(log_prob=math.inf), LAST), TICKET, "w1")

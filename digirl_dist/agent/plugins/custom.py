@@ -39,5 +39,7 @@ class CustomAgentSettings(AgentPlugin):
     @property
     def learns(self) -> bool:
         """A class that has ``act`` and nothing to learn with is a policy without weights."""
+        if not self.entry_point:
+            return True  # it is given as an object: ``Fleet``
         kind = load_entry_point(self.entry_point)
         return not isinstance(kind, type) or not hasattr(kind, "act") or any(hasattr(kind, each) for each in _LEARNING)
