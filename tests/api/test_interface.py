@@ -261,6 +261,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tasks": "press-play"}, "tasks are a list"),
     ({"tasks": []}, "tasks are a list"),
     ({"tasks": ["pres-play"]}, "did you mean 'press-play'"),
-    ({"episodes": 0}, "at least one"),
-    ({"episodes": -1}, "at least one"),
+    ({"episodes": 0}, "no whole number of at least 1"),
+    ({"episodes": -1}, "no whole number of at least 1"),
 ]
