@@ -62,6 +62,8 @@ class Run:
 
     def train(self, iterations: Sequence[int], first: int | None = None) -> None:
         """Makes these iterations in one process, with an evaluation before the first if that is 0 or 3."""
+        while any(self.folder.glob(f"tensorboard/*.tfevents.{int(time.time())}.*")):
+            time.sleep(0.1)  # TensorBoard reads files in the order of their seconds
         config = {"seed": 1, "judge.key": SECRET, "save_path": str(self.folder)}
         run = LoggedRun("run1", "mine", str(self.folder), "project", config)
         log = ExperimentLog(self.loggers, run, lambda name, reason: self.failed.append((name, reason)))
