@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
 
 import psutil
 
+from chaos.processes import eventually
 from digirl_dist.child_process import environment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,13 +55,15 @@ def ranks(world_size: int, *words: str) -> list[str]:
 
 
 @contextmanager
-def started(command: Sequence[str], **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """A launch under way; at the end it and its descendants are ended."""
+def started(
+    command: Sequence[str], out: IO[str] | int = subprocess.PIPE, **variables: str
+) -> Iterator[subprocess.Popen[str]]:
+    """A launch under way, which prints to ``out``; at the end it and its descendants are ended."""
     process = subprocess.Popen(
         command,
         cwd=ROOT,
         env={**launch_environment(), **variables},
-        stdout=subprocess.PIPE,
+        stdout=out,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
@@ -72,8 +77,19 @@ def started(command: Sequence[str], **variables: str) -> Iterator[subprocess.Pop
             except ProcessLookupError:
                 pass  # it ended by itself, as it should
         process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def launch_together(commands: Sequence[Sequence[str]], limit_s: float = LIMIT_S) -> list[Ended]:
+    """Launches that run side by side, to the end of the last. Fails with what all printed if that takes longer."""
+    with ExitStack() as stack:
+        outs = [stack.enter_context(TemporaryFile("w+")) for _ in commands]
+        nodes = [stack.enter_context(started(command, out)) for command, out in zip(commands, outs, strict=True)]
+        all_ended = eventually(lambda: all(node.poll() is not None for node in nodes), limit_s)
+        said = [out.seek(0) or out.read() for out in outs]
+        assert all_ended, f"statuses after {limit_s:g} s: {[node.returncode for node in nodes]}; {said}"
+        return [Ended(node.returncode, out) for node, out in zip(nodes, said, strict=True)]
 
 
 def launch(command: Sequence[str], limit_s: float = LIMIT_S, **variables: str) -> Ended:

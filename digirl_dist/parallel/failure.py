@@ -1,11 +1,12 @@
-"""Prints which rank failed: several processes print at once, and a traceback must name its own."""
+"""Prints which rank failed or waits: several processes print at once, and each line must name its own."""
 
 from __future__ import annotations
 
 import re
 import sys
+import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from digirl_dist.errors import CheckpointError, PeerError, RunFolderError, SettingsError
@@ -14,6 +15,8 @@ from digirl_dist.plain_text import printable
 
 FAILED = re.compile(r"rank \d+ of \d+ failed:")
 """The first line that ``telling`` prints."""
+
+_PATIENCE_S = 10.0
 
 
 @contextmanager
@@ -27,10 +30,29 @@ def telling(rank: Rank) -> Iterator[None]:
     except SettingsError:
         raise  # one line says it all
     except (CheckpointError, PeerError, RunFolderError) as error:  # so it does of these
-        sys.stderr.write(f"rank {rank.rank} of {rank.world_size} failed: {printable(str(error))}\n")
-        sys.stderr.flush()
+        _say(rank, f"failed: {error}\n")
         raise
     except Exception:
-        sys.stderr.write(f"rank {rank.rank} of {rank.world_size} failed:\n{printable(traceback.format_exc())}")
-        sys.stderr.flush()
+        _say(rank, f"failed:\n{traceback.format_exc()}")
         raise
+
+
+@contextmanager
+def telling_a_wait(rank: Rank, limit_s: float, what: Callable[[], str]) -> Iterator[None]:
+    """Prints once, after ten seconds, what the rank waits for, and for how long it will."""
+
+    def tell() -> None:
+        _say(rank, f"waits for {what()}, for up to {limit_s:g} s\n")
+
+    timer = threading.Timer(_PATIENCE_S, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _say(rank: Rank, words: str) -> None:
+    sys.stderr.write(f"rank {rank.rank} of {rank.world_size} {printable(words)}")
+    sys.stderr.flush()

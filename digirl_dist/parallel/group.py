@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from digirl_dist.errors import DeviceError, PeerError
+from digirl_dist.parallel.failure import telling_a_wait
 from digirl_dist.parallel.loopback import refusing_strangers
 from digirl_dist.parallel.private_store import PrivateStore, launched_store
 from digirl_dist.parallel.rank import Rank, named
@@ -196,6 +197,11 @@ def _meet(rank: Rank, limit_s: float) -> Store:
     if rank.world_size == 1:
         alone: Store = HashStore()  # nobody to meet, with or without a launcher
         return alone
+    with telling_a_wait(rank, limit_s, lambda: "the other ranks to start"):
+        return _met(rank, limit_s)
+
+
+def _met(rank: Rank, limit_s: float) -> Store:
     limit = timedelta(seconds=limit_s)
     try:
         store: Store = (

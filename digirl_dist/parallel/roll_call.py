@@ -13,6 +13,7 @@ import socket
 import time
 
 from digirl_dist.errors import PeerError
+from digirl_dist.parallel.failure import telling_a_wait
 from digirl_dist.parallel.rank import Coordinator, Rank, named
 
 _WORD = re.compile(rb"rank (\d{1,6}) of (\d{1,6})\n")
@@ -32,9 +33,16 @@ def roll_call(rank: Rank, coordinator: Coordinator, limit_s: float) -> None:
 
 def _call(rank: Rank, coordinator: Coordinator, deadline: float, limit_s: float) -> None:
     present: dict[int, socket.socket] = {}
-    with _listening(coordinator) as listener:
+
+    def missing() -> list[int]:
+        return [number for number in range(1, rank.world_size) if number not in present]
+
+    with (
+        _listening(coordinator) as listener,
+        telling_a_wait(rank, limit_s, lambda: f"{named(missing())} to start"),
+    ):
         listener.settimeout(_LOOK_S)
-        while len(present) < rank.world_size - 1 and time.monotonic() < deadline:
+        while missing() and time.monotonic() < deadline:
             try:
                 link, _ = listener.accept()
             except TimeoutError:
@@ -44,31 +52,33 @@ def _call(rank: Rank, coordinator: Coordinator, deadline: float, limit_s: float)
                 link.close()
             else:
                 present[number] = link
-    missing = [number for number in range(1, rank.world_size) if number not in present]
-    verdict = f"{named(missing)} did not start within {limit_s:g} s" if missing else ""
+    verdict = f"{named(missing())} did not start within {limit_s:g} s" if missing() else ""
     for link in present.values():
         with link:
             _say(link, f"{verdict or 'go'}\n".encode())
-    if missing:
+    if verdict:
         raise PeerError(verdict)
 
 
 def _report(rank: Rank, coordinator: Coordinator, deadline: float, limit_s: float) -> None:
-    reason = "nobody answers"
-    while time.monotonic() < deadline:
-        try:
-            with socket.create_connection((coordinator.host, coordinator.port), timeout=_SAY_S) as link:
-                link.settimeout(max(_SAY_S, deadline - time.monotonic() + _SAY_S))
-                link.sendall(b"rank %d of %d\n" % (rank.rank, rank.world_size))
-                answer = _line(link).decode(errors="replace").strip()
-        except OSError as error:  # rank 0 may start later
-            reason = error.strerror or str(error)
-            time.sleep(_LOOK_S)
-            continue
-        if answer != "go":
-            raise PeerError(answer if " of " in answer or "did not start" in answer else _stranger(coordinator, answer))
-        return
-    raise PeerError(f"rank 0 cannot be reached at {coordinator.address} within {limit_s:g} s: {reason}")
+    state = "nobody answers"
+    with telling_a_wait(rank, limit_s, lambda: f"rank 0 at {coordinator.address} ({state})"):
+        while time.monotonic() < deadline:
+            try:
+                with socket.create_connection((coordinator.host, coordinator.port), timeout=_SAY_S) as link:
+                    state = "it has answered"
+                    link.settimeout(max(_SAY_S, deadline - time.monotonic() + _SAY_S))
+                    link.sendall(b"rank %d of %d\n" % (rank.rank, rank.world_size))
+                    answer = _line(link).decode(errors="replace").strip()
+            except OSError as error:  # rank 0 may start later
+                state = error.strerror or str(error)
+                time.sleep(_LOOK_S)
+                continue
+            if answer != "go":
+                known = " of " in answer or "did not start" in answer
+                raise PeerError(answer if known else _stranger(coordinator, answer))
+            return
+    raise PeerError(f"rank 0 cannot be reached at {coordinator.address} within {limit_s:g} s: {state}")
 
 
 def _stranger(coordinator: Coordinator, answer: str) -> str:

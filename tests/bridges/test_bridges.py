@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
-from rank_launch import example, started, torchrun
+from rank_launch import example, launch_together, torchrun
 
 from digirl_dist.bridges.vector import ranked_vector
 from digirl_dist.errors import SettingsError
@@ -58,14 +57,11 @@ def test_what_a_vector_cannot_say_is_refused() -> None:
 @pytest.mark.long
 def test_runners_of_other_libraries_learn_together_on_two_ranks(tmp_path: Path) -> None:
     """The examples as they are: the ranks' environments differ, their weights do not."""
-    with ExitStack() as stack:
-        words = {
-            name: example(f"{name}_ppo.py", "bsize=2", f"save_path={tmp_path / name}") for name in ("skrl", "rsl_rl")
-        }
-        runs = {name: stack.enter_context(started(torchrun(2, *command))) for name, command in words.items()}
-        outs = {name: run.communicate(timeout=150)[0] for name, run in runs.items()}
-    for name, out in outs.items():
-        assert runs[name].returncode == 0, out
+    names = ("skrl", "rsl_rl")
+    words = [example(f"{name}_ppo.py", "bsize=2", f"save_path={tmp_path / name}") for name in names]
+    for name, run in zip(names, launch_together([torchrun(2, *each) for each in words]), strict=True):
+        out = run.out
+        assert run.status == 0, out
         told = dict(re.findall(r"rank (\d) of 2: the policy's weights add up to (\S+)", out))
         assert set(told) == {"0", "1"} and told["0"] == told["1"], out
         assert list((tmp_path / name).rglob("events.out.tfevents*"))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from rank_launch import example, started
+from rank_launch import example, launch_together
 
 from digirl_dist.assembly.facts import facts_of
 from digirl_dist.assembly.parts import build_device
@@ -37,14 +36,11 @@ def test_each_difference_is_named_with_ranks_and_machines() -> None:
 @pytest.mark.system
 @pytest.mark.timeout(300)
 def test_b4_two_nodes_with_different_settings_do_not_start(tmp_path: Path) -> None:
-    port = free_port()
-    with ExitStack() as stack:
-        nodes = []
-        for node, more in enumerate((["bsize=2"], ["bsize=1", "distributed.steps=9"])):
-            words = [f"save_path={tmp_path}/run", "train_iterations=1", *more]
-            nodes.append(stack.enter_context(started(example("two_nodes.sh", str(node), f"127.0.0.1:{port}", *words))))
-        outs = [node.communicate(timeout=280)[0] for node in nodes]
-    for out in outs:
+    address, run = f"127.0.0.1:{free_port()}", [f"save_path={tmp_path}/run", "train_iterations=1"]
+    differing = ["bsize=2"], ["bsize=1", "distributed.steps=9"]
+    commands = [example("two_nodes.sh", str(node), address, *run, *more) for node, more in enumerate(differing)]
+    nodes = launch_together(commands, limit_s=280)
+    for out in (node.out for node in nodes):
         assert "error: the ranks were started differently: " in out and "Traceback" not in out.split("error: ")[0]
         assert "bsize is 2 on ranks 0, 1 (" in out and "distributed.steps is 128 on ranks 0, 1 (" in out
-    assert all(node.returncode for node in nodes) and not (tmp_path / "run").exists()
+    assert all(node.status for node in nodes) and not (tmp_path / "run").exists()

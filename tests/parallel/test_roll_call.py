@@ -77,6 +77,18 @@ def test_the_missing_are_named_to_all_that_came() -> None:
     assert "rank 0 cannot be reached at 127.0.0.1" in called([Rank(1, 2)], coordinator, 1)[1]
 
 
+def test_who_waits_says_for_whom(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("digirl_dist.parallel.failure._PATIENCE_S", 0.5)
+    coordinator, nowhere = Coordinator("127.0.0.1", free_port()), Coordinator("127.0.0.1", free_port())
+    called([Rank(0, 4), Rank(2, 4)], coordinator, 3)
+    called([Rank(1, 2)], nowhere, 3)
+    assert set(capsys.readouterr().err.splitlines()) == {
+        "rank 0 of 4 waits for ranks 1, 3 to start, for up to 3 s",
+        f"rank 2 of 4 waits for rank 0 at {coordinator.address} (it has answered), for up to 3 s",
+        f"rank 1 of 2 waits for rank 0 at {nowhere.address} (Connection refused), for up to 3 s",
+    }
+
+
 def test_ranks_of_another_launch_and_other_servers_are_named() -> None:
     coordinator = Coordinator("127.0.0.1", free_port())
     found = called([Rank(0, 2), Rank(1, 3)], coordinator, 3)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shutil
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from rank_launch import example, started
+from rank_launch import example, launch_together
 from run_files import metrics
 from train.test_train import episodes, state, took_part
 
@@ -45,14 +44,9 @@ def words(folder: Path, *more: str) -> list[str]:
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two nodes of one rank each, and two iterations."""
     folder, port = tmp_path_factory.mktemp("two") / "run", free_port()
-    with ExitStack() as stack:
-        nodes = []
-        for node in range(2):
-            flags = f"--nproc_per_node=1 --nnodes=2 --node_rank={node} --coordinator_address=127.0.0.1:{port}"
-            command = example("jax_ranks.sh", flags, *words(folder, "train_iterations=2"))
-            nodes.append(stack.enter_context(started(command)))
-        outs = [node.communicate(timeout=150)[0] for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], outs
+    flags = [f"--nproc_per_node=1 --nnodes=2 --node_rank={n} --coordinator_address=127.0.0.1:{port}" for n in range(2)]
+    nodes = launch_together([example("jax_ranks.sh", each, *words(folder, "train_iterations=2")) for each in flags])
+    assert [node.status for node in nodes] == [0, 0], nodes
     return folder
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rank_launch import descendants, example, launch, ranks, started
+from rank_launch import descendants, example, launch, launch_together, ranks, started
 from run_files import events, lines, metrics
 
 from digirl_dist.agent.generic import GenericPolicy
@@ -208,13 +207,9 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, port = tmp_path_factory.mktemp("four") / "run", free_port()
     slow = ["emulator.kwargs.evaluation_s=5", "trainer.exchange_s=4"]
     more = words(folder, "bsize=1", "train_iterations=3", "train_algorithm=digirl", *slow)
-    with ExitStack() as stack:
-        nodes = []
-        for node in range(2):
-            command = example("two_nodes.sh", str(node), f"127.0.0.1:{port}", *more)
-            nodes.append(stack.enter_context(started(command)))
-        outs = [node.communicate(timeout=100)[0] for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], outs
+    address = f"127.0.0.1:{port}"
+    nodes = launch_together([example("two_nodes.sh", str(node), address, *more) for node in range(2)])
+    assert [node.status for node in nodes] == [0, 0], nodes
     return folder
 
 
