@@ -11,7 +11,7 @@ from digirl_dist.tasks import Ticket
 from digirl_dist.types import Json
 
 Goal = Mapping[str, Json]
-"""A goal that an emulator saw met: the ``params`` of every task that asks for it."""
+"""A goal that an emulator saw met: the ``params`` of every task that asks for it, or ``{"instruction": its words}``."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from digirl_dist.agent.words import quoted
 from digirl_dist.algorithm.selection import on_the_way
+from digirl_dist.emulator.remembered import recalled
 from digirl_dist.errors import TrainingError
 from digirl_dist.storage.digest import digest
 from digirl_dist.tasks import Task
@@ -60,13 +61,21 @@ class Hindsight:
         asked = self._by_goal()
         for number, step in enumerate(episode.steps, 1):
             for goal in step.achieved:
-                yield from ((number, task) for task in asked.get(_key(goal), ()))
+                yield from ((number, task) for task in asked.get(_key(goal), _in_words(goal)))
 
     def _by_goal(self) -> Mapping[str, list[Task]]:
         found: dict[str, list[Task]] = {}
         for task in self.tasks:
             found.setdefault(_key(task.params), []).append(task)
         return found
+
+
+def _in_words(goal: Goal) -> list[Task]:
+    """The task of a goal that the emulator tells as an instruction."""
+    match goal:
+        case {"instruction": str(instruction)}:
+            return [Task(instruction, instruction)]
+    return []
 
 
 NO_HINDSIGHT = Hindsight((), 0)
@@ -89,8 +98,8 @@ def _named(achieved: Achieved, episode: Trajectory, tasks: Sequence[Task]) -> It
 
 def _way(episode: Trajectory, length: int, task: Task) -> Trajectory | None:
     """Returns the first ``length`` steps without loops under the task's instruction, None where they cannot be."""
-    said = episode.ticket.task.instruction
     seen = [*(step.observation for step in episode.steps), episode.final_observation]
+    said = episode.ticket.task.instruction or _shown(seen)
     prefix = replace(episode, steps=[replace(step, reward=0.0) for step in episode.steps[:length]],
                      final_observation=seen[length])  # fmt: skip
     keeps = on_the_way(prefix)
@@ -101,6 +110,12 @@ def _way(episode: Trajectory, length: int, task: Task) -> Trajectory | None:
     steps[-1] = replace(steps[-1], reward=1.0, terminated=True, truncated=False)
     ticket, final = replace(episode.ticket, task=task), _told(seen[length], said, task)
     return replace(prefix, ticket=ticket, steps=steps, final_observation=final, success=True)
+
+
+def _shown(seen: Sequence[Observation]) -> str:
+    """Returns the instruction that only the observations tell; nothing if they tell several."""
+    told = {recalled(each.text)[0] for each in seen}
+    return told.pop() if len(told) == 1 else ""
 
 
 def _can_be_said(step: Step, said: str, task: Task) -> bool:

@@ -16,6 +16,7 @@ from PIL import Image
 
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.chromium import Chromium, Page, chromium_errors
+from digirl_dist.emulator.named_labels import LABELS_AT, Clicked, ClickedLabels
 from digirl_dist.emulator.plugins.miniwob import MiniwobSettings
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import EmulatorError, SettingsError
@@ -89,7 +90,7 @@ class MiniwobEmulator:
     ``tap`` clicks, ``type`` presses keys in the focused field, ``swipe`` scrolls where something under its start can
     scroll that way and drags otherwise, ``back``, ``home`` and ``wait`` do nothing, ``done`` and ``impossible`` give
     up. A page that was left (by a link, say) ends the episode without reward. A page that acts later, by a timer, shows
-    it in a later step.
+    it in a later step. A wrong click that ends the episode achieves the instruction that names what was clicked.
     """
 
     def __init__(self, settings: MiniwobSettings) -> None:
@@ -97,9 +98,10 @@ class MiniwobEmulator:
         self._focus_ring = settings.focus_ring
         self._chromium = Chromium(*_WINDOW)
         self._last = Observation()
+        self._clicked = ClickedLabels()
 
     def reset(self, task: Task, seed: int) -> Observation:
-        page = self._chromium.page
+        page, self._clicked = self._chromium.page, ClickedLabels()
         with chromium_errors(f"load {task.id}"):
             # Anew each time: several pages keep something of the episode before, a scroll position for example.
             page.open((self._pages / f"{task.id}.html").as_uri())
@@ -116,13 +118,23 @@ class MiniwobEmulator:
             return Transition(self._last, 0.0, terminated=True)
         page = self._chromium.page
         with chromium_errors(f"carry out {chosen.type}"):
+            clicked = self._under(chosen)
             _carry_out(page, chosen)
             state = page.run(_STATE)
             text = self._last.text if state is None else state["utterance"]
             self._last = Observation(text, _task_part(page.screenshot()))
         ended = state is None or state["ended"]
         success = state is not None and state["ended"] and state["reward"] > 0
-        return Transition(self._last, float(success), terminated=ended, success=success)
+        missed = state is not None and ended and not success
+        said = self._clicked.instruction(text, clicked) if missed and clicked else None
+        achieved = [{"instruction": said}] if said else []
+        return Transition(self._last, float(success), terminated=ended, success=success, achieved=achieved)
+
+    def _under(self, action: DeviceAction) -> Clicked | None:
+        """What a tap is about to click."""
+        if action.type != "tap":
+            return None
+        return self._clicked.add(self._chromium.page.run(LABELS_AT, *_pixel(action.x, action.y)))
 
     def close(self) -> None:
         self._chromium.close()

@@ -60,6 +60,18 @@ def test_the_own_task_and_goals_of_no_task_are_left_alone() -> None:
     assert Hindsight(TASKS, 3).relabelled(episode("abc", {0: {"goal": 0}, 1: {"goal": 9}})) == []
 
 
+def test_a_goal_may_be_told_in_words_and_the_own_one_by_the_observation_alone() -> None:
+    told = episode("abcd", {1: {"instruction": "Do it at night"}})
+    untold = replace(told, ticket=replace(told.ticket, task=Task("page", "", {})))
+    steps = [replace(step, observation=replace(step.observation, text="Do this")) for step in told.steps]
+    shown = replace(untold, steps=steps, final_observation=steps[0].observation)
+    for each in (told, shown):
+        [way] = Hindsight(TASKS, 3).relabelled(each)
+        assert way.ticket.task == Task("Do it at night", "Do it at night") and screens(way) == "ab"
+        assert way.steps[1].observation.text.startswith("Do it at night")
+    assert Hindsight(TASKS, 3).relabelled(untold) == []  # texts that differ are no instruction alone
+
+
 def test_loops_are_cut_out_of_the_way() -> None:
     [way] = Hindsight(TASKS, 3).relabelled(episode("abacd", {3: {"goal": 3}}))
     assert screens(way) == "ac"

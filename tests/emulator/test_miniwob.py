@@ -138,6 +138,25 @@ def test_the_wrong_button_ends_the_episode_without_reward(emulator: MiniwobEmula
     assert (transition.reward, transition.terminated, transition.success) == (0.0, True, False)
 
 
+@pytest.mark.parametrize(
+    ("page", "selectors", "said"),
+    [
+        ("click-test-2", ["#subbtn2"], "Click button TWO."),
+        ("click-test-2", ["#subbtn"], None),
+        ("click-button-sequence", ["#subbtn2", "#subbtn"], "Click button TWO, then click button ONE."),
+        ("enter-text", ["#tt", "#subbtn"], None),
+    ],
+)
+def test_a_wrong_click_that_ends_the_episode_achieves_the_instruction_that_names_it(
+    page: str, selectors: list[str], said: str | None, emulator: MiniwobEmulator
+) -> None:
+    emulator.reset(Task(page), seed=3)
+    answers = [tap(emulator, selector) for selector in selectors]
+    assert [answer.terminated for answer in answers] == [*[False] * (len(answers) - 1), True]
+    assert [list(answer.achieved) for answer in answers][-1] == ([{"instruction": said}] if said else [])
+    assert not any(answer.achieved for answer in answers[:-1])
+
+
 def test_giving_up_ends_the_episode_without_reward(emulator: MiniwobEmulator) -> None:
     emulator.reset(Task("click-test-2"), seed=3)
     transition = emulator.step({"type": "done"})
