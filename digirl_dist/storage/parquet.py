@@ -81,18 +81,28 @@ few screenshots: its size is looked at once per batch."""
 
 
 class _NoPandas(MetaPathFinder):
-    """While it is the first of ``sys.meta_path``, pandas is not installed."""
+    """While it is the first of ``sys.meta_path``, pandas is not installed; ``open`` lets the next import through."""
+
+    is_open = False
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
-        if name == "pandas":
+        if name != "pandas":
+            return
+        if not self.is_open:
             raise ModuleNotFoundError(name)
+        sys.meta_path.remove(self)
+        pa.lib._pandas_api.__init__()  # it forgets that there was none
 
 
 def go_without_pandas() -> None:
-    """Keeps pyarrow from importing pandas for its first array: that takes 0.4 s, also where pyarrow is given none."""
-    sys.meta_path.insert(0, _NoPandas())
+    """Keeps pyarrow from importing pandas for its first array: that takes 0.4 s, also where pyarrow is given none.
+
+    Once somebody else imports pandas, pyarrow knows its objects again.
+    """
+    finder = _NoPandas()
+    sys.meta_path.insert(0, finder)
     pa.array([])  # pyarrow looks for pandas once
-    del sys.meta_path[0]
+    finder.is_open = True
 
 
 def to_table(trajectory: Trajectory) -> pa.Table:
