@@ -19,7 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import BooleanNode, DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigTypeError,
     InterpolationResolutionError,
@@ -103,8 +103,9 @@ def load(config_path: str, config_name: str, overrides: Sequence[str]) -> Settin
             f"{config_name}.yaml hides the secrets in {', '.join(hidden)}; give them again, as key=value"
         )
     try:
-        if needed := sorted(OmegaConf.missing_keys(composed)):
-            raise SettingsError(f"{needed[0]} must be given: {needed[0]}=…")
+        if missing := sorted(OmegaConf.missing_keys(composed)):
+            needed = missing[0].removesuffix(".name")
+            raise SettingsError(f"{needed} must be given: {needed}=…")
         settings = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
         raise SettingsError(_explain(error)) from error
@@ -118,7 +119,7 @@ def load(config_path: str, config_name: str, overrides: Sequence[str]) -> Settin
 def merged(settings: Any, overrides: dict[str, Any], where: str) -> Any:
     """Returns ``settings`` with some values replaced and checked. Raises SettingsError saying ``where``."""
     try:
-        found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(settings), overrides))
+        found = OmegaConf.to_object(OmegaConf.merge(_strict(settings), overrides))
     except OverflowError as error:
         raise SettingsError(f"{where}: {', '.join(overrides)}: {_first_line(error)}") from error
     except (OmegaConfBaseException, ValueError) as error:
@@ -187,12 +188,44 @@ def _hidden_keys(value: Any, key: str = "") -> list[str]:
 def _register_schemas() -> None:
     Plugins.instance().register(_OwnFolder)
     store = ConfigStore.instance()
-    settings = OmegaConf.structured(Settings)
+    settings = _strict(Settings)
     settings.collector = settings.engine = "???"  # a default of one type would refuse the others
+    settings.trainer = _strict(schema.TrainerSettings)
     store.store("settings", settings)
     for group, options in options_of_groups().items():
         for option, kind in options.items():
-            store.store(f"{option}_schema", kind, group=group)
+            store.store(f"{option}_schema", _strict(kind), group=group)
+
+
+class _TrueOrFalse(BooleanNode):
+    """OmegaConf takes any number for a truth value."""
+
+    def _validate_and_convert_impl(self, value: Any) -> bool:
+        text = str(value)
+        if text.lstrip("+-").isdecimal() and text not in ("0", "1"):
+            raise ValidationError("Value '$VALUE' is neither true nor false")
+        return bool(super()._validate_and_convert_impl(value))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _TrueOrFalse:
+        copied = _TrueOrFalse()
+        self._deepcopy_impl(copied, memo)
+        return copied
+
+
+def _strict(settings: Any) -> DictConfig:
+    """Returns a settings class, or an object of one, as OmegaConf has it, with truth values that no number is."""
+    found: DictConfig = OmegaConf.structured(settings)
+    _make_strict(found)
+    return found
+
+
+def _make_strict(found: DictConfig) -> None:
+    for key in found:
+        node = found._get_node(key)
+        if isinstance(node, DictConfig) and not (node._is_none() or node._is_missing()):
+            _make_strict(node)
+        elif isinstance(node, BooleanNode):
+            node.__class__ = _TrueOrFalse
 
 
 def _refuse_unknown_keys(overrides: Sequence[str]) -> None:
@@ -253,9 +286,19 @@ def _explain(error: Exception) -> str:
         advice = _moved(wrong[1]) or _near(wrong[1], _fields(wrong[2]), _group_of(wrong[2]))
         return f"there is no key {wrong[3] or wrong[1]!r}; {advice}"
     text = "; ".join(dict.fromkeys(cause.splitlines()[0].strip() for cause in causes))
+    if misplaced := re.search(r"Merge error: \w+ is not a subclass of (\w+)\. value: (\S+)", text):
+        return _no_mapping(misplaced[1], misplaced[2])
     if ambiguous := re.search(r"Ambiguous value for argument '([^=']+)=", text):
         text += f"; a list is written as {ambiguous[1]}=[a,b], one value with commas as '{ambiguous[1]}=\"a,b\"'"
     return text
+
+
+def _no_mapping(class_name: str, value: str) -> str:
+    """Says how a file gives what settings of a class are for, if it has a value in their place."""
+    if group := _group_of(class_name):
+        return f"{group} is chosen in the file's defaults, as `- override {group}: {value}`; below {group} are its keys"
+    named = [key for key in _keys() if any(kind.__name__ == class_name for kind in classes_at(key))]
+    return f"{'.'.join(named[0])} must be given by its keys, not {value}"
 
 
 def _wrong_type(error: Any) -> str:
@@ -332,7 +375,7 @@ def _near(name: str, known: Sequence[str], group: str | None = None) -> str:
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
-        error = error.__cause__
+        error = error.__cause__ or error.__context__
 
 
 def _group_of(class_name: str) -> str | None:

@@ -116,6 +116,10 @@ def test_workers_of_a_site_relay_unless_relays_are_off(tmp_path: Path) -> None:
         ("close=never", "close must be one of all, quorum, deadline, not 'never'"),
         ("evaluation.every=[1]", "evaluation.every must be a whole number from 0 to 1,000,000,000, not [1]"),
         ("trainer.shard=maybe", "trainer.shard must be true or false, not 'maybe'"),
+        ("dry_run=3", "dry_run must be true or false, not 3"),
+        ("trainer.shard=4", "trainer.shard must be true or false, not 4"),
+        ("emulator.shuffle_icons=7", "emulator.shuffle_icons must be true or false, not 7"),
+        ("algorithm.grpo.erase_loops='2'", "algorithm.grpo.erase_loops must be true or false, not '2'"),
         ("agent=custom", "entry_point"),
         ("bsize", "not of the form key=value"),
         ("temperature=1", "DigiRL's temperature is agent.temperature here"),
@@ -129,6 +133,30 @@ def test_a_wrong_setting_is_refused_by_name(override: str, message: str) -> None
         load(override)
     assert message in str(refusal.value)
     assert len(str(refusal.value)) < 600, "one clear message, not a traceback"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("dry_run: 3", "dry_run must be true or false, not 3"),
+        ("trainer: {shard: 4}", "trainer.shard must be true or false, not 4"),
+        ("limits: {boot_s: x}", "limits.boot_s must be a number above 0"),
+        ("limits: 3", "limits must be given by its keys, not 3"),
+        ("evaluation: 3", "evaluation must be given by its keys, not 3"),
+        ("emulator: miniwob", "emulator is chosen in the file's defaults, as `- override emulator: miniwob`"),
+        ("train_iterations: [3]", "train_iterations must be a whole number from 0 to 1,000,000,000, not [3]"),
+    ],
+)
+def test_a_wrong_value_in_a_file_is_refused_as_on_the_command_line(line: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(f"defaults: [host, _self_]\n{line}\n")
+    with pytest.raises(SettingsError) as refusal:
+        configuration.load(str(tmp_path), "mine", [])
+    assert message in str(refusal.value)
+
+
+def test_truth_has_the_words_of_yaml_and_two_numbers() -> None:
+    assert all(load(f"dry_run={word}").dry_run for word in ("true", "yes", "on", "1"))
+    assert not any(load(f"dry_run={word}").dry_run for word in ("false", "no", "off", "0"))
 
 
 def test_a_key_of_another_emulator_is_not_proposed() -> None:
