@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from digirl_dist.agent import Agent, AgentFactory, contract
+from digirl_dist.errors import TrajectoryError
 from digirl_dist.inference.requests import (
     InferenceFailure,
     InferenceReply,
@@ -54,18 +55,13 @@ class LocalPolicies:
         _ = stream.rng
 
     def ask(self, requests: Sequence[InferenceRequest]) -> None:
-        """Decides at once, without gradients. Raises AgentError for an agent that does not as the protocol says."""
-        import torch
+        """Decides at once, without gradients. Raises AgentError for an agent that does not as the protocol says.
 
+        An observation that the agent cannot read fails alone.
+        """
         for version in sorted({request.version for request in requests}):
             asked = [request for request in requests if request.version == version]
-            with torch.inference_mode():
-                decided = contract.decisions(
-                    self._serving[version],
-                    [request.observation for request in asked],
-                    [request.stream.rng for request in asked],
-                )
-            self._answers += [_answer(one, decision) for one, decision in zip(asked, decided, strict=True)]
+            self._answers += _decide(self._serving[version], asked)
 
     def answers(self) -> list[InferenceReply]:
         answers, self._answers = self._answers, []
@@ -76,6 +72,21 @@ class LocalPolicies:
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._serving)
+
+
+def _decide(agent: Agent, asked: Sequence[InferenceRequest]) -> list[InferenceReply]:
+    import torch
+
+    try:
+        with torch.inference_mode():
+            decided = contract.decisions(
+                agent, [request.observation for request in asked], [request.stream.rng for request in asked]
+            )
+    except TrajectoryError as error:
+        if len(asked) == 1:
+            return [InferenceFailure(asked[0].number, f"the agent cannot read what the emulator shows: {error}")]
+        return [reply for request in asked for reply in _decide(agent, [request])]
+    return [_answer(one, decision) for one, decision in zip(asked, decided, strict=True)]
 
 
 def _answer(request: InferenceRequest, decision: Decision | NoDecision) -> InferenceReply:

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from user_classes import Coin, Counter
 
+from digirl_dist.errors import TrajectoryError
 from digirl_dist.inference.local import LocalPolicies
-from digirl_dist.inference.requests import InferenceRequest, InferenceResult, RandomStream
+from digirl_dist.inference.requests import InferenceFailure, InferenceRequest, InferenceResult, RandomStream
 from digirl_dist.trajectory import Decision, Observation
 
 
@@ -34,3 +35,22 @@ def test_an_agent_acts_without_dropout_also_where_a_retired_one_takes_new_weight
         policies.ask([InferenceRequest(0, version, RandomStream(0, 0, 0), Observation())])
         (answer,) = policies.answers()
         assert isinstance(answer, InferenceResult) and answer.decision.log_prob == 0.0
+
+
+class Reading(Coin):
+    """An agent that needs a screenshot."""
+
+    def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
+        if any(seen.image is None for seen in observations):
+            raise TrajectoryError("an observation has no screenshot")
+        return [Decision(0, 0.0) for _ in observations]
+
+
+def test_an_observation_that_the_agent_cannot_read_fails_alone() -> None:
+    policies = LocalPolicies(lambda: Reading(Counter.spec))
+    policies.load(0, Reading(Counter.spec).state_dict())
+    images = [b"one", None, b"two"]
+    policies.ask([InferenceRequest(k, 0, RandomStream(0, k, 0), Observation(image=images[k])) for k in range(3)])
+    answers = {answer.number: answer for answer in policies.answers()}
+    assert isinstance(answers[0], InferenceResult) and isinstance(answers[2], InferenceResult)
+    assert isinstance(answers[1], InferenceFailure) and "has no screenshot" in answers[1].reason
