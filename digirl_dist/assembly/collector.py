@@ -24,19 +24,19 @@ from digirl_dist.collect import Collector
 from digirl_dist.collect.iteration import Closing, Terms
 from digirl_dist.collect.judged import JudgedCollector
 from digirl_dist.collect.lease_ledger import LeaseLedger
-from digirl_dist.collect.offline import OfflineCollector, OfflineFirst
+from digirl_dist.collect.offline import OfflineCollector, OfflineFirst, StoredCollector
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.fleet.roster import worker_configs
 from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import Inference, OpenAIEngineSettings, Parallel, Settings, configuration
-from digirl_dist.settings.modes import needs_emulators
+from digirl_dist.settings.modes import needs_emulators, only_measures
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.digest import file_digest
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Plan
+from digirl_dist.tasks import Plan, Round
 
 if TYPE_CHECKING:
     from digirl_dist.assembly.collectors.ray import RayCollectorSettings
@@ -71,6 +71,8 @@ def build_collector(context: RunContext, stack: ExitStack) -> Collector:
     settings = context.settings
     if not needs_emulators(settings):
         return OfflineCollector()
+    if only_measures(settings) and all(context.store.has(Round(each)) for each in range(settings.eval_iterations)):
+        return StoredCollector(context.store)
     collector: Collector = _judged(_emulators(context, stack), context)
     collector = OfflineFirst(collector, schedule.offline_iterations(settings))
     if context.ahead:

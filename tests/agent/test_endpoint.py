@@ -105,11 +105,15 @@ def test_it_collects_and_an_outage_costs_a_retry(
     (tmp_path / "tasks.yaml").write_text("- open-clock-0\n")
     words = ["agent=endpoint", "agent.model=m", f"agent.base_url={served.url}", "agent.outage_s=0", "bsize=2"]
     folders = [f"save_path={tmp_path / 'run'}", f"worker_temp_path={tmp_path}", f"task_set={tmp_path / 'tasks.yaml'}"]
-    run.run(configuration.load("config/multimachine", "eval", [*words, *where, *folders, "rollout_size=4"]))
+    settings = configuration.load("config/multimachine", "eval", [*words, *where, *folders, "rollout_size=4"])
+    run.run(settings)
     (rows,) = (tmp_path / "run").rglob("*.parquet")
     episodes = parquet.read(rows)
     assert len(episodes) == 4 and all(episode.success for episode in episodes)
     assert all(step.action[SAID] == served.then for episode in episodes for step in episode.steps)
     retried = events(tmp_path / "run", "episode_retried")
     assert len(retried) == 2 and all("was away" in event["reason"] for event in retried)
+    asked, joined = len(served.requests), events(tmp_path / "run", "worker_joined")
+    run.run(settings)  # measured already: nothing is started
+    assert len(served.requests) == asked and events(tmp_path / "run", "worker_joined") == joined
     assert KEY not in "".join(path.read_text(errors="replace") for path in (tmp_path / "run").glob("*.*"))
