@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, SupportsIndex, overload
 
 import numpy as np
 import pyarrow as pa
 from PIL import Image
 
+from digirl_dist.api import arguments
 from digirl_dist.errors import SettingsError
 from digirl_dist.report import episodes as film
 from digirl_dist.report.markup import element, to_html
@@ -76,6 +78,9 @@ class Episodes(Sequence[Episode]):
         """Returns an episode with all its steps, or some of the episodes. Raises IndexError, TrajectoryError."""
         if isinstance(place, slice):
             return self.take(range(len(self))[place])
+        arguments.of_kind("place", place, SupportsIndex, "a whole number or a slice")
+        if not -len(self) <= operator.index(place) < len(self):
+            raise IndexError(f"there is no episode {place}: there are {len(self)}")
         return Episode.of(self._read(self._rows[place]))
 
     def __iter__(self) -> Iterator[Episode]:
@@ -84,11 +89,16 @@ class Episodes(Sequence[Episode]):
     def take(self, places: Sequence[int] | Sequence[bool]) -> Episodes:
         """Returns the episodes at these places: of a selection of ``to_pandas()``, its ``index``; or those of a mask.
 
-        Raises IndexError for a place that is none, and for a mask of another length.
+        Raises IndexError for a place that is none and for a mask of another length, TypeError for what is neither.
         """
         given = np.asarray(places)
+        if given.ndim != 1 or (given.size and given.dtype.kind not in "biu"):
+            wanted = "a list of numbers or a mask, as episodes.to_pandas().query('success').index"
+            raise TypeError(f"places must be {wanted}, not {places!r:.80}")
         if given.dtype == bool and given.shape != (len(self),):
-            raise IndexError(f"the mask has {given.shape} values for {len(self)} episodes")
+            raise IndexError(f"the mask has {len(given)} values for {len(self)} episodes")
+        if given.size and given.dtype != bool and not 0 <= int(given.min()) <= int(given.max()) < len(self):
+            raise IndexError(f"there are {len(self)} episodes, from 0 on: places are {given.min()} to {given.max()}")
         chosen: list[int] = (np.flatnonzero(given) if given.dtype == bool else given.astype(np.int64)).tolist()
         return Episodes(
             self.table.take(pa.array(chosen, pa.int64())), self._read, [self._rows[each] for each in chosen]

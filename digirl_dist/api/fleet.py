@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import operator
 import shutil
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from digirl_dist.api import arguments
 from digirl_dist.api.episodes import Episodes
 from digirl_dist.api.training import compose
 from digirl_dist.errors import SettingsError
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from digirl_dist.storage.checkpoint import Checkpoint
 
 
+_MOST_EPISODES = 10**6
+"""All tickets of a round are in memory."""
 _MEASURES = {"task_mode": "evaluate"}
 """Nothing is learned, so every episode is awaited."""
 
@@ -47,10 +49,12 @@ class Fleet(Closeable):
         from digirl_dist.assembly.parts import build_device
         from digirl_dist.assembly.validate import refuse_contradictions
 
-        if isinstance(workers, str):
+        if isinstance(workers, str | Mapping):
             raise SettingsError(f"workers are a list of machines: Fleet([{workers!r}])")
+        arguments.of_kind("workers", workers or (), Sequence, "a list of machines, as Fleet(['10.0.0.2'])")
         self._keeps = "save_path" in settings
-        folder = settings.pop("save_path", None) or tempfile.mkdtemp(prefix="digirl-dist-fleet-")
+        kept = settings.pop("save_path", None)
+        folder = arguments.folder("save_path", kept) if kept else tempfile.mkdtemp(prefix="digirl-dist-fleet-")
         named = {"worker_ips": list(workers)} if workers else {}
         try:
             self._settings = compose("host", {**named, **settings, **_MEASURES, "save_path": str(folder)})
@@ -59,7 +63,7 @@ class Fleet(Closeable):
         except BaseException:
             self._forget(Path(folder))
             raise
-        self._folder = Path(folder).expanduser().resolve()
+        self._folder = Path(folder).resolve()
         self._stack = ExitStack()
         self._stack.callback(self._forget, self._folder)
         self._started: OpenFleet | None = None
@@ -107,8 +111,8 @@ class Fleet(Closeable):
         collect with one fleet take turns.
         """
         chosen = self._chosen(tasks)
-        count = len(chosen) if episodes is None else _whole("episodes", episodes, 1)
-        plan = Plan(chosen, count, _whole("seed", seed, 0), "sequential")
+        count = len(chosen) if episodes is None else arguments.whole("episodes", episodes, 1, _MOST_EPISODES)
+        plan = Plan(chosen, count, arguments.whole("seed", seed, 0), "sequential")
         with self._collecting:
             fleet = self._start(policy)
             checkpoint = self._checkpoint(policy)
@@ -134,11 +138,11 @@ class Fleet(Closeable):
         self._stack.close()
 
     def _start(self, policy: Policy) -> OpenFleet:
+        from digirl_dist.api.policy import Policy
         from digirl_dist.assembly.collector import open_fleet
         from digirl_dist.assembly.parts import build_device
 
-        if not hasattr(policy, "agent"):
-            raise TypeError(f"a fleet acts with a Policy, such as Run(...).policy(), not {policy!r:.80}")
+        arguments.of_kind("policy", policy, Policy, "a Policy, such as Run(...).policy()")
         if self._is_closed:
             raise SettingsError("this fleet is closed: open another one")
         if self._started is None:
@@ -165,8 +169,8 @@ class Fleet(Closeable):
     def _chosen(self, tasks: Sequence[str | Task] | None) -> Sequence[Task]:
         known = {task.id: task for task in self._device.tasks}
         wanted = list(known) if tasks is None else tasks
-        if isinstance(wanted, str) or not wanted:
-            raise SettingsError(f"tasks are a list of at least one task, not {tasks!r}")
+        if isinstance(wanted, str) or not isinstance(wanted, Collection) or not wanted:
+            raise SettingsError(f"tasks are a list of at least one task, not {tasks!r:.80}")
         if missing := [task for task in wanted if isinstance(task, str) and task not in known]:
             raise SettingsError(f"there is no task {missing[0]!r}; {nearest(missing[0], list(known))}")
         if wrong := [task for task in wanted if not isinstance(task, str | Task)]:
@@ -181,16 +185,6 @@ class Fleet(Closeable):
     def _forget(self, folder: Path) -> None:
         if not self._keeps:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _whole(name: str, number: int, least: int) -> int:
-    """Returns a whole number, NumPy's too, as a plain one. Raises SettingsError for any other."""
-    try:
-        if (plain := operator.index(number)) >= least:
-            return plain
-    except TypeError:
-        pass
-    raise SettingsError(f"{name}={number!r:.100} is no whole number of at least {least}")
 
 
 def _acted_by(policy: Policy | None, settings: Settings) -> Settings:

@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from digirl_dist.agent import ActionProbabilities, Agent, ExplainingAgent, contract
+from digirl_dist.api import arguments
 from digirl_dist.errors import AgentError, CheckpointError
 from digirl_dist.storage.checkpoint import Checkpoint, read_checkpoint
 from digirl_dist.trajectory import Decision, NoDecision, Observation
+from digirl_dist.user_code.entry_point import construct
 
 if TYPE_CHECKING:
     import torch
 
     from digirl_dist.settings import AgentSettings
+
+
+_MEMBERS = "act", "train", "state_dict", "load_state_dict"
+_OBSERVATION = "an Observation, as episode.steps[0].observation"
 
 
 class Policy:
@@ -35,6 +41,9 @@ class Policy:
     ) -> None:
         import torch
 
+        if not callable(agent):
+            raise TypeError(f"agent must be a class or function that makes one, as Policy(MyAgent), not {agent!r:.80}")
+        seed = arguments.whole("seed", seed, 0)
         self.factory = agent
         self.version = version
         """The number of updates that were made to it."""
@@ -42,8 +51,9 @@ class Policy:
         """Those of the agent, of which a checkpoint tells."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.agent = agent()
+            self.agent = construct(agent, _MEMBERS)
         if state is not None:
+            arguments.of_kind("state", state, Mapping, "a state_dict")
             try:
                 self.agent.load_state_dict(state)
             except RuntimeError as error:
@@ -54,6 +64,7 @@ class Policy:
     @classmethod
     def load(cls, checkpoint: Checkpoint) -> Policy:
         """Returns the policy of a checkpoint. Raises CheckpointError if it is damaged or does not name its agent."""
+        arguments.of_kind("checkpoint", checkpoint, Checkpoint, "a Checkpoint; a folder is for Policy.from_folder")
         from digirl_dist.assembly.policy import agent_settings_of
 
         settings, spec = agent_settings_of(checkpoint)
@@ -64,16 +75,18 @@ class Policy:
     @classmethod
     def from_folder(cls, folder: str | Path) -> Policy:
         """Returns the policy in a folder that was exported, or of a checkpoint. Raises CheckpointError."""
-        return cls.load(read_checkpoint(Path(folder).expanduser()))
+        path = arguments.folder("folder", folder)
+        if not (path / "manifest.json").exists():
+            remedy = f"name an export's folder or a checkpoint's; Run({str(path)!r}).policy() takes that of a run"
+            raise CheckpointError(f"{path} holds no policy -> {remedy}")
+        return cls.load(read_checkpoint(path))
 
     def act(self, observation: Observation, seed: int | None = None) -> Decision:
         """Samples an action; the same ``seed`` gives the same one. Raises AgentError if the agent cannot decide."""
         import torch
 
-        if not isinstance(observation, Observation):
-            raise TypeError(f"act takes an Observation, as episode.steps[0].observation, not {observation!r:.80}")
-
-        rng = self._rng if seed is None else np.random.default_rng(seed)
+        arguments.of_kind("observation", observation, Observation, _OBSERVATION)
+        rng = self._rng if seed is None else np.random.default_rng(arguments.whole("seed", seed, 0))
         with torch.no_grad():
             decision = contract.decisions(self.agent, [observation], [rng])[0]
         if isinstance(decision, NoDecision):
@@ -89,5 +102,9 @@ class Policy:
 
         if not hasattr(self.agent, "probabilities"):
             raise AgentError(f"{type(self.agent).__name__} does not tell the probabilities of its actions")
+        for each in arguments.of_kind("observations", observations, Sequence, "a list of Observations"):
+            arguments.of_kind("each of observations", each, Observation, _OBSERVATION)
+        if not observations:
+            return []
         with torch.no_grad():
             return list(cast(ExplainingAgent, self.agent).probabilities(observations))

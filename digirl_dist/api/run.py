@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import tempfile
 import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from digirl_dist.api import arguments
 from digirl_dist.api.episodes import Episode, Episodes, import_pandas
 from digirl_dist.errors import CheckpointError, RunFolderError, TrajectoryError
+from digirl_dist.report import metrics
 from digirl_dist.report.record import config_of, metrics_of
 from digirl_dist.storage import json_lines
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.episode_index import EpisodeIndex
 from digirl_dist.storage.run_folder import existing_run
+from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 
 if TYPE_CHECKING:
@@ -29,7 +33,7 @@ class Run:
 
     def __init__(self, folder: str | Path) -> None:
         """Raises NoRunError for a folder in which no run began."""
-        self.folder = existing_run(folder)
+        self.folder = existing_run(arguments.folder("folder", folder))
         self.index = EpisodeIndex(self.folder)
         """Of the episodes; follows the run when it is refreshed."""
 
@@ -50,16 +54,16 @@ class Run:
         return metrics_of(self.folder / "metrics.jsonl")
 
     def metrics(self) -> pandas.DataFrame:
-        """Returns ``figures`` with a row per iteration."""
-        return import_pandas().DataFrame(self.figures())
+        """Returns ``figures`` with a row per iteration; before the first one, the columns that every run has."""
+        return _frame(self.figures(), metrics.names())
 
     def evaluations(self) -> pandas.DataFrame:
         """Returns a row per evaluation of a checkpoint."""
-        return import_pandas().DataFrame(json_lines.read(self.folder / "evaluation.jsonl"))
+        return _frame(json_lines.read(self.folder / "evaluation.jsonl"), ("checkpoint", *metrics.results(0, ())))
 
     def events(self) -> pandas.DataFrame:
         """Returns a row per event of a worker, slot or transfer."""
-        return import_pandas().DataFrame(json_lines.read(self.folder / "events.jsonl"))
+        return _frame(json_lines.read(self.folder / "events.jsonl"), ("time", "event", "worker"))
 
     def episodes(self) -> Episodes:
         """Returns all episodes, those of evaluations and of the iteration under way included.
@@ -79,6 +83,7 @@ class Run:
             raise TrajectoryError(f"{self.folder} has no episode {key}") from error
 
     def _row(self, key: str) -> int:
+        arguments.of_kind("key", key, str, "that of an episode, as 't12.5'")
         try:
             return self.index.find(key)
         except KeyError:
@@ -118,7 +123,11 @@ class Run:
         """
         from digirl_dist.api.explanation import explain
 
-        return explain(self, self.episode(episode) if isinstance(episode, str) else episode, version)
+        if version is not None:
+            version = arguments.whole("version", version, 0)
+        wanted = "an episode of run.episodes(), or the key of one, as 't12.5'"
+        found = self.episode(episode) if isinstance(episode, str) else episode
+        return explain(self, arguments.of_kind("episode", found, Trajectory, wanted), version)
 
     def export(self, to: str, destination: str | Path) -> Path:
         """Writes the training episodes (atif, datasets, lerobot) or the newest policy (policy) for other tools.
@@ -127,7 +136,7 @@ class Run:
         """
         from digirl_dist.export import export
 
-        return export(self.folder, to, Path(destination))
+        return export(self.folder, to, arguments.folder("destination", destination))
 
     def push_to_hub(self, repository: str, to: str = "datasets", private: bool = True) -> str:
         """Exports and uploads to a repository of the Hugging Face hub; returns the address of the commit.
@@ -142,3 +151,10 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"
+
+
+def _frame(lines: Sequence[Mapping[str, Json]], columns: Iterable[str]) -> pandas.DataFrame:
+    """Returns a row per line; without any, no row of these columns."""
+    made = import_pandas().DataFrame
+    frame: pandas.DataFrame = made(lines) if lines else made(columns=list(columns), dtype=float)
+    return frame

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from digirl_dist.api import arguments
 from digirl_dist.api.run import Run
+from digirl_dist.parallel.rank import launched_rank
 from digirl_dist.settings.keys import written
 
 if TYPE_CHECKING:
@@ -23,9 +26,10 @@ def train(config: str = "host", /, *, config_path: str = CONFIG_PATH, **settings
 
     Raises SettingsError before anything is started, and other DigirlDistErrors as docs/faults.md has them.
     """
-    from digirl_dist.assembly import run
+    from digirl_dist.assembly import run, validate
 
     composed = compose(config, settings, config_path)
+    validate.refuse_before_start(composed, launched_rank(os.environ))
     run.run(composed)
     return Run(composed.save_path)
 
@@ -34,7 +38,9 @@ def compose(config: str, settings: Mapping[str, Any], config_path: str = CONFIG_
     """Returns the configuration with these settings. Raises SettingsError naming what is wrong."""
     from digirl_dist.settings import configuration
 
-    return configuration.load(config_path, config, list(overrides(settings)))
+    arguments.of_kind("config", config, str, "the name of a YAML file, as 'host'; settings are keywords")
+    arguments.of_kind("config_path", config_path, (str, os.PathLike), "the path of a folder")
+    return configuration.load(str(config_path), config, list(overrides(settings)))
 
 
 def overrides(settings: Mapping[str, Any], group: str = "") -> Iterator[str]:

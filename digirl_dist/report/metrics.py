@@ -133,6 +133,11 @@ def collection(result: CollectionResult) -> Figures:
     }
 
 
+def names() -> list[str]:
+    """Returns the figures of every iteration; what an algorithm tells of its update comes on top."""
+    return [*results(0, ()), *collection(CollectionResult.empty(0)), "update_s", "overhead_s", "iteration_s"]
+
+
 def overhead_s(result: CollectionResult, before: Update | None, measured_s: float = 0.0) -> float | None:
     """Returns the seconds in which neither the emulators nor the update ran.
 

@@ -49,7 +49,7 @@ def test_calls_that_are_refused_or_come_at_once_leave_every_collection_whole(tmp
     wrong: list[Any] = [{"seed": -1}, {"seed": "a"}, {"episodes": 0}, {"episodes": 1.5}, {"tasks": [3]}]
     with Fleet.inline(bsize=2, max_steps=2) as fleet, ThreadPoolExecutor(3) as threads:
         for words in wrong:
-            with pytest.raises(SettingsError, match="no whole number of at least|neither a Task nor the id"):
+            with pytest.raises(SettingsError, match="no whole number|neither a Task nor the id"):
                 fleet.collect(policy, **words)
         found = list(threads.map(lambda seed: fleet.collect(policy, episodes=np.int64(3), seed=seed), range(3)))
     assert [len(each) for each in found] == [3, 3, 3]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from small_run import TASKS, WORKERS, append, episode, landed, make_run
+from user_classes import Coin, Counter
 
 import digirl_dist
 from digirl_dist import Decision, Fleet, Observation, Policy, Run
@@ -22,7 +23,14 @@ from digirl_dist.api.training import compose, overrides
 from digirl_dist.assembly.policy import agent_settings_of, describe_policy
 from digirl_dist.child_process import environment
 from digirl_dist.emulator import Actions, BoxActions, DeviceActions, DiscreteActions, EmulatorSpec, ProductActions
-from digirl_dist.errors import AgentError, CheckpointError, RunFolderError, SettingsError, TrajectoryError
+from digirl_dist.errors import (
+    AgentError,
+    CheckpointError,
+    DigirlDistError,
+    RunFolderError,
+    SettingsError,
+    TrajectoryError,
+)
 from digirl_dist.report.record import RunRecord
 from digirl_dist.settings import configuration
 from digirl_dist.storage import parquet
@@ -110,7 +118,7 @@ def test_a_policy_acts_in_three_lines(folder: Path) -> None:
         "done",
     )
     assert policy.version == 3 and Run(folder).policy(1).version == 1
-    with pytest.raises(TypeError, match="act takes an Observation"):
+    with pytest.raises(TypeError, match="observation must be an Observation"):
         policy.act(Run(folder).episode("t1.0").images[0])  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="no checkpoint 7; kept are 0, 1, 2, 3"):
         Run(folder).policy(7)
@@ -211,9 +219,50 @@ def test_a_folder_without_a_run_is_refused_and_a_run_without_steps_has_none(tmp_
         Run(tmp_path)
 
 
-def test_an_own_agent_acts_and_says_that_it_tells_no_probabilities() -> None:
-    from user_classes import Coin, Counter
+def test_a_run_that_has_just_begun_has_tables_with_columns(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    run = Run(tmp_path)
+    assert run.metrics().empty and {"iteration", "success_rate", "collect_s"} <= set(run.metrics().columns)
+    run.metrics().plot("iteration", "success_rate")
+    assert run.evaluations().query("checkpoint == 3").empty and run.events().query("event == 'episode'").empty
 
+
+MISUSES: dict[str, Callable[[Run], object]] = {
+    "folder must be the path of a folder": lambda run: Run(3),  # type: ignore[arg-type]
+    "folder must be the path": lambda run: Policy.from_folder(None),  # type: ignore[arg-type]
+    "destination must be the path": lambda run: run.export("atif", 3),  # type: ignore[arg-type]
+    "key must be that of an episode, as 't12.5', not 3": lambda run: run.episode(3),  # type: ignore[arg-type]
+    "episode must be an episode": lambda run: run.explain(3),  # type: ignore[arg-type]
+    "version='x' is no whole number": lambda run: run.explain("t1.0", "x"),  # type: ignore[arg-type]
+    "workers must be a list of machines": lambda run: Fleet(3),  # type: ignore[arg-type]
+    "workers are a list of machines": lambda run: Fleet({"host": "a"}),  # type: ignore[arg-type]
+    "save_path must be the path": lambda run: Fleet.inline(save_path=3),
+    "agent must be a class or function": lambda run: Policy(3),  # type: ignore[arg-type]
+    "which has no act and no train": lambda run: Policy(int),  # type: ignore[arg-type]
+    "state must be a state_dict": lambda run: Policy(lambda: Coin(Counter.spec), 3),  # type: ignore[arg-type]
+    "holds no policy -> name": lambda run: Policy.from_folder(run.folder),
+    "checkpoint must be a Checkpoint": lambda run: Policy.load(3),  # type: ignore[arg-type]
+    "seed=-1 is no whole number": lambda run: run.policy().act(run.episodes()[0].steps[0].observation, seed=-1),
+    "each of observations must be": lambda run: run.policy().probabilities([3]),  # type: ignore[list-item]
+    "observations must be a list": lambda run: run.policy().probabilities(Observation()),  # type: ignore[arg-type]
+    "places must be a list of numbers": lambda run: run.episodes().take(3),  # type: ignore[arg-type]
+    "not ['x']": lambda run: run.episodes().take(["x"]),  # type: ignore[list-item]
+    "places are -1 to 0": lambda run: run.episodes().take([-1, 0]),
+    "there is no episode 99": lambda run: run.episodes()[99],
+    "place must be a whole number or a slice": lambda run: run.episodes()["x"],  # type: ignore[call-overload]
+    "config must be the name of a YAML file": lambda run: digirl_dist.train({"dry_run": True}),  # type: ignore[arg-type]
+    "config_path must be the path": lambda run: digirl_dist.train(config_path=3),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("said", MISUSES)
+def test_a_wrong_argument_is_named_with_one_that_would_do(said: str, folder: Path) -> None:
+    with pytest.raises((TypeError, IndexError, DigirlDistError)) as refusal:
+        MISUSES[said](Run(folder))
+    assert said in str(refusal.value)
+
+
+def test_an_own_agent_acts_and_says_that_it_tells_no_probabilities() -> None:
     policy = Policy(lambda: Coin(Counter.spec))
     assert policy.act(Observation(vector=np.zeros(1, np.float32)), seed=1) == policy.act(
         Observation(vector=np.zeros(1, np.float32)), seed=1
@@ -246,12 +295,12 @@ def test_a_fleet_refuses_what_is_wrong_before_it_connects() -> None:
         Fleet()
     with pytest.raises(SettingsError, match=r"a list of machines: Fleet\(\['10.0.0.2'\]\)"):
         Fleet("10.0.0.2")
-    nobody: Any = SimpleNamespace(agent=None)
+    nobody = Policy(lambda: Coin(Counter.spec))
     with Fleet.inline() as fleet:
         for wrong, said in WRONG:
             with pytest.raises(SettingsError, match=said):
                 fleet.collect(nobody, **wrong)
-        with pytest.raises(TypeError, match="acts with a Policy"):
+        with pytest.raises(TypeError, match="policy must be a Policy"):
             fleet.collect("runs/demo")  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="this fleet is closed"):
         fleet.collect(nobody)
@@ -261,6 +310,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tasks": "press-play"}, "tasks are a list"),
     ({"tasks": []}, "tasks are a list"),
     ({"tasks": ["pres-play"]}, "did you mean 'press-play'"),
-    ({"episodes": 0}, "no whole number of at least 1"),
-    ({"episodes": -1}, "no whole number of at least 1"),
+    ({"tasks": 3}, "tasks are a list"),
+    ({"episodes": 0}, "no whole number from 1"),
+    ({"episodes": -1}, "no whole number from 1"),
+    ({"episodes": 10**9}, "no whole number from 1 to 1,000,000"),
 ]

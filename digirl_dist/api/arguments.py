@@ -1,0 +1,40 @@
+"""Arguments of the public interface: one that is of no use is refused by its name, with an example of one that is."""
+
+from __future__ import annotations
+
+import operator
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+from digirl_dist.errors import SettingsError
+
+_Kind = TypeVar("_Kind")
+
+
+def folder(name: str, given: str | os.PathLike[str]) -> Path:
+    """Returns a path, ``~`` replaced. Raises TypeError for what is none, SettingsError for the home of nobody."""
+    path = Path(of_kind(name, given, (str, os.PathLike), "the path of a folder, as 'runs/demo'"))
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise SettingsError(f"{name}={given!r}: {error} Write the whole path") from error
+
+
+def of_kind(name: str, given: _Kind, kind: Any, wanted: str) -> _Kind:
+    """Returns ``given`` if it is of a class, or one of several. Raises TypeError saying what is ``wanted``."""
+    if isinstance(given, kind):
+        return given
+    raise TypeError(f"{name} must be {wanted}, not {given!r:.80}")
+
+
+def whole(name: str, number: int, least: int, most: int | None = None) -> int:
+    """Returns a whole number, NumPy's too, as a plain one. Raises SettingsError for any other."""
+    try:
+        plain = operator.index(number)
+        if plain >= least and (most is None or plain <= most):
+            return plain
+    except TypeError:
+        pass
+    bounds = f"of at least {least}" if most is None else f"from {least} to {most:,}"
+    raise SettingsError(f"{name}={number!r:.100} is no whole number {bounds}")
