@@ -15,6 +15,7 @@ from types import ModuleType
 
 from digirl_dist.errors import RunFolderError, SettingsError
 from digirl_dist.export import forms
+from digirl_dist.settings.paths import PathUse, refuse_unwritable
 
 
 def names() -> list[str]:
@@ -39,6 +40,7 @@ def export(run: Path, name: str, destination: Path) -> Path:
     if os.path.lexists(destination):
         raise SettingsError(f"{destination} is there already; name a folder that is not, or move it away")
     module = form(name)
+    refuse_unwritable("destination", destination, PathUse.output_folder)
     from digirl_dist.export.source import Source
 
     try:

@@ -57,6 +57,13 @@ def refuse_bad_paths(settings: Any, emulators_here: bool, prefix: str = "") -> N
                     _refuse(key.name, value, use)
 
 
+def refuse_unwritable(name: str, path: Path, use: PathUse) -> None:
+    """Raises SettingsError, which calls it ``name``, if neither the folder ``path`` nor a file there can be written."""
+    if use is PathUse.file and path.is_dir():
+        raise SettingsError(f"{name}={path} is a folder: name a file in it")
+    _refuse(name, str(path.parent if use is PathUse.file else path), PathUse.output_folder)
+
+
 def uses_of(hint: Any) -> Iterator[PathUse | OnEmulators]:
     """Yields what the paths in a type are for."""
     if get_origin(hint) is Annotated:

@@ -14,6 +14,7 @@ from pathlib import Path
 from digirl_dist.api.run import Run
 from digirl_dist.errors import SettingsError
 from digirl_dist.report.picture import embed
+from digirl_dist.settings.paths import PathUse, refuse_unwritable
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 from digirl_dist.viewer.data import STATIC, ViewedRun, clean, named, observations
@@ -29,10 +30,12 @@ _EXPORTED = re.compile(r"^export (?:async )?(?:function|class|const) (\w+)", re.
 
 
 def write_bundle(runs: Sequence[Run], path: Path) -> Path:
-    """Writes ``path``: .html, or .zip with the page in it. Raises SettingsError for another suffix."""
+    """Writes ``path``: .html, or .zip with the page in it. Raises SettingsError for another suffix or place."""
     if path.suffix not in (".html", ".zip"):
         raise SettingsError(f"--bundle {path}: the file ends in .html or .zip")
+    refuse_unwritable("--bundle", path, PathUse.file)
     page = bundle(runs)
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".html":
         path.write_text(page)
         return path

@@ -34,6 +34,8 @@ MISTAKES = {
     "export/mistyped is no run folder": ["export", "export/mistyped", "--to", "atif", "new"],
     "plan/mistyped is no run folder": ["plan", "--run", "plan/mistyped"],
     "argument --port: invalid int value: 'x'; `digirl-dist view --help`": ["view", "--port", "x"],
+    "is a folder: name one of DigiRL's files in it; there is none": ["migrate", "."],
+    "there is no file": ["migrate", "missing.yaml"],
     "unrecognized arguments: two": ["why", "one", "two"],
     "did you mean '--version'?": ["--versoin"],
     "task_set missing.txt cannot be read: No such file or directory": ["demo", "task_set=missing.txt"],

@@ -20,12 +20,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     with shown("read the configuration", sys.stderr):
         from digirl_dist.settings import configuration, digirl_files
+        from digirl_dist.settings.nearest import nearest
         from digirl_dist.settings.places import own_folder
         from digirl_dist.settings.safe_yaml import read_yaml
 
         file = options.file.resolve()
+        if file.is_dir():
+            found = sorted(each.name for each in file.glob("*.yaml") if digirl_files.is_digirl(file, each.name))
+            there = nearest("", found) if found else "there is none"
+            raise SettingsError(f"{file} is a folder: name one of DigiRL's files in it; {there}")
         if not file.is_file():
-            raise SettingsError(f"there is no file {file}")
+            near = sorted(str(each) for each in file.parent.glob("*.yaml"))
+            raise SettingsError(f"there is no file {file}; {nearest(str(file), near) if near else 'correct the path'}")
         if not digirl_files.is_digirl(file.parent, file.name):
             read_yaml(file)  # raises if that is why
             marks = ", ".join(sorted(digirl_files.MARKS))
