@@ -94,7 +94,7 @@ except OSError as error:
 def refuses_strangers(server: Listener) -> int:
     """Whether the dry run's server lets nobody in without its key: 1, or an error."""
     with paramiko.Transport((server.address, server.port)) as transport:
-        transport.start_client(timeout=20)
+        transport.start_client(timeout=120)
         with pytest.raises(paramiko.BadAuthenticationType) as without:
             transport.auth_none("root")
         assert without.value.allowed_types == ["publickey"]

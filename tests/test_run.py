@@ -169,7 +169,7 @@ def test_an_interrupted_run_leaves_nothing_running_and_goes_on_later(say: Say, t
     process = start(*words, "emulator.kwargs={step_s: 0.2}")
     eventually(lambda: len(events(tmp_path, "episode")) >= 3, 60)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=40)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 130 and "the same command resumes" in said
     nothing_is_left_of(tmp_path)
     assert not (tmp_path / "dry_run").exists()

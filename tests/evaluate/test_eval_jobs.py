@@ -188,7 +188,7 @@ def test_d6_a_killed_rank_leaves_its_jobs_missing_and_resume_runs_only_those(tmp
         victim = rank_process(process.pid, 1)
         assert victim is not None
         victim.kill()
-        assert process.wait(timeout=40) != 0
+        assert process.wait(timeout=120) != 0
     assert statuses(out) == {"first": "done", "waits": "missing", "third": "done"}
     before = (out / "result_first.json").stat().st_mtime_ns
     gate.touch()

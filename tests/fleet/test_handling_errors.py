@@ -74,7 +74,7 @@ def test_a_defect_in_acting_on_a_message_takes_the_worker_out_of_service(
     monkeypatch.setattr(Session, "_receive", broken)
     worker, events = told
     worker.start()
-    lost = [events.get(timeout=10.0) for _ in range(3)]
+    lost = [events.get(timeout=120.0) for _ in range(3)]
     assert all(isinstance(one, Lost) and isinstance(one.error, HandlingError) for one in lost)
     assert all("Traceback" in one.error.reason and "planted" in one.error.reason for one in lost)
     assert [one.out_s for one in lost] == [None, None, 300.0]
@@ -93,7 +93,7 @@ def test_what_this_host_lacks_is_told_with_the_limit_to_raise_and_blames_no_work
     worker, events = told
     worker.start()
     for _ in range(4):
-        lost = events.get(timeout=10.0)
+        lost = events.get(timeout=120.0)
         assert isinstance(lost.error, LinkLostError) and "ulimit" in lost.error.remedy and lost.out_s is None
 
 
@@ -115,9 +115,9 @@ def test_a_defect_in_telling_a_worker_something_does_not_reach_who_tells_it(
     monkeypatch.setattr(Session, "lease", broken)
     worker, events = told
     worker.start()
-    while not isinstance(event := events.get(timeout=10.0), Said):
+    while not isinstance(event := events.get(timeout=120.0), Said):
         time.sleep(0.01)
     worker.lease([])
-    while not isinstance(event := events.get(timeout=10.0), Lost):
+    while not isinstance(event := events.get(timeout=120.0), Lost):
         pass
     assert isinstance(event.error, HandlingError) and "planted" in event.error.reason

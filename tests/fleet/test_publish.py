@@ -105,8 +105,9 @@ def test_a_stalled_worker_delays_no_other_and_catches_up(serve: Callable[[str], 
         here.publish(save(tmp_path, 2, 2))
         _, before = loaded(here, "quick", 2)
         eventually(lambda: relay.stopped, 20, "the stall")
+        third = save(tmp_path, 3, 3)
         started = time.monotonic()
-        here.publish(save(tmp_path, 3, 3))
+        here.publish(third)
         assert time.monotonic() - started < 4.0, "the host waited for the stuck worker"
         _, later = loaded(here, "quick", 3)
         assert not any(

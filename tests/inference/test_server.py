@@ -104,14 +104,14 @@ def test_batches_are_bounded_in_size_and_time_and_survive_the_process(
         for number in range(7):
             running.ask(ask(number), answers.put)
         running.serve(saved[1], set())
-        decided: list[Any] = [answers.get(timeout=60) for _ in range(7)]
+        decided: list[Any] = [answers.get(timeout=120) for _ in range(7)]
         assert {one.number: one.decision.action for one in decided} == {0: 3, 1: 3, 2: 3, 3: 3, 4: 3, 5: 3, 6: 1}
         running.ask(ask(7, "bomb"), answers.put)
-        blown = answers.get(timeout=60)
+        blown = answers.get(timeout=120)
         assert isinstance(blown, InferenceFailure) and "ended while it had to decide 1 actions" in blown.reason
         assert told == ["policy_lost", "policy_lost"]
         running.ask(ask(8), answers.put)
-        assert answers.get(timeout=60) == InferenceResult(8, Decision(1, 2.0))
+        assert answers.get(timeout=120) == InferenceResult(8, Decision(1, 2.0))
         status.write()
         said = explain(tmp_path)
         assert "the host's policy: wait for requests" in said

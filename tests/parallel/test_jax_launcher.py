@@ -53,7 +53,7 @@ def test_c3_a_rank_that_exits_with_3_ends_a_deaf_peer_and_the_launch_with_3() ->
     began = time.monotonic()
     with started([*LAUNCHER, "--nproc_per_node=2", PROGRAM, "--exit=1:3", "--deaf"]) as process:
         ranks = told_by(process, 2)
-        assert process.wait(timeout=60) == 3
+        assert process.wait(timeout=120) == 3
     assert time.monotonic() - began < 15 + 30  # what it takes to start them
     assert not any(psutil.pid_exists(rank["pid"]) for rank in ranks)
 
@@ -108,7 +108,7 @@ def test_c5_sigterm_to_the_launcher_ends_the_ranks() -> None:
     with started([*LAUNCHER, "--nproc_per_node=2", PROGRAM]) as process:
         ranks = told_by(process, 2)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+        assert process.wait(timeout=120) == 128 + signal.SIGTERM
         assert not any(psutil.pid_exists(rank["pid"]) for rank in ranks)
 
 

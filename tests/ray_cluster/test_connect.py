@@ -73,7 +73,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
                 return
         finally:
             started.terminate()
-            started.wait(60)
+            started.wait(120)
     pytest.fail("ray start failed")
 
 

@@ -57,7 +57,7 @@ class Terminal:
             yield now - last, piece
             last = now
         os.close(self._fd)
-        assert self.process.wait(60) is not None
+        assert self.process.wait(120) is not None
 
     def last_lines(self) -> list[str]:
         """Returns the last lines as they stay on the screen: each frame is erased before the next."""
@@ -107,6 +107,6 @@ def test_a_pipe_gets_lines_with_times_and_a_reader_that_leaves_ends_the_run(tmp_
     lines = list(itertools.takewhile(lambda line: "iteration   1" not in line, run.stdout))
     run.stdout.close()
     said = run.stderr.read()
-    assert run.wait(60) == 141 and "Traceback" not in said, said
+    assert run.wait(120) == 141 and "Traceback" not in said, said
     assert any("  iteration   0  success " in line for line in lines)
     assert all(re.fullmatch(r"\d\d:\d\d:\d\d  \S.*\n", line) and "\x1b" not in line for line in lines)

@@ -73,7 +73,7 @@ def test_why_shows_what_a_worker_is_waited_for(tmp_path: Path) -> None:
         eventually(lambda: "accepts connections but did not greet within 2 s" in why(tmp_path), 10)
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(30)
+        process.wait(120)
         mute.close()
     assert "ago the run was interrupted; the same command resumes where it stopped" in why(tmp_path)
 

@@ -103,7 +103,7 @@ def test_lines_go_there_and_back_on_an_open_channel(link: Connection) -> None:
     assert channel.exit_status is None
     channel.close_input()
     assert [channel.readline(), channel.readline()] == [b"rest", b""]
-    assert channel.wait(5.0) == 0
+    assert channel.wait(60.0) == 0
     channel.close()
 
 

@@ -116,7 +116,7 @@ def test_port_forwarding_is_refused(server: LocalhostServer) -> None:
     address = server.start()
     options = ["-i", str(address.key), "-o", f"UserKnownHostsFile={address.known_hosts}", "-o", "BatchMode=yes"]
     target = [f"{address.user}@{address.host}", "-p", str(address.port)]
-    done = subprocess.run(["ssh", *options, "-W", "127.0.0.1:22", *target], capture_output=True, text=True, timeout=20)
+    done = subprocess.run(["ssh", *options, "-W", "127.0.0.1:22", *target], capture_output=True, text=True, timeout=120)
     assert done.returncode != 0 and "open failed" in done.stderr
 
 

@@ -100,7 +100,7 @@ def test_what_cannot_be_written_waits_for_room(disk: SmallDisk, write: Callable[
     time.sleep(0.3)
     assert not done and "No space left" in disk.said[0]
     disk.make_room()
-    thread.join(15)
+    thread.join(120)
     assert done
 
 

@@ -138,7 +138,7 @@ input()"""
         assert server.stdout is not None
         process = psutil.Process(int(server.stdout.readline()))
         server.kill()
-    process.wait(60)
+    process.wait(120)
 
 
 @pytest.mark.parametrize("image", [None, b"", b"<svg onload='alert(1)'/>", b"<html><script>", b"GIF89a" + bytes(40)])

@@ -63,7 +63,7 @@ def test_it_ends_quietly_with_its_input_and_leaves_no_part(courier: subprocess.P
     _send(courier, {"put": "f", "size": 1000, "digest": digest(b"")}, b"only some")
     assert courier.stdin is not None and courier.stderr is not None
     courier.stdin.close()
-    assert courier.wait(10) == 0 and courier.stderr.read() == b""
+    assert courier.wait(120) == 0 and courier.stderr.read() == b""
     assert list((tmp_path / "folder").iterdir()) == []
 
 

@@ -78,7 +78,7 @@ class Host:
         self.process.stdin.write(encode(message))
         self.process.stdin.flush()
 
-    def hear(self, kind: type[M], limit_s: float = 20.0) -> M:
+    def hear(self, kind: type[M], limit_s: float = 120.0) -> M:
         """The next message of this kind; others are passed over."""
         while True:
             message = self._said.get(timeout=limit_s)
@@ -91,7 +91,7 @@ class Host:
         self.say(Hello("r1", list(SPOKEN)))
         return self.hear(Ready)
 
-    def has_ended(self, limit_s: float = 20.0) -> bool:
+    def has_ended(self, limit_s: float = 120.0) -> bool:
         while self._said.get(timeout=limit_s):
             pass
         return True
@@ -99,7 +99,7 @@ class Host:
     def leave(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait(10)
+        self.process.wait(120)
 
     def start_job(self, **options: Any) -> None:
         """Up to the point where it acts with version 0."""
