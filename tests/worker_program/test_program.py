@@ -234,7 +234,7 @@ def test_a_folder_serves_one_run(folder: Path) -> None:
 
 
 def test_without_a_host_it_finishes_what_runs_and_ends(folder: Path) -> None:
-    with attached(folder, 6.0) as host:
+    with attached(folder, 20.0) as host:
         host.greet()
         host.start_job(step_s=0.5)
         lease(host, 60)
@@ -348,7 +348,7 @@ def test_an_answer_that_does_not_come_in_time_costs_the_episode(folder: Path) ->
 
 
 def test_without_a_host_that_answers_it_ends_though_episodes_are_under_way(folder: Path) -> None:
-    with attached(folder, 3.0) as host:
+    with attached(folder, 20.0) as host:
         host.greet()
         host.start_asking_job(answer_s=60.0)
         lease(host, 1)
