@@ -127,7 +127,7 @@ setup(
             "uv",
         ],
     },
-    entry_points={"console_scripts": ["digirl-dist = digirl_dist.cli.main:main"]},
+    entry_points={"console_scripts": ["digirl-dist = digirl_dist.cli:entry"]},
     keywords="reinforcement learning, device control, GUI agents, distributed training, SSH",
     classifiers=[
         "Development Status :: 4 - Beta",

@@ -2,7 +2,7 @@
 
 import sys
 
-from digirl_dist.cli.main import main
+from digirl_dist.cli import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(entry())

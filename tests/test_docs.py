@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import scripts
 
+from digirl_dist.cli.command import command, names
 from digirl_dist.settings import configuration
 from digirl_dist.settings.keys import keys_of
 from digirl_dist.settings.places import HERE
@@ -80,6 +83,36 @@ def test_a_broken_link_and_a_request_to_elsewhere_are_found(
 def test_the_diagrams_are_those_that_the_script_draws() -> None:
     drawn = subprocess.run([sys.executable, ROOT / "script" / "diagrams", "--check"], capture_output=True, text=True)
     assert drawn.returncode == 0, drawn.stderr
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """Yields the words of each command of ours in a page, from its blocks and its text."""
+    text = page.read_text().replace("\\\n", " ")
+    blocks = re.findall(r"^```(?:bash|sh|console|)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    for line in [*(line for block in blocks for line in block.splitlines()), *re.findall(r"`([^`\n]+)`", prose)]:
+        if found := re.search(r"(?:^|\s)(digirl-dist|python run\.py) +([^|>&`]+)", line):
+            words = [word for word in shlex.split(found[2], comments=True) if "…" not in word]
+            yield words if found[1] == "digirl-dist" else ["run", *words]
+
+
+PAGES = [
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_of_a_page_is_one_that_is_understood(page: Path) -> None:
+    for name, *words in commands(page):
+        if name in names():
+            options = command(name).parser().parse_intermixed_args(words)
+            if getattr(options, "config_path", None) in (HERE, "config/multimachine"):
+                chosen = [f"emulator={options.emulator}"] if getattr(options, "emulator", None) else []
+                given = [each for each in getattr(options, "overrides", ()) if "=" in each]
+                configuration.load(options.config_path, getattr(options, "config_name", "host"), [*chosen, *given])
+        else:
+            assert name in ("--version", "COMMAND", "help"), f"{page.name}: there is no command {name}"
 
 
 def test_the_emulator_of_the_page_on_environments_is_one() -> None:

@@ -2,6 +2,6 @@
 
 import sys
 
-from digirl_dist.cli.main import main
+from digirl_dist.cli import entry
 
-sys.exit(main())
+sys.exit(entry())

@@ -34,7 +34,7 @@ from digirl_dist.settings import Settings
 from digirl_dist.settings.algorithms import algorithm_settings
 from digirl_dist.settings.digirl_files import is_digirl, translated
 from digirl_dist.settings.digirl_keys import KEYS, became
-from digirl_dist.settings.keys import types_of
+from digirl_dist.settings.keys import quoted, types_of
 from digirl_dist.settings.nearest import near, nearest
 from digirl_dist.settings.places import find_folder, own_folder
 from digirl_dist.settings.plugins import ALGORITHM, COLLECTOR, KINDS, settings_classes
@@ -155,7 +155,7 @@ def _compose(folder: Path, name: str, overrides: Sequence[str]) -> DictConfig:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(folder), version_base="1.3"):
-            composed = compose(name.removesuffix(".yaml"), overrides=[_free(override) for override in overrides])
+            composed = compose(name.removesuffix(".yaml"), overrides=[_free(_with_homes(each)) for each in overrides])
     except OverrideParseException as error:
         key = str(error.override).partition("=")[0]
         advice = f"a value with blanks, quotes, brackets or commas needs quotes within the shell's: '{key}=\"...\"'"
@@ -247,6 +247,13 @@ def _refuse_keys_of_others(settings: Settings) -> None:
         chosen = getattr(settings, group)
         if added := sorted(vars(chosen).keys() - types_of(type(chosen)).keys()):
             raise SettingsError(f"there is no key '{group}.{added[0]}' with {group}={chosen.name}")
+
+
+def _with_homes(override: str) -> str:
+    """Quotes paths that begin with ``~``: shells leave it in ``agent.model=~/x``, and Hydra's grammar lacks it."""
+    if "'" in override or '"' in override:
+        return override
+    return re.sub(r"([=\[,] *)(~[^,\]]*)", lambda found: found[1] + quoted(found[2]), override)
 
 
 def _free(override: str) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 import digirl_dist
 from digirl_dist.child_process import environment
+from digirl_dist.cli import entry
 from digirl_dist.cli.command import command, names
 from digirl_dist.cli.completion import complete_override
 from digirl_dist.cli.main import main
@@ -144,3 +145,13 @@ def test_threads_that_wait_sleep_unless_the_user_wants_them_to_spin(
     if own is None:
         monkeypatch.delenv("OMP_WAIT_POLICY")
     assert main(["--version"]) == 0 and os.environ["OMP_WAIT_POLICY"] == used
+
+
+def test_ctrl_c_is_one_line_from_the_first_import_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("digirl_dist.cli.main.main", interrupted)
+    assert entry() == 130 and capsys.readouterr().err == "interrupted\n"

@@ -154,6 +154,12 @@ def test_a_wrong_value_in_a_file_is_refused_as_on_the_command_line(line: str, me
     assert message in str(refusal.value)
 
 
+def test_a_home_folder_needs_no_quotes() -> None:
+    settings = load("save_path=~/runs/mine", "offline.data=[~/a.parquet, ~ann/b.parquet]", "worker_run_path='~/run, 2'")
+    assert (settings.save_path, settings.worker_run_path) == ("~/runs/mine", "~/run, 2")
+    assert settings.offline.data == ["~/a.parquet", "~ann/b.parquet"]
+
+
 def test_truth_has_the_words_of_yaml_and_two_numbers() -> None:
     assert all(load(f"dry_run={word}").dry_run for word in ("true", "yes", "on", "1"))
     assert not any(load(f"dry_run={word}").dry_run for word in ("false", "no", "off", "0"))

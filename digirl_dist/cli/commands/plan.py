@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from digirl_dist.cli.command import fitted
 from digirl_dist.cli.configured import add_configuration, add_emulator, path, settings_of
 from digirl_dist.report.output import shown
 from digirl_dist.types import Json
@@ -52,7 +53,8 @@ def execute(options: argparse.Namespace) -> int:
         ]
         print(json.dumps({"figures": asdict(figures), "forecasts": lines}))
     else:
-        print(_as_text(figures, found, settings.bsize == "auto"))
+        text = _as_text(figures, found, settings.bsize == "auto")
+        print(fitted(text) if sys.stdout.isatty() else text)
     return 0
 
 
