@@ -39,6 +39,14 @@ def test_a_straggler_is_forecast_within_a_tenth_of_what_was_measured() -> None:
     assert by_collector(BENCH, plan, 8).iteration_s == pytest.approx(27.956, rel=0.1)
 
 
+def test_one_slow_worker_keeps_a_fleet_no_further_from_its_best_than_the_tail_of_its_episodes_does() -> None:
+    def over_ideal(*slowness: float) -> float:
+        took_s = by_collector(BENCH, FleetPlan(4, 4, 128, slowness=slowness), 20).iteration_s
+        return took_s * 4 * sum(1 / each for each in slowness) / (128 * EPISODE_S)
+
+    assert over_ideal(1.0, 1.0, 1.0, 4.0) <= over_ideal(1.0, 1.0, 1.0, 1.0) + 0.02
+
+
 @pytest.mark.parametrize(
     "plan",
     [
