@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,13 +23,13 @@ from digirl_dist.settings import LimitSettings, RehearsalSettings, SshSettings
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.courier import CourierClient
-from digirl_dist.storage import parquet
+from digirl_dist.storage import episode_file
 from digirl_dist.storage.digest import file_digest
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Round, Ticket
 from digirl_dist.trajectory import Step, Trajectory
 
-EPISODES, PAIRS = sized((200, 5), (3, 1))
+EPISODES, ROUNDS = sized((200, 9), (3, 1))
 WORKERS, ARRIVALS = sized((4, 64), (1, 4))
 SCREENSHOTS = RehearsalSettings(reset_s=0, step_s=0, steps=8, steps_sigma=0, image_size=[240, 108])
 PACED = RehearsalSettings(reset_s=0.2, step_s=0.1, steps=8, image_size=[240, 108])
@@ -38,13 +39,15 @@ def main() -> None:
     with stage() as here:
         [address] = here.serve(1)
         episodes = _episodes(here.folder / "away")
-        ratios, ours, theirs = [], [], []
-        for pair in range(PAIRS):
-            theirs.append(_scp(address, here.folder / "away", here.folder / f"scp-{pair}"))
-            ours.append(_pull(address, here.folder / "away", episodes, Store(here.folder / f"store-{pair}")))
-            ratios.append(theirs[-1] / ours[-1])
+        away, into = here.folder / "away", here.folder / "into"
+        ours, theirs, best = [], [], []
+        with shell.standing(address, here.folder / "socket") as warm:
+            for _ in range(ROUNDS):
+                theirs.append(_scp(address, away, into))
+                ours.append(_pull(address, away, episodes, Store(into)))
+                best.append(_scp(address, away, into, *warm))
         arrivals = _arrivals(here)
-    values = {"vs_scp": (median(ratios), ">=1.2"), "first_episode_s": (max(arrivals), "<=1")}
+    values = {"vs_scp": (_ratio(theirs, ours), ">=1.2"), "first_episode_s": (max(arrivals), "<=1")}
     size = sum(manifest.size for _, manifest in episodes)
     show(
         "pull",
@@ -52,10 +55,12 @@ def main() -> None:
         {
             "ours_s": rounded(ours),
             "scp_s": rounded(theirs),
+            "vs_scp_at_its_best": round(_ratio(best, ours), 4),
             "megabytes": round(size / 1e6, 1),
             "first_episode_median_s": round(median(arrivals), 4),
             "episodes_timed": len(arrivals),
-            "note": "ours checks digest and rows, and flushes each episode to disk; scp does neither",
+            "note": "ours checks and flushes each episode, on a standing connection; scp does neither, and connects "
+            "first; at its best it has a standing connection, too, and the same cipher",
         },
     )
 
@@ -76,19 +81,24 @@ def _episode(folder: Path, ticket: Ticket) -> EpisodeManifest:
         seen = made.observation
     name = str(ticket.index)
     path = folder / episode_name(name)
-    parquet.write(path, [Trajectory(ticket, name, "w0", 0, steps, seen, False)])
+    episode_file.write(path, Trajectory(ticket, name, "w0", 0, steps, seen, False))
     size, digest = path.stat().st_size, file_digest(path)
     return EpisodeManifest(
         "bench", ticket.key, ticket.attempt, ticket.policy_version, name, size, digest, 0, 0.0, 0.0, {}
     )
 
 
-def _scp(address: Address, source: Path, target: Path) -> float:
+def _ratio(theirs: Sequence[float], ours: Sequence[float]) -> float:
+    return median([one / other for one, other in zip(theirs, ours, strict=True)])
+
+
+def _scp(address: Address, source: Path, target: Path, *options: str) -> float:
     started = time.monotonic()
     with waiting_for(f"scp of {EPISODES} episodes"):
-        shell.fetch(address, [source], target)
+        shell.fetch(address, [source], target, *options)
     seconds = time.monotonic() - started
-    assert len(list(target.rglob("*.parquet"))) == EPISODES
+    assert len(list(target.rglob("*.episode"))) == EPISODES
+    shutil.rmtree(target)
     return seconds
 
 
@@ -113,7 +123,8 @@ def _pull(address: Address, source: Path, episodes: Sequence[tuple[Ticket, Episo
                     store.flush()
         seconds = time.monotonic() - started
         transfers.close()
-        return seconds
+    shutil.rmtree(store.root)
+    return seconds
 
 
 def _arrivals(here: Stage) -> list[float]:

@@ -109,7 +109,7 @@ def _measured(folder: Path, settings: EmulatorPlugin, episodes: int) -> tuple[di
         seconds, own = time.monotonic() - started, time.process_time() - own
         batches = parts.seconds.pop("batches")
         parts.seconds["emulators"] = _of_children() - of_emulators
-        parts.seconds["rest"] = own - sum(parts.seconds[name] for name in ("policy", "pipe", "parquet"))
+        parts.seconds["rest"] = own - sum(parts.seconds[name] for name in ("policy", "pipe", "spool"))
     told = {name: round(1000 * spent / steps, 3) for name, spent in parts.seconds.items()}
     return told, {"steps": steps, "steps_per_s": round(steps / seconds, 1), "batch": round(steps / batches, 2)}
 
@@ -139,7 +139,7 @@ def _collect(rollout: Rollout, spool: Spool, parts: Parts, count: int) -> int:
     while count:
         for happened in rollout.turn(0.5):
             if isinstance(happened, Finished):
-                with parts.of("parquet"):
+                with parts.of("spool"):
                     spool.write("bench", happened)
                 count, steps = count - 1, steps + len(happened.trajectory.steps)
     return steps

@@ -11,7 +11,7 @@ import numpy as np
 
 from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.protocol.messages import EpisodeManifest, encode_manifest
-from digirl_dist.storage import parquet
+from digirl_dist.storage import episode_file
 from digirl_dist.storage.digest import file_digest
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
@@ -35,7 +35,7 @@ def spoil_next(jobs: Path, change: Callable[[bytes], bytes], limit_s: float) -> 
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         for manifest in set(folder.episodes.glob("*.json")) - old:
-            file = manifest.with_suffix(".parquet")
+            file = manifest.with_suffix(".episode")
             try:
                 file.write_bytes(change(file.read_bytes()))
             except OSError:  # already fetched and deleted, or the disk is full
@@ -60,7 +60,7 @@ def plant(jobs: Path, run: str | None = None, iteration: int = 0, cut: bool = Fa
     step = Step(seen, 0, -1.0, 1.0, terminated=True, truncated=False)
     path = folder.episode(episode_id)
     try:
-        parquet.write(path, [Trajectory(ticket, episode_id, name[1], 0, [step], seen, success=True)])
+        episode_file.write(path, Trajectory(ticket, episode_id, name[1], 0, [step], seen, success=True))
         manifest = _manifest(run or name[0], ticket, episode_id, path)
         text = encode_manifest(manifest).decode()
         part = folder.manifest(episode_id).with_suffix(".part")

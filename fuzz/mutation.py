@@ -34,7 +34,11 @@ def mutated_json(random: Random, samples: Sequence[bytes]) -> bytes:
     """Returns a sample in which some values are others; now and then, one that is no JSON any more."""
     if random.random() < 0.3:
         return mutated(random, samples)
-    value = json.loads(random.choice(samples))
+    return json.dumps(with_other_values(random, json.loads(random.choice(samples)))).encode()
+
+
+def with_other_values(random: Random, value: Any) -> Any:
+    """Replaces some of the values inside, or leaves them out; returns the value."""
     for _ in range(random.choice((1, 1, 2, 4))):
         places = list(_places(value))
         if not places:
@@ -44,7 +48,7 @@ def mutated_json(random: Random, samples: Sequence[bytes]) -> bytes:
             del inside[key]
         else:
             inside[key] = copy.deepcopy(random.choice((*_NASTY_VALUES, random.choice(places)[0])))
-    return json.dumps(value).encode()
+    return value
 
 
 def pages(data: bytes) -> list[tuple[int, int, int]]:

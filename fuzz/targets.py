@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import math
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -12,10 +14,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+import xxhash
 from PIL import Image
 
 from digirl_dist.agent.plugins.device import DeviceAgentSettings
@@ -25,18 +29,19 @@ from digirl_dist.errors import CheckpointError
 from digirl_dist.judge.verdicts import Verdicts
 from digirl_dist.protocol import messages as protocol
 from digirl_dist.report.metrics import Metrics
-from digirl_dist.storage import import_digirl, parquet, task_file
+from digirl_dist.storage import episode_file, import_digirl, parquet, task_file
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Key
 from digirl_dist.trajectory import Observation, Step, Trajectory
 from fuzz.chat_answers import ChatAnswers
-from fuzz.mutation import mutated, mutated_json, pages, with_right_checksums
+from fuzz.mutation import mutated, mutated_json, pages, with_other_values, with_right_checksums
 from fuzz.target import Target
 from fuzz.texts import Texts
 from fuzz.wire import TICKET, Courier, Delta, Lines
 
+_DIGEST_BYTES = 16
 SPEC = EmulatorSpec(DeviceActions(), 2, (6, 4))
 GUARD = EpisodeGuard("phone", SPEC, 50, DeviceAgentSettings().check_action)
 
@@ -56,7 +61,7 @@ def _episode(steps: int) -> Trajectory:
 
 
 class Parquet(Target):
-    """An episode's file: damaged, and damaged with right checksums; and whole ones with other values in them."""
+    """A file of trajectories: damaged, and damaged with right checksums; and whole ones with other values in them."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -102,8 +107,41 @@ class Parquet(Target):
 
     def feed(self, data: bytes) -> None:
         self._path.write_bytes(data)
-        for episode in parquet.read_bounded(self._path, GUARD.most_steps):
+        for episode in parquet.read_stored(self._path):
             GUARD.check(episode, TICKET, "w1")
+
+
+class Episodes(Target):
+    """An episode's file as a worker sends it: damaged, or with a right digest and other values."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._path = folder / "e.episode"
+        self.samples = [episode_file.encode(_episode(steps)) for steps in (3, 50)]
+        self._values: list[Any] = []
+        for sample in self.samples:
+            rows, images = msgspec.msgpack.decode(sample[_DIGEST_BYTES:])
+            self._values.append([msgspec.msgpack.decode(zlib.decompress(rows)), images])
+
+    def case(self, random: Random) -> bytes:
+        choice = random.random()
+        if choice < 0.1:
+            return mutated(random, self.samples)
+        rows, images = copy.deepcopy(random.choice(self._values))
+        packed = msgspec.msgpack.encode(rows)
+        if choice < 0.4:
+            packed = mutated(random, [packed])
+        else:
+            with suppress(UnicodeEncodeError, OverflowError):  # values that no MessagePack can hold
+                packed = msgspec.msgpack.encode(with_other_values(random, rows))
+        content = msgspec.msgpack.encode([zlib.compress(packed, 1), images])
+        if choice > 0.9:
+            content = mutated(random, [content])
+        return xxhash.xxh3_128_digest(content) + content
+
+    def feed(self, data: bytes) -> None:
+        self._path.write_bytes(data)
+        GUARD.check(episode_file.read(self._path, GUARD.most_steps), TICKET, "w1")
 
 
 _VALUES: tuple[Any, ...] = (
@@ -269,6 +307,7 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     "courier": Courier,
     "delta": Delta,
     "parquet": Parquet,
+    "episode": Episodes,
     "pt": Released,
     "manifest": Manifests,
     "trainer": TrainerState,

@@ -173,7 +173,7 @@ def test_an_interrupted_run_leaves_nothing_running_and_goes_on_later(say: Say, t
     assert process.returncode == 130 and "the same command resumes" in said
     nothing_is_left_of(tmp_path)
     assert not (tmp_path / "dry_run").exists()
-    landed = len(list(tmp_path.glob("trajectories/.landing/000000/[0-9]*.parquet")))
+    landed = len(list(tmp_path.glob("trajectories/.landing/000000/[0-9]*.episode")))
     assert landed >= 3
     done = say(*MINE, *words)
     assert done.returncode == 0, done.stderr

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from digirl_dist.ssh.connection import Address
@@ -29,9 +31,25 @@ def send(address: Address, local: Path, remote: Path) -> None:
     _scp(address, [str(local)], f"{address.user}@{address.host}:{remote}")
 
 
-def fetch(address: Address, remote: Sequence[Path], local: Path) -> None:
-    _scp(address, [f"{address.user}@{address.host}:{path}" for path in remote], str(local))
+def fetch(address: Address, remote: Sequence[Path], local: Path, *more: str) -> None:
+    """Fetches files or folders; ``more`` are further options of ``scp``."""
+    _scp(address, [f"{address.user}@{address.host}:{path}" for path in remote], str(local), *more)
 
 
-def _scp(address: Address, sources: Sequence[str], target: str) -> None:
-    subprocess.run(["scp", *options(address), "-r", *sources, target], check=True, capture_output=True)
+@contextmanager
+def standing(address: Address, socket: Path) -> Iterator[tuple[str, ...]]:
+    """Holds a connection with OpenSSH's fastest cipher; yields the options that let ``scp`` use it."""
+    connect = ["-M", "-N", "-S", str(socket), "-c", "aes128-gcm@openssh.com"]
+    master = subprocess.Popen(["ssh", *connect, *options(address), f"{address.user}@{address.host}"])
+    try:
+        while not socket.exists():
+            assert master.poll() is None, "ssh cannot connect"
+            time.sleep(0.01)
+        yield "-o", f"ControlPath={socket}"
+    finally:
+        master.terminate()
+        master.wait()
+
+
+def _scp(address: Address, sources: Sequence[str], target: str, *more: str) -> None:
+    subprocess.run(["scp", *options(address), *more, "-r", *sources, target], check=True, capture_output=True)

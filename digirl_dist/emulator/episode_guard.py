@@ -71,13 +71,13 @@ class EpisodeGuard:
         try:
             if not 0 < len(episode.steps) <= self.most_steps:
                 raise _Misfit(f"{len(episode.steps)} steps; at most {self.most_steps} are allowed")
-            decoded: set[bytes] = set()  # a screen that nothing changed is looked at once
+            screen = None
             for number, step in enumerate(episode.steps):
                 place = f"emulator {self.emulator}, task {ticket.task.id}, step {number}"
-                self._check_observation(step.observation, decoded)
+                screen = self._check_observation(step.observation, screen)
                 self._check_step(step, number == len(episode.steps) - 1)
             place = f"emulator {self.emulator}, task {ticket.task.id}, final observation"
-            self._check_observation(episode.final_observation, decoded)
+            self._check_observation(episode.final_observation, screen)
         except _Misfit as misfit:
             raise TrajectoryError(f"{place}: {misfit}") from misfit.__cause__
 
@@ -113,7 +113,8 @@ class EpisodeGuard:
         except (ActionError, ValueError, TypeError, RecursionError) as error:
             raise _Misfit(f"an action outside of the action space: {str(error)[:300]}") from error
 
-    def _check_observation(self, seen: Observation, decoded: set[bytes]) -> None:
+    def _check_observation(self, seen: Observation, before: bytes | None) -> bytes | None:
+        """Returns its image, which is not decoded if it is the same as ``before``."""
         if not isinstance(seen.text, str):
             raise _Misfit(f"the text of the observation is a {type(seen.text).__name__}")
         if not _is_unicode(seen.text):
@@ -122,9 +123,9 @@ class EpisodeGuard:
         size = None if self.spec is None else self.spec.image_size
         if seen.image is None and size is not None:
             raise _Misfit("the observation has no image")
-        if seen.image is not None and seen.image not in decoded:
+        if seen.image is not None and seen.image != before:
             _check_image(seen.image, size)
-            decoded.add(seen.image)
+        return seen.image
 
     def _check_vector(self, vector: np.ndarray | None) -> None:
         size = 0 if vector is None else vector.size

@@ -17,7 +17,7 @@ from digirl_dist.fleet.connection import Files
 from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.worker_events import DiskFull, Pulled, PullRefused, WorkerEvent
 from digirl_dist.protocol.messages import EpisodeManifest
-from digirl_dist.storage import atomic_files, parquet
+from digirl_dist.storage import atomic_files, episode_file
 from digirl_dist.storage.disk_full import FULL, require_space
 from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Trajectory
@@ -156,11 +156,8 @@ class Transfers:
             self._unchecked.release()
 
     def _checked(self, path: Path, manifest: EpisodeManifest, ticket: Ticket) -> Trajectory:
-        """Returns the one episode in the file. Raises TrajectoryError unless it is the ticket's, as announced."""
-        trajectories = parquet.read_bounded(path, self._guard.most_steps)
-        if len(trajectories) != 1:
-            raise TrajectoryError(f"{path} holds {len(trajectories)} episodes instead of one")
-        episode = trajectories[0]
+        """Returns the episode in the file. Raises TrajectoryError unless it is the ticket's, as announced."""
+        episode = episode_file.read(path, self._guard.most_steps)
         found = episode.episode_id, episode.slot, episode.ticket.policy_version
         announced = manifest.episode_id, manifest.slot, manifest.policy_version
         if found != announced:

@@ -1,7 +1,7 @@
 """The folder of one run on one worker.
 
 The folder is the wire: everything that must survive a lost connection or a killed program is a file in it, and a
-file appears by rename. An episode is ``episodes/ID.parquet`` and then, last, its manifest ``episodes/ID.json``; it is
+file appears by rename. An episode is ``episodes/ID.episode`` and then, last, its manifest ``episodes/ID.json``; it is
 deleted only when the host has said that it landed.
 """
 
@@ -18,7 +18,7 @@ def blob_name(digest: str) -> str:
 
 def episode_name(episode_id: str) -> str:
     """Returns where the rows of an episode lie, relative to the folder."""
-    return f"episodes/{episode_id}.parquet"
+    return f"episodes/{episode_id}.episode"
 
 
 def manifest_name(episode_id: str) -> str:

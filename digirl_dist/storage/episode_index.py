@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from digirl_dist.errors import TrajectoryError
-from digirl_dist.storage import parquet
+from digirl_dist.storage import episode_file, parquet
 from digirl_dist.storage.json_lines import JsonLines
 from digirl_dist.storage.parquet_bounds import BoundedFile
 from digirl_dist.trajectory import Trajectory
@@ -130,6 +130,8 @@ class EpisodeIndex:
         path, first = self._place[row]
         if first < 0:
             raise TrajectoryError(f"{path} does not hold this episode any more")
+        if path.suffix == episode_file.SUFFIX:
+            return episode_file.read(path)
         with parquet.opened(path) as file:
             return parquet.from_table(_episode(file, first))[0]
 
@@ -143,7 +145,7 @@ class EpisodeIndex:
         try:
             rows, firsts = _summary(path)
         except (TrajectoryError, KeyError) as error:
-            if ".landing" not in path.parts:  # that one has become part of its iteration's file
+            if path.suffix != episode_file.SUFFIX:  # that one has become part of its iteration's file
                 self._unreadable[name] = written, str(error).removeprefix(f"{path} is not a trajectory file: ")
             return
         keys = rows["key"].to_pylist()
@@ -187,14 +189,17 @@ def _written(path: str) -> int:
 
 def _files(folder: Path, number: str = "[0-9]*") -> Iterator[str]:
     """Files of finished iterations, of evaluations, and of single episodes that have just landed; of one or all."""
-    for place in ("trajectories", "evaluation/*", "trajectories/.landing/*", "trajectories/.landing/evaluation/*"):
-        pattern = place.replace("*", number) + ("/*.parquet" if "*" in place else f"/{number}.parquet")
-        yield from sorted(glob.iglob(f"{glob.escape(str(folder))}/{pattern}"))
+    single = f"trajectories/.landing/{{}}/*{episode_file.SUFFIX}"
+    patterns = ("trajectories/{}.parquet", "evaluation/{}/*.parquet", single, single.replace("{}", "evaluation/{}"))
+    for pattern in patterns:
+        yield from sorted(glob.iglob(f"{glob.escape(str(folder))}/{pattern.format(number)}"))
 
 
 def _summary(path: Path) -> tuple[pa.Table, list[int]]:
     """Returns one row per episode of a file, and where each begins."""
-    is_measure = path.parent.parent.name == "evaluation" and path.name[0].isdigit() and ".landing" not in path.parts
+    if path.suffix == episode_file.SUFFIX:
+        return _summarised(parquet.to_table(episode_file.read(path)), "")
+    is_measure = path.parent.parent.name == "evaluation" and path.name[0].isdigit()
     with parquet.opened(path) as file:
         wanted = [name for name in (*_PER_EPISODE, *_PER_STEP, "purpose") if name in file.columns]
         rows = file.read(wanted)

@@ -1,4 +1,4 @@
-"""Trajectories as Arrow tables and Parquet files: one row per step, alike on the wire and in the run folder."""
+"""Trajectories as Arrow tables and Parquet files: one row per step."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
 from itertools import chain
 from pathlib import Path
-from types import ModuleType
 from typing import Any, get_args
 
 import numpy as np
@@ -20,8 +18,9 @@ import pyarrow.parquet as pq
 
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.storage import atomic_files, parquet_bounds
+from digirl_dist.storage.episode_file import goals
 from digirl_dist.tasks import Purpose, Task, Ticket
-from digirl_dist.trajectory import Goal, Observation, Step, Trajectory
+from digirl_dist.trajectory import Observation, Step, Trajectory
 
 _OBSERVATION = pa.struct([("text", pa.string()), ("image", pa.binary()), ("vector", pa.list_(pa.float32()))])
 
@@ -78,31 +77,6 @@ AS_WRITTEN: dict[str, Any] = {
 }
 """Few bytes never stand for many values (see ``parquet_bounds``), damage to any page is noticed, and a page ends after
 few screenshots: its size is looked at once per batch."""
-
-
-class _NoPandas(MetaPathFinder):
-    """While it is the first of ``sys.meta_path``, pandas is not installed; ``open`` lets the next import through."""
-
-    is_open = False
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
-        if name != "pandas":
-            return
-        if not self.is_open:
-            raise ModuleNotFoundError(name)
-        sys.meta_path.remove(self)
-        pa.lib._pandas_api.__init__()  # it forgets that there was none
-
-
-def go_without_pandas() -> None:
-    """Keeps pyarrow from importing pandas for its first array: that takes 0.4 s, also where pyarrow is given none.
-
-    Once somebody else imports pandas, pyarrow knows its objects again.
-    """
-    finder = _NoPandas()
-    sys.meta_path.insert(0, finder)
-    pa.array([])  # pyarrow looks for pandas once
-    finder.is_open = True
 
 
 def to_table(trajectory: Trajectory) -> pa.Table:
@@ -203,19 +177,10 @@ def read(path: Path | pa.BufferReader) -> list[Trajectory]:
         return from_table(file.read())
 
 
-def read_bounded(path: Path, most_rows: int) -> list[Trajectory]:
-    """Returns the episodes of a file that another machine wrote, in bounded memory (see ``parquet_bounds``).
-
-    Raises TrajectoryError as ``read`` does, and for a file that this version of the package would not have written.
-    """
-    with _refusals(path), parquet_bounds.bounded(path, (SCHEMA,), parquet_bounds.Limits(most_rows)) as file:
-        return from_table(file.read())
-
-
 def read_stored(path: Path) -> list[Trajectory]:
     """Returns the episodes of a file of a run folder, which may be a stranger's, in bounded memory.
 
-    Raises TrajectoryError as ``read_bounded`` does.
+    Raises TrajectoryError as ``read`` does, and for a file that this package would not have written.
     """
     with opened(path) as file:
         return from_table(file.read())
@@ -236,11 +201,11 @@ def stream(path: Path) -> Iterator[Trajectory]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[parquet_bounds.BoundedFile]:
+def opened(path: Path, limits: parquet_bounds.Limits = parquet_bounds.OF_A_RUN) -> Iterator[parquet_bounds.BoundedFile]:
     """Opens a file of a run folder, which may be a stranger's. Raises TrajectoryError, for what reading raises too."""
     with _refusals(path):
         try:
-            with parquet_bounds.bounded(path, _KNOWN, parquet_bounds.OF_A_RUN) as file:
+            with parquet_bounds.bounded(path, _KNOWN, limits) as file:
                 yield file
         except parquet_bounds.OtherFormError as error:
             raise TrajectoryError(f"{error}; {_REWRITE} {shlex.quote(str(path))}") from error
@@ -320,15 +285,8 @@ def _step(row: dict[str, Any]) -> Step:
         reward=row["reward"],
         terminated=row["terminated"],
         truncated=row["truncated"],
-        achieved=_goals(row.get("achieved", "[]")),
+        achieved=goals(row.get("achieved", "[]")),
     )
-
-
-def _goals(said: str) -> list[Goal]:
-    found = json.loads(said)
-    if not isinstance(found, list) or not all(isinstance(goal, dict) for goal in found):
-        raise TrajectoryError(f"the goals that a step met are {said[:80]!r}, not a list of JSON objects")
-    return found
 
 
 if __name__ == "__main__":

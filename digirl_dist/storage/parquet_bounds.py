@@ -1,4 +1,4 @@
-"""Holds a Parquet file from another machine to bounds before anything in it is unpacked.
+"""Holds a Parquet file that a stranger may have made to bounds before anything in it is unpacked.
 
 The footer of a small file can promise little and unpack to gigabytes, so the header of every page is read here, as the
 reader of Arrow will read it: Thrift's compact protocol, https://parquet.apache.org/docs/file-format. Encodings in which
@@ -22,7 +22,7 @@ from digirl_dist.errors import TrajectoryError
 from digirl_dist.settings import regular_file
 
 _MAGIC = b"PAR1"
-_LONGEST_FOOTER = 1 << 16
+_LONGEST_FOOTER = 1 << 22
 _LONGEST_HEADER = 1 << 12
 """Of a page: ours have less than a hundred bytes."""
 _LONGEST_LIST = 1000
@@ -50,17 +50,16 @@ Thrift = dict[int, Any]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a file may be made of."""
+    """What a file of a run folder may be made of."""
 
-    rows: int
-    groups: int = 1
+    rows: int = 1 << 31
+    groups: int = _LONGEST_LIST
     footer: int = _LONGEST_FOOTER
-    beyond: int = 32 << 20
-    """Bytes that what is read at once may unpack to beyond the size of the file: screenshots are compressed already."""
+    beyond: int = 1 << 29
+    """Bytes that what is read at once may unpack to beyond the size of the file: texts of many episodes shrink well."""
 
 
-OF_A_RUN = Limits(rows=1 << 31, groups=_LONGEST_LIST, footer=1 << 22, beyond=1 << 29)
-"""Of the files of a run folder, which a stranger may have made: texts of many episodes shrink well."""
+OF_A_RUN = Limits()
 
 
 class BoundedFile:

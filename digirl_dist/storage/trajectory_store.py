@@ -20,7 +20,7 @@ from pathlib import Path
 
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import RunFolderError
-from digirl_dist.storage import atomic_files, parquet
+from digirl_dist.storage import atomic_files, episode_file, parquet
 from digirl_dist.storage.disk_full import FailFast, WritePolicy
 from digirl_dist.storage.refused_episodes import RefusedEpisode, RefusedEpisodes
 from digirl_dist.tasks import Key, Round, Ticket
@@ -68,14 +68,14 @@ class Store:
         Without it, writes the episode, which is durable then.
         """
         key = trajectory.ticket.key
-        path = self._landing / _name(counts_in) / f"{key[0]:06d}-{key[1]:05d}.parquet"
+        path = self._landing / _name(counts_in) / f"{key[0]:06d}-{key[1]:05d}{episode_file.SUFFIX}"
         with self._lock:
             landed = self._known(counts_in)
             if key in landed or self.is_closed(counts_in):
                 return False
             self._write_policy.wait_for(str(path.parent), lambda: path.parent.mkdir(parents=True, exist_ok=True))
             if checked is None:
-                self._write_policy.wait_for(str(path), lambda: parquet.write(path, [trajectory]))
+                self._write_policy.wait_for(str(path), lambda: episode_file.write(path, trajectory))
             else:
                 self._write_policy.wait_for(str(path), lambda: atomic_files.replace(checked, path, flushed=False))
                 self._unflushed.add(path.parent)
@@ -182,8 +182,8 @@ class Store:
             found = self.read(wanted.number) if learns else parquet.read(self._file(wanted))
             return {trajectory.ticket.key: trajectory for trajectory in found}
         if wanted not in self._landed:
-            paths = sorted((self._landing / _name(wanted)).glob("*.parquet"))
-            found = [trajectory for path in paths for trajectory in parquet.read(path)]
+            paths = sorted((self._landing / _name(wanted)).glob("*" + episode_file.SUFFIX))
+            found = [episode_file.read(path) for path in paths]
             self._landed[wanted] = {trajectory.ticket.key: trajectory for trajectory in found}
         return self._landed[wanted]
 

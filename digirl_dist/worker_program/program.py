@@ -28,7 +28,6 @@ from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.protocol.messages import Heartbeat, LoadPolicy, MachineFacts, StartJob, TensorEntry
 from digirl_dist.rollout.rollout import Finished, Rollout
 from digirl_dist.rollout.slot import Slot
-from digirl_dist.storage import parquet
 from digirl_dist.storage.checkpoint import TensorInfo
 from digirl_dist.storage.machine import dependency_versions, machine_facts
 from digirl_dist.user_code.packing import unpack_file
@@ -267,7 +266,6 @@ def main() -> int:
     parser.add_argument("--package", default="", help="digest of the installed package, told to the host")
     options = parser.parse_args()
     end_without_a_search_for_garbage()
-    parquet.go_without_pandas()
     folder = JobFolder(options.folder.resolve())
     folder.create()
     with folder.lock.open("a+") as lock:

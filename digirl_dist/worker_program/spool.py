@@ -10,7 +10,7 @@ from digirl_dist.errors import ProtocolError
 from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.protocol.messages import EpisodeManifest, decode_manifest, encode_manifest
 from digirl_dist.rollout.rollout import Finished
-from digirl_dist.storage import atomic_files, parquet
+from digirl_dist.storage import atomic_files, episode_file
 from digirl_dist.storage.digest import file_digest
 from digirl_dist.worker_program.effects import SpooledFile
 
@@ -28,7 +28,7 @@ class Spool:
         """
         trajectory = finished.trajectory
         path = self._folder.episode(trajectory.episode_id)
-        parquet.write(path, [trajectory], flushed=False)
+        episode_file.write(path, trajectory, flushed=False)
         manifest = EpisodeManifest(
             run=run,
             key=trajectory.ticket.key,

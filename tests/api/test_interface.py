@@ -33,7 +33,7 @@ from digirl_dist.errors import (
 )
 from digirl_dist.report.record import RunRecord
 from digirl_dist.settings import configuration
-from digirl_dist.storage import parquet
+from digirl_dist.storage import episode_file, parquet
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.trajectory_store import Store
 
@@ -173,9 +173,9 @@ def test_an_episode_is_found_as_soon_as_it_landed_and_stays_the_same_row(tmp_pat
     folder = make_run(tmp_path / "run", iterations=1)
     run, one = Run(folder), episode(1, 4, True)
     assert len(run.episodes()) == 6
-    landing = folder / "trajectories" / ".landing" / "000001" / "000001-00004.parquet"
+    landing = folder / "trajectories" / ".landing" / "000001" / "000001-00004.episode"
     landing.parent.mkdir(parents=True)
-    parquet.write(landing, [one])
+    episode_file.write(landing, one)
     append(folder / "events.jsonl", landed(one, 1.9e9))
     assert run.episodes().to_pandas().iloc[6].time == 1.9e9
     assert run.explain(run.episode("t1.4")).no_outcomes == "its iteration has not ended yet"

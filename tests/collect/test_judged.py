@@ -117,7 +117,7 @@ def test_an_outage_that_outlasts_the_patience_loses_no_episode(say: Say, tmp_pat
         words = ["parallel=single", *judged_by(served), "judge.outage_s=1"]
         down = say(tmp_path, *words)
         assert down.returncode == 1 and "was away for 1 s" in down.stderr and "same command resumes" in down.stderr
-        assert len(list((tmp_path / "trajectories/.landing/000000").glob("[0-9]*.parquet"))) == 6
+        assert len(list((tmp_path / "trajectories/.landing/000000").glob("[0-9]*.episode"))) == 6
         served.script.clear()
         up = say(tmp_path, *words)
         assert up.returncode == 0, up.stderr

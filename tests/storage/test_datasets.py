@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from digirl_dist.errors import TrajectoryError
-from digirl_dist.storage import parquet
+from digirl_dist.storage import episode_file, parquet
 from digirl_dist.storage.datasets import read_datasets
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
@@ -34,7 +34,7 @@ def written(folder: Path) -> Path:
     (folder / ".landing" / "000002").mkdir(parents=True)
     parquet.write(folder / "000000.parquet", EPISODES[:2])
     parquet.write(folder / "000001.parquet", EPISODES[2:])
-    parquet.write(folder / ".landing" / "000002" / "00000.parquet", [episode(2, 0)])
+    episode_file.write(folder / ".landing" / "000002" / "00000.episode", episode(2, 0))
     return folder
 
 

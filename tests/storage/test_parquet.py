@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -138,18 +136,3 @@ def test_files_from_before_there_were_purposes_are_read(tmp_path: Path, written:
     pq.write_table(table, tmp_path / "old.parquet")
     (episode,) = parquet.read(tmp_path / "old.parquet")
     assert (episode.ticket.purpose, episode.ticket.iteration) == read
-
-
-@pytest.mark.component
-def test_an_agent_that_imports_pandas_later_hands_its_objects_to_pyarrow() -> None:
-    program = """
-import sys
-from digirl_dist.storage import parquet
-parquet.go_without_pandas()
-assert "pandas" not in sys.modules
-import pandas as pd, pyarrow as pa
-assert pa.array(pd.Series(["a", None])).to_pylist() == ["a", None]
-assert pa.array(pd.Series([1, None], dtype="Int64")).to_pylist() == [1, None]
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

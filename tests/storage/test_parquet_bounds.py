@@ -1,4 +1,4 @@
-"""A file from another machine costs little memory, whatever its footer says."""
+"""A file of a stranger costs little memory, whatever its footer says."""
 
 from __future__ import annotations
 
@@ -18,10 +18,15 @@ import pytest
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.storage import parquet
 from digirl_dist.storage.parquet_bounds import Limits, ThriftReader, bounded
-from digirl_dist.trajectory import Observation
+from digirl_dist.trajectory import Observation, Trajectory
 from tests.storage.test_parquet import episode
 
 ROWS = 1000
+
+
+def read_bounded(path: Path, most_rows: int) -> list[Trajectory]:
+    with parquet.opened(path, Limits(most_rows, groups=1, beyond=32 << 20)) as file:
+        return parquet.from_table(file.read())
 
 
 def write(path: Path, table: pa.Table, **how: Any) -> Path:
@@ -74,17 +79,17 @@ def test_a_file_that_unpacks_to_much_more_is_refused_before_it_is_unpacked(tmp_p
     path = BOMBS[name](tmp_path / "e.parquet")
     allocated, before = pa.total_allocated_bytes(), pa.default_memory_pool().max_memory()
     with pytest.raises(TrajectoryError, match=r"e\.parquet is not a trajectory file"):
-        parquet.read_bounded(path, most_rows=ROWS)
+        read_bounded(path, most_rows=ROWS)
     assert pa.total_allocated_bytes() <= allocated + (1 << 20)
     assert pa.default_memory_pool().max_memory() <= max(before, allocated + (1 << 20))
 
 
 def test_a_file_of_this_package_is_read(tmp_path: Path) -> None:
     parquet.write(tmp_path / "e.parquet", [episode()])
-    (read,) = parquet.read_bounded(tmp_path / "e.parquet", most_rows=3)
+    (read,) = read_bounded(tmp_path / "e.parquet", most_rows=3)
     assert [step.action for step in read.steps] == [step.action for step in episode().steps]
     with pytest.raises(TrajectoryError, match="3 rows; at most 2 are allowed"):
-        parquet.read_bounded(tmp_path / "e.parquet", most_rows=2)
+        read_bounded(tmp_path / "e.parquet", most_rows=2)
 
 
 def test_large_columns_are_packed_and_small_ones_are_not(tmp_path: Path) -> None:
@@ -97,7 +102,7 @@ def test_large_columns_are_packed_and_small_ones_are_not(tmp_path: Path) -> None
     packed = {each.path_in_schema for each in columns if each.compression == "ZSTD"}
     assert packed == {"observation.text", "observation.image", "observation.vector.list.element"}
     assert {each.compression for each in columns if each.path_in_schema not in packed} == {"UNCOMPRESSED"}
-    (read,) = parquet.read_bounded(tmp_path / "e.parquet", most_rows=3)
+    (read,) = read_bounded(tmp_path / "e.parquet", most_rows=3)
     assert read.steps[0].observation.image == seen.image
 
 
@@ -112,7 +117,7 @@ def test_a_byte_that_changed_in_the_values_is_noticed(tmp_path: Path) -> None:
         end = column.data_page_offset + column.total_compressed_size
     assert end < footer
     path.write_bytes(whole[: end - 1] + bytes([whole[end - 1] ^ 1]) + whole[end:])
-    for read in (parquet.read, lambda file: parquet.read_bounded(file, most_rows=3)):
+    for read in (parquet.read, lambda file: read_bounded(file, most_rows=3)):
         with pytest.raises(TrajectoryError):
             read(path)
 
@@ -127,7 +132,7 @@ def test_a_footer_on_which_pyarrow_would_end_the_process_is_refused(tmp_path: Pa
     changed = bytearray(whole)
     changed[place + 1] = (2 * codec) & 127
     path.write_bytes(changed)
-    for read in (parquet.read_stored, lambda file: parquet.read_bounded(file, most_rows=3)):
+    for read in (parquet.read_stored, lambda file: read_bounded(file, most_rows=3)):
         with pytest.raises(TrajectoryError, match="not stored as this package stores it"):
             read(path)
 

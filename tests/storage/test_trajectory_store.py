@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from digirl_dist.collection import CollectionResult
-from digirl_dist.storage import parquet
+from digirl_dist.storage import episode_file
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Key, Round, Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
@@ -32,21 +32,21 @@ def test_an_episode_lands_once(tmp_path: Path) -> None:
 def test_a_pulled_file_is_moved_to_where_it_lands(tmp_path: Path) -> None:
     store = Store(tmp_path)
     incoming = store.incoming(Round(0), "w-3")
-    parquet.write(incoming, [episode(0, 3)])
+    episode_file.write(incoming, episode(0, 3))
     assert store.land(Round(0), episode(0, 3), incoming) and not incoming.exists()
     assert list(store.landed(Round(0))) == [Key(0, 3)]
 
 
 def test_a_file_that_is_still_incoming_has_not_landed(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    parquet.write(store.incoming(Round(0), "w-3"), [episode(0, 3)])
+    episode_file.write(store.incoming(Round(0), "w-3"), episode(0, 3))
     assert store.landed(Round(0)) == {}
 
 
 def test_only_the_host_that_holds_the_folder_sweeps_what_is_incoming(tmp_path: Path) -> None:
     host = Store(tmp_path)
     incoming = host.incoming(Round(0), "w-3")
-    parquet.write(incoming, [episode(0, 3)])
+    episode_file.write(incoming, episode(0, 3))
     reader = Store(tmp_path)
     assert reader.landed(Round(0)) == {} and host.land(Round(0), episode(0, 3), incoming)
     killed = host.incoming(Round(0), "w-4")

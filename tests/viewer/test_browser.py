@@ -13,7 +13,7 @@ from small_run import WORKERS, append, episode, landed, make_run
 from viewer_site import Browser, served
 
 from digirl_dist import Run
-from digirl_dist.storage import parquet
+from digirl_dist.storage import episode_file, parquet
 from digirl_dist.viewer.bundle import write_bundle
 
 pytestmark = [pytest.mark.component, pytest.mark.long_file(60), pytest.mark.timeout(600)]
@@ -252,9 +252,9 @@ def test_a_new_episode_appears_by_itself(chromium_is_installed: None, tmp_path: 
         browser.go("#/episodes")
         browser.says("6 of 6 episodes")
         one = episode(1, 4, True)
-        landing = folder / "trajectories" / ".landing" / "000001" / "000001-00004.parquet"
+        landing = folder / "trajectories" / ".landing" / "000001" / "000001-00004.episode"
         landing.parent.mkdir(parents=True)
-        parquet.write(landing, [one])
+        episode_file.write(landing, one)
         append(folder / "events.jsonl", landed(one, 1.9e9))
         browser.says("7 of 7 episodes, 1 successful")
         browser.close()

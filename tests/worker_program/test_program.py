@@ -242,7 +242,7 @@ def test_without_a_host_it_finishes_what_runs_and_ends(folder: Path) -> None:
         os.kill(host.process.pid, 9)
     eventually(lambda: not processes_with(folder), 30, "the end of the orphan")
     finished = list(folder.glob("episodes/*.json"))
-    assert 2 <= len(finished) < 60 and len(list(folder.glob("episodes/*.parquet"))) == len(finished)
+    assert 2 <= len(finished) < 60 and len(list(folder.glob("episodes/*.episode"))) == len(finished)
 
 
 def test_a_program_whose_folder_was_cleaned_up_ends_when_its_host_has_left(folder: Path) -> None:

@@ -1,0 +1,149 @@
+"""An episode survives its way from a worker, and what is none costs the host little."""
+
+from __future__ import annotations
+
+import os
+import struct
+import tracemalloc
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import xxhash
+
+from digirl_dist.errors import TrajectoryError
+from digirl_dist.storage import episode_file, parquet
+from digirl_dist.trajectory import Observation, Trajectory
+from tests.storage.test_parquet import episode
+
+MOST_STEPS = 1000
+_encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
+
+
+def on_disk(path: Path, content: bytes) -> Path:
+    path.write_bytes(xxhash.xxh3_128_digest(content) + content)
+    return path
+
+
+def file_of(rows: Any, images: Any = ()) -> bytes:
+    return _encode([zlib.compress(rows if isinstance(rows, bytes) else _encode(rows)), images])
+
+
+def parts() -> tuple[list[Any], list[bytes]]:
+    """What the file of an episode is made of: origin, steps and observations; and images."""
+    rows, images = _decode(episode_file.encode(episode())[16:])
+    return _decode(zlib.decompress(rows)), images
+
+
+def changed(*place: int, to: Any) -> bytes:
+    rows, images = parts()
+    inside = rows
+    for number in place[:-1]:
+        inside = inside[number]
+    inside[place[-1]] = to
+    return file_of(rows, images)
+
+
+def test_an_episode_reads_back_as_parquet_has_it(tmp_path: Path) -> None:
+    third = replace(episode().steps[0], reward=1 / 3, log_prob=-1 / 3)
+    written = replace(episode(), steps=[third, *episode().steps[1:]])
+    episode_file.write(tmp_path / "e.episode", written)
+    parquet.write(tmp_path / "e.parquet", [written])
+    [stored] = parquet.read(tmp_path / "e.parquet")
+    assert told(episode_file.read(tmp_path / "e.episode")) == told(stored)
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".part"] == []
+
+
+def told(one: Trajectory) -> Any:
+    def seen(what: Observation) -> Any:
+        vector = None if what.vector is None else (what.vector.dtype, what.vector.tolist(), what.vector.flags.writeable)
+        return what.text, what.image, vector
+
+    steps = [
+        (seen(s.observation), s.action, s.log_prob, s.reward, s.terminated, s.truncated, s.achieved) for s in one.steps
+    ]
+    return one.ticket, one.episode_id, one.worker, one.slot, steps, seen(one.final_observation), one.success
+
+
+def test_long_texts_are_packed_and_images_are_as_they_were() -> None:
+    seen = Observation("a long text " * 1000, b"\x89PNG" * 5000)
+    long = replace(episode(), steps=[replace(step, observation=seen) for step in episode().steps])
+    content = episode_file.encode(long)
+    assert len(content) < 3 * 20_000 + 2000 and content.count(b"\x89PNG" * 5000) == 3
+
+
+@pytest.mark.parametrize("place", [0, 20, 200, -1])
+def test_a_byte_that_changed_is_noticed(tmp_path: Path, place: int) -> None:
+    data = bytearray(episode_file.encode(episode()))
+    data[place] ^= 1
+    (tmp_path / "e.episode").write_bytes(data)
+    with pytest.raises(TrajectoryError, match=r"e\.episode is not a trajectory file: it was altered or cut off"):
+        episode_file.read(tmp_path / "e.episode")
+
+
+def list_of(count: int) -> bytes:
+    """The head of a list in MessagePack, which promises so much."""
+    return b"\xdd" + struct.pack(">I", count)
+
+
+ORIGIN = _encode(parts()[0][0])
+FOREIGN: dict[str, Callable[[], bytes]] = {
+    "nothing": bytes,
+    "no list": lambda: _encode("x"),
+    "more than a file": lambda: _encode([b"", []]) + b"x",
+    "rows that are not packed": lambda: _encode([_encode(parts()[0]), parts()[1]]),
+    "rows that are cut off": lambda: _encode([zlib.compress(_encode(parts()[0]))[:-9], parts()[1]]),
+    "zeros that zlib shrinks": lambda: file_of(bytes(200 << 20)),
+    "a list that promises much": lambda: file_of(b"\x93" + ORIGIN + list_of(2**32 - 1)),
+    "many steps": lambda: file_of(b"\x93" + ORIGIN + _encode([parts()[0][1][0]] * 300_000) + _encode([])),
+    "many observations": lambda: file_of([parts()[0][0], parts()[0][1], [["", None, False]] * 900_000]),
+    "no steps": lambda: file_of([parts()[0][0], [], parts()[0][2][:1]], parts()[1][:1]),
+    "an observation less": lambda: file_of([*parts()[0][:2], parts()[0][2][:-1]], parts()[1][:-1]),
+    "an image less": lambda: file_of(parts()[0], parts()[1][:-1]),
+    "an image more": lambda: file_of(parts()[0], [*parts()[1], b"x"]),
+    "half a number in a vector": lambda: changed(2, 0, 1, to=b"abc"),
+    "a text that is null": lambda: changed(2, 0, 0, to=None),
+    "a text that is no Unicode": lambda: file_of(_encode(parts()[0]).replace(b"open it", b"open \xed\xa0"), parts()[1]),
+    "an action that is no JSON": lambda: changed(1, 0, 0, to="{"),
+    "an action without end": lambda: changed(1, 0, 0, to="[" * 100_000),
+    "a reward that is a text": lambda: changed(1, 0, 2, to="1"),
+    "goals that are none": lambda: changed(1, 0, 5, to="[1]"),
+    "a slot below zero": lambda: changed(0, 9, to=-1),
+    "another purpose": lambda: changed(0, 2, to="play"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_is_no_episode_is_refused_before_it_takes_memory(tmp_path: Path, name: str) -> None:
+    path = on_disk(tmp_path / "e.episode", FOREIGN[name]())
+    tracemalloc.start()
+    try:
+        with pytest.raises(TrajectoryError, match=r"e\.episode is not a trajectory file"):
+            episode_file.read(path, MOST_STEPS)
+        assert tracemalloc.get_traced_memory()[1] <= 80 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_no_more_steps_are_read_than_an_episode_may_have(tmp_path: Path) -> None:
+    episode_file.write(tmp_path / "e.episode", episode(steps=3))
+    assert len(episode_file.read(tmp_path / "e.episode", 3).steps) == 3
+    with pytest.raises(TrajectoryError, match="length <= 2"):
+        episode_file.read(tmp_path / "e.episode", 2)
+
+
+def test_a_named_pipe_holds_up_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "e.episode")
+    with pytest.raises(TrajectoryError, match="no regular file"):
+        episode_file.read(tmp_path / "e.episode")
+
+
+def test_numbers_beyond_float32_become_infinite_and_are_left_to_the_guard(tmp_path: Path) -> None:
+    steps = [replace(step, reward=1e300) for step in episode().steps]
+    episode_file.write(tmp_path / "e.episode", replace(episode(), steps=steps))
+    assert {step.reward for step in episode_file.read(tmp_path / "e.episode").steps} == {np.inf}
