@@ -182,8 +182,10 @@ class Store:
             found = self.read(wanted.number) if learns else parquet.read(self._file(wanted))
             return {trajectory.ticket.key: trajectory for trajectory in found}
         if wanted not in self._landed:
-            paths = sorted((self._landing / _name(wanted)).glob("*" + episode_file.SUFFIX))
-            found = [episode_file.read(path) for path in paths]
+            folder = self._landing / _name(wanted)
+            found = [episode_file.read(path) for path in sorted(folder.glob("*" + episode_file.SUFFIX))]
+            for path in sorted(folder.glob("*.parquet")):  # earlier versions let episodes land as such
+                found += parquet.read_stored(path)
             self._landed[wanted] = {trajectory.ticket.key: trajectory for trajectory in found}
         return self._landed[wanted]
 
