@@ -16,7 +16,7 @@ from statistics import mean
 from benchmarks.baselines.digirl import DigiRL
 from benchmarks.baselines.distrl import DistRL
 from benchmarks.measure import measure, sized, waiting_for
-from benchmarks.stage import Machine, Stage, median, rounded, show, stage, tickets
+from benchmarks.stage import Machine, Stage, median, nominal_s, queue_s, rounded, show, stage, tickets
 from digirl_dist.collection import CollectionResult
 from digirl_dist.settings import LimitSettings, RehearsalSettings
 
@@ -68,6 +68,7 @@ def main() -> None:
         "vs_light_no_faults": (_of_pairs(seconds["light"], seconds["smooth"]), ">=2.3"),
     }
     detail = {f"{name}_s": rounded(each) for name, each in seconds.items()}
+    detail["queue_without_software_s"] = rounded([_queue_s(number) for number in range(1, ROUNDS + 1)])
     detail["vs_distrl_with_close_all"] = rounded([mean(seconds["distrl"]) / mean(seconds["ours"])])
     cold = {"cold_starts_unscaled_s": rounded(digirl.cold_starts_s + light.cold_starts_s)}
     note = "with hangs: ratios of the mean, as a hang is rare; without: the median of pairs"
@@ -77,6 +78,11 @@ def main() -> None:
 def _of_as_many(result: CollectionResult, seconds: float) -> float:
     """Seconds for ``TICKETS`` episodes: an iteration that closes early has fewer, and some of the one before."""
     return seconds * TICKETS / len(result.trajectories)
+
+
+def _queue_s(iteration: int) -> float:
+    """Returns what no collector beats that asks for all of the episodes, without hangs, in their order."""
+    return queue_s([nominal_s(DEVICE, each) for each in tickets(iteration, TICKETS)], [1.0] * WORKERS * SLOTS)
 
 
 def _of_pairs(theirs: list[float], ours: list[float]) -> float:

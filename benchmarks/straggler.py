@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks.measure import measure, sized
-from benchmarks.stage import DEVICE, Machine, median, nominal_s, rounded, show, stage, tickets
+from benchmarks.stage import DEVICE, Machine, median, nominal_s, queue_s, rounded, show, stage, tickets
 from digirl_dist.settings import LimitSettings
 
 WORKERS, SLOTS, TICKETS, ROUNDS = sized((4, 4, 128, 3), (2, 1, 4, 1))
@@ -47,23 +46,9 @@ def main() -> None:
 
 
 def _best_s(queue: Sequence[float]) -> float:
-    """Returns the seconds of a queue from which each free slot takes the next episode, and nothing else costs any time.
-
-    The slow worker leaves the last tickets to the others: so many that it could not be better, as hindsight tells.
-    """
-    return min(_seconds(queue, left) for left in range(len(queue)))
-
-
-def _seconds(queue: Sequence[float], left: int) -> float:
-    free = [(0.0, 1.0)] * SLOTS * (WORKERS - 1) + [(0.0, SLOWNESS)] * SLOTS
-    ended = 0.0
-    for number, nominal in enumerate(queue):
-        while free[0][1] > 1 and len(queue) - number <= left:
-            heapq.heappop(free)
-        at, slowness = free[0]
-        heapq.heapreplace(free, (at + nominal * slowness, slowness))
-        ended = max(ended, at + nominal * slowness)
-    return ended
+    """Returns the least seconds of a queue whose end the slow worker leaves to the others, as hindsight tells."""
+    slots = [*[1.0] * SLOTS * (WORKERS - 1), *[SLOWNESS] * SLOTS]
+    return min(queue_s(queue, slots, left) for left in range(len(queue)))
 
 
 if __name__ == "__main__":

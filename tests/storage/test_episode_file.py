@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
+import subprocess
+import sys
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -147,3 +149,10 @@ def test_numbers_beyond_float32_become_infinite_and_are_left_to_the_guard(tmp_pa
     steps = [replace(step, reward=1e300) for step in episode().steps]
     episode_file.write(tmp_path / "e.episode", replace(episode(), steps=steps))
     assert {step.reward for step in episode_file.read(tmp_path / "e.episode").steps} == {np.inf}
+
+
+@pytest.mark.component
+def test_a_worker_program_loads_neither_arrow_nor_pandas() -> None:
+    program = "import sys, digirl_dist.worker_program.program; print({'pyarrow', 'pandas'} & set(sys.modules))"
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert shown.stdout.strip() == "set()", shown.stderr
