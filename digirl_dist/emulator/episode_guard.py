@@ -71,13 +71,13 @@ class EpisodeGuard:
         try:
             if not 0 < len(episode.steps) <= self.most_steps:
                 raise _Misfit(f"{len(episode.steps)} steps; at most {self.most_steps} are allowed")
-            screen = None
+            decoded: set[bytes] = set()  # a screen that nothing changed is looked at once
             for number, step in enumerate(episode.steps):
                 place = f"emulator {self.emulator}, task {ticket.task.id}, step {number}"
-                screen = self._check_observation(step.observation, screen)
+                self._check_observation(step.observation, decoded)
                 self._check_step(step, number == len(episode.steps) - 1)
             place = f"emulator {self.emulator}, task {ticket.task.id}, final observation"
-            self._check_observation(episode.final_observation, screen)
+            self._check_observation(episode.final_observation, decoded)
         except _Misfit as misfit:
             raise TrajectoryError(f"{place}: {misfit}") from misfit.__cause__
 
@@ -113,8 +113,7 @@ class EpisodeGuard:
         except (ActionError, ValueError, TypeError, RecursionError) as error:
             raise _Misfit(f"an action outside of the action space: {str(error)[:300]}") from error
 
-    def _check_observation(self, seen: Observation, before: bytes | None) -> bytes | None:
-        """Returns its image, which is not decoded if it is the same as ``before``."""
+    def _check_observation(self, seen: Observation, decoded: set[bytes]) -> None:
         if not isinstance(seen.text, str):
             raise _Misfit(f"the text of the observation is a {type(seen.text).__name__}")
         if not _is_unicode(seen.text):
@@ -123,9 +122,9 @@ class EpisodeGuard:
         size = None if self.spec is None else self.spec.image_size
         if seen.image is None and size is not None:
             raise _Misfit("the observation has no image")
-        if seen.image is not None and seen.image != before:
+        if seen.image is not None and seen.image not in decoded:
             _check_image(seen.image, size)
-        return seen.image
+            decoded.add(seen.image)
 
     def _check_vector(self, vector: np.ndarray | None) -> None:
         size = 0 if vector is None else vector.size

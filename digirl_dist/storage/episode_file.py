@@ -1,14 +1,15 @@
 """One episode in one file: as a worker sends it, and as it lies in the run folder until its iteration ends.
 
-A digest of all that follows, then MessagePack: the images as they are, and the rest in a part that zlib has packed.
-Reading one takes a quarter of the processor time of Parquet with its 24 columns, and memory as its size is.
+A digest of all that follows, then MessagePack: the images as they are, each once however often it was seen, and the
+rest in a part that zlib has packed. Reading one takes a quarter of the processor time of Parquet with its 24 columns,
+and memory as its size is.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,7 +38,8 @@ _LONGEST_REASON = 500
 class _Seen(msgspec.Struct, array_like=True, frozen=True, gc=False):
     text: str
     vector: bytes | None
-    has_image: bool
+    image: Natural | None
+    """Its place among the images of the file."""
 
 
 class _Done(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -101,9 +103,9 @@ def write(path: Path, episode: Trajectory, flushed: bool = True) -> None:
 def encode(episode: Trajectory) -> bytes:
     """Returns the content of the file. Rewards and log-probabilities become float32, as Parquet has them."""
     seen = [*(step.observation for step in episode.steps), episode.final_observation]
-    rows = _encode([_origin(episode), [_done(step) for step in episode.steps], [_seen(one) for one in seen]])
-    images = [one.image for one in seen if one.image is not None]
-    content = _encode([zlib.compress(rows, _FASTEST), images])
+    places = {image: at for at, image in enumerate(dict.fromkeys(one.image for one in seen if one.image is not None))}
+    rows = _encode([_origin(episode), [_done(step) for step in episode.steps], [_seen(one, places) for one in seen]])
+    content = _encode([zlib.compress(rows, _FASTEST), list(places)])
     return xxhash.xxh3_128_digest(content) + content
 
 
@@ -122,10 +124,11 @@ def _decoded(data: bytes, most_steps: int) -> Trajectory:
         raise TrajectoryError("it was altered or cut off")
     file = _FILES.decode(content)
     rows = _decoder(most_steps).decode(_unpacked(file.rows, len(data) + _BEYOND))
-    if len(rows.seen) != len(rows.steps) + 1 or sum(one.has_image for one in rows.seen) != len(file.images):
+    shown = {one.image for one in rows.seen if one.image is not None}
+    if len(rows.seen) != len(rows.steps) + 1 or shown != set(range(len(file.images))):
         reason = f"{len(rows.steps)} steps, {len(rows.seen)} observations and {len(file.images)} images do not fit"
         raise TrajectoryError(reason)
-    *seen, final = _observations(rows.seen, iter(file.images))
+    *seen, final = (_observation(one, file.images) for one in rows.seen)
     steps = [_step(one, done) for one, done in zip(seen, rows.steps, strict=True)]
     told = rows.origin
     task = Task(told.task, told.instruction)
@@ -158,9 +161,9 @@ def _origin(episode: Trajectory) -> _Origin:
     )
 
 
-def _seen(one: Observation) -> _Seen:
+def _seen(one: Observation, places: Mapping[bytes, int]) -> _Seen:
     vector = None if one.vector is None else np.asarray(one.vector, "<f4").tobytes()
-    return _Seen(one.text, vector, one.image is not None)
+    return _Seen(one.text, vector, None if one.image is None else places[one.image])
 
 
 def _done(step: Step) -> _Done:
@@ -180,10 +183,9 @@ def _float32(number: float) -> float:
         return float(np.float32(number))
 
 
-def _observations(seen: Sequence[_Seen], images: Iterator[bytes]) -> Iterator[Observation]:
-    for one in seen:
-        vector = None if one.vector is None else np.frombuffer(one.vector, "<f4").astype(np.float32)
-        yield Observation(one.text, next(images) if one.has_image else None, vector)
+def _observation(seen: _Seen, images: Sequence[bytes]) -> Observation:
+    vector = None if seen.vector is None else np.frombuffer(seen.vector, "<f4").astype(np.float32)
+    return Observation(seen.text, None if seen.image is None else images[seen.image], vector)
 
 
 def _step(seen: Observation, done: _Done) -> Step:

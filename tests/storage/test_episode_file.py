@@ -76,7 +76,7 @@ def test_long_texts_are_packed_and_images_are_as_they_were() -> None:
     seen = Observation("a long text " * 1000, b"\x89PNG" * 5000)
     long = replace(episode(), steps=[replace(step, observation=seen) for step in episode().steps])
     content = episode_file.encode(long)
-    assert len(content) < 3 * 20_000 + 2000 and content.count(b"\x89PNG" * 5000) == 3
+    assert len(content) < 20_000 + 2000 and content.count(b"\x89PNG" * 5000) == 1
 
 
 @pytest.mark.parametrize("place", [0, 20, 200, -1])
@@ -103,7 +103,7 @@ FOREIGN: dict[str, Callable[[], bytes]] = {
     "zeros that zlib shrinks": lambda: file_of(bytes(200 << 20)),
     "a list that promises much": lambda: file_of(b"\x93" + ORIGIN + list_of(2**32 - 1)),
     "many steps": lambda: file_of(b"\x93" + ORIGIN + _encode([parts()[0][1][0]] * 300_000) + _encode([])),
-    "many observations": lambda: file_of([parts()[0][0], parts()[0][1], [["", None, False]] * 900_000]),
+    "many observations": lambda: file_of([parts()[0][0], parts()[0][1], [["", None, None]] * 900_000]),
     "no steps": lambda: file_of([parts()[0][0], [], parts()[0][2][:1]], parts()[1][:1]),
     "an observation less": lambda: file_of([*parts()[0][:2], parts()[0][2][:-1]], parts()[1][:-1]),
     "an image less": lambda: file_of(parts()[0], parts()[1][:-1]),
