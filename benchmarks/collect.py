@@ -81,7 +81,7 @@ def _of_as_many(result: CollectionResult, seconds: float) -> float:
 
 
 def _queue_s(iteration: int) -> float:
-    """Returns what no collector beats that asks for all of the episodes, without hangs, in their order."""
+    """Returns the seconds of all episodes without hangs, in their order, if only the devices take any."""
     return queue_s([nominal_s(DEVICE, each) for each in tickets(iteration, TICKETS)], [1.0] * WORKERS * SLOTS)
 
 
