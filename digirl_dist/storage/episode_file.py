@@ -31,6 +31,8 @@ _DIGEST_BYTES = 16
 _FASTEST = 1
 _BEYOND = 32 << 20
 """Bytes that the packed part may unpack to beyond the size of the file."""
+_MOST_JSON = 8 << 20
+"""Bytes of actions and goals beyond the size of the file: an empty list takes three there, and sixty in memory."""
 _MOST_STEPS = 1 << 20
 _LONGEST_REASON = 500
 
@@ -128,6 +130,8 @@ def _decoded(data: bytes, most_steps: int) -> Trajectory:
     if len(rows.seen) != len(rows.steps) + 1 or shown != set(range(len(file.images))):
         reason = f"{len(rows.steps)} steps, {len(rows.seen)} observations and {len(file.images)} images do not fit"
         raise TrajectoryError(reason)
+    if sum(len(done.action) + len(done.achieved) for done in rows.steps) > len(data) + _MOST_JSON:
+        raise TrajectoryError(f"its actions and goals would unpack to more than {len(data) + _MOST_JSON} bytes")
     *seen, final = (_observation(one, file.images) for one in rows.seen)
     steps = [_step(one, done) for one, done in zip(seen, rows.steps, strict=True)]
     told = rows.origin

@@ -112,6 +112,7 @@ FOREIGN: dict[str, Callable[[], bytes]] = {
     "a text that is null": lambda: changed(2, 0, 0, to=None),
     "a text that is no Unicode": lambda: file_of(_encode(parts()[0]).replace(b"open it", b"open \xed\xa0"), parts()[1]),
     "an action that is no JSON": lambda: changed(1, 0, 0, to="{"),
+    "an action of many small lists": lambda: changed(1, 0, 0, to="[" + "[]," * 5_000_000 + "[]]"),
     "an action without end": lambda: changed(1, 0, 0, to="[" * 100_000),
     "a reward that is a text": lambda: changed(1, 0, 2, to="1"),
     "goals that are none": lambda: changed(1, 0, 5, to="[1]"),
