@@ -31,3 +31,13 @@ class Closeable(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+_BEGINNINGS = {b"\x89PNG": "image/png", b"\xff\xd8": "image/jpeg"}
+
+
+def media_type(image: object) -> str | None:
+    """Returns what a screenshot is by its first bytes: image/png or image/jpeg; None for anything else."""
+    if not isinstance(image, bytes):
+        return None
+    return next((kind for start, kind in _BEGINNINGS.items() if image.startswith(start)), None)

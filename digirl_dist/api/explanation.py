@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from digirl_dist.agent import ActionProbabilities
@@ -12,6 +11,7 @@ from digirl_dist.algorithm import ExplainingAlgorithm, StepOutcome
 from digirl_dist.errors import DigirlDistError
 from digirl_dist.storage import parquet
 from digirl_dist.storage.checkpoint import Checkpoints
+from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -80,11 +80,12 @@ def _outcomes(run: Run, episode: Trajectory) -> tuple[list[StepOutcome], str]:
     checkpoints = Checkpoints(run.folder / "checkpoints")
     before, after = (checkpoints.open(each).trainer_state()["algorithm"] for each in (iteration, iteration + 1))
     algorithm.load_state_dict(before)
-    folder, size, staleness = run.folder / "trajectories", settings.trainer.replay_size, settings.max_staleness
-    fresh = _fresh(folder, iteration, staleness)[-size:]
+    store = Store(run.folder / "trajectories", read_file=parquet.read_stored)
+    size, staleness = settings.trainer.replay_size, settings.max_staleness
+    fresh = store.fresh(iteration, staleness)[-size:]
     if all(each.ticket.key != episode.ticket.key for each in fresh):
         return [], "the update did not see it: its policy was too old, or the episode counts in another iteration"
-    replay = _replay(folder, iteration, size, staleness)
+    replay = store.replay(iteration, size, staleness)
     return cast(ExplainingAlgorithm, algorithm).explain(episode, fresh, replay, after), ""
 
 
@@ -100,19 +101,3 @@ def _algorithm(settings: Settings, policy: Policy) -> Algorithm:
     from digirl_dist.parallel.peers import ALONE
 
     return build_algorithm(settings, build_device(settings, settings.emulator))(policy.agent, ALONE)
-
-
-def _fresh(folder: Path, iteration: int, max_staleness: int | None) -> list[Trajectory]:
-    """As ``Store.fresh``, which would tidy up in the folder of a run that may be going on."""
-    oldest = 0 if max_staleness is None else iteration - max_staleness
-    path = folder / f"{iteration:06d}.parquet"
-    return [one for one in parquet.read_stored(path) if one.ticket.policy_version >= oldest] if path.exists() else []
-
-
-def _replay(folder: Path, until: int, capacity: int, max_staleness: int | None) -> list[Trajectory]:
-    newest: list[Trajectory] = []
-    iteration = until
-    while iteration >= 0 and len(newest) < capacity:
-        newest = [*_fresh(folder, iteration, max_staleness), *newest]
-        iteration -= 1
-    return newest[-capacity:]

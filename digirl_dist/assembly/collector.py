@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from digirl_dist.agent import AgentFactory
@@ -17,6 +16,7 @@ from digirl_dist.assembly.parts import (
     build_judge,
     collector_plugin,
     emulator_of,
+    packed_for_workers,
     placed,
 )
 from digirl_dist.capacity import Machine, PoolSize, choose
@@ -173,7 +173,7 @@ def ssh_fleet(context: RunContext, stack: ExitStack) -> Fleet[Any]:
         found = localhost_worker_configs(settings, context.folder.dry_run, stack)
     else:
         found = worker_configs(settings)
-    package = None if settings.dry_run else _package(context, stack)
+    package = None if settings.dry_run else packed_for_workers(settings, context.device, stack)
 
     def prepare(worker_config: WorkerConfig) -> tuple[WorkerSpec, Job]:
         return _worker_spec(worker_config, context, package), _job(_own_device(worker_config, context), context)
@@ -213,13 +213,6 @@ def _watch_roster(
     roster = WatchedRoster(source.folder, lambda: worker_configs(source.load()), prepare, fleet)
     stack.callback(roster.close)
     roster.start()
-
-
-def _package(context: RunContext, stack: ExitStack) -> Package:
-    from digirl_dist.fleet.install import this_package
-
-    folder = Path(stack.enter_context(TemporaryDirectory(prefix="digirl-dist-wheel-")))
-    return this_package(context.settings.install, context.device.extras, folder)
 
 
 def _worker_spec(worker_config: WorkerConfig, context: RunContext, package: Package | None) -> WorkerSpec:

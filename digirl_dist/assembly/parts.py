@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from digirl_dist.agent.plugins import AgentPlugin, Suits
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
     from digirl_dist.algorithm import AlgorithmFactory
     from digirl_dist.emulator import EmulatorSpec
+    from digirl_dist.fleet.install import Package
     from digirl_dist.fleet.roster import WorkerConfig
     from digirl_dist.inference.policy_server import PolicyServer
     from digirl_dist.judge import Judge
@@ -212,3 +215,11 @@ def build_judge(settings: Settings, verdicts: Path, events: Events) -> Judge | N
 
 def _not_buildable(settings: object) -> SettingsError:
     return SettingsError(f"{type(settings).__name__} says nothing of how it is built; see CONTRIBUTING.md")
+
+
+def packed_for_workers(settings: Settings, device: Device, stack: ExitStack) -> Package:
+    """Returns this package as workers install it; its wheel is there until ``stack`` ends."""
+    from digirl_dist.fleet.install import this_package
+
+    folder = Path(stack.enter_context(TemporaryDirectory(prefix="digirl-dist-wheel-")))
+    return this_package(settings.install, device.extras, folder)

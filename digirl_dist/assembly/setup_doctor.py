@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import mkdtemp
 
 from digirl_dist.assembly.collectors.ssh import slurm_says
-from digirl_dist.assembly.parts import build_device, emulator_of
+from digirl_dist.assembly.parts import build_device, emulator_of, packed_for_workers
 from digirl_dist.assembly.validate import refuse_contradictions
 from digirl_dist.doctor.check import HOST, Check
 from digirl_dist.doctor.examine import Target, examine
@@ -19,7 +19,7 @@ from digirl_dist.doctor.requirements import requirements_of
 from digirl_dist.doctor.trial import Trial, some_action
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
 from digirl_dist.errors import ClusterError, SettingsError, WorkerError
-from digirl_dist.fleet.install import Package, installed_python, this_package
+from digirl_dist.fleet.install import Package, installed_python
 from digirl_dist.fleet.roster import WorkerConfig, localhost_worker_configs, this_python, worker_configs
 from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import Parallel, Settings
@@ -50,7 +50,7 @@ def setup(settings: Settings, dry_run: bool, tell: Tell, status: Status) -> list
     if settings.dry_run and not settings.worker_ips:
         raise SettingsError("worker_ips is empty: there is no machine to prepare, and a dry run's workers need nothing")
     with ExitStack() as stack:
-        package = _package(settings, build_device(settings, settings.emulator), stack)
+        package = packed_for_workers(settings, build_device(settings, settings.emulator), stack)
         found = [_preparation(worker_config, settings, package, dry_run) for worker_config in _machines(settings)]
         with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(found)))) as pool:
             done = pool.map(prepare_one, found)
@@ -111,7 +111,7 @@ def _targets(settings: Settings, device: Device, try_emulators: bool, stack: Exi
         package = None
     else:
         found = _machines(settings)
-        package = _package(settings, device, stack)
+        package = packed_for_workers(settings, device, stack)
     return [_target(worker_config, settings, package, try_emulators) for worker_config in found]
 
 
@@ -133,8 +133,3 @@ def _target(worker_config: WorkerConfig, settings: Settings, package: Package | 
 def _trial(settings: Settings, device: Device, asked_for: bool) -> Trial:
     limits = slot_limits(settings.limits)
     return Trial(pack(device.factory), device.tasks[0], some_action(device.spec), limits, asked_for)
-
-
-def _package(settings: Settings, device: Device, stack: ExitStack) -> Package:
-    folder = Path(stack.enter_context(TemporaryDirectory(prefix="digirl-dist-wheel-")))
-    return this_package(settings.install, device.extras, folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 
-from digirl_dist.types import Json
+from digirl_dist.types import Json, media_type
 
 Messages = list[dict[str, Json]]
 """A chat in the form in which it is sent."""
@@ -17,6 +17,5 @@ def text_part(text: str) -> Json:
 
 def image_part(image: bytes) -> Json:
     """Returns an unchanged PNG or JPEG as part of a message."""
-    kind = "jpeg" if image.startswith(b"\xff\xd8") else "png"
-    uri = f"data:image/{kind};base64,{base64.b64encode(image).decode('ascii')}"
+    uri = f"data:{media_type(image) or 'image/png'};base64,{base64.b64encode(image).decode('ascii')}"
     return {"type": "image_url", "image_url": {"url": uri}}

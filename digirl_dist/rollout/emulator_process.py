@@ -25,14 +25,13 @@ import numpy as np
 from digirl_dist.child_process import ends_with_this_process
 from digirl_dist.rollout.pipe import Pipe, plain
 from digirl_dist.trajectory import Observation, Transition
+from digirl_dist.types import media_type
 
 if TYPE_CHECKING:
     from digirl_dist.emulator import EmulatorSpec
 
 _PR_SET_CHILD_SUBREAPER = 36
 _CLOSE_LIMIT_S = 5.0
-_PICTURES = (b"\x89PNG", b"\xff\xd8")
-"""How a PNG and a JPEG begin."""
 
 
 def main(argv: list[str]) -> int:
@@ -141,7 +140,7 @@ def _fitting(answer: Any, kind: type, asked: str, emulator: Any) -> Any:
     size = 0 if seen.vector is None else np.size(seen.vector)
     if spec and spec.vector_size and size != spec.vector_size:
         raise EmulatorError(f"a vector of {size} numbers; the emulator's spec says vector_size={spec.vector_size}")
-    if spec and spec.image_size and not (isinstance(seen.image, bytes) and seen.image.startswith(_PICTURES)):
+    if spec and spec.image_size and media_type(seen.image) is None:
         raise EmulatorError(f"the image is {seen.image!r:.60}, not the bytes of a PNG or JPEG")
     return answer
 

@@ -30,11 +30,18 @@ from digirl_dist.trajectory import Trajectory
 class Store:
     """Reads and writes the trajectories below ``root``; ``write_policy`` applies while the disk is full.
 
-    To open one changes nothing, as others may be at work there.
+    To open one changes nothing, as others may be at work there. ``read_file`` reads the files of a stranger's folder in
+    bounded memory if it is ``parquet.read_stored``.
     """
 
-    def __init__(self, root: Path, write_policy: WritePolicy | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        write_policy: WritePolicy | None = None,
+        read_file: Callable[[Path], list[Trajectory]] = parquet.read,
+    ) -> None:
         self.root = root
+        self._read_file = read_file
         self._write_policy = write_policy or FailFast()
         self._landing = root / ".landing"
         self._incoming = self._landing / "incoming"
@@ -142,7 +149,7 @@ class Store:
     def read(self, iteration: int) -> Sequence[Trajectory]:
         """Returns the episodes of a finished iteration, in the order of their tickets."""
         if iteration not in self._recent:
-            self._recent[iteration] = parquet.read(self._file(Round(iteration)))
+            self._recent[iteration] = self._read_file(self._file(Round(iteration)))
         return self._recent[iteration]
 
     def fresh(self, iteration: int, max_staleness: int | None = None) -> list[Trajectory]:

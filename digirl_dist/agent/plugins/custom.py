@@ -34,12 +34,13 @@ class CustomAgentSettings(AgentPlugin):
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:
         kind: Any = load_callable(self.entry_point, [spec], self.kwargs)
-        return partial(construct, kind if self.learns else completed(kind), MEMBERS, spec, **self.kwargs)
+        return partial(construct, kind if _learns(kind) else completed(kind), MEMBERS, spec, **self.kwargs)
 
     @property
     def learns(self) -> bool:
         """A class that has ``act`` and nothing to learn with is a policy without weights."""
-        if not self.entry_point:
-            return True  # it is given as an object: ``Fleet``
-        kind = load_entry_point(self.entry_point)
-        return not isinstance(kind, type) or not hasattr(kind, "act") or any(hasattr(kind, each) for each in _LEARNING)
+        return not self.entry_point or _learns(load_entry_point(self.entry_point))  # without: ``Fleet`` has an object
+
+
+def _learns(kind: Any) -> bool:
+    return not isinstance(kind, type) or not hasattr(kind, "act") or any(hasattr(kind, each) for each in _LEARNING)

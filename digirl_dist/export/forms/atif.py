@@ -16,10 +16,9 @@ from digirl_dist.errors import TrajectoryError
 from digirl_dist.export.source import Source
 from digirl_dist.storage import strict_json
 from digirl_dist.trajectory import Observation, Step, Trajectory
-from digirl_dist.types import Json
+from digirl_dist.types import Json, media_type
 
 _VERSION = "ATIF-v1.7"
-_KINDS = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"))
 _NOT_ARGUMENTS = ("type", "said", "tokens")
 
 
@@ -79,20 +78,12 @@ def _step(step: Step, seen: Observation, number: int, place: Path) -> Json:
 def _parts(seen: Observation, place: Path, number: int) -> list[Json]:
     parts = [_text(seen.text)] if seen.text else []
     if seen.image is not None:
-        kind = _media_type(seen.image)
+        if (kind := media_type(seen.image)) is None:
+            raise TrajectoryError("a screenshot is neither PNG nor JPEG")
         path = f"images/{number:04d}.{kind.removeprefix('image/')}"
         (place / path).write_bytes(seen.image)
         parts.append({"type": "image", "source": {"media_type": kind, "path": path}})
     return parts
-
-
-def _media_type(image: bytes) -> str:
-    if image[:4] == b"RIFF" and image[8:12] == b"WEBP":
-        return "image/webp"
-    for start, kind in _KINDS:
-        if image.startswith(start):
-            return kind
-    raise TrajectoryError("a screenshot is neither PNG, JPEG, GIF nor WebP, which is all that ATIF knows")
 
 
 def _text(text: str) -> Json:
