@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import scripts
 
+from digirl_dist.assembly.parts import build_device
 from digirl_dist.cli.command import command, names
 from digirl_dist.settings import configuration
 from digirl_dist.settings.keys import keys_of
@@ -113,6 +114,16 @@ def test_every_command_of_a_page_is_one_that_is_understood(page: Path) -> None:
                 configuration.load(options.config_path, getattr(options, "config_name", "host"), [*chosen, *given])
         else:
             assert name in ("--version", "COMMAND", "help"), f"{page.name}: there is no command {name}"
+
+
+def test_the_tasks_of_the_page_on_tasks_are_those_of_the_phone(tmp_path: Path) -> None:
+    block = re.search(r"```yaml\n(.*?)```", (ROOT / "docs" / "tasks.md").read_text(), re.DOTALL)
+    assert block is not None
+    (tmp_path / "tasks.yaml").write_text(block[1])
+    settings = configuration.load(HERE, "host", [f"task_set={tmp_path / 'tasks.yaml'}"])
+    known = {task.id: task for task in build_device(settings, settings.emulator).tasks}
+    assert set(known) == {"open-clock-0", "open-maps-0", "wifi"}
+    assert known["wifi"].params == {"app": "Settings", "switch": "Wi-Fi", "on": True}
 
 
 def test_the_emulator_of_the_page_on_environments_is_one() -> None:

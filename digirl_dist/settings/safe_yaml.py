@@ -18,11 +18,22 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's, which every wheel of PyYAML has: PyYAML's own takes half a second for two thousand brackets."""
 
 
+class _TextKeys(_LOADER):  # type: ignore[misc]
+    """Takes ``on: true`` for what it looks like: to YAML 1.1 the key is a truth value."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:bool":
+                key.tag = "tag:yaml.org,2002:str"
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
 def load_yaml(text: str, name: str) -> Any:
     """Returns the content of ``text``. Raises SettingsError saying ``name`` for what is no YAML or too much of it."""
     refuse_excess(text, name)
     try:
-        return yaml.load(text, Loader=_LOADER)
+        return yaml.load(text, Loader=_TextKeys)
     except Exception as error:  # PyYAML's constructors raise nearly anything, for a date of a 13th month say
         raise SettingsError(f"{name} is not valid: {' '.join(str(error).split())[:500]}") from error
 
