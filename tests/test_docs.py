@@ -117,20 +117,29 @@ def test_every_command_of_a_page_is_one_that_is_understood(page: Path) -> None:
 
 
 def test_the_tasks_of_the_page_on_tasks_are_those_of_the_phone(tmp_path: Path) -> None:
-    block = re.search(r"```yaml\n(.*?)```", (ROOT / "docs" / "tasks.md").read_text(), re.DOTALL)
-    assert block is not None
-    (tmp_path / "tasks.yaml").write_text(block[1])
+    (tmp_path / "tasks.yaml").write_text(block_of("tasks.md", "yaml"))
     settings = configuration.load(HERE, "host", [f"task_set={tmp_path / 'tasks.yaml'}"])
     known = {task.id: task for task in build_device(settings, settings.emulator).tasks}
     assert set(known) == {"open-clock-0", "open-maps-0", "wifi"}
     assert known["wifi"].params == {"app": "Settings", "switch": "Wi-Fi", "on": True}
 
 
-def test_the_emulator_of_the_page_on_environments_is_one() -> None:
-    block = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "environments.md").read_text(), re.DOTALL)
+def block_of(page: str, language: str) -> str:
+    """Returns the first block of a page in a language."""
+    block = re.search(rf"```{language}\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
     assert block is not None
+    return block[1]
+
+
+def test_the_vector_environment_of_the_page_on_ray_is_complete() -> None:
     names: dict[str, Any] = {}
-    exec(block[1], names)
+    exec(block_of("ray.md", "python"), names)
+    assert names["config"].distribution.head_address == "10.0.0.2" and callable(names["VecEnv"])
+
+
+def test_the_emulator_of_the_page_on_environments_is_one() -> None:
+    names: dict[str, Any] = {}
+    exec(block_of("environments.md", "python"), names)
     light, task = names["Light"](), names["Light"].tasks("default", "train")[0]
     assert light.reset(task, 0).vector.shape == (light.spec.vector_size,)
     assert [light.step(action).success for action in range(light.spec.actions.n)] == [False, True]
