@@ -230,9 +230,11 @@ def _make_strict(found: DictConfig) -> None:
 
 def _refuse_unknown_keys(overrides: Sequence[str]) -> None:
     """A misspelt key at the top level; what lies deeper is checked while composing."""
-    known = list(Settings.__dataclass_fields__)
+    known, groups = list(Settings.__dataclass_fields__), options_of_groups()
     for override in overrides:
-        key = override.split("=", 1)[0].lstrip("+~")
+        key, _, value = override.lstrip("+~").partition("=")
+        if key in groups and value and not re.match(r"['\"]?[a-zA-Z_]", value):
+            raise SettingsError(f"{key}: there is no {value[:80]!r}; {nearest(value, sorted(groups[key]))}")
         if "=" not in override and not override.startswith("~"):
             raise SettingsError(f"{override!r} is not of the form key=value")
         if override.startswith("-"):
