@@ -23,15 +23,15 @@ def loads(process: psutil.Process, library: str) -> bool:
     return library in Path(f"/proc/{process.pid}/maps").read_text()
 
 
-def test_workers_get_no_weights_and_need_neither_torch_nor_pandas(tmp_path: Path) -> None:
+def test_workers_get_no_weights_and_need_neither_torch_nor_arrow(tmp_path: Path) -> None:
     with site(tmp_path, Kind.fleet_host) as here:
         for version in (0, 1):
             here.checkpoint = here.save(version)
             result = here.collect(tickets(4, iteration=version))
             assert {episode.ticket.policy_version for episode in result.trajectories} == {version}
             assert sum(worker_result.push_bytes for worker_result in result.worker_results) == 0
-        assert [loads(one, "libarrow") for one in programs(tmp_path)] == [True, True]
-        assert not any(loads(one, library) for one in programs(tmp_path) for library in ("libtorch", "/pandas/"))
+        assert len(programs(tmp_path)) == 2
+        assert not any(loads(one, name) for one in programs(tmp_path) for name in ("libtorch", "libarrow", "/pandas/"))
         assert [loads(policy, "libtorch") for policy in policies()] == [True]
     assert not policies()
     nothing_is_left_of(tmp_path)
