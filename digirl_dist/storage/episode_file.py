@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -105,9 +105,10 @@ def write(path: Path, episode: Trajectory, flushed: bool = True) -> None:
 def encode(episode: Trajectory) -> bytes:
     """Returns the content of the file. Rewards and log-probabilities become float32, as Parquet has them."""
     seen = [*(step.observation for step in episode.steps), episode.final_observation]
-    places = {image: at for at, image in enumerate(dict.fromkeys(one.image for one in seen if one.image is not None))}
-    rows = _encode([_origin(episode), [_done(step) for step in episode.steps], [_seen(one, places) for one in seen]])
-    content = _encode([zlib.compress(rows, _FASTEST), list(places)])
+    places, images = _places([one.image for one in seen])
+    shown = [_seen(one, place) for one, place in zip(seen, places, strict=True)]
+    rows = _encode([_origin(episode), [_done(step) for step in episode.steps], shown])
+    content = _encode([zlib.compress(rows, _FASTEST), images])
     return xxhash.xxh3_128_digest(content) + content
 
 
@@ -130,6 +131,9 @@ def _decoded(data: bytes, most_steps: int) -> Trajectory:
     if len(rows.seen) != len(rows.steps) + 1 or shown != set(range(len(file.images))):
         reason = f"{len(rows.steps)} steps, {len(rows.seen)} observations and {len(file.images)} images do not fit"
         raise TrajectoryError(reason)
+    most = sum(map(len, file.images)) + _BEYOND  # each step has its own copy in Parquet
+    if sum(len(file.images[one.image]) for one in rows.seen if one.image is not None) > most:
+        raise TrajectoryError(f"its images would unpack to more than {most} bytes")
     if sum(len(done.action) + len(done.achieved) for done in rows.steps) > len(data) + _MOST_JSON:
         raise TrajectoryError(f"its actions and goals would unpack to more than {len(data) + _MOST_JSON} bytes")
     *seen, final = (_observation(one, file.images) for one in rows.seen)
@@ -165,9 +169,25 @@ def _origin(episode: Trajectory) -> _Origin:
     )
 
 
-def _seen(one: Observation, places: Mapping[bytes, int]) -> _Seen:
+def _places(shown: Sequence[bytes | None]) -> tuple[list[int | None], list[bytes]]:
+    """Returns the place of each image, and the images: each once, as far as a reader takes so much."""
+    places: list[int | None] = []
+    images: list[bytes] = []
+    known: dict[bytes, int] = {}
+    spare = _BEYOND
+    for image in shown:
+        if image is not None and image in known and len(image) <= spare:
+            spare -= len(image)
+        elif image is not None:
+            known[image] = len(images)
+            images.append(image)
+        places.append(None if image is None else known[image])
+    return places, images
+
+
+def _seen(one: Observation, place: int | None) -> _Seen:
     vector = None if one.vector is None else np.asarray(one.vector, "<f4").tobytes()
-    return _Seen(one.text, vector, None if one.image is None else places[one.image])
+    return _Seen(one.text, vector, place)
 
 
 def _done(step: Step) -> _Done:
