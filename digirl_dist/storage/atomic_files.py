@@ -7,6 +7,8 @@ and which can be made again.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from digirl_dist.storage import strict_json
@@ -20,6 +22,18 @@ def replace(part: Path, path: Path, flushed: bool = True) -> None:
     os.replace(part, path)
     if flushed:
         flush(path.parent)
+
+
+@contextmanager
+def appearing(path: Path, flushed: bool = True) -> Iterator[Path]:
+    """Yields the path beside ``path`` to write to; renames that at the end, and deletes it if writing has failed."""
+    part = path.with_name(path.name + ".part")
+    try:
+        yield part
+        replace(part, path, flushed)
+    except OSError:  # a full disk needs the space
+        part.unlink(missing_ok=True)
+        raise
 
 
 def write_text(path: Path, text: str, flushed: bool = True) -> None:

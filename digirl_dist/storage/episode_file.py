@@ -93,13 +93,8 @@ def _decoder(most_steps: int) -> msgspec.msgpack.Decoder[Any]:
 
 def write(path: Path, episode: Trajectory, flushed: bool = True) -> None:
     """Writes a file beside ``path`` and renames it (see ``atomic_files``), so ``path`` is never half-written."""
-    part = path.with_name(path.name + ".part")
-    try:
+    with atomic_files.appearing(path, flushed) as part:
         part.write_bytes(encode(episode))
-        atomic_files.replace(part, path, flushed)
-    except OSError:  # a full disk needs the space
-        part.unlink(missing_ok=True)
-        raise
 
 
 def encode(episode: Trajectory) -> bytes:

@@ -133,13 +133,8 @@ def from_table(table: pa.Table) -> list[Trajectory]:
 
 def write(path: Path, trajectories: Iterable[Trajectory], flushed: bool = True) -> None:
     """Writes a file beside ``path`` and renames it (see ``atomic_files``), so ``path`` is never half-written."""
-    part = path.with_name(path.name + ".part")
-    try:
+    with atomic_files.appearing(path, flushed) as part:
         write_to(part, trajectories)
-        atomic_files.replace(part, path, flushed)
-    except OSError:  # a full disk needs the space
-        part.unlink(missing_ok=True)
-        raise
 
 
 def write_to(sink: Path | pa.BufferOutputStream, trajectories: Iterable[Trajectory]) -> None:
