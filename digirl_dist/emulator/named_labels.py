@@ -53,22 +53,18 @@ class ClickedLabels:
 
         None if it names none, or if as many were not clicked, or if these were the ones.
         """
-        spots = _spots(asked, last.labels)
-        clicked = self._by_kind[last.kind][-len(spots) :]
-        if not spots or len(clicked) < len(spots) or not all(clicked):
+        names = _names(asked, last.labels)
+        count = len(names.findall(asked)) if last.labels else 0
+        clicked = self._by_kind[last.kind][-count:]
+        if not count or len(clicked) < count or not all(clicked):
             return None
-        parts, at = [], 0
-        for spot, label in zip(spots, clicked, strict=True):
-            parts += [asked[at : spot.start()], label]
-            at = spot.end()
-        said = "".join([*parts, asked[at:]])
+        in_order = iter(clicked)
+        said = names.sub(lambda _: next(in_order), asked)
         return said if said != asked else None
 
 
-def _spots(asked: str, labels: tuple[str, ...]) -> list[re.Match[str]]:
-    """Where ``asked`` names labels: within its quotes, if it has some, else as whole words."""
-    if not labels:
-        return []
+def _names(asked: str, labels: tuple[str, ...]) -> re.Pattern[str]:
+    """What finds where ``asked`` names labels: within its quotes, if it has some, else as whole words."""
     names = "|".join(re.escape(label) for label in sorted(labels, key=len, reverse=True))
     before, after = ('(?<=")', '(?=")') if '"' in asked else (r"(?<!\w)", r"(?!\w)")
-    return list(re.finditer(f"{before}(?:{names}){after}", asked))
+    return re.compile(f"{before}(?:{names}){after}")
