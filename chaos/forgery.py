@@ -35,7 +35,7 @@ def spoil_next(jobs: Path, change: Callable[[bytes], bytes], limit_s: float) -> 
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         for manifest in set(folder.episodes.glob("*.json")) - old:
-            file = manifest.with_suffix(".episode")
+            file = folder.episode(manifest.stem)
             try:
                 file.write_bytes(change(file.read_bytes()))
             except OSError:  # already fetched and deleted, or the disk is full
