@@ -31,8 +31,8 @@ _DIGEST_BYTES = 16
 _FASTEST = 1
 _BEYOND = 32 << 20
 """Bytes that the packed part may unpack to beyond the size of the file."""
-_MOST_JSON = 8 << 20
-"""Bytes of actions and goals beyond the size of the file: an empty list takes three there, and sixty in memory."""
+_MOST_VALUES = 2 << 20
+"""Of actions and goals together, an object as three: an empty list takes three bytes there, and sixty in memory."""
 _MOST_STEPS = 1 << 20
 _LONGEST_REASON = 500
 
@@ -129,8 +129,8 @@ def _decoded(data: bytes, most_steps: int) -> Trajectory:
     most = sum(map(len, file.images)) + _BEYOND  # each step has its own copy in Parquet
     if sum(len(file.images[one.image]) for one in rows.seen if one.image is not None) > most:
         raise TrajectoryError(f"its images would unpack to more than {most} bytes")
-    if sum(len(done.action) + len(done.achieved) for done in rows.steps) > len(data) + _MOST_JSON:
-        raise TrajectoryError(f"its actions and goals would unpack to more than {len(data) + _MOST_JSON} bytes")
+    if sum(_values(said) for done in rows.steps for said in (done.action, done.achieved)) > _MOST_VALUES:
+        raise TrajectoryError(f"its actions and goals would unpack to more than {_MOST_VALUES} values")
     *seen, final = (_observation(one, file.images) for one in rows.seen)
     steps = [_step(one, done) for one, done in zip(seen, rows.steps, strict=True)]
     told = rows.origin
@@ -145,6 +145,11 @@ def _unpacked(packed: bytes, most: int) -> bytes:
     if not unpacker.eof:
         raise TrajectoryError(f"it would unpack to more than {most} bytes, or is cut off")
     return rows
+
+
+def _values(said: str) -> int:
+    """Returns about how many lists, objects and members JSON has, before it is read."""
+    return said.count(",") + said.count("[") + 3 * said.count("{")
 
 
 def _origin(episode: Trajectory) -> _Origin:

@@ -124,6 +124,10 @@ FOREIGN: dict[str, Callable[[], bytes]] = {
     "a text that is no Unicode": lambda: file_of(_encode(parts()[0]).replace(b"open it", b"open \xed\xa0"), parts()[1]),
     "an action that is no JSON": lambda: changed(1, 0, 0, to="{"),
     "an action of many small lists": lambda: changed(1, 0, 0, to="[" + "[]," * 5_000_000 + "[]]"),
+    "an action of many small objects": lambda: changed(1, 0, 0, to="[" + "{}," * 800_000 + "{}]"),
+    "goals of many small objects, in many steps": lambda: file_of(
+        [parts()[0][0], [[*parts()[0][1][0][:5], "[{}" + ",{}" * 99_999 + "]"]] * 9, [["", None, None]] * 10]
+    ),
     "an action without end": lambda: changed(1, 0, 0, to="[" * 100_000),
     "a reward that is a text": lambda: changed(1, 0, 2, to="1"),
     "goals that are none": lambda: changed(1, 0, 5, to="[1]"),
