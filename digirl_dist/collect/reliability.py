@@ -58,6 +58,7 @@ class Reliability:
     def suspect(self, worker: str) -> None:
         """Notes an offence: the worker gets one ticket at a time until an episode of its has landed."""
         self._suspects.add(worker)
+        self._most_held.pop(worker, None)
         self._begin_anew(worker)
 
     def is_suspect(self, worker: str) -> bool:

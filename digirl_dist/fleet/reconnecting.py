@@ -57,10 +57,15 @@ class Reconnecting:
         return self._was_let_in and isinstance(error, HostKeyError | InstallError | LoginError)
 
     def _has_offended(self, error: WorkerError, now: float) -> bool:
-        """Returns whether this is one offence too many; after its time out of service, a single one more is."""
+        """Returns whether this is one offence too many; after its time out of service, a single one more is.
+
+        They are remembered for as long as so many may take: silence is noticed only after ``start_s``.
+        """
         if not isinstance(error, MisconductError | HandlingError | ProgramSilent | ProgramDeaf | TooSlowError):
             return False
-        memory_s = self._limits.quarantine_s + self._limits.steady_s
+        limits = self._limits
+        each_s = max(limits.silence_s, limits.start_s) + limits.back_off_max_s
+        memory_s = limits.steady_s + max(limits.quarantine_s, limits.worker_offences * each_s)
         self._offences = [at for at in self._offences if now - at < memory_s] + [now]
         proven = isinstance(error, MisconductError) and error.proven
         if proven:

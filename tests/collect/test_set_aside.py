@@ -212,6 +212,14 @@ def test_a_worker_that_offended_gets_one_ticket_at_a_time_until_an_episode_lands
     assert len(given["a"]) == 4
 
 
+def test_a_worker_that_offended_is_given_up_for_fewer_tickets_as_it_gets_one_at_a_time() -> None:
+    here, _ = reliability()
+    here.holds("a", 4)
+    here.suspect("a")
+    here.holds("a", 1)
+    assert [here.failed("a", Key(0, number), 4) for number in range(4)] == [False, False, False, True]
+
+
 def dispatch(slots: dict[str, int], chosen: set[str], count: int) -> tuple[Dispatch, dict[str, list[Ticket]], Any]:
     """Returns a dispatch over workers of so many slots, what is leased to whom, and the parts below."""
     clock = Clock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, get_args
 
 import msgspec
@@ -14,6 +15,7 @@ from digirl_dist.fleet.reconnecting import Reconnecting
 from digirl_dist.fleet.session import ProgramSilent, Session
 from digirl_dist.inference.requests import InferenceFailure
 from digirl_dist.protocol import messages
+from digirl_dist.settings import LimitSettings
 from digirl_dist.tasks import Key
 
 SLOTS = 4
@@ -156,8 +158,8 @@ def test_a_program_that_claims_again_what_it_was_told_to_drop_is_out_of_service(
     assert errors and errors[0].proven
 
 
-def offences(*errors: WorkerError, every_s: float) -> list[tuple[bool, float | None]]:
-    back = Reconnecting(LIMITS, lambda low, high: high)
+def offences(*errors: WorkerError, every_s: float, limits: LimitSettings = LIMITS) -> list[tuple[bool, float | None]]:
+    back = Reconnecting(limits, lambda low, high: high)
     found: list[tuple[bool, float | None]] = []
     for number, error in enumerate(errors):
         back.connecting(number * every_s)
@@ -176,7 +178,14 @@ def test_the_third_offence_takes_a_worker_out_of_service_and_each_one_soon_after
 def test_proof_takes_it_out_at_once_and_a_cut_link_never_does() -> None:
     assert offences(MisconductError("w1", "lies", proven=True), every_s=1.0) == [(True, LIMITS.quarantine_s)]
     assert not any(out for out, _ in offences(*[LinkLostError("w1", "cut")] * 20, every_s=1.0))
-    assert not any(out for out, _ in offences(*[MisconductError("w1", "lies")] * 9, every_s=200.0))
+    assert not any(out for out, _ in offences(*[MisconductError("w1", "lies")] * 9, every_s=300.0))
+
+
+def test_silence_is_an_offence_however_long_a_program_may_take_to_start() -> None:
+    """Three silences of ten minutes, for a large model, are not forgotten before the third one is noticed."""
+    patient = replace(LIMITS, start_s=600.0)
+    errors = [ProgramSilent("w1", "silent")] * 3
+    assert [out for out, _ in offences(*errors, every_s=650.0, limits=patient)] == [False, False, True]
 
 
 def test_every_message_of_a_worker_is_looked_at() -> None:
