@@ -212,8 +212,7 @@ class WorkerTable:
             waited = "" if for_good else f" for {self._limits.no_worker_s:.0f} s"
             reasons = "\n  ".join(self._why_unable(name) for name in self.states)
             raise CollectionError(
-                f"iteration {iteration}: no worker could run anything{waited}, "
-                f"{missing} episodes are missing\n  {reasons}"
+                f"iteration {iteration}: no worker could run anything{waited}, missing episodes: {missing}\n  {reasons}"
             )
 
     def _why_unable(self, name: str) -> str:

@@ -60,7 +60,7 @@ class RoundStatus:
         return f"{'collect iteration' if self.round.purpose == 'train' else 'evaluate checkpoint'} {self.round.number}"
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.wanted - self.landed} episodes are missing"
+        return f"{self.name}: {self.landed} of {self.wanted} episodes landed"
 
 
 @dataclass

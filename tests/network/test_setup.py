@@ -170,7 +170,7 @@ def test_what_needs_root_is_said_with_the_command_that_an_administrator_runs(
     stand_ins = {name: {f"usr/local/bin/{program}": "#!/bin/sh\necho 7.0"} for name, program in packages.items()}
     open_market(bare, tmp_path / "market", stand_ins)
     done = say("setup", "--emulator", "miniwob")
-    assert done.returncode == 1 and "1 workers failed" in done.stdout
+    assert done.returncode == 1 and "workers that failed: 1" in done.stdout
     assert f"root or passwordless sudo is needed for this, and user {USER} has neither" in done.stderr
     [printed] = re.findall("error: worker w1: Chromium: `(.+)`: root", done.stderr)
     bare.as_root(printed)

@@ -176,7 +176,9 @@ def test_a_file_gets_lines_with_the_time_of_day_and_no_escapes() -> None:
     lines.line(site.progress.sentence())
     lines.line(f"two\nlines {HOSTILE}", "bold red")
     first, second, third = file.getvalue().splitlines()
-    assert first[2] == first[5] == ":" and first[10:].startswith("collect iteration 0: 5 episodes are missing, for 0 s")
+    assert first[2] == first[5] == ":" and first[10:].startswith(
+        "collect iteration 0: 5 of 10 episodes landed, for 0 s"
+    )
     assert first.endswith("2 of 2 workers run emulators; about 0 s left")
     assert second[10:] == "two" and third.startswith(" " * 10 + "lines a\\x1b") and "\x1b" not in file.getvalue()
 

@@ -44,7 +44,7 @@ def test_why_points_at_a_hung_emulator_and_tells_of_a_killed_host(
         eventually(lambda: "<-- the host waits for this" in why(tmp_path), 90, "the pointer at the hung step")
         said = why(tmp_path)
         assert f"process {process.pid} is running" in said
-        assert "collect iteration 0: 8 episodes are missing" in said
+        assert "collect iteration 0: 0 of 8 episodes landed" in said
         hung = [line for line in said.splitlines() if "<-- the host waits for this" in line]
         assert all("slot" in line and "step of ticket" in line and "of at most 20" in line for line in hung)
         assert "worker_joined" in said

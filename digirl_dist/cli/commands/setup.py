@@ -45,5 +45,6 @@ def execute(options: argparse.Namespace) -> int:
 
 def _summary(counts: Counter[str], failures: int, dry_run: bool) -> str:
     changed = f"{counts['would']} steps would be done" if dry_run else f"{counts['done']} steps done"
-    verdict = f"{failures} workers failed" if failures else "all workers are ready" if not dry_run else "no failure"
+    ready = "no failure" if dry_run else "all workers are ready"
+    verdict = f"workers that failed: {failures}" if failures else ready
     return f"{changed}, {counts['ok']} were done before; {verdict}"
