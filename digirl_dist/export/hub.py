@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from digirl_dist.errors import HubError, SettingsError
@@ -36,5 +37,7 @@ def push(folder: Path, name: str, repository: str, private: bool = True) -> str:
         commit = api.upload_folder(repo_id=repository, repo_type=kind, folder_path=folder)
     except Exception as error:  # without a network that of its transport, which differs by its version
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise HubError(f"{repository} cannot be pushed: {reason} -> hf auth login, or check HF_ENDPOINT") from error
+        remedy = "hf auth login, or check HF_ENDPOINT; the export is complete, and goes there by"
+        again = shlex.join(["hf", "upload", repository, str(folder), ".", f"--repo-type={kind}"])
+        raise HubError(f"{repository} cannot be pushed: {reason} -> {remedy} `{again}`") from error
     return str(commit.commit_url)

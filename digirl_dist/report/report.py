@@ -108,7 +108,8 @@ class Report:
             **(confidence(result.trajectories) if self._tells_success else {}),
         }
         self._measured_s += result.ended_at - result.started_at
-        self._evaluations.append(figures)
+        if not any({**line, "time": figures["time"]} == figures for line in self._evaluations.lines):
+            self._evaluations.append(figures)  # else its episodes were stored before
         self._media.add(result.trajectories)
         self._begin_log(None, 0)
         self._log.evaluation(figures, checkpoint.iteration)

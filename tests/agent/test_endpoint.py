@@ -114,6 +114,8 @@ def test_it_collects_and_an_outage_costs_a_retry(
     retried = events(tmp_path / "run", "episode_retried")
     assert len(retried) == 2 and all("was away" in event["reason"] for event in retried)
     asked, joined = len(served.requests), events(tmp_path / "run", "worker_joined")
-    run.run(settings)  # measured already: nothing is started
+    measured = (tmp_path / "run" / "evaluation.jsonl").read_text()
+    run.run(settings)  # measured already: nothing is started, or told again
+    assert (tmp_path / "run" / "evaluation.jsonl").read_text() == measured and measured
     assert len(served.requests) == asked and events(tmp_path / "run", "worker_joined") == joined
     assert KEY not in "".join(path.read_text(errors="replace") for path in (tmp_path / "run").glob("*.*"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -270,6 +271,12 @@ def test_an_export_is_pushed_to_a_hub_by_its_own_library(run: Path, tmp_path: Pa
         assert refused.returncode == 1 and hub.refused
         assert "ann/phone cannot be pushed" in refused.stderr and "hf auth login" in refused.stderr
         assert "Traceback" not in refused.stderr and "hf_xxx" not in refused.stderr
+        [later] = re.findall("`hf (upload ann/phone .+)`", refused.stderr)
+        hf = [sys.executable, "-c", "from huggingface_hub.cli.hf import main; main()", *shlex.split(later)]
+        hub.files.clear()
+        uploaded = subprocess.run(hf, env=own, capture_output=True, text=True, timeout=120)
+        assert uploaded.returncode == 0, uploaded.stderr
+        assert set(hub.files) == set(written)
         away = push("away", HF_ENDPOINT="http://127.0.0.1:1")
         assert away.returncode == 1 and "ann/phone cannot be pushed: " in away.stderr and "Traceback" not in away.stderr
         words[-1] = "no/such/name"
