@@ -55,11 +55,13 @@ class Cluster:
 def connect(address: str | None, limit_s: float, working_dir: str | None = None, or_start: bool = False) -> Cluster:
     """Joins the cluster at ``address``: HOST, HOST:PORT, ray://HOST:PORT; or starts one for ``local``.
 
-    None: the one that RAY_ADDRESS names, else the one that the user has started on this machine; where there is none,
-    and with ``or_start``, a new one, which asks for a token, so that other users of the machine cannot use it. A
-    program that is in a cluster already stays there. This package travels to the nodes, and so does the folder
-    ``working_dir``. Raises ClusterError naming a cluster that cannot be used or does not answer within ``limit_s``.
+    None: the one that RAY_ADDRESS names, else the one that the user has started on this machine, as for ``auto``; where
+    there is none, and with ``or_start``, a new one, which asks for a token, so that other users of the machine cannot
+    use it. A program that is in a cluster already stays there. This package and the folder ``working_dir`` travel to
+    the nodes. Raises ClusterError naming a cluster that cannot be used or does not answer within ``limit_s``.
     """
+    if address is not None and (not isinstance(address, str) or not address.strip()):
+        raise ClusterError(f"{address!r} is no address of a Ray cluster: HOST, HOST:PORT or ray://HOST:PORT is")
     ray = _import_ray()
     named = address or os.environ.get("RAY_ADDRESS")
     if ray.is_initialized():
@@ -70,7 +72,7 @@ def connect(address: str | None, limit_s: float, working_dir: str | None = None,
     if place is not None and place != LOCAL:
         _join(place, limit_s, environment)
         return Cluster(owned=True)
-    if place is None and not or_start:
+    if place is None and (named or not or_start):
         raise ClusterError(
             "no Ray cluster runs on this machine; start one with `ray start --head`, or name its "
             "address (collector.address, head_address or RAY_ADDRESS)"
@@ -155,9 +157,11 @@ def _init(**options: Any) -> None:
 
 
 def _host_and_port(place: str) -> tuple[str, int]:
-    """Raises ValueError for a port that is no number."""
+    """Raises ValueError for a port that is none."""
     named, default = place.removeprefix("ray://"), _CLIENT_PORT if place.startswith("ray://") else _PORT
     host, port = named.rsplit(":", 1) if ":" in named else (named, str(default))
+    if not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ValueError(f"{port!r} is no port")
     return host.strip("[]"), int(port)
 
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,7 +120,8 @@ def test_what_is_no_cluster_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             f"127.0.0.1:{web.server_port}": "is no Ray cluster",
             f"127.0.0.1:{silent.getsockname()[1]}": "timed out",
             f"127.0.0.1:{free_port()}": "refused",
-            "127.0.0.1:http": "invalid literal",
+            "127.0.0.1:http": "'http' is no port",
+            "127.0.0.1:75000": "'75000' is no port",
         }
         for place, reason in places.items():
             with pytest.raises(ClusterError, match=f"{place}.*{reason}.*ray start --head"):
@@ -129,6 +131,17 @@ def test_what_is_no_cluster_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             connect.connect(None, 60.0, or_start=True)
     web.shutdown()
     web.server_close()
+
+
+@pytest.mark.component
+@pytest.mark.parametrize("address", ["", " ", "auto", 6379])
+def test_an_address_that_names_no_cluster_starts_none(address: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr(connect, "_started_here", lambda: None)
+    monkeypatch.setattr(connect, "_start", lambda environment: pytest.fail("a cluster of its own was started"))
+    with pytest.raises(ClusterError, match="is no address of a Ray cluster|no Ray cluster runs on this machine"):
+        connect.connect(address, 60.0, or_start=True)
 
 
 @pytest.mark.component
