@@ -19,7 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import BooleanNode, DictConfig, OmegaConf
+from omegaconf import BooleanNode, DictConfig, OmegaConf, StringNode
 from omegaconf.errors import (
     ConfigTypeError,
     InterpolationResolutionError,
@@ -212,8 +212,25 @@ class _TrueOrFalse(BooleanNode):
         return copied
 
 
+class _Text(StringNode):
+    """OmegaConf takes a truth value, which ``no`` and ``on`` are to YAML, for the text "False" or "True"."""
+
+    def _validate_and_convert_impl(self, value: Any) -> str:
+        if isinstance(value, bool):
+            raise ValidationError("Value '$VALUE' is no text")
+        return str(super()._validate_and_convert_impl(value))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Text:
+        copied = _Text()
+        self._deepcopy_impl(copied, memo)
+        return copied
+
+
+_STRICT: dict[type, type] = {BooleanNode: _TrueOrFalse, StringNode: _Text}
+
+
 def _strict(settings: Any) -> DictConfig:
-    """Returns a settings class, or an object of one, as OmegaConf has it, with truth values that no number is."""
+    """Returns a settings class, or an object of one, as OmegaConf has it, with nodes that turn no kind into another."""
     found: DictConfig = OmegaConf.structured(settings)
     _make_strict(found)
     return found
@@ -224,8 +241,8 @@ def _make_strict(found: DictConfig) -> None:
         node = found._get_node(key)
         if isinstance(node, DictConfig) and not (node._is_none() or node._is_missing()):
             _make_strict(node)
-        elif isinstance(node, BooleanNode):
-            node.__class__ = _TrueOrFalse
+        elif type(node) in _STRICT:
+            node.__class__ = _STRICT[type(node)]
 
 
 def _refuse_unknown_keys(overrides: Sequence[str]) -> None:
@@ -294,6 +311,8 @@ def _explain(error: Exception) -> str:
     if wrong := re.search(r"Key '([^']+)' not in '(\w+)'(?:\s+full_key: (\S+))?", "\n".join(causes)):
         advice = _moved(wrong[1]) or _near(wrong[1], _fields(wrong[2]), _group_of(wrong[2]))
         return f"there is no key {wrong[3] or wrong[1]!r}; {advice}"
+    if named := re.search(r"Key (\S+) \(\w+\) is incompatible with \(str\)", "\n".join(causes)):
+        return f"a key is {named[1]}, which is no text: keys such as on, off, yes, no and 1 need quotes in YAML"
     text = "; ".join(dict.fromkeys(cause.splitlines()[0].strip() for cause in causes))
     if misplaced := re.search(r"Merge error: \w+ is not a subclass of (\w+)\. value: (\S+)", text):
         return _no_mapping(misplaced[1], misplaced[2])
@@ -320,7 +339,10 @@ def _wrong_type(error: Any) -> str:
     wanted = "a whole number from 1 to 4,096, or auto" if last == "bsize" else _wanted(key, hints)
     if not wanted or isinstance(error, InterpolationResolutionError):
         return f"{key}: {_first_line(error, with_key=False)[:200]}"
-    return f"{key} must be {wanted}" + (f", not {shown(error.value)}" if isinstance(error, ValidationError) else "")
+    if not isinstance(error, ValidationError):
+        return f"{key} must be {wanted}"
+    quotes = "; on, off, yes and no need quotes in YAML" if wanted == "a text" and isinstance(error.value, bool) else ""
+    return f"{key} must be {wanted}, not {shown(error.value)}{quotes}"
 
 
 def _wanted(key: str, hints: Sequence[Any]) -> str:

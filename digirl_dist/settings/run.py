@@ -169,7 +169,7 @@ class Settings:
     push_dtype: PushDtype = PushDtype.float32
     """bfloat16 halves the pushed bytes, but the acting policy is then the trained one rounded to 8 bits of mantissa.
     The log-probabilities of trajectories are those of the acting policy."""
-    relay: str = "auto"
+    relay: Any = "auto"
     """auto: workers of the same ``site`` fetch a pushed policy from each other over SSH, so that the host sends it once
     to each site; what cannot be had so comes from the host, and ``why`` says the reason. off: the host sends all."""
     prefetch: FewOrNone = 1
@@ -248,7 +248,7 @@ class Settings:
             self.worker_ips = [self.worker_ips]
         if not isinstance(self.worker_ips, list):
             raise SettingsError(f"worker_ips must be a list of machines, not {self.worker_ips!r}")
-        if self.relay == "False":  # as YAML reads off
+        if self.relay is False:  # as YAML reads off
             self.relay = "off"
         if self.relay not in ("auto", "off"):
             raise SettingsError(f"relay must be auto or off, not {self.relay!r}")

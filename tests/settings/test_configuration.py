@@ -147,6 +147,9 @@ def test_a_wrong_setting_is_refused_by_name(override: str, message: str) -> None
         ("evaluation: 3", "evaluation must be given by its keys, not 3"),
         ("emulator: miniwob", "emulator is chosen in the file's defaults, as `- override emulator: miniwob`"),
         ("train_iterations: [3]", "train_iterations must be a whole number from 0 to 1,000,000,000, not [3]"),
+        ("worker_username: no", "worker_username must be a text, not False; on, off, yes and no need quotes"),
+        ("task_set: on", "task_set must be a text"),
+        ("judge: {request: {on: 1}}", "a key is True, which is no text: keys such as on, off"),
     ],
 )
 def test_a_wrong_value_in_a_file_is_refused_as_on_the_command_line(line: str, message: str, tmp_path: Path) -> None:
