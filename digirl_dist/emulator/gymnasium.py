@@ -6,7 +6,8 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
@@ -65,7 +66,7 @@ class GymnasiumEmulator:
 
     def reset(self, task: Task, seed: int) -> Observation:
         self._instruction, self._return = task.instruction, 0.0
-        raw, _ = self._env.reset(seed=seed, options=task.params or None)
+        raw, _ = self._answered("reset", self._env.reset(seed=seed, options=task.params or None), 2)
         return self._see(raw)
 
     def step(self, action: Json) -> Transition:
@@ -77,13 +78,12 @@ class GymnasiumEmulator:
                 return Transition(self._seen, 0.0, terminated=True)
             assert self._touch is not None
             native = self._touch(touched, self._screen)
-        raw, reward, terminated, truncated, info = self._env.step(native)
-        if not math.isfinite(reward):
-            raise EmulatorError(f"{self._name}: its reward is {reward}")
-        self._return += float(reward)
+        raw, reward, terminated, truncated, info = self._answered("step", self._env.step(native), 5)
+        reward = self._number(reward)
+        self._return += reward
         success = info.get("success", info.get("is_success", self._return > self._success_reward))
         ends, achieved = (bool(terminated), bool(truncated)), info.get("achieved", ())
-        return Transition(self._see(raw), float(reward), *ends, bool(success), achieved)
+        return Transition(self._see(raw), reward, *ends, bool(success), achieved)
 
     def close(self) -> None:
         self._env.close()
@@ -95,6 +95,19 @@ class GymnasiumEmulator:
             return spec
         self.reset(Task(""), seed=0)
         return dataclasses.replace(spec, image_size=self._screen)
+
+    def _answered(self, method: str, answer: Any, length: int) -> Any:
+        """Returns the answer of an environment's method. Raises EmulatorError for one of another form, as old Gym's."""
+        if isinstance(answer, Sequence) and len(answer) == length and isinstance(answer[-1], Mapping):
+            return answer
+        wanted = "observation and info" if length == 2 else "observation, reward, terminated, truncated and info"
+        raise EmulatorError(f"{self._name}: its {method} returns no {wanted}, as Gymnasium's must; wrap what is older")
+
+    def _number(self, reward: Any) -> float:
+        with suppress(TypeError, ValueError):
+            if math.isfinite(number := float(reward)):
+                return number
+        raise EmulatorError(f"{self._name}: its reward is {reward!r:.200}")
 
     def _see(self, raw: Any) -> Observation:
         self._seen, self._screen = self._senses.observation(raw, self._instruction)
@@ -123,16 +136,13 @@ def gymnasium_spec(factory: EmulatorFactory) -> EmulatorSpec:
     Raises SettingsError when the environment cannot be built or its spaces are not supported.
     """
     try:
-        emulator = factory()
+        with closing(factory()) as emulator:
+            assert isinstance(emulator, GymnasiumEmulator)
+            return emulator.measured_spec()
     except SettingsError:
         raise
     except Exception as exc:
         raise SettingsError(f"the Gymnasium environment cannot be built: {_in_one_line(exc)}") from exc
-    try:
-        assert isinstance(emulator, GymnasiumEmulator)
-        return emulator.measured_spec()
-    finally:
-        emulator.close()
 
 
 def gymnasium_tasks(settings: GymnasiumSettings) -> list[Task]:
@@ -183,17 +193,19 @@ def _import(module: str) -> None:
     try:
         import_module(module)
     except SettingsError as error:
-        if isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == module.split(".")[0]:
-            package = module.split(".")[0].replace("_", "-")
-            raise SettingsError(
-                f"{error}; a package is installed by `pip install {package}` here, and by "
-                f"emulator.packages=[{package}] on the workers"
-            ) from error
-        raise
+        raise SettingsError(f"{error}{_how_to_get(error.__cause__)}") from error
 
 
 def _in_one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}{_how_to_get(error)}"
+
+
+def _how_to_get(error: BaseException | None) -> str:
+    """Returns how a module that is missing gets here and onto the workers; empty for another error."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return ""
+    package = error.name.split(".")[0].replace("_", "-")
+    return f"; `pip install {package}` gets it here, and emulator.packages=[{package}] onto the workers"
 
 
 def _register_atari(name: str) -> None:

@@ -23,6 +23,7 @@ _PICTURE = 16
 
 Key = tuple[str | int, ...]
 """The way to a part of an observation: keys of a Dict and numbers of a Tuple, one below the other."""
+_WHOLE: Key = ("observation",)
 
 
 class Senses:
@@ -38,7 +39,7 @@ class Senses:
         """Raises SettingsError naming the environment and the key of a space that is not supported."""
         self._environment = environment
         self._is_nested = isinstance(space, spaces.Dict | spaces.Tuple)
-        found = dict(self._chosen(space, observe)) if self._is_nested else {("observation",): space}
+        found = dict(self._chosen(space, observe)) if self._is_nested else {_WHOLE: space}
         self._images = {key: part for key, part in found.items() if _is_image(part)}
         self._texts = [key for key, part in found.items() if _is_text(key, part)]
         self._rest = {key: part for key, part in found.items() if key not in self._images and key not in self._texts}
@@ -47,7 +48,7 @@ class Senses:
             if size is None or size > _LONGEST:
                 why = "has no fixed size" if size is None else f"would be a vector of {size} numbers"
                 raise SettingsError(
-                    f"{environment}: {_name(key)} of its observation space, {part}, {why} and is not supported; name "
+                    f"{environment}: {_named(key)} space, {part}, {why} and is not supported; name "
                     "the entries that can be used in emulator.observe"
                 )
         self.image_size = self._size() if self._images else None
@@ -132,7 +133,7 @@ class Senses:
         return max(shape[0] for shape in shapes), sum(shape[1] for shape in shapes)
 
     def _wrong(self, key: Key, what: str) -> EmulatorError:
-        return EmulatorError(f"{self._environment}: {_name(key)} of its observation {what}")
+        return EmulatorError(f"{self._environment}: {_named(key)} {what}")
 
 
 def leaves(space: spaces.Space[Any], key: Key) -> Iterator[tuple[Key, spaces.Space[Any]]]:
@@ -148,8 +149,8 @@ def leaves(space: spaces.Space[Any], key: Key) -> Iterator[tuple[Key, spaces.Spa
             yield key, space
 
 
-def _name(key: Key) -> str:
-    return ".".join(map(str, key))
+def _named(key: Key) -> str:
+    return "its observation" if key == _WHOLE else f"{'.'.join(map(str, key))} of its observation"
 
 
 def _is_flat(space: spaces.Space[Any]) -> bool:

@@ -148,6 +148,12 @@ def test_an_id_of_a_package_is_refused_with_how_to_name_and_install_it() -> None
         gymnasium_factory(GymnasiumSettings(id="not_there:X-v0"))
 
 
+def test_what_a_package_needs_besides_is_named_with_how_to_get_it(user_folder: Path) -> None:
+    (user_folder / "needs_more.py").write_text("import dependency_not_there.part")
+    with pytest.raises(SettingsError, match=r"No module.*emulator.packages=\[dependency-not-there\]"):
+        gymnasium_factory(GymnasiumSettings(id="needs_more:X-v0"))
+
+
 @pytest.mark.parametrize("name", ["Ant-v5", "BipedalWalker-v3"])
 def test_a_missing_physics_engine_is_one_line_with_the_remedy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("mujoco", "Box2D"):
@@ -408,6 +414,39 @@ def test_a_missing_entry_a_misshapen_picture_and_a_reward_of_nan_are_named() -> 
         emulator.step(0)
 
 
+class OfOldGym(Recorder):
+    """An environment written for the Gym of before 2022, whose observation can be taken for a pair."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return np.zeros(2, np.float32)
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.float32), 1.0, True, {}
+
+
+def test_an_environment_of_the_old_gym_is_named() -> None:
+    emulator = GymnasiumEmulator(lambda: OfOldGym(spaces.Box(0, 1, (2,)), spaces.Discrete(2), None))
+    with pytest.raises(EmulatorError, match="OfOldGym: its reset returns no observation and info"):
+        emulator.reset(TASK, seed=0)
+    with pytest.raises(EmulatorError, match="OfOldGym: its step returns no observation, reward, terminated"):
+        emulator.step(0)
+
+
+@pytest.mark.parametrize("reward", [None, "much", np.ones(2), float("-inf")])
+def test_a_reward_that_is_no_number_is_named(reward: Any) -> None:
+    env = recorder(seen=1)
+    env.reward = reward
+    with pytest.raises(EmulatorError, match="Recorder: its reward is "):
+        GymnasiumEmulator(lambda: env).step(0)
+
+
+def test_an_environment_that_cannot_be_closed_is_refused_in_one_line() -> None:
+    env = recorder()
+    env.close = lambda: 1 / 0  # type: ignore[assignment,method-assign,return-value]
+    with pytest.raises(SettingsError, match="cannot be built: ZeroDivisionError"):
+        gymnasium_spec(lambda: GymnasiumEmulator(lambda: env))
+
+
 class Mission(spaces.Space[str]):
     """A space of a package's own, as MiniGrid's: of strings, and not flattenable."""
 
@@ -450,7 +489,7 @@ def test_without_text_of_its_own_an_environment_shows_the_instruction() -> None:
 
 
 def test_an_observation_without_fixed_size_or_of_endless_size_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"Recorder: observation of .* no fixed size"):
+    with pytest.raises(SettingsError, match=r"Recorder: its observation space, .* no fixed size"):
         GymnasiumEmulator(lambda: recorder(spaces.Sequence(spaces.Discrete(2)), seen=(1,)))
     with pytest.raises(SettingsError, match=r"Recorder: at of .* would be a vector of 1099511627776 numbers"):
         GymnasiumEmulator(lambda: recorder(spaces.Dict(at=spaces.Discrete(2**40)), seen={"at": 1}))
