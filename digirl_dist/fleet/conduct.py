@@ -20,7 +20,6 @@ from digirl_dist.protocol.messages import (
     WorkerMessage,
     Working,
 )
-from digirl_dist.rollout.slot import State
 from digirl_dist.rollout.slot_time import ACTIVITIES
 
 _MESSAGES = 500.0
@@ -40,7 +39,6 @@ _MOST_ASKED_BYTES = 48 << 20
 _BYTES_PER_SLOT = 4 << 20
 """Bytes of open requests for each slot that the configuration names."""
 _SLACK_S = 10.0
-_STATES = frozenset({"ready", *(state.value for state in State)})
 
 
 class Conduct:
@@ -151,9 +149,8 @@ class Conduct:
                 _require(len(message.slots) <= slots, f"it tells of {len(message.slots)} slots of {slots}")
                 _require(message.in_service <= slots, f"{message.in_service} of {slots} slots are in service")
                 _require(message.order <= self._order, f"it knows of order {message.order} of {self._order}")
-            case SlotChanged(slot, state, _, in_service):
+            case SlotChanged(slot, _, _, in_service):
                 _require(max(slot + 1, in_service) <= slots, f"slot {slot}, {in_service} in service, of {slots}")
-                _require(state in _STATES, f"there is no state {state!r:.40}")
             case Acting(slot) | EpisodeFailed(slot):
                 _require(slot < slots, f"slot {slot} of {slots}")
             case Loaded(version):

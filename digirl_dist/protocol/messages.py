@@ -42,6 +42,8 @@ Text = Annotated[str, Meta(max_length=1 << 17)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 SlotNumber = Annotated[int, Meta(ge=0, lt=MOST_SLOTS)]
 SlotCount = Annotated[int, Meta(ge=0, le=MOST_SLOTS)]
+SlotState = Literal["ready", "long", "down", "closed"]
+"""``long``: its episode has many steps and no end yet."""
 Attached = Annotated[int, Meta(ge=0, le=32 << 20)]
 """Bytes behind the line: no screenshot has more."""
 
@@ -288,10 +290,10 @@ class EpisodeFailed(_Message, frozen=True):
 
 
 class SlotChanged(_Message, frozen=True):
-    """A slot came into service or failed."""
+    """A slot came into service or failed, or its episode is very long."""
 
     slot: SlotNumber
-    state: Name
+    state: SlotState
     reason: Reason
     in_service: SlotCount
     """Slots that are left on the worker."""

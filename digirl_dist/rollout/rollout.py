@@ -19,7 +19,7 @@ from digirl_dist.inference.requests import (
     InferenceResult,
     RandomStream,
 )
-from digirl_dist.protocol.messages import Acting, EpisodeFailed, SlotChanged, SlotWait, shortened
+from digirl_dist.protocol.messages import Acting, EpisodeFailed, SlotChanged, SlotState, SlotWait, shortened
 from digirl_dist.rollout.slot import Slot, State
 from digirl_dist.rollout.slot_time import SlotTime
 from digirl_dist.tasks import Key, Ticket
@@ -209,7 +209,8 @@ class Rollout:
             self._lose(slot, f"the emulator refused the agent's action: {error}")
         except EmulatorError as error:
             self._lose(slot, str(error))
-            self._tell(slot, slot.state.value, str(error) + self._given_up(slot))
+            state: SlotState = "closed" if slot.state is State.closed else "down"
+            self._tell(slot, state, str(error) + self._given_up(slot))
         else:
             if answer is None:
                 return
@@ -218,7 +219,7 @@ class Rollout:
             else:
                 self._advance(slot, self._episodes[slot.index], *answer)
 
-    def _tell(self, slot: Slot, state: str, reason: str) -> None:
+    def _tell(self, slot: Slot, state: SlotState, reason: str) -> None:
         self._happened.append(SlotChanged(slot.index, state, shortened(reason), self.in_service()))
 
     def _given_up(self, slot: Slot) -> str:

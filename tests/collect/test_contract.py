@@ -58,6 +58,15 @@ def test_episodes_that_landed_before_are_not_run_again_and_the_next_ones_act_wit
         acts_with_the_next_checkpoint(here)
 
 
+@pytest.mark.parametrize("kind", HERE)
+def test_an_episode_of_many_steps_is_told_of_and_comes_home(tmp_path: Path, kind: Kind) -> None:
+    with site(tmp_path, kind, workers=1, length=1100) as here:
+        result = here.collect(tickets(1))
+    [told] = [content["reason"] for event, content in here.events if event == "slot" and content["state"] == "long"]
+    assert told.startswith("ticket 0, task count: 1000 steps, and no end yet; if it never ends, set max_steps")
+    assert len(result.trajectories[0].steps) == 1100 and not here.count("worker_lost")
+
+
 def test_collecting_ahead_acts_with_the_next_checkpoint(tmp_path: Path) -> None:
     with site(tmp_path, Kind.fleet_ahead, workers=1) as here:
         here.collect(tickets(2))

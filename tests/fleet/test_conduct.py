@@ -27,8 +27,8 @@ def ask(number: int, version: int = 3) -> messages.Ask:
     return messages.Ask(number, version, (0, 0, 0), "seen", None, None)
 
 
-def slot(number: int = 0, state: str = "ready", in_service: int = 1) -> messages.SlotChanged:
-    return messages.SlotChanged(number, state, "", in_service)
+def slot(number: int = 0, in_service: int = 1) -> messages.SlotChanged:
+    return messages.SlotChanged(number, "ready", "", in_service)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,6 @@ def slot(number: int = 0, state: str = "ready", in_service: int = 1) -> messages
         beat([], 1),
         slot(SLOTS),
         slot(in_service=SLOTS + 1),
-        slot(state="\x1b[2J"),
         messages.Loaded(4),
         messages.Need("policy", ["0a"]),
         messages.Need("job", ["0a"]),

@@ -126,6 +126,12 @@ def test_every_number_of_a_worker_has_a_range(message: WorkerMessage, name: str)
             decode_worker_message(("{" + ", ".join(parts) + "}").encode())
 
 
+def test_a_slot_is_in_no_state_that_there_is_not() -> None:
+    fields = json.loads(encode(messages.SlotChanged(0, "long", "", 1)))
+    with pytest.raises(ProtocolError, match="state"):
+        decode_worker_message(json.dumps(fields | {"state": "\x1b[2J"}).encode())
+
+
 def test_a_line_is_bounded_and_so_is_its_nesting() -> None:
     with pytest.raises(ProtocolError, match="at most"):
         decode_worker_message(b" " * (MOST_BYTES + 1))
