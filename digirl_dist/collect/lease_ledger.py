@@ -5,7 +5,6 @@ An episode lands only for a lease that was given. What a full disk or a power cu
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from digirl_dist.collect.leases import Grant
+from digirl_dist.storage import atomic_files
 from digirl_dist.tasks import Key
 
 _LINE = tuple[str, Key, int, int]
@@ -42,10 +42,8 @@ class LeaseLedger:
             file.write(_lines(grants))
 
     def replace(self, grants: Sequence[Grant]) -> None:
-        part = self._path.with_name(self._path.name + ".part")
-        with suppress(OSError):
+        with suppress(OSError), atomic_files.appearing(self._path, flushed=False) as part:
             part.write_bytes(_lines(grants))
-            os.replace(part, self._path)
 
 
 def _lines(grants: Sequence[Grant]) -> bytes:

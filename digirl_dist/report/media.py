@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from digirl_dist.report.picture import UNREADABLE, decoded
-from digirl_dist.storage import strict_json
+from digirl_dist.storage import atomic_files, strict_json
 from digirl_dist.storage.events import Events
 from digirl_dist.trajectory import Trajectory
 
@@ -55,9 +55,8 @@ class Media:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{_digest(shown)}.webp"
         if not path.exists():
-            part = path.with_name(path.name + ".part")
-            part.write_bytes(animation(shown))
-            part.replace(path)
+            with atomic_files.appearing(path, flushed=False) as part:
+                part.write_bytes(animation(shown))
         ticket = trajectory.ticket
         line = {
             "file": path.name,

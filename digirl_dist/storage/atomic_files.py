@@ -38,9 +38,8 @@ def appearing(path: Path, flushed: bool = True) -> Iterator[Path]:
 
 def write_text(path: Path, text: str, flushed: bool = True) -> None:
     """Writes a small text file."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text)
-    replace(part, path, flushed)
+    with appearing(path, flushed) as part:
+        part.write_text(text)
 
 
 def write_json(path: Path, value: Json, flushed: bool = True) -> None:

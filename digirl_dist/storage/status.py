@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from digirl_dist.plain_text import without_secrets_in
-from digirl_dist.storage import strict_json
+from digirl_dist.storage import atomic_files, strict_json
 from digirl_dist.tasks import Round
 from digirl_dist.types import Json
 
@@ -137,12 +137,9 @@ class Status:
         host = self._in_unix_time({"doing": self.now, "since": self.since_now})
         policy = None if self.policy is None else self._in_unix_time(vars(self.policy))
         content = {"pid": os.getpid(), "time": time.time(), "ended": self.ended, **host, "policy": policy}
-        part = self.path.with_name(self.path.name + ".part")
-        try:
-            part.write_text(strict_json.dumps(without_secrets_in({**content, "workers": workers})))
-            part.replace(self.path)
-        except OSError:
-            pass  # a full disk is reported by those who must write
+        text = strict_json.dumps(without_secrets_in({**content, "workers": workers}))
+        with suppress(OSError):  # a full disk is reported by those who must write
+            atomic_files.write_text(self.path, text, flushed=False)
         now = time.monotonic()
         self._due_at = now + max(_EVERY_S, _PAUSE * (now - started))
 
