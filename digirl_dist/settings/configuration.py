@@ -197,6 +197,13 @@ def _register_schemas() -> None:
             store.store(f"{option}_schema", _strict(kind), group=group)
 
 
+def _copied_as_it_is(node: Any, memo: dict[int, Any]) -> Any:
+    """Returns a copy of a node; OmegaConf's own would be of its own class, and forget the stricter one."""
+    copied = type(node)()
+    node._deepcopy_impl(copied, memo)
+    return copied
+
+
 class _TrueOrFalse(BooleanNode):
     """OmegaConf takes any number for a truth value."""
 
@@ -206,10 +213,7 @@ class _TrueOrFalse(BooleanNode):
             raise ValidationError("Value '$VALUE' is neither true nor false")
         return bool(super()._validate_and_convert_impl(value))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _TrueOrFalse:
-        copied = _TrueOrFalse()
-        self._deepcopy_impl(copied, memo)
-        return copied
+    __deepcopy__ = _copied_as_it_is
 
 
 class _Text(StringNode):
@@ -220,10 +224,7 @@ class _Text(StringNode):
             raise ValidationError("Value '$VALUE' is no text")
         return str(super()._validate_and_convert_impl(value))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Text:
-        copied = _Text()
-        self._deepcopy_impl(copied, memo)
-        return copied
+    __deepcopy__ = _copied_as_it_is
 
 
 _STRICT: dict[type, type] = {BooleanNode: _TrueOrFalse, StringNode: _Text}
