@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import IO
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -43,11 +44,25 @@ def lie_as_program(lie: Lie, program: subprocess.Popen[bytes], output: Output) -
     threading.Thread(target=_listen, args=[lie, state, program.stdin, output], daemon=True).start()
     if lie.now_and_then is not None:
         threading.Thread(target=_chatter, args=[lie, state, output], daemon=True).start()
+    if lie.drips:
+        _note()
     assert program.stdout is not None
     for said in program.stdout:
         message = json.loads(said)
         state.last[message["type"]] = json.loads(said)
-        output.send(iter([said]) if lie.say is None else lie.say(message, state))
+        output.send([said] if lie.say is None else _noted(list(lie.say(message, state)), json.loads(said)))
+
+
+def _noted(said: Sequence[bytes], honest: Message) -> Sequence[bytes]:
+    """Returns what is said, and notes when it is not what an honest worker says."""
+    if said != [line(honest)]:
+        _note()
+    return said
+
+
+def _note() -> None:
+    """Leaves a mark beside the lie's name: from now on, the host may know better."""
+    Path(f"{os.environ['CHAOS_HOSTILE']}.told").touch()
 
 
 def _listen(lie: Lie, state: State, program: IO[bytes], output: Output) -> None:
@@ -62,6 +77,7 @@ def _listen(lie: Lie, state: State, program: IO[bytes], output: Output) -> None:
             program.write(heard)
             program.flush()
         else:
+            _note()
             output.send(answer)
     os._exit(0)
 
@@ -70,6 +86,7 @@ def _chatter(lie: Lie, state: State, output: Output) -> None:
     assert lie.now_and_then is not None
     time.sleep(1.0)
     while True:
+        _note()
         output.send(lie.now_and_then(state))
         time.sleep(lie.every_s)
 
@@ -82,6 +99,7 @@ def lie_as_courier(lie: Lie, courier: subprocess.Popen[bytes], output: Output) -
         answer: Message = json.loads(said)
         body = _body(courier.stdout, answer.get("size", 0))
         if lie.send is not None and "size" in answer:
+            _note()
             output.send(lie.send(answer, body))
             for _ in body:  # what the lie left of it
                 pass

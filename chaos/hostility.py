@@ -94,14 +94,17 @@ class Liar:
 
     def tell(self, lie: Lie) -> Strike:
         """Lies until that is noticed, or for as long as it may take; the machine goes on lying until ``stop``."""
+        self._machine.told.unlink(missing_ok=True)
         self._machine.hostile.write_text(lie.name)
         self._machine.relay.cut()
         result, began = Strike(lie), time.monotonic()
-        limit_s = _BOUNDED_S if lie.is_bounded else _JOIN_S + _OUT_S
-        while (since := time.monotonic() - began) < limit_s and None in (result.named_s, result.out_s):
+        told_s, told = _JOIN_S, False
+        while (since := time.monotonic() - began) < _limit_s(lie, told_s) and None in (result.named_s, result.out_s):
             time.sleep(0.3)
-            said_at = self._lied_at(lie, began)
-            if result.named_s is None and self._is_named(since) and since - said_at < _NAMED_S:
+            if not told and self._machine.told.exists():
+                told_s, told = since, True
+            is_late = told and since > told_s + _stands_s(lie) + _NAMED_S
+            if result.named_s is None and not is_late and self._is_named(since):
                 result.named_s = since
             if result.out_s is None and (out := self._out(began)) is not None:
                 result.out_s, result.is_fatal = out.at - began, out.kind == "worker_lost"
@@ -109,12 +112,6 @@ class Liar:
 
     def stop(self) -> None:
         self._machine.hostile.write_text("")
-
-    def _lied_at(self, lie: Lie, began: float) -> float:
-        """Returns when the liar was there, in seconds since ``began``, and what it did was a lie."""
-        joined = self._watch.first(began, lambda event: event.kind == "worker_joined" and event.of(self._machine.name))
-        stands = lie.stands or ("ssh.stall_s" if lie.send is not None else "")
-        return HOSTILE_LIMITS.get(stands, 0.0) + (_JOIN_S if joined is None else joined.at - began)
 
     def _is_named(self, since: float) -> bool:
         """Returns whether ``digirl-dist why`` tells what is wrong with the worker, and began to since the strike."""
@@ -140,6 +137,16 @@ class Liar:
             return event.of(self._machine.name) and bool(fatal or event.kind == "worker_out_of_service")
 
         return self._watch.first(began, is_out)
+
+
+def _stands_s(lie: Lie) -> float:
+    """Returns for how long an honest worker might do as the lie does."""
+    return HOSTILE_LIMITS.get(lie.stands or ("ssh.stall_s" if lie.send is not None else ""), 0.0)
+
+
+def _limit_s(lie: Lie, told_s: float) -> float:
+    """Returns when the liar must be out of service at the latest, told or not."""
+    return _BOUNDED_S if lie.is_bounded else told_s + _stands_s(lie) + _OUT_S
 
 
 class _Hostility:

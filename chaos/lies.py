@@ -196,7 +196,7 @@ def of_behaviour() -> Iterator[Lie]:
     yield Lie("no messages at all", now_and_then=lambda _: iter([b"\0\xff{}\n" * 100]))
     yield Lie("JSON that nests without end", now_and_then=lambda _: iter([b"{" + b'"a":{' * 5000 + b"\n"]))
     yield Lie("a byte a second", drips=True)
-    yield Lie("silence after the greeting", _only("ready", "need", "working"))
+    yield Lie("silence after the greeting", _only("ready", "need", "working"), stands="limits.start_s")
     yield Lie("heartbeats without work", _claims_what_it_swallows, _swallows_leases, stands="limits.lease_s")
     yield Lie("each ticket fails at once", hear=_fails_all)
     yield Lie("fifty episodes for one lease", _twice)

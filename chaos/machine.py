@@ -29,6 +29,8 @@ class Machine:
         self._folder = folder
         self.hostile = folder / "hostile"
         """Names the lie (see lies.py) of what is started on this machine from now on."""
+        self.told = folder / "hostile.told"
+        """Exists as soon as the lie was told (see hostile.py)."""
         variables = f"OMP_NUM_THREADS=1 PYTHONPATH={CLOCK} CHAOS_CLOCK={clock} CHAOS_HOSTILE={self.hostile}"
         self.sshd = Sshd(folder, variables=variables, more="MaxStartups 100\nMaxSessions 100\nPermitRootLogin yes")
         self.jobs.mkdir(parents=True)
