@@ -10,7 +10,7 @@ import msgspec
 
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collect.slot_time_ledger import SlotTimeLedger
-from digirl_dist.errors import CollectionError, WorkerError
+from digirl_dist.errors import CollectionError, HandlingError, WorkerError
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.worker_events import (
     Added,
@@ -49,6 +49,10 @@ class WorkerState:
     """Whether it gets no further tickets."""
     is_out: bool = False
     """Whether it is out of service for what it did, or for good."""
+    is_final: bool = False
+    """Whether it is out for good."""
+    on_trial: bool = False
+    """Whether no episode of it has landed since it was out of service."""
     queued_at: float | None = None
     """Since when it waits in a queue of others; None: it does not."""
     told_at: float = -math.inf
@@ -62,7 +66,7 @@ class WorkerState:
     @property
     def is_out_for_good(self) -> bool:
         closed = self.slots > 0 and self.in_service == 0
-        return closed or self.is_out
+        return closed or self.is_final
 
 
 class WorkerTable:
@@ -86,6 +90,7 @@ class WorkerTable:
         self._events = events
         self._status = status
         self._able_at = self._clock()
+        self._has_landed = False
         self._told: dict[str, tuple[float, float, int]] = {}
         """For each worker: how many more events it may cause now, when that was, and how many were left out."""
 
@@ -157,6 +162,9 @@ class WorkerTable:
 
     def landed(self, pulled: Pulled) -> None:
         """Tells of an episode that is durable."""
+        self._has_landed = True
+        if pulled.worker in self.states:
+            self.states[pulled.worker].on_trial = False
         key, manifest = pulled.manifest.key, pulled.manifest
         self.tell(
             "episode",
@@ -202,18 +210,28 @@ class WorkerTable:
         self._able_at = self._clock()
 
     def check_that_somebody_can(self, iteration: int, missing: int) -> None:
-        """Raises CollectionError when every worker is out for good, or none could run anything for too long."""
-        now = self._clock()
-        if any(state.able or state.queued_at is not None for state in self.states.values()):
+        """Raises CollectionError when every worker is out for good, or none could run anything for too long.
+
+        A fleet that is out of service altogether for a while is waited for as long as one that is away if it has
+        brought an episode home, as what stopped it may pass; a defect of this program will not. Workers that come back
+        do not count as able before an episode of theirs has landed, so that a fleet of liars comes to an end.
+        """
+        now, states = self._clock(), self.states.values()
+        waits = any(state.queued_at is not None for state in states)
+        if waits or any(state.able and not state.on_trial for state in states):
             self._able_at = now
+        if waits or any(state.able for state in states):
             return
-        for_good = all(state.is_out_for_good for state in self.states.values())
+        for_good = all(state.is_out_for_good or (state.is_out and not self._may_pass(state)) for state in states)
         if for_good or now - self._able_at > self._limits.no_worker_s:
             waited = "" if for_good else f" for {self._limits.no_worker_s:.0f} s"
             reasons = "\n  ".join(self._why_unable(name) for name in self.states)
             raise CollectionError(
                 f"iteration {iteration}: no worker could run anything{waited}, missing episodes: {missing}\n  {reasons}"
             )
+
+    def _may_pass(self, state: WorkerState) -> bool:
+        return self._has_landed and not isinstance(state.error, HandlingError)
 
     def _why_unable(self, name: str) -> str:
         state = self.states[name]
@@ -255,8 +273,11 @@ class WorkerTable:
         worker, error, final = lost.worker, lost.error, lost.is_final
         released = self._leases.release(worker)
         self.ledger.lost(worker)
-        is_out = final or lost.out_s is not None
-        self.states[worker] = WorkerState(error=error, leaving=self.states[worker].leaving, is_out=is_out)
+        known, is_out = self.states[worker], final or lost.out_s is not None
+        on_trial = known.on_trial or lost.out_s is not None
+        self.states[worker] = WorkerState(
+            error=error, leaving=known.leaving, is_out=is_out, is_final=final, on_trial=on_trial
+        )
         seen = self._status.worker(worker)
         seen.doing = "out for good" if final else "out of service" if is_out else "lost, to be tried again"
         seen.since, seen.limit_s, seen.slots, seen.lost = self._clock(), None, [], True

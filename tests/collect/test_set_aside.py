@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,9 @@ from digirl_dist.collect.lease_ledger import LeaseLedger
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collect.reliability import Reliability
 from digirl_dist.collect.worker_table import WorkerState, WorkerTable
-from digirl_dist.errors import CollectionError
-from digirl_dist.protocol.messages import EpisodeManifest
+from digirl_dist.errors import CollectionError, MisconductError
+from digirl_dist.fleet.worker_events import Lost, Pulled, Said
+from digirl_dist.protocol.messages import EpisodeManifest, Working
 from digirl_dist.settings import LimitSettings
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
@@ -270,10 +272,8 @@ def test_a_worker_that_says_its_episodes_take_no_time_does_not_keep_tickets_from
 
 
 def test_events_of_a_worker_are_bounded_and_what_is_left_out_is_counted() -> None:
-    clock, told = Clock(), []
-    events: Any = SimpleNamespace(emit=lambda kind, **content: told.append((clock.now, kind, content)))
-    fleet: Any = SimpleNamespace(workers={"a": None, "b": None})
-    table = WorkerTable(fleet, Leases(5, clock), LIMITS, events, Status(Path("status.json")), clock)
+    told: list[Any] = []
+    table, clock = fleet_of("a", "b", emit=lambda kind, **content: told.append((clock.now, kind, content)))
     for number in range(10_000):
         clock.now = number / 1000
         table.tell("episode_dropped", "a", episode="x", reason="r" * 30_000)
@@ -289,11 +289,65 @@ def test_events_of_a_worker_are_bounded_and_what_is_left_out_is_counted() -> Non
     assert all(len(content.get("reason", "")) < 5000 for _, _, content in told)
 
 
-def test_a_fleet_that_is_out_of_service_altogether_ends_the_run_at_once() -> None:
+def fleet_of(*names: str, emit: Callable[..., None] = lambda *_, **__: None) -> tuple[WorkerTable, Clock]:
     clock = Clock()
-    events: Any = SimpleNamespace(emit=lambda *_, **__: None)
-    fleet: Any = SimpleNamespace(workers={"a": None})
-    table = WorkerTable(fleet, Leases(5, clock), LIMITS, events, Status(Path("status.json")), clock)
-    table.states["a"] = WorkerState(error=None, is_out=True)
-    with pytest.raises(CollectionError, match="no worker could run anything"):
+    events: Any = SimpleNamespace(emit=emit)
+    fleet: Any = SimpleNamespace(workers=dict.fromkeys(names))
+    return WorkerTable(fleet, Leases(5, clock), LIMITS, events, Status(Path("status.json")), clock), clock
+
+
+def offends(table: WorkerTable, worker: str) -> None:
+    table.take_in(Lost(worker, MisconductError(worker, "lies"), LIMITS.quarantine_s))
+
+
+def joins(table: WorkerTable, worker: str) -> None:
+    table.take_in(Said(worker, Working(2, "", [])))
+
+
+def lands(table: WorkerTable, worker: str) -> None:
+    [ticket] = tickets(1)
+    table.landed(Pulled(worker, manifest(ticket), episode(ticket), Path("e"), 0.0))
+
+
+def test_a_fleet_that_brought_nothing_home_and_is_out_of_service_altogether_ends_the_run_at_once() -> None:
+    table, _ = fleet_of("a", "b")
+    offends(table, "a")
+    table.check_that_somebody_can(0, 1)
+    offends(table, "b")
+    with pytest.raises(CollectionError, match="no worker could run anything, "):
+        table.check_that_somebody_can(0, 1)
+
+
+def test_a_fleet_that_worked_is_waited_for_though_all_are_out_of_service_for_a_while() -> None:
+    table, clock = fleet_of("a", "b")
+    lands(table, "a")
+    offends(table, "a")
+    offends(table, "b")
+    clock.now = LIMITS.no_worker_s - 1.0
+    table.check_that_somebody_can(0, 1)
+    joins(table, "a")
+    lands(table, "a")
+    table.check_that_somebody_can(0, 1)
+    offends(table, "a")
+    clock.now += LIMITS.no_worker_s - 1.0
+    table.check_that_somebody_can(0, 1)
+    clock.now += 2.0
+    with pytest.raises(CollectionError, match="no worker could run anything for 300 s"):
+        table.check_that_somebody_can(0, 1)
+
+
+def test_workers_that_come_back_and_bring_nothing_do_not_keep_a_run_going_for_ever() -> None:
+    table, clock = fleet_of("a", "b")
+    lands(table, "a")
+    for at in range(0, int(LIMITS.no_worker_s), 10):
+        clock.now = float(at)
+        for worker in ("a", "b"):
+            offends(table, worker)
+        table.check_that_somebody_can(0, 1)
+        joins(table, "b")
+        table.check_that_somebody_can(0, 1)
+    clock.now = LIMITS.no_worker_s + 1.0
+    table.check_that_somebody_can(0, 1)  # its episode may still be under way
+    offends(table, "b")
+    with pytest.raises(CollectionError, match="no worker could run anything for 300 s"):
         table.check_that_somebody_can(0, 1)
