@@ -185,7 +185,6 @@ class _Collection:
             return
         self._overdue_at = now + _OVERDUE_EVERY_S
         for worker, key in self._leases.overdue():
-            self._fleet.workers[worker].drop([key], "faults")
             reason = "its worker held it for longer than limits.lease_s without a word"
             self._retry(worker, None, key, reason)
 
@@ -196,8 +195,8 @@ class _Collection:
         for name in sorted(self._asked):
             self._fleet.workers[name].collected()
         deadline = self._clock() + _ACCOUNTS_S
-        while self._asked and self._clock() < deadline:
-            self._turn(_ACCOUNTS_S)
+        while self._asked and (left_s := deadline - self._clock()) > 0:
+            self._turn(left_s)
         for name in [name for name, each in states.items() if not each.slots]:
             self._stats.spent(name, self._table.ledger.book(name))
 
@@ -359,7 +358,10 @@ class _Collection:
             return
         self._stats.worker_result(worker).retried += 1
         self._table.tell("episode_retried", worker, slot=slot, ticket=key.number, reason=reason)
-        if self._leases.fail(worker, key, reason, self._table.able(), attempt):
+        is_set_aside = self._leases.fail(worker, key, reason, self._table.able(), attempt)
+        if worker not in self._leases.holders(key):
+            self._fleet.workers[worker].drop([key], "faults")  # what was told may be less than what it runs
+        if is_set_aside:
             self._table.tell_all("ticket_set_aside", **self._leases.why_set_aside(key))
         elif self._leases.is_blamed_on_one(key) and self._reliability.failed(
             worker, key, self._table.states[worker].slots

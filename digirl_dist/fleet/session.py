@@ -107,6 +107,11 @@ class Session:
         return [Send(lease)]
 
     def drop(self, keys: Sequence[Key], lost_to: str) -> Effects:
+        """Takes back those of these tickets that the program should hold."""
+        held = [key for key in keys if self._holdings.holds(key)]
+        return self._drop(held, lost_to) if held else []
+
+    def _drop(self, keys: Sequence[Key], lost_to: str) -> Effects:
         if not self._working:
             return []
         drop = self._holdings.drop(keys, lost_to)
@@ -250,7 +255,7 @@ class Session:
                 return [*effects, HangUp(MisconductError(name, reason, proven=True))]
             if claimed:
                 self._claims_refused = True
-                effects += [Tell(ClaimsRefused(name, claimed)), *self.drop(claimed, "faults")]
+                effects += [Tell(ClaimsRefused(name, claimed)), *self._drop(claimed, "faults")]
         return effects
 
     def _broken(self, during: str, reason: str) -> WorkerError:

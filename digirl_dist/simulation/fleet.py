@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from digirl_dist.fleet.outgoing import Blob
-from digirl_dist.fleet.worker_events import Added, Leaving, Pulled, WorkerEvent
-from digirl_dist.protocol.messages import TensorEntry
+from digirl_dist.fleet.worker_events import Added, Leaving, Pulled, Said, WorkerEvent
+from digirl_dist.protocol.messages import SlotSeconds, TensorEntry
 from digirl_dist.settings import LimitSettings
 from digirl_dist.simulation.machine import Machine
 from digirl_dist.simulation.worker import SimulatedWorker
@@ -122,6 +122,11 @@ class SimulatedFleet:
         if isinstance(event, Pulled):
             self._busy_until = self.world.now + self.episode_s
         return event
+
+    def has_unread_account(self, worker: str) -> bool:
+        """Returns whether the collector has yet to read where the worker's slots spent their time."""
+        said = [event for event in self._events if isinstance(event, Said) and event.worker == worker]
+        return any(isinstance(event.message, SlotSeconds) for event in said)
 
     def suspend(self, seconds: float) -> None:
         """Stops the host's process for so long. Nobody's silence meanwhile counts against them."""

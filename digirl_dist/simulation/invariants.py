@@ -217,6 +217,7 @@ class Invariants:
             machine, joined_at = self._run.machine(one.worker), self._joined_at.get(one.worker)
             slots, state = machine.program.slots, self._run.host.collector.table.states.get(one.worker)
             answered = machine.accounted_at >= result.ended_at - _SECONDS_SLACK_S and state is not None and state.slots
+            answered = answered and not self._run.fleet.has_unread_account(one.worker)
             bent = self._run.hosts > 1 or self._run.bends_time or one.worker in self._left
             if bent or slots is None or joined_at is None or not answered or slots.counted_at > machine.accounted_to:
                 continue

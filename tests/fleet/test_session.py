@@ -169,6 +169,15 @@ def test_a_claim_without_a_lease_is_refused_and_dropped() -> None:
     assert not sent(dropped), "the program does not know of the drop yet"
 
 
+def test_only_what_the_program_should_hold_is_taken_back() -> None:
+    here = working()
+    here.lease(TICKETS)
+    here.receive(messages.EpisodeFailed(0, TICKETS[0].key, "r"), b"", 1.0)
+    assert not here.drop([TICKETS[0].key], "faults")
+    (drop,) = sent(here.drop([ticket.key for ticket in TICKETS[:2]], "faults"))
+    assert isinstance(drop, messages.Drop) and drop.keys == [TICKETS[1].key]
+
+
 def test_a_program_may_be_silent_for_longer_until_it_has_a_policy() -> None:
     here = working(Named(0))
     assert here.patience_s == LIMITS.start_s

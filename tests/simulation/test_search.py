@@ -42,6 +42,8 @@ def test_promises_hold_in_the_first_seeds() -> None:
         (499503, 2, 4, 1, [1, 3, 4, 5]),  # an older attempt is forged of a ticket that was taken up again
         (495690, 1, 10, 3, [2, 3]),  # twenty episodes that wait at a slow link
         (596729, 3, 10, 3, [1, 2]),  # two accounts made in one moment, of which only the first came before the end
+        (796173, 4, 3, 1, [0]),  # an account that comes at the moment in which the collector stops waiting for it
+        (869897, 1, 3, 1, [0, 1]),  # an episode announced before its lease, which is refused while the lease runs
         (23935, 2, 2, 2, [0, 2]),  # forged files that a stopped program never announces
     ],
 )
