@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -22,8 +23,13 @@ from digirl_dist.storage.machine import dependency_versions, machine_facts
 from digirl_dist.types import Json
 
 
+@cache
+def composed(*overrides: str) -> Settings:
+    return configuration.load(HERE, "host", overrides)
+
+
 def started(folder: Path, *overrides: str) -> None:
-    (folder / "config.yaml").write_text(configuration.to_yaml(configuration.load(HERE, "host", overrides)))
+    (folder / "config.yaml").write_text(configuration.to_yaml(composed(*overrides)))
 
 
 CORRIDOR = ("emulator=gymnasium", "emulator.entry_point=a:B", "agent=custom", "agent.entry_point=a:C")
@@ -53,7 +59,7 @@ def test_what_may_not_change_is_refused_with_both_values(
     word: str, before: str, began: tuple[str, ...], tmp_path: Path
 ) -> None:
     started(tmp_path, *began)
-    now = configuration.as_mapping(configuration.load(HERE, "host", [*began, word]))
+    now = configuration.as_mapping(composed(*began, word))
     with pytest.raises(SettingsError) as refusal:
         provenance.refuse_changes(tmp_path, now)
     key, _, value = before.partition("=")
@@ -122,7 +128,7 @@ def test_the_facts_of_a_machine_fit_the_message_that_carries_them() -> None:
 
 def measured(*overrides: str) -> dict[str, Json]:
     words = ("parallel=single", "task_mode=evaluate", *overrides)
-    return dict(yaml.safe_load(configuration.to_yaml(configuration.load(HERE, "host", words))))
+    return dict(yaml.safe_load(configuration.to_yaml(composed(*words))))
 
 
 @pytest.mark.parametrize(
