@@ -10,7 +10,7 @@ import pytest
 import torch
 from listening import listeners
 from process_watch import command_line
-from rank_launch import descendants, example, launch, rank_process, started, torchrun
+from rank_launch import descendants, example, launch, rank_process, ranks, started, torchrun
 from run_files import metrics
 from safetensors.torch import load_file
 
@@ -29,7 +29,7 @@ RUN = str(ROOT / "run.py")
 SHORT = ["parallel=single", "emulator=gymnasium", "emulator.id=CartPole-v1", "bsize=2", "rollout_size=9"]
 MANY_UPDATES = [
     "algorithm.filtered_bc.top_share=1.0",
-    "algorithm.filtered_bc.actor.epochs=8",
+    "algorithm.filtered_bc.actor.epochs=3",
     "algorithm.filtered_bc.actor.batch_size=13",
     "train_iterations=2",
 ]
@@ -75,9 +75,9 @@ def test_b2_sharded_over_the_ranks_a_run_goes_on_and_its_checkpoints_are_as_ever
     in_one_process: Path, tmp_path: Path
 ) -> None:
     words = [*SHORT, *MANY_UPDATES, f"save_path={tmp_path}"]
+    sharded = ["trainer=torchrun", "trainer.nproc_per_node=2", "trainer.shard=true", "trainer.shard_blocks=[Linear]"]
     assert main([*words, "train_iterations=1"]) == 0
-    ended = launch(torchrun(2, RUN, *words, "trainer.shard=true", "trainer.shard_blocks=[Linear]"))
-    assert ended.status == 0, ended.out
+    assert main([*words, *sharded]) == 0
     assert torch.allclose(weights(tmp_path, 2), weights(in_one_process, 2), atol=1e-5, rtol=0)
     ours, theirs = (moments(folder, 2) for folder in (tmp_path, in_one_process))
     assert torch.allclose(ours, theirs, atol=1e-5, rtol=0) and ours.abs().max() > 1e-3
@@ -89,7 +89,7 @@ def test_b9_a_rank_that_raises_ends_the_run_with_its_rank_and_traceback(tmp_path
     raised = tmp_path / "raised"
     faulty = ["agent.entry_point=user_classes_on_ranks:Faulty", f"agent.kwargs.log={raised}", "rollout_size=4"]
     words = [RUN, *CUSTOM, *faulty, f"save_path={tmp_path / 'run'}"]
-    ended = launch(torchrun(2, *words))
+    ended = launch(ranks(2, *words))
     assert ended.status != 0 and time.time() - raised.stat().st_mtime < 30
     assert "rank 1 of 2 failed" in ended.out and "the second rank is broken" in ended.out
     assert "Traceback" in ended.out
