@@ -57,6 +57,16 @@ def running(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield found
 
 
+@pytest.fixture
+def server(request: pytest.FixtureRequest, running: Engine, folder: Path, tmp_path: Path) -> Iterator[Engine]:
+    """The server that is there, or one with these options."""
+    if not request.param:
+        yield running
+    else:
+        with engine(folder, tmp_path / "log", *request.param) as found:
+            yield found
+
+
 def agent_of(folder: Path, shift: float = 0.0) -> VlmAgent:
     torch.manual_seed(1)
     settings = VlmSettings(model=str(folder), lora=LoraSettings(r=2), max_new_tokens=5, temperature=0.7)
@@ -90,35 +100,38 @@ def test_log_probabilities_are_those_of_the_agent_whatever_the_server_has_as_def
     assert served.act(adapter, SEEN, rng(3)) == decisions[3], "the same ticket, the same action"
 
 
-@pytest.mark.parametrize("options", [[], ["--sglang"]], ids=["vllm", "sglang"])
-def test_a_version_is_answered_by_its_own_weights_alone(folder: Path, tmp_path: Path, options: list[str]) -> None:
-    with engine(folder, tmp_path / "log", *options) as running:
-        old, new = agent_of(folder, 0.1), agent_of(folder, 0.3)
-        served = served_by(running, old, tmp_path / "adapters")
-        names = [served.load(1, old.state_dict()), served.load(2, new.state_dict())]
-        assert ["-v1-" in names[0], "-v2-" in names[1], names[0] == served.load(1, old.state_dict())] == [True] * 3
-        for agent, name in zip((old, new), names, strict=True):
-            decision = served.act(name, SEEN, rng())
-            with torch.no_grad():
-                assert agent.log_prob([SEEN], [decision.action]).item() == pytest.approx(decision.log_prob, abs=1e-4)
-        served.unload(names[0])
-        with pytest.raises(ChatRefused, match="No adapter"):
-            served.act(names[0], SEEN, rng())
-        served_by(running, old, tmp_path / "adapters").clear()
-        assert LoraServer(OpenAIEngineSettings(url=running.url)).adapters() == []
-        assert list((tmp_path / "adapters").iterdir()) == []
+@pytest.mark.parametrize("server", [[], ["--sglang"]], ids=["vllm", "sglang"], indirect=True)
+def test_a_version_is_answered_by_its_own_weights_alone(folder: Path, tmp_path: Path, server: Engine) -> None:
+    old, new = agent_of(folder, 0.1), agent_of(folder, 0.3)
+    served = served_by(server, old, tmp_path / "adapters")
+    names = [served.load(1, old.state_dict()), served.load(2, new.state_dict())]
+    assert ["-v1-" in names[0], "-v2-" in names[1], names[0] == served.load(1, old.state_dict())] == [True] * 3
+    for agent, name in zip((old, new), names, strict=True):
+        decision = served.act(name, SEEN, rng())
+        with torch.no_grad():
+            assert agent.log_prob([SEEN], [decision.action]).item() == pytest.approx(decision.log_prob, abs=1e-4)
+    served.unload(names[0])
+    with pytest.raises(ChatRefused, match="No adapter"):
+        served.act(names[0], SEEN, rng())
+    served_by(server, old, tmp_path / "adapters").clear()
+    assert LoraServer(OpenAIEngineSettings(url=server.url)).adapters() == []
+    assert list((tmp_path / "adapters").iterdir()) == []
 
 
-@pytest.mark.parametrize("options", [[], ["--raw"], ["--lora-scale", "0"]], ids=["exact", "raw", "ignores LoRA"])
+@pytest.mark.parametrize(
+    ("server", "is_exact"),
+    [([], True), (["--raw"], False), (["--lora-scale", "0"], False)],
+    ids=["exact", "raw", "ignores LoRA"],
+    indirect=["server"],
+)
 def test_a_server_is_compared_with_the_agent_by_weights_that_matter(
-    folder: Path, tmp_path: Path, options: list[str]
+    folder: Path, tmp_path: Path, server: Engine, is_exact: bool
 ) -> None:
     agent = agent_of(folder)
-    with engine(folder, tmp_path / "log", *options) as running:
-        found = served_by(running, agent, tmp_path / "adapters").check(agent)
-    assert (found.mean < 1e-4) == (options == []) and found.answers == 4 and found.prompts == ""
+    found = served_by(server, agent, tmp_path / "adapters").check(agent)
+    assert (found.mean < 1e-4) == is_exact and found.answers == 4 and found.prompts == ""
     tolerance = OpenAIEngineSettings().tolerance
-    assert (found.mean <= min(tolerance, found.without)) == (options == []), "a run would start, or would not"
+    assert (found.mean <= min(tolerance, found.without)) == is_exact, "a run would start, or would not"
 
 
 @pytest.mark.parametrize("tokens", [[5], [5, 2, 5], [5] * 6, [5, 99, 2], [5, 3, 2]])
