@@ -181,7 +181,7 @@ def test_an_interrupted_run_leaves_nothing_running_and_goes_on_later(say: Say, t
 
 
 def test_a_host_killed_in_mid_collection_continues_at_that_iteration(say: Say, tmp_path: Path) -> None:
-    words = ["dry_run=true", f"save_path={tmp_path}", "rollout_size=24", "train_iterations=3", "limits.orphan_s=8"]
+    words = [*ONE_WORKER, f"save_path={tmp_path}", "rollout_size=12", "train_iterations=3", "limits.orphan_s=8"]
     slow = "emulator.kwargs={step_s: 0.1}"
     process = start(*words, slow)
     eventually(lambda: sum(event["iteration"] == 1 for event in events(tmp_path, "episode")) >= 5, 90)
@@ -190,7 +190,7 @@ def test_a_host_killed_in_mid_collection_continues_at_that_iteration(say: Say, t
     done = say(*MINE, *words, slow)
     assert done.returncode == 0, done.stderr
     assert "continuing at iteration 1" in done.stdout
-    assert keys(tmp_path) == Counter({Key(iteration, ticket): 1 for iteration in range(3) for ticket in range(24)})
+    assert keys(tmp_path) == Counter({Key(iteration, ticket): 1 for iteration in range(3) for ticket in range(12)})
     assert [line["iteration"] for line in metrics(tmp_path)] == [0, 1, 2]
     nothing_is_left_of(tmp_path)
 
