@@ -33,7 +33,7 @@ from digirl_dist.settings import ActorSettings, GenericAgentSettings, GrpoActorS
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
-UPDATES = 50
+UPDATES = 20
 FEWER = 8
 ROWS = 16
 UNEVEN = (slice(0, 10), slice(10, 16))
