@@ -20,6 +20,8 @@ class Holdings:
         self._held: dict[Key, tuple[int, int]] = {}
         """The order and the attempt of each lease."""
         self._dropped: dict[Key, int] = {}
+        self._has_begun = False
+        """Whether the program has taken in an order: what lay ready before this connection was announced by then."""
         self._missing: set[Key] = set()
         self._claimed: set[Key] = set()
 
@@ -45,6 +47,10 @@ class Holdings:
         """Returns whether the program should hold the ticket."""
         return key in self._held
 
+    def may_end(self, key: Key) -> bool:
+        """Returns whether an episode of the ticket may come: it is held, or just dropped, or lay ready from before."""
+        return not self._has_begun or key in self._held or key in self._dropped
+
     def ended(self, key: Key, attempt: int | None = None) -> None:
         """Forgets a ticket whose end the program has told, but not if it was leased again since that attempt."""
         if attempt is None or attempt >= self._held.get(key, (0, 0))[1]:
@@ -56,6 +62,7 @@ class Holdings:
         ``said`` takes the orders up to ``order`` into account.
         """
         claims = set(said)
+        self._has_begun = self._has_begun or order > 0
         self._dropped = {key: since for key, since in self._dropped.items() if since > order}
         missing = {key for key, (since, _) in self._held.items() if since <= order and key not in claims}
         claimed = claims - self._held.keys() - self._dropped.keys()

@@ -115,6 +115,21 @@ def test_an_episode_of_another_run_ends_the_connection() -> None:
     assert "r2" in str(hung_up(working().receive(messages.EpisodeReady(foreign), b"", 0.0)))
 
 
+def test_an_episode_of_a_ticket_that_was_not_leased_is_an_offence_once_what_lay_ready_is_told() -> None:
+    def ready(key: Key) -> messages.EpisodeReady:
+        return messages.EpisodeReady(EpisodeManifest("r1", key, 0, 3, f"e{key}", 1, "ab", 0, 1.0, 0.0, {}))
+
+    here = working()
+    held, dropped, foreign = TICKETS[0].key, TICKETS[1].key, Key(0, 1_000_000)
+    assert told(here.receive(ready(Key(0, 9)), b"", 0.0)), "from before this connection"
+    here.lease(TICKETS)
+    here.drop([dropped], "speculation")
+    here.receive(beat([held, dropped, TICKETS[2].key], 1), b"", 0.0)
+    assert all(told(here.receive(ready(key), b"", 0.0)) for key in (held, dropped))
+    error = hung_up(here.receive(ready(foreign), b"", 0.0))
+    assert isinstance(error, MisconductError) and "(0, 1000000, 'train') was not leased to it" in str(error)
+
+
 def test_a_request_goes_to_the_hosts_policy_and_a_malformed_one_ends_the_connection() -> None:
     asked = messages.Ask(1, 3, (0, 0, 0), "seen", 2, None, 2)
     (decide,) = working(Named(3), agent=None).receive(asked, b"ab", 0.0)
