@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -72,6 +73,8 @@ class Counter:
                 os.kill(os.getpid(), signal.SIGSTOP)
             case "die":
                 os.kill(os.getpid(), signal.SIGKILL)
+            case "crash":
+                ctypes.string_at(0)
             case "raise":
                 raise RuntimeError("the device is on fire")
 

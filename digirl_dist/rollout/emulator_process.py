@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +42,8 @@ def main(argv: list[str]) -> int:
 def guarded(serve: Callable[[], None], lifeline: int | None, *of_the_child: int) -> int:
     """Forks, and runs ``serve`` in the child; waits for its end, or for that of ``lifeline``, and cleans up.
 
-    Call this before anything heavy is imported. The child alone keeps the descriptors ``of_the_child``.
+    Call this before anything heavy is imported. The descriptors ``of_the_child`` are open until the child has ended and
+    stderr tells the signal that ended it, if one did: who reads their other end finds that in the log.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -56,19 +57,29 @@ def guarded(serve: Callable[[], None], lifeline: int | None, *of_the_child: int)
             os.environ["TMPDIR"] = tempfile.tempdir = scratch
             serve()
             os._exit(0)
-        for descriptor in of_the_child:
-            os.close(descriptor)
-        return _guard(child, lifeline)
+        return _guard(child, lifeline, of_the_child)
 
 
-def _guard(child: int, lifeline: int | None) -> int:
+def _guard(child: int, lifeline: int | None, of_the_child: Sequence[int]) -> int:
     """Waits for the end of the child or of the owner; then ends every descendant."""
     exited = os.pidfd_open(child)
     select.select([exited] if lifeline is None else [exited, lifeline], [], [])
-    if lifeline is not None and not select.select([exited], [], [], 0)[0]:
+    if select.select([exited], [], [], 0)[0]:
+        _tell_its_end(child)
+    elif lifeline is not None:
         select.select([exited], [], [], _CLOSE_LIMIT_S if _was_asked_to_close(lifeline) else 0)
+    for descriptor in of_the_child:
+        os.close(descriptor)
     _kill_descendants()
     return 0
+
+
+def _tell_its_end(child: int) -> None:
+    """Writes on stderr which signal ended the child, if one did."""
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status < 0:
+        advice = ", as the kernel does where memory is short" if status == -signal.SIGKILL else ""
+        os.write(2, f"ended by signal {-status} ({signal.strsignal(-status)}){advice}\n".encode())
 
 
 def _was_asked_to_close(lifeline: int) -> bool:

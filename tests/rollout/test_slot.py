@@ -118,11 +118,19 @@ def test_an_answer_of_many_parts_is_put_together(tmp_path: Path) -> None:
     slot.wait(time.monotonic() + 5)
 
 
-def test_a_dead_emulator_is_noticed_before_its_limit(slot: Slot) -> None:
-    slot.reset(Task("count", params={"at": "step", "suffers": "die"}), seed=0)
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("die", r"ended by signal 9 \(Killed\), as the kernel does where memory is short"),
+        ("crash", r"ended by signal 11 \(Segmentation fault\)"),
+    ],
+)
+def test_a_dead_emulator_is_noticed_before_its_limit_with_what_ended_it(slot: Slot, how: str, told: str) -> None:
+    slot.reset(Task("count", params={"at": "step", "suffers": how}), seed=0)
     ask(slot)
     slot.step(0)
-    with pytest.raises(EmulatorCrashed, match="ended during its step"):  # at the limit it would have been EmulatorHung
+    # at the limit it would have been EmulatorHung
+    with pytest.raises(EmulatorCrashed, match=f"ended during its step; its last lines: {told}$"):
         ask(slot)
 
 
