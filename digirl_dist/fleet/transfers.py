@@ -168,8 +168,14 @@ class Transfers:
 
 @cache
 def _checkers() -> ThreadPoolExecutor:
-    """Returns the threads that check and flush files: flushes at the same time share the commits of a journal."""
-    return ThreadPoolExecutor(_CHECKERS, thread_name_prefix="arrivals")
+    """Returns the threads that check and flush files: flushes at the same time share the commits of a journal.
+
+    All are started with the first, so that a run's threads do not grow in number with the rarest coincidence.
+    """
+    checkers, all_there = ThreadPoolExecutor(_CHECKERS, thread_name_prefix="arrivals"), threading.Barrier(_CHECKERS)
+    for _ in range(_CHECKERS):
+        checkers.submit(all_there.wait)
+    return checkers
 
 
 def _lacks_space(size: int, path: Path) -> str | None:
