@@ -83,7 +83,7 @@ class Leases:
         self._ledger = ledger
         self.attempts = attempts
         self._clock = clock
-        self._lease_s = lease_s
+        self.lease_s = lease_s
         for grant in ledger.known() if ledger else ():
             self._remember(grant)
 
@@ -128,7 +128,7 @@ class Leases:
 
     def overdue(self) -> list[tuple[str, Key]]:
         """Returns worker and key of each lease that has lasted too long."""
-        latest = self._clock() - self._lease_s
+        latest = self._clock() - self.lease_s
         return [
             (worker, key) for worker, held in self._running.items() for key, each in held.items() if each.since < latest
         ]

@@ -51,8 +51,8 @@ class WorkerState:
     """Whether it is out of service for what it did, or for good."""
     is_final: bool = False
     """Whether it is out for good."""
-    on_trial: bool = False
-    """Whether no episode of it has landed since it was out of service."""
+    on_trial_since: float | None = None
+    """When it was out of service, if no episode of it has landed since."""
     queued_at: float | None = None
     """Since when it waits in a queue of others; None: it does not."""
     told_at: float = -math.inf
@@ -62,6 +62,10 @@ class WorkerState:
     def able(self) -> bool:
         """Whether it may be given tickets; it may reset emulators while it still loads the checkpoint."""
         return self.in_service > 0 and not self.leaving
+
+    def on_trial_s(self, now: float) -> float:
+        """Returns for how long it has been on trial."""
+        return 0.0 if self.on_trial_since is None else now - self.on_trial_since
 
     @property
     def is_out_for_good(self) -> bool:
@@ -164,7 +168,7 @@ class WorkerTable:
         """Tells of an episode that is durable."""
         self._has_landed = True
         if pulled.worker in self.states:
-            self.states[pulled.worker].on_trial = False
+            self.states[pulled.worker].on_trial_since = None
         key, manifest = pulled.manifest.key, pulled.manifest
         self.tell(
             "episode",
@@ -214,11 +218,11 @@ class WorkerTable:
 
         A fleet that is out of service altogether for a while is waited for as long as one that is away if it has
         brought an episode home, as what stopped it may pass; a defect of this program will not. Workers that come back
-        do not count as able before an episode of theirs has landed, so that a fleet of liars comes to an end.
+        count as able for as long as an episode may take until one lands, so that a fleet of liars comes to an end.
         """
         now, states = self._clock(), self.states.values()
         waits = any(state.queued_at is not None for state in states)
-        if waits or any(state.able and not state.on_trial for state in states):
+        if waits or any(state.able and state.on_trial_s(now) <= self._leases.lease_s for state in states):
             self._able_at = now
         if waits or any(state.able for state in states):
             return
@@ -274,9 +278,9 @@ class WorkerTable:
         released = self._leases.release(worker)
         self.ledger.lost(worker)
         known, is_out = self.states[worker], final or lost.out_s is not None
-        on_trial = known.on_trial or lost.out_s is not None
+        since = self._clock() if known.on_trial_since is None and lost.out_s is not None else known.on_trial_since
         self.states[worker] = WorkerState(
-            error=error, leaving=known.leaving, is_out=is_out, is_final=final, on_trial=on_trial
+            error=error, leaving=known.leaving, is_out=is_out, is_final=final, on_trial_since=since
         )
         seen = self._status.worker(worker)
         seen.doing = "out for good" if final else "out of service" if is_out else "lost, to be tried again"

@@ -17,7 +17,7 @@ from digirl_dist.collect.lease_ledger import LeaseLedger
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collect.reliability import Reliability
 from digirl_dist.collect.worker_table import WorkerState, WorkerTable
-from digirl_dist.errors import CollectionError, MisconductError
+from digirl_dist.errors import CollectionError, LinkLostError, MisconductError
 from digirl_dist.fleet.worker_events import Lost, Pulled, Said
 from digirl_dist.protocol.messages import EpisodeManifest, Working
 from digirl_dist.settings import LimitSettings
@@ -28,6 +28,7 @@ from digirl_dist.trajectory import Observation, Step, Trajectory
 
 WORKERS = ["a", "b"]
 LIMITS = LimitSettings(slot_failures=3, back_off_s=1.0, back_off_max_s=8.0)
+LEASE_S = 600.0
 SEEN = Observation("", None, np.zeros(1, np.float32))
 
 
@@ -293,7 +294,7 @@ def fleet_of(*names: str, emit: Callable[..., None] = lambda *_, **__: None) -> 
     clock = Clock()
     events: Any = SimpleNamespace(emit=emit)
     fleet: Any = SimpleNamespace(workers=dict.fromkeys(names))
-    return WorkerTable(fleet, Leases(5, clock), LIMITS, events, Status(Path("status.json")), clock), clock
+    return WorkerTable(fleet, Leases(5, clock, LEASE_S), LIMITS, events, Status(Path("status.json")), clock), clock
 
 
 def offends(table: WorkerTable, worker: str) -> None:
@@ -339,15 +340,28 @@ def test_a_fleet_that_worked_is_waited_for_though_all_are_out_of_service_for_a_w
 def test_workers_that_come_back_and_bring_nothing_do_not_keep_a_run_going_for_ever() -> None:
     table, clock = fleet_of("a", "b")
     lands(table, "a")
-    for at in range(0, int(LIMITS.no_worker_s), 10):
-        clock.now = float(at)
+    end = LEASE_S + LIMITS.no_worker_s
+    while clock.now < end:
         for worker in ("a", "b"):
             offends(table, worker)
         table.check_that_somebody_can(0, 1)
         joins(table, "b")
         table.check_that_somebody_can(0, 1)
-    clock.now = LIMITS.no_worker_s + 1.0
+        clock.now += 10.0
+    clock.now = end + 1.0
     table.check_that_somebody_can(0, 1)  # its episode may still be under way
     offends(table, "b")
     with pytest.raises(CollectionError, match="no worker could run anything for 300 s"):
+        table.check_that_somebody_can(0, 1)
+
+
+def test_a_worker_that_came_back_and_has_long_episodes_may_be_away_for_a_moment() -> None:
+    table, clock = fleet_of("a")
+    lands(table, "a")
+    offends(table, "a")
+    for at in (60.0, LIMITS.no_worker_s + 60.0):
+        clock.now = at
+        joins(table, "a")
+        table.check_that_somebody_can(0, 1)
+        table.take_in(Lost("a", LinkLostError("a", "broke")))
         table.check_that_somebody_can(0, 1)
