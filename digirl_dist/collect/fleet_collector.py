@@ -360,7 +360,7 @@ class _Collection:
         self._table.tell("episode_retried", worker, slot=slot, ticket=key.number, reason=reason)
         is_set_aside = self._leases.fail(worker, key, reason, self._table.able(), attempt)
         if worker not in self._leases.holders(key):
-            self._fleet.workers[worker].drop([key], "faults")  # what was told may be less than what it runs
+            self._fleet.workers[worker].drop([key], "faults")  # it may run what it announced
         if is_set_aside:
             self._table.tell_all("ticket_set_aside", **self._leases.why_set_aside(key))
         elif self._leases.is_blamed_on_one(key) and self._reliability.failed(

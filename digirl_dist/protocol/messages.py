@@ -232,7 +232,7 @@ class Need(_Message, frozen=True):
 
 
 class Working(_Message, frozen=True):
-    """The job runs. Episodes that lie ready from before follow as EpisodeReady."""
+    """The job runs. Episodes that lie ready from before follow as EpisodeReady, before the first order is taken in."""
 
     slots: Annotated[int, Meta(ge=1, le=MOST_SLOTS)]
     reason: Reason
@@ -269,7 +269,7 @@ class Acting(_Message, frozen=True):
 
 
 class EpisodeReady(_Message, frozen=True):
-    """An episode lies ready on the worker."""
+    """An episode lies ready on the worker: of a ticket that it was leased, or from before (see Working)."""
 
     manifest: EpisodeManifest
 
