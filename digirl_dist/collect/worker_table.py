@@ -67,11 +67,6 @@ class WorkerState:
         """Returns for how long it has been on trial."""
         return 0.0 if self.on_trial_since is None else now - self.on_trial_since
 
-    @property
-    def is_out_for_good(self) -> bool:
-        closed = self.slots > 0 and self.in_service == 0
-        return closed or self.is_final
-
 
 class WorkerTable:
     """The state of every worker, by its events; what happens to workers is told in events and status."""
@@ -226,7 +221,7 @@ class WorkerTable:
             self._able_at = now
         if waits or any(state.able for state in states):
             return
-        for_good = all(state.is_out_for_good or (state.is_out and not self._may_pass(state)) for state in states)
+        for_good = all(self._is_over(state) for state in states)
         if for_good or now - self._able_at > self._limits.no_worker_s:
             waited = "" if for_good else f" for {self._limits.no_worker_s:.0f} s"
             reasons = "\n  ".join(self._why_unable(name) for name in self.states)
@@ -234,8 +229,11 @@ class WorkerTable:
                 f"iteration {iteration}: no worker could run anything{waited}, missing episodes: {missing}\n  {reasons}"
             )
 
-    def _may_pass(self, state: WorkerState) -> bool:
-        return self._has_landed and not isinstance(state.error, HandlingError)
+    def _is_over(self, state: WorkerState) -> bool:
+        """Returns whether a worker that can run nothing is not waited for."""
+        is_closed = state.slots > 0 and state.in_service == 0
+        may_pass = self._has_landed and not isinstance(state.error, HandlingError)
+        return is_closed or state.is_final or (state.is_out and not may_pass)
 
     def _why_unable(self, name: str) -> str:
         state = self.states[name]
