@@ -48,9 +48,9 @@ def lie_as_program(lie: Lie, program: subprocess.Popen[bytes], output: Output) -
         _note()
     assert program.stdout is not None
     for said in program.stdout:
-        message = json.loads(said)
-        state.last[message["type"]] = json.loads(said)
-        output.send([said] if lie.say is None else _noted(list(lie.say(message, state)), json.loads(said)))
+        message, honest = json.loads(said), json.loads(said)
+        state.last[honest["type"]] = honest
+        output.send([said] if lie.say is None else _noted(list(lie.say(message, state)), honest))
 
 
 def _noted(said: Sequence[bytes], honest: Message) -> Sequence[bytes]:
