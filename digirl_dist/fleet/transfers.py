@@ -170,11 +170,15 @@ class Transfers:
 def _checkers() -> ThreadPoolExecutor:
     """Returns the threads that check and flush files: flushes at the same time share the commits of a journal.
 
-    All are started with the first, so that a run's threads do not grow in number with the rarest coincidence.
+    All are started with the first, so that a run's threads do not grow in number with the rarest coincidence. Where
+    the machine refuses some, the others do their work.
     """
     checkers, all_there = ThreadPoolExecutor(_CHECKERS, thread_name_prefix="arrivals"), threading.Barrier(_CHECKERS)
-    for _ in range(_CHECKERS):
-        checkers.submit(all_there.wait)
+    try:
+        for _ in range(_CHECKERS):
+            checkers.submit(all_there.wait)
+    except RuntimeError:  # can't start new thread
+        all_there.abort()
     return checkers
 
 

@@ -15,7 +15,7 @@ from process_watch import eventually
 from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.errors import DigirlDistError, TrajectoryError, WorkerError
 from digirl_dist.fleet.outgoing import Blob
-from digirl_dist.fleet.transfers import Transfers
+from digirl_dist.fleet.transfers import Transfers, _checkers
 from digirl_dist.fleet.worker_events import DiskFull, PullRefused, WorkerEvent
 from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.tasks import Key, Task, Ticket
@@ -63,3 +63,20 @@ def test_what_fits_on_the_disk_is_pulled_together_and_the_rest_after_it(
     transfers.close()
     assert not failed
     assert files.batches == [["0", "1"], ["2", "3"], ["4"], ["5"]]
+
+
+def test_what_comes_is_checked_by_fewer_threads_where_the_machine_refuses_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def refused(thread: threading.Thread) -> None:
+        if len(started) == 3:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        checkers = _checkers.__wrapped__()
+    assert checkers.submit(lambda: "checked").result(timeout=60) == "checked"
+    checkers.shutdown()
+    assert len(started) == 3 and not any(thread.is_alive() for thread in started)
