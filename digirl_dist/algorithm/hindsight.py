@@ -100,16 +100,32 @@ def _way(episode: Trajectory, length: int, task: Task) -> Trajectory | None:
     """Returns the first ``length`` steps without loops under the task's instruction, None where they cannot be."""
     seen = [*(step.observation for step in episode.steps), episode.final_observation]
     said = episode.ticket.task.instruction or _shown(seen)
-    prefix = replace(episode, steps=[replace(step, reward=0.0) for step in episode.steps[:length]],
-                     final_observation=seen[length])  # fmt: skip
+    earned = _by_parts(episode.steps[:length], task)
+    steps = [replace(step, reward=part) for step, part in zip(episode.steps, earned, strict=False)]
+    prefix = replace(episode, steps=steps, final_observation=seen[length])
     keeps = on_the_way(prefix)
     steps = [step for step, keep in zip(prefix.steps, keeps, strict=True) if keep]
     if not said or not task.instruction or not keeps[-1] or not all(_can_be_said(step, said, task) for step in steps):
         return None
     steps = [replace(step, observation=_told(step.observation, said, task)) for step in steps]
-    steps[-1] = replace(steps[-1], reward=1.0, terminated=True, truncated=False)
+    steps[-1] = replace(steps[-1], reward=1.0 - sum(earned[:-1]), terminated=True, truncated=False)
     ticket, final = replace(episode.ticket, task=task), _told(seen[length], said, task)
     return replace(prefix, ticket=ticket, steps=steps, final_observation=final, success=True)
+
+
+def _by_parts(steps: Sequence[Step], task: Task) -> list[float]:
+    """Returns what each step earns of a goal in ``parts``: an equal share where one of them is first met.
+
+    Going back to where the first part began is then no loop: the second one begins there, too.
+    """
+    parts = task.params.get("parts")
+    left = list(parts) if isinstance(parts, list) else []
+    share, earned = 1 / max(1, len(left)), []
+    for step in steps:
+        met = [part for part in left if part in step.achieved]
+        left = [part for part in left if part not in met]
+        earned.append(share * len(met))
+    return earned
 
 
 def _shown(seen: Sequence[Observation]) -> str:

@@ -77,6 +77,16 @@ def test_loops_are_cut_out_of_the_way() -> None:
     assert screens(way) == "ac"
 
 
+def test_the_way_to_a_goal_in_two_parts_leads_back_to_the_start_after_the_first() -> None:
+    both = Task("both", "Do one and the other", {"parts": [{"goal": 1}, {"goal": 3}]})
+    met = episode("axabacd", {3: {"goal": 1}, 5: both.params})
+    [way] = Hindsight([ASKED, both], 3).relabelled(met)
+    assert screens(way) == "abac" and [step.reward for step in way.steps] == [0, 0.5, 0, 0.5]
+    odd = replace(both, params={"parts": 2})
+    [way] = Hindsight([ASKED, odd], 3).relabelled(episode("axabacd", {5: odd.params}))
+    assert screens(way) == "ac", "what another emulator calls parts are no goals"
+
+
 def test_a_goal_whose_last_step_changed_nothing_teaches_nothing() -> None:
     assert Hindsight(TASKS, 3).relabelled(episode("abbc", {1: {"goal": 3}})) == []
 
