@@ -40,10 +40,6 @@ class Rule(Protocol):
         """Step-level value functions, of which the lesser counts."""
 
     @property
-    def discount(self) -> float:
-        """Of the returns whose sign the step-level value learns."""
-
-    @property
     def after(self) -> bool:
         """Whether the step-level value also learns from what was seen after each step."""
 
@@ -69,7 +65,6 @@ class PaperRule:
     lam: float
     horizon: int | None = None
     critics: int = 1
-    discount: float = 1.0
     after: bool = False
 
     def scores(self, returns: np.ndarray, values: np.ndarray, offline: bool) -> np.ndarray:
@@ -108,7 +103,6 @@ class OwnRule:
 
     advantage: OwnAdvantage
     critics: int = 1
-    discount: float = 1.0
     after: bool = False
 
     def scores(self, returns: np.ndarray, values: np.ndarray, offline: bool) -> np.ndarray:
@@ -308,12 +302,11 @@ class DigiRL:
         precision = {"good_steps_validation_precision": float(won[good].mean())} if good.any() else {}
         return {**precision, "steps_validation_won": float(won.mean())}
 
-    def _step_rows(self, seen: Sequence[Seen]) -> tuple[torch.Tensor, list[bool]]:
-        """What the step-level value learns from: stacked features, and whether a return came after them."""
+    def _step_rows(self, seen: Sequence[Seen]) -> tuple[torch.Tensor, list[float]]:
+        """What the step-level value learns from: stacked features, and how much of a success came after them."""
         stacked = [stack(each.features, self._settings.frames) for each in seen]
         features = [rows[:-1] for rows in stacked]
-        discount = self._rule.discount
-        labels = [togo > 0 for each in seen for togo in returns_to_go(each.rewards.tolist(), discount)]
+        labels = [_success(togo) for each in seen for togo in returns_to_go(each.rewards.tolist(), 1.0)]
         if self._rule.after:
             features += [rows[1:] for rows in stacked]
             labels += labels
@@ -368,7 +361,12 @@ def _observations(episode: Trajectory) -> list[Observation]:
     return [*(step.observation for step in episode.steps), episode.final_observation]
 
 
-def _starts(seen: Sequence[Seen], width: int) -> tuple[torch.Tensor, list[bool]]:
-    """What the instruction-level value learns from: features of first observations, and whether a return came."""
+def _starts(seen: Sequence[Seen], width: int) -> tuple[torch.Tensor, list[float]]:
+    """What the instruction-level value learns from: features of first observations, and how much of a success came."""
     first = torch.cat([torch.empty(0, width), *(each.features[:1] for each in seen)])
-    return first, [each.episode.reward > 0 for each in seen]
+    return first, [_success(each.episode.reward) for each in seen]
+
+
+def _success(total: float) -> float:
+    """How much of a success a return is: 1 from 1 on, nothing from 0 down."""
+    return min(1.0, max(0.0, total))

@@ -29,6 +29,8 @@ class Measured(NamedTuple):
 class SuccessValue:
     """The probability of success as a two-class problem on given features, with optimiser and random state.
 
+    What it learns from is 1 for a success and 0 for a failure, or between them for what was done in part.
+
     Classifiers trained by cross-entropy in place of a regression, as in DigiRL (arXiv 2406.11896, section 4). Of
     several ``critics``, which differ in their first weights, the most doubtful one counts.
     """
@@ -47,23 +49,23 @@ class SuccessValue:
         with torch.no_grad():
             return torch.stack([critic(features).softmax(dim=1)[:, 1] for critic in self._critics]).amin(dim=0)
 
-    def fit(self, features: torch.Tensor, succeeded: Sequence[bool]) -> float:
+    def fit(self, features: torch.Tensor, successes: Sequence[float]) -> float:
         """Some passes over the rows in shuffled minibatches; the mean loss of a critic (0 without rows).
 
         Raises TrainingError when the loss is not finite.
         """
-        labels = torch.tensor(succeeded, dtype=torch.long)
+        labels = torch.tensor(successes, dtype=torch.float)
         loss = self._optimizer.fit(len(labels), lambda batch: self._loss(features[batch], labels[batch]))
         return loss / len(self._critics)
 
-    def measure(self, features: torch.Tensor, succeeded: Sequence[bool]) -> Measured:
+    def measure(self, features: torch.Tensor, successes: Sequence[float]) -> Measured:
         """What is found of these rows, of which there is one at least."""
-        labels = torch.tensor(succeeded, dtype=torch.long)
+        labels = torch.tensor(successes, dtype=torch.float)
         with torch.no_grad():
             loss = self._loss(features, labels) / len(self._critics)
         values = self(features)
-        right = (values > 0.5).long() == labels
-        error = calibration_error(values.double().numpy(), np.array(succeeded))
+        right = (values > 0.5) == (labels > 0.5)
+        error = calibration_error(values.double().numpy(), np.array(successes, float))
         return Measured(float(loss), float(right.double().mean()), error)
 
     def state_dict(self) -> dict[str, Any]:
@@ -77,19 +79,19 @@ class SuccessValue:
         return torch.stack([two_class_loss(critic(features), labels) for critic in self._critics]).sum()
 
 
-def calibration_error(probabilities: np.ndarray, succeeded: np.ndarray) -> float:
+def calibration_error(probabilities: np.ndarray, successes: np.ndarray) -> float:
     """Expected calibration error of N probabilities, over ten equal bins; 0 if each comes true as often as it says.
 
     Σ over bins of n/N · |share of successes − mean probability| (arXiv 1706.04599, equation 3).
     """
     places = np.minimum((probabilities * _BINS).astype(int), _BINS - 1)
-    gaps = np.bincount(places, succeeded - probabilities, minlength=_BINS)
+    gaps = np.bincount(places, successes - probabilities, minlength=_BINS)
     return float(np.abs(gaps).sum() / len(probabilities))
 
 
 def two_class_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of logits [B, 2] against labels [B] in {0: failed, 1: succeeded}."""
-    return nn.functional.cross_entropy(logits, labels)
+    """Mean cross-entropy of logits [B, 2] against labels [B] from 0 (failed) to 1 (succeeded)."""
+    return nn.functional.cross_entropy(logits, torch.stack([1 - labels, labels], dim=1).to(logits))
 
 
 def _critic(feature_size: int, width: int) -> nn.Sequential:

@@ -256,7 +256,9 @@ def test_the_value_loss_is_the_cross_entropy_of_two_classes(logits: np.ndarray, 
     shifted = logits - logits.max(axis=1, keepdims=True)
     log_probs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     expected = -np.mean([row[label] for row, label in zip(log_probs, labels, strict=True)])
-    assert float(two_class_loss(torch.from_numpy(logits), torch.tensor(labels))) == pytest.approx(expected, abs=1e-6)
+    assert float(two_class_loss(torch.from_numpy(logits), torch.tensor(labels, dtype=torch.float))) == pytest.approx(
+        expected, abs=1e-6
+    )
 
 
 @given(arrays.arrays(np.float64, 12, elements=UNIT), arrays.arrays(np.bool_, 12))
