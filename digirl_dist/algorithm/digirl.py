@@ -222,7 +222,7 @@ class DigiRL:
             return self._outcomes(own, "the first updates fit the value functions only")
         heavy = next((each for each in chosen if each.episode is own.episode), None)
         outcomes = self._outcomes(heavy or own, "" if heavy else "it ended no better than its instruction let expect")
-        held = weights_in(own.episode, self._held(learn, self._examples(chosen)[0], not fresh))
+        held = weights_in(self._held(learn, self._examples(chosen)[0], not fresh), episode, replay)
         pairs = zip(outcomes, held, strict=True)
         return [replace(each, kept=True, reason=UNSOLVED, weight=worth) if worth else each for each, worth in pairs]
 

@@ -76,8 +76,7 @@ class FilteredBC:
             lowest = min((each.reward for each in kept), default=self._settings.min_return)
             reason = f"its return {episode.reward:.3g} is not among the best, which begin at {lowest:.3g}"
             met = f"; the way to {', '.join(own)}, which it met, was learned under that instruction" if own else ""
-            tried = next((each for each in replay if each.episode_id == episode.episode_id), episode)
-            held = weights_in(tried, self._held(fresh, replay, self._rows(kept, shares)))
+            held = weights_in(self._held(fresh, replay, self._rows(kept, shares)), episode, replay)
             return _of_failure(episode, reason + met, self._settings.avoid > 0, held)
         togo = returns_to_go([step.reward for step in episode.steps], self._settings.discount)
         leads = leading_on(episode, self._settings.erase_loops)

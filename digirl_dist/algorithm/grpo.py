@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from digirl_dist.agent import Agent
-from digirl_dist.algorithm import StepOutcome
+from digirl_dist.algorithm import UNSOLVED, StepOutcome
 from digirl_dist.algorithm.advantages import group_advantages
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
-from digirl_dist.algorithm.imitation import Example, log_probs_of, worth_repeating
+from digirl_dist.algorithm.imitation import Example, log_probs_of, unsolved_steps, weights_in, worth_repeating
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer, OptimizerIsTheState
 from digirl_dist.algorithm.plugins.grpo import GrpoSettings
 from digirl_dist.algorithm.selection import task_weights
@@ -79,11 +79,13 @@ class Grpo(OptimizerIsTheState):
         rows = [Example(step.observation, step.action) for members in telling for step in _steps(members)]
         own = self._batch(telling, rows)
         imitated, relabelled = self._imitated(replay)
-        batch = own.imitating(self._imitation_weights(imitated))
-        everything = [*rows, *imitated]
+        held = self._held(replay, imitated)
+        batch = own.imitating(self._imitation_weights([*imitated, *held]))
+        everything = [*rows, *imitated, *held]
         loss = self._optimizer.fit(len(everything), lambda chosen: self._loss(everything, batch, chosen))
         figures = {"actor_loss": loss, "policy_lag": _mean_lag(fresh), **_counts(fresh, groups, telling)}
-        return {**figures, "imitated_steps": float(len(imitated)), **relabelled, **self._moved(rows, own)}
+        beside = {"imitated_steps": float(len(imitated)), "unsolved_steps": float(len(held))}
+        return {**figures, **beside, **relabelled, **self._moved(rows, own)}
 
     def explain(
         self,
@@ -101,7 +103,12 @@ class Grpo(OptimizerIsTheState):
         also = ", but it is imitated: it ended better than its task lately does" if imitated else ""
         if not own:
             reason = "all episodes of its group came out alike" if members else "its group is not complete yet"
-            return [StepOutcome(imitated, reason + also, advantage=0.0) for _ in episode.steps]
+            alike, held = (
+                StepOutcome(imitated, reason + also, advantage=0.0),
+                self._held(replay, self._imitated(replay)[0]),
+            )
+            heavy = weights_in(held, episode, replay)
+            return [replace(alike, kept=True, reason=UNSOLVED, weight=worth) if worth else alike for worth in heavy]
         reason = f"its episode came out {'better' if own > 0 else 'worse'} than its group"
         return [StepOutcome(True, reason, 1 / len(episode.steps), advantage=float(own)) for _ in episode.steps]
 
@@ -132,6 +139,10 @@ class Grpo(OptimizerIsTheState):
         worth = self._settings.discount, self._settings.erase_loops
         pairs = zip(better, shares, strict=True)
         return [row for (one, more), share in pairs for row in worth_repeating(one, share * more, *worth)], relabelled
+
+    def _held(self, replay: Sequence[Trajectory], imitated: Sequence[Example]) -> list[Example]:
+        """The steps that hold the policy open for unsolved tasks."""
+        return unsolved_steps(replay, self._settings.unsolved, imitated)
 
     def _imitation_weights(self, imitated: Sequence[Example]) -> torch.Tensor:
         """Of mean ``replay_weight`` over the rows of all ranks."""

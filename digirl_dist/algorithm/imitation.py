@@ -60,16 +60,17 @@ def unsolved_steps(replay: Sequence[Trajectory], share: float, rows: Sequence[Ex
     there the policy is held to what it chose before it learned. At most as many as ``rows``, evenly from all of those,
     and each ``share`` as heavy as these are on average.
     """
-    steps = [step for episode in unsolved(replay) for step in episode.steps] if share else []
+    steps = unsolved(replay) if share else []
     places = np.linspace(0, len(steps) - 1, min(len(steps), len(rows))).astype(int).tolist()
     weight = share * mean_weight(rows)
     return [Example(steps[place].observation, steps[place].action, weight) for place in places]
 
 
-def weights_in(episode: Trajectory, rows: Sequence[Example]) -> list[float]:
-    """What each of its steps counts for among ``rows``, which hold the very observations of their episodes."""
+def weights_in(rows: Sequence[Example], episode: Trajectory, replay: Sequence[Trajectory]) -> list[float]:
+    """What each step of an episode counts for among ``rows``, which hold the very observations of ``replay``."""
+    own = next((each for each in replay if each.episode_id == episode.episode_id), episode)
     weights = {id(row.observation): row.weight for row in rows}
-    return [weights.get(id(step.observation), 0.0) for step in episode.steps]
+    return [weights.get(id(step.observation), 0.0) for step in own.steps]
 
 
 def mean_weight(rows: Sequence[Example]) -> float:

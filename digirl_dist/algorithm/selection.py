@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from digirl_dist.storage.digest import digest
-from digirl_dist.trajectory import Observation, Trajectory
+from digirl_dist.trajectory import Observation, Step, Trajectory
 
 
 def best(scores: np.ndarray, share: float, above: float) -> list[int]:
@@ -40,17 +40,33 @@ def task_weights(tasks: Sequence[str]) -> list[float]:
     return [float(counts[task] ** -0.5) for task in tasks]
 
 
-def unsolved(replay: Sequence[Trajectory]) -> list[Trajectory]:
-    """The episodes of the oldest policy in ``replay`` whose tasks no episode there came out better at than another.
+def unsolved(replay: Sequence[Trajectory]) -> list[Step]:
+    """Returns the steps of the oldest policy in ``replay`` from which on nobody knows what to do.
 
-    A task is solved by a return above 0; where its returns differ, the better ones teach it without being above 0.
+    In a task that no episode there solved, as its emulator says, that is what follows an episode's last reward; in one
+    that no episode earned anything in, all. Where returns differ and none is above 0, the better ones teach the task.
     """
+    oldest = min((episode.ticket.policy_version for episode in replay), default=0)
+    first = [episode for episode in replay if episode.ticket.policy_version == oldest]
+    open_tasks = {task: most > 0 for task, most in _unsolved_tasks(replay).items()}
+    found: list[Step] = []
+    for episode in first:
+        earned = [at for at, step in enumerate(episode.steps, 1) if step.reward > 0]
+        partly = open_tasks.get(episode.ticket.task.id)
+        if partly is not None and (earned or not partly):
+            found += episode.steps[max(earned, default=0) :]
+    return found
+
+
+def _unsolved_tasks(replay: Sequence[Trajectory]) -> dict[str, float]:
+    """The best return in each task that no episode solved."""
     returns: dict[str, set[float]] = defaultdict(set)
     for episode in replay:
         returns[episode.ticket.task.id].add(episode.reward)
-    oldest = min((episode.ticket.policy_version for episode in replay), default=0)
-    first = [episode for episode in replay if episode.ticket.policy_version == oldest]
-    return [each for each in first if len(own := returns[each.ticket.task.id]) == 1 and max(own) <= 0]
+    for episode in replay:
+        if episode.success:
+            returns.pop(episode.ticket.task.id, None)
+    return {task: max(own) for task, own in returns.items() if len(own) == 1 or max(own) > 0}
 
 
 def held_out(episode: Trajectory, share: float) -> bool:

@@ -20,6 +20,7 @@ from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.algorithm.grpo import Grpo
 from digirl_dist.algorithm.imitation import fatal, imitation_loss, unsolved_steps
 from digirl_dist.algorithm.optimizer import batches, sane
+from digirl_dist.algorithm.plugins.grpo import GrpoActorSettings
 from digirl_dist.algorithm.selection import best, on_the_way, task_weights, unsolved
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import TrainingError
@@ -238,25 +239,37 @@ def _tried(task: str, policy_version: int, reward: float, action: int = 2, vecto
     return Trajectory(ticket, f"{task}{policy_version}{reward}", "w", 0, [step], seen, reward > 0)
 
 
-def test_unsolved_are_the_oldest_policys_episodes_of_tasks_in_which_none_came_out_better() -> None:
+def test_unsolved_are_the_oldest_policys_steps_in_tasks_in_which_no_episode_came_out_better() -> None:
     never, later, solved, graded = [[_tried(task, at, reward) for at, reward in enumerate(returns)]
                                     for task, returns in {"never": [0, 0], "later": [0, 1], "solved": [1, 1],
                                                           "graded": [-2, -1]}.items()]  # fmt: skip
-    assert unsolved([*never, *later, *solved, *graded]) == [never[0]]
+    assert unsolved([*never, *later, *solved, *graded]) == never[0].steps
     assert unsolved([*never[1:], *later]) == [], "the oldest policy of that replay did not try the task"
     assert unsolved([]) == []
 
 
-@pytest.mark.parametrize("name", ["filtered_bc", "digirl"])
+def test_in_a_task_that_was_done_in_part_what_follows_the_last_reward_is_unsolved() -> None:
+    def tried(*rewards: float, success: bool = False, version: int = 0) -> Trajectory:
+        one = _tried("long", version, 0.0)
+        steps = [replace(one.steps[0], reward=reward, log_prob=-float(at)) for at, reward in enumerate(rewards)]
+        return replace(one, steps=steps, success=success)
+
+    half, nothing, at_the_end = tried(0, 0.5, 0, 0), tried(0, 0), tried(0, 0.5)
+    assert unsolved([half, nothing, at_the_end]) == half.steps[2:]
+    assert unsolved([half, nothing, tried(0.5, 0.5, success=True, version=1)]) == []
+
+
+@pytest.mark.parametrize("name", ["filtered_bc", "digirl", "grpo"])
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_what_was_chosen_in_an_unsolved_task_stays_likelier_there(name: str, share: float) -> None:
     """Imitating the solved task, in which action 1 is right, makes action 2 unlikely in the other one as well."""
-    solved = [_tried("solved", 0, 1.0, action=1) for _ in range(4)]
-    replay = [*solved, *(_tried("unsolved", 0, 0.0, action=2) for _ in range(4))]
-    agent = policy()
+    solved = [_tried("solved", 0, 1.0, action=1), _tried("solved", 0, 0.0, action=2)]
+    replay = [*solved * 4, *(_tried("unsolved", 0, 0.0, action=2) for _ in range(4))]
+    agent, own = policy(), GrpoActorSettings(epochs=20, learning_rate=5e-3)
     settings = {
         "filtered_bc": lambda: FilteredBC(agent, FilteredBcSettings(unsolved=share, avoid=0.0), seed=3),
         "digirl": lambda: DigiRL(agent, DigirlSettings(unsolved=share, validation_share=0.0), seed=3, horizon=10),
+        "grpo": lambda: Grpo(agent, GrpoSettings(unsolved=share, actor=own), seed=3),
     }
     algorithm = settings[name]()
     figures = algorithm.update(replay, replay)
@@ -265,7 +278,7 @@ def test_what_was_chosen_in_an_unsolved_task_stays_likelier_there(name: str, sha
     other, held = agent.log_prob([seen] * 2, [0, 2]).exp().tolist()
     assert (held > other + 0.05) == bool(share)
     kept = [algorithm.explain(each, replay, replay, algorithm.state_dict())[0].kept for each in replay]
-    assert kept == [True] * 4 + [bool(share)] * 4
+    assert kept == [True, False] * 4 + [bool(share)] * 4
 
 
 def test_offline_nothing_is_held() -> None:

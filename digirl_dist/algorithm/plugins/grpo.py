@@ -40,6 +40,9 @@ class GrpoSettings(AlgorithmPlugin):
     """Steps that are imitated weigh by their discounted return to go …"""
     erase_loops: bool = True
     """… and not at all if their screen comes back later, before anything was earned."""
+    unsolved: Amount = 0.3
+    """How much a step of the replay's oldest policy counts, beside one of another episode that is imitated, in tasks
+    that no episode has solved: there the policy goes on trying what the solved ones do not need. 0: nothing."""
     hindsight: HindsightSettings = field(default_factory=HindsightSettings)
     max_importance: Positive = 2.0
     """Largest weight of a step that another policy took than the one that learns: an older one (``collect_ahead``), or
