@@ -42,14 +42,15 @@ def execute(options: argparse.Namespace) -> int:
 
             print(printable(str(write_bundle(runs, options.bundle))))
         return 0
-    with extra_needed("digirl-dist view", "Starlette and uvicorn", "view"):
-        from digirl_dist.viewer.server import Viewer
+    with shown("start the viewer", sys.stderr):
+        with extra_needed("digirl-dist view", "Starlette and uvicorn", "view"):
+            from digirl_dist.viewer.server import Viewer
 
-    try:
-        viewer = Viewer(runs, options.port)
-    except (OSError, OverflowError) as error:
-        raise SettingsError(f"--port {options.port} cannot be used: {error}; 0 takes a free one") from error
-    _return_memory_at_once()
+        try:
+            viewer = Viewer(runs, options.port)
+        except (OSError, OverflowError) as error:
+            raise SettingsError(f"--port {options.port} cannot be used: {error}; 0 takes a free one") from error
+        _return_memory_at_once()
     print(f"open {viewer.url}\nCtrl-C ends it", flush=True)
     with suppress(KeyboardInterrupt):
         viewer.serve()
