@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from digirl_dist.agent import Agent, contract
-from digirl_dist.algorithm import LOOP, UNSOLVED, StepOutcome
+from digirl_dist.algorithm import LOOP, StepOutcome
 from digirl_dist.algorithm.advantages import (
     doubly_robust_advantages,
     instruction_advantages,
@@ -18,7 +18,7 @@ from digirl_dist.algorithm.advantages import (
     returns_to_go,
 )
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
-from digirl_dist.algorithm.imitation import Example, Imitation, unsolved_steps, weights_in
+from digirl_dist.algorithm.imitation import Example, Imitation, unsolved_steps, weights_in, with_held
 from digirl_dist.algorithm.plugins.digirl import DigirlSettings
 from digirl_dist.algorithm.selection import held_out, leading_on, top_quantile
 from digirl_dist.algorithm.values import SuccessValue
@@ -222,9 +222,8 @@ class DigiRL:
             return self._outcomes(own, "the first updates fit the value functions only")
         heavy = next((each for each in chosen if each.episode is own.episode), None)
         outcomes = self._outcomes(heavy or own, "" if heavy else "it ended no better than its instruction let expect")
-        held = weights_in(self._held(learn, self._examples(chosen)[0], not fresh), episode, replay)
-        pairs = zip(outcomes, held, strict=True)
-        return [replace(each, kept=True, reason=UNSOLVED, weight=worth) if worth else each for each, worth in pairs]
+        held = self._held(learn, self._examples(chosen)[0], not fresh)
+        return with_held(outcomes, weights_in(held, episode, replay))
 
     def _held(self, learn: Sequence[Seen], rows: Sequence[Example], offline: bool) -> list[Example]:
         """The steps that hold the policy open for unsolved tasks; none offline, where nobody tries."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from digirl_dist.agent import Agent
-from digirl_dist.algorithm import LOOP, UNSOLVED, StepOutcome
+from digirl_dist.algorithm import LOOP, StepOutcome
 from digirl_dist.algorithm.advantages import returns_to_go
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
 from digirl_dist.algorithm.imitation import (
@@ -18,12 +18,15 @@ from digirl_dist.algorithm.imitation import (
     mean_weight,
     unsolved_steps,
     weights_in,
+    with_held,
     worth_repeating,
 )
 from digirl_dist.algorithm.plugins.filtered_bc import FilteredBcSettings
 from digirl_dist.algorithm.selection import best, leading_on, task_weights
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.trajectory import Trajectory
+
+AVOIDED = StepOutcome(True, "it ended the episode without success, and is made less likely")
 
 
 class FilteredBC:
@@ -72,15 +75,17 @@ class FilteredBC:
         pairs = zip(kept, shares, strict=True)
         own = {each.ticket.task.id: share for each, share in pairs if each.episode_id == episode.episode_id}
         share = own.pop(episode.ticket.task.id, None)
+        held = weights_in(self._held(fresh, replay, self._rows(kept, shares)), episode, replay)
         if share is None:
             lowest = min((each.reward for each in kept), default=self._settings.min_return)
             reason = f"its return {episode.reward:.3g} is not among the best, which begin at {lowest:.3g}"
             met = f"; the way to {', '.join(own)}, which it met, was learned under that instruction" if own else ""
-            held = weights_in(self._held(fresh, replay, self._rows(kept, shares)), episode, replay)
-            return _of_failure(episode, reason + met, self._settings.avoid > 0, held)
+            outcomes = with_held([StepOutcome(False, reason + met)] * len(episode.steps), held)
+            return [*outcomes[:-1], AVOIDED] if self._settings.avoid > 0 and fatal([episode], 1, 1.0) else outcomes
         togo = returns_to_go([step.reward for step in episode.steps], self._settings.discount)
         leads = leading_on(episode, self._settings.erase_loops)
-        return [_outcome(worth, leads_on, share) for worth, leads_on in zip(togo, leads, strict=True)]
+        outcomes = [_outcome(worth, leads_on, share) for worth, leads_on in zip(togo, leads, strict=True)]
+        return with_held(outcomes, held)
 
     def _rows(self, kept: Sequence[Trajectory], shares: Sequence[float]) -> list[Example]:
         """What is imitated of the chosen episodes, each of which counts for its share."""
@@ -109,14 +114,6 @@ class FilteredBC:
 
 def _steps(episodes: Sequence[Trajectory]) -> int:
     return sum(len(episode.steps) for episode in episodes)
-
-
-def _of_failure(episode: Trajectory, reason: str, avoided: bool, held: Sequence[float]) -> list[StepOutcome]:
-    """``held``: what each step counts for in holding the policy to it."""
-    outcomes = [StepOutcome(True, UNSOLVED, heavy) if heavy else StepOutcome(False, reason) for heavy in held]
-    if avoided and fatal([episode], 1, 1.0):
-        outcomes[-1] = StepOutcome(True, "it ended the episode without success, and is made less likely")
-    return outcomes
 
 
 def _outcome(worth: float, leads_on: bool, share: float) -> StepOutcome:

@@ -11,10 +11,17 @@ import numpy as np
 import torch
 
 from digirl_dist.agent import Agent
-from digirl_dist.algorithm import UNSOLVED, StepOutcome
+from digirl_dist.algorithm import StepOutcome
 from digirl_dist.algorithm.advantages import group_advantages
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
-from digirl_dist.algorithm.imitation import Example, log_probs_of, unsolved_steps, weights_in, worth_repeating
+from digirl_dist.algorithm.imitation import (
+    Example,
+    log_probs_of,
+    unsolved_steps,
+    weights_in,
+    with_held,
+    worth_repeating,
+)
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer, OptimizerIsTheState
 from digirl_dist.algorithm.plugins.grpo import GrpoSettings
 from digirl_dist.algorithm.selection import task_weights
@@ -22,6 +29,7 @@ from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.trajectory import Step, Trajectory
 
 _LATELY = 16
+_BETTER = "its episode ended better than its task lately does"
 
 Members = list[Trajectory]
 """The episodes of a group."""
@@ -98,17 +106,13 @@ class Grpo(OptimizerIsTheState):
         members = next((each for each in groups if _start(each[0]) == _start(episode)), [])
         advantages = group_advantages(np.array([one.reward for one in members])) if members else ()
         own = next((a for one, a in zip(members, advantages, strict=True) if one.episode_id == episode.episode_id), 0.0)
-        surplus = episode.reward - expected_returns(replay).get(episode.ticket.task.id, 0.0)
-        imitated = self._settings.replay_weight > 0 and surplus > 0
-        also = ", but it is imitated: it ended better than its task lately does" if imitated else ""
         if not own:
             reason = "all episodes of its group came out alike" if members else "its group is not complete yet"
-            alike, held = (
-                StepOutcome(imitated, reason + also, advantage=0.0),
-                self._held(replay, self._imitated(replay)[0]),
-            )
-            heavy = weights_in(held, episode, replay)
-            return [replace(alike, kept=True, reason=UNSOLVED, weight=worth) if worth else alike for worth in heavy]
+            left = StepOutcome(False, reason, advantage=0.0)
+            better = replace(left, kept=True, reason=f"{reason}, but it is imitated: {_BETTER}")
+            rows, _ = self._imitated(replay)
+            outcomes = [better if weight else left for weight in weights_in(rows, episode, replay)]
+            return with_held(outcomes, weights_in(self._held(replay, rows), episode, replay))
         reason = f"its episode came out {'better' if own > 0 else 'worse'} than its group"
         return [StepOutcome(True, reason, 1 / len(episode.steps), advantage=float(own)) for _ in episode.steps]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from digirl_dist.agent import Agent, contract
+from digirl_dist.algorithm import UNSOLVED, StepOutcome
 from digirl_dist.algorithm.advantages import returns_to_go
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer, OptimizerIsTheState
 from digirl_dist.algorithm.selection import leading_on, unsolved
@@ -71,6 +72,12 @@ def weights_in(rows: Sequence[Example], episode: Trajectory, replay: Sequence[Tr
     own = next((each for each in replay if each.episode_id == episode.episode_id), episode)
     weights = {id(row.observation): row.weight for row in rows}
     return [weights.get(id(step.observation), 0.0) for step in own.steps]
+
+
+def with_held(outcomes: Sequence[StepOutcome], weights: Sequence[float]) -> list[StepOutcome]:
+    """The outcomes of an episode's steps, of which those are held to that have a weight as ``unsolved_steps``."""
+    pairs = zip(outcomes, weights, strict=True)
+    return [replace(one, kept=True, reason=UNSOLVED, weight=weight) if weight else one for one, weight in pairs]
 
 
 def mean_weight(rows: Sequence[Example]) -> float:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from digirl_dist.agent.generic import GenericPolicy
-from digirl_dist.algorithm import Algorithm
+from digirl_dist.algorithm import UNSOLVED, Algorithm
 from digirl_dist.algorithm.advantages import returns_to_go
 from digirl_dist.algorithm.digirl import DigiRL
 from digirl_dist.algorithm.filtered_bc import FilteredBC
@@ -279,6 +279,20 @@ def test_what_was_chosen_in_an_unsolved_task_stays_likelier_there(name: str, sha
     assert (held > other + 0.05) == bool(share)
     kept = [algorithm.explain(each, replay, replay, algorithm.state_dict())[0].kept for each in replay]
     assert kept == [True, False] * 4 + [bool(share)] * 4
+
+
+def test_the_open_end_of_an_episode_that_is_imitated_is_explained_as_such() -> None:
+    """Of four steps the first two earned half, the others are held to: that is what the update counted."""
+    one = _tried("long", 0, 0.0)
+    steps = [replace(one.steps[0], reward=reward, observation=Observation(vector=np.full(3, at, np.float32)))
+             for at, reward in enumerate([0, 0.5, 0, 0])]  # fmt: skip
+    replay = [replace(one, steps=steps)]
+    algorithm = FilteredBC(policy(), FilteredBcSettings(avoid=0.0), seed=3)
+    figures = algorithm.update(replay, replay)
+    assert figures["kept_steps"] == figures["unsolved_steps"] == 2
+    outcomes = algorithm.explain(replay[0], replay, replay, algorithm.state_dict())
+    assert [each.kept for each in outcomes] == [True] * 4
+    assert [each.reason == UNSOLVED for each in outcomes] == [False, False, True, True]
 
 
 def test_offline_nothing_is_held() -> None:
