@@ -191,7 +191,7 @@ class DigiRL:
             chosen = []
         self._updates += 1
         rows, left = self._examples(chosen)
-        held = self._held(learn, rows, offline)
+        held = self._held(replay, rows, offline)
         figures["actor_loss"] = self._imitation.fit([*rows, *held])
         figures["actor_validation_loss"] = self._imitation.measure(self._examples(chosen_to_measure)[0])
         left["left_not_chosen"] = float(_steps(learn) - _steps(chosen))
@@ -222,13 +222,13 @@ class DigiRL:
             return self._outcomes(own, "the first updates fit the value functions only")
         heavy = next((each for each in chosen if each.episode is own.episode), None)
         outcomes = self._outcomes(heavy or own, "" if heavy else "it ended no better than its instruction let expect")
-        held = self._held(learn, self._examples(chosen)[0], not fresh)
+        held = self._held(replay, self._examples(chosen)[0], not fresh)
         return with_held(outcomes, weights_in(held, episode, replay))
 
-    def _held(self, learn: Sequence[Seen], rows: Sequence[Example], offline: bool) -> list[Example]:
+    def _held(self, replay: Sequence[Trajectory], rows: Sequence[Example], offline: bool) -> list[Example]:
         """The steps that hold the policy open for unsolved tasks; none offline, where nobody tries."""
-        tried = [] if offline else [each.episode for each in learn if each.tried]
-        return unsolved_steps(tried, self._settings.unsolved, rows)
+        learn = [] if offline else [each for each in replay if not held_out(each, self._settings.validation_share)]
+        return unsolved_steps(learn, self._settings.unsolved, rows)
 
     def _outcomes(self, seen: Seen, out: str) -> list[StepOutcome]:
         """``out`` is why the whole episode was left out; empty if it was not."""
