@@ -26,7 +26,7 @@ from digirl_dist.algorithm.selection import best, leading_on, task_weights
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.trajectory import Trajectory
 
-AVOIDED = StepOutcome(True, "it ended the episode without success, and is made less likely")
+_AVOIDED = StepOutcome(True, "it ended the episode without success, and is made less likely")
 
 
 class FilteredBC:
@@ -81,7 +81,7 @@ class FilteredBC:
             reason = f"its return {episode.reward:.3g} is not among the best, which begin at {lowest:.3g}"
             met = f"; the way to {', '.join(own)}, which it met, was learned under that instruction" if own else ""
             outcomes = with_held([StepOutcome(False, reason + met)] * len(episode.steps), held)
-            return [*outcomes[:-1], AVOIDED] if self._settings.avoid > 0 and fatal([episode], 1, 1.0) else outcomes
+            return [*outcomes[:-1], _AVOIDED] if self._settings.avoid > 0 and fatal([episode], 1, 1.0) else outcomes
         togo = returns_to_go([step.reward for step in episode.steps], self._settings.discount)
         leads = leading_on(episode, self._settings.erase_loops)
         outcomes = [_outcome(worth, leads_on, share) for worth, leads_on in zip(togo, leads, strict=True)]
