@@ -155,12 +155,11 @@ def _on_multistep(name: str, *told: str) -> Series:
 
 
 def _long() -> Group:
-    told = "task_set=long", "max_steps=12", "trainer.replay_size=4096"
+    told = "task_set=long", "max_steps=12"
     return Group(
         "long",
         "Algorithms on the long tasks of the demo phone",
-        "96 tasks of five or six steps: two things to do in different apps, each half of the reward. Success is both. "
-        "The replay holds all episodes of a run, so that what keeps unsolved tasks open stays the untrained policy.",
+        "96 tasks of five or six steps: two things to do in different apps, each half of the reward. Success is both.",
         (
             Series("filtered_bc", 24, 96, told, measured=192),
             Series("digirl-paper", 24, 96, (*told, "train_algorithm=digirl"), measured=192),
