@@ -106,6 +106,42 @@ def test_the_demo_phone_judges_its_own_tasks_and_those_with_a_goal(tmp_path: Pat
     assert [task.params for task in chosen(PhoneSettings(), path)] == [{"app": "Clock"}, {"app": "Maps"}]
 
 
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [
+        ("{app: Setings}", "has no app 'Setings'; it has Clock, Settings"),
+        ("{app: 3}", "has no app 3"),
+        ("{switch: Wi-Fi, on: true}", "must name an app"),
+        (
+            "{app: Settings, switch: Wifi, on: true}",
+            "Settings on the demo phone has no switch 'Wifi'; it has Wi-Fi,",
+        ),
+        ("{app: Settings, switch: [Wi-Fi], on: true}", r"has no switch \['Wi-Fi'\]"),
+        ("{app: Settings, switch: Wi-Fi, on: 1}", "must say on: true or on: false"),
+        ("{app: Settings, switch: Wi-Fi}", "must say on: true or on: false"),
+        ("{app: Browser, switch: Wi-Fi, on: true}", "Browser on the demo phone has no switch 'Wi-Fi'; it has none"),
+        ("{app: Camera, button: Flash}", "has no button 'Flash'; it has Shutter"),
+        ("{app: Clock, submit: pizza}", "Clock on the demo phone has no field to submit 'pizza' in"),
+        ("{parts: 3}", "must name an app, or parts"),
+        ("{parts: []}", "must name an app, or parts"),
+        ("{parts: [{app: Clock}, 3]}", "must name an app, or parts"),
+        ("{parts: [{app: Clock}, {app: Clok}]}", "has no app 'Clok'"),
+    ],
+)
+def test_a_goal_that_nothing_on_the_demo_phone_reaches_is_refused(tmp_path: Path, params: str, told: str) -> None:
+    for entry in (f"{{instruction: Do it, params: {params}}}", f"{{id: open-clock-0, params: {params}}}"):
+        if "open-clock" in entry and ("app" not in params or "parts" in params):
+            continue  # the known task's own app stays
+        with pytest.raises(SettingsError, match=f"mine.yaml: '.*': .*{told}"):
+            chosen(PhoneSettings(), written(tmp_path, "mine.yaml", f"[{entry}]"))
+
+
+def test_a_goal_in_parts_may_be_asked_for(tmp_path: Path) -> None:
+    goal = {"parts": [{"app": "Clock"}, {"app": "Settings", "switch": "Wi-Fi", "on": True}]}
+    path = written(tmp_path, "mine.yaml", f"[{{instruction: Do both, params: {json.dumps(goal)}}}]")
+    assert [task.params for task in chosen(PhoneSettings(), path)] == [goal]
+
+
 def test_an_instruction_that_the_demo_phone_cannot_judge_needs_another_judge(tmp_path: Path) -> None:
     path = written(tmp_path, "mine.txt", "Open teh Clock app\n")
     with pytest.raises(

@@ -8,7 +8,7 @@ from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.phone import layout
 from digirl_dist.emulator.phone.screen import Screen
 from digirl_dist.emulator.phone.state import PhoneState
-from digirl_dist.emulator.phone.tasks import goal_reached, goals_met, make_unreached, parts_done
+from digirl_dist.emulator.phone.tasks import goal_reached, goals_met, make_unreached, parts_done, parts_of
 from digirl_dist.emulator.plugins.phone import PhoneSettings
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import EmulatorError
@@ -63,7 +63,7 @@ class DemoPhone:
 
     def _earned(self, success: bool) -> float:
         assert self._task is not None
-        parts = len(self._task.params.get("parts", ()))
+        parts = len(parts_of(self._task.params))
         if not parts:
             return float(success)
         before, self._parts = self._parts, max(self._parts, parts_done(self._task.params, self._state))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 
-from digirl_dist.emulator.phone.apps import APPS, App, Button, Switch, app_named
+from digirl_dist.emulator.phone.apps import APPS, App, Button, Field, Switch, app_named
 from digirl_dist.emulator.phone.layout import PER_PAGE, rows_that_fit
 from digirl_dist.emulator.phone.state import PhoneState
 from digirl_dist.errors import SettingsError
@@ -64,14 +65,43 @@ def goal_reached(goal: dict[str, Json], state: PhoneState) -> bool:
 
     A goal of several ``parts`` is reached where all of them are done, whichever app is open.
     """
-    if "parts" in goal:
-        return parts_done(goal, state) == len(goal["parts"])
+    if parts := parts_of(goal):
+        return all(_done(part, state) for part in parts)
     return state.app is not None and state.app.name == goal.get("app") and _done(goal, state)
+
+
+def parts_of(goal: dict[str, Json]) -> list[dict[str, Json]]:
+    """Returns the goals that together are this one; none if it is not in parts, or what it calls so are no goals."""
+    parts = goal.get("parts")
+    return parts if isinstance(parts, list) and all(isinstance(part, dict) and "app" in part for part in parts) else []
 
 
 def parts_done(goal: dict[str, Json], state: PhoneState) -> int:
     """How many of a goal's parts are done; a goal without parts has none."""
-    return sum(_done(part, state) for part in goal.get("parts", ()))
+    return sum(_done(part, state) for part in parts_of(goal))
+
+
+def refuse_unreachable(goal: dict[str, Json]) -> None:
+    """Raises SettingsError for a goal that nothing on this phone can reach, naming what there is."""
+    for part in parts_of(goal) or [goal]:
+        if "app" not in part:
+            raise SettingsError(f"its params must name an app, or parts that each do: {goal!r:.200}")
+        app = next((app for app in APPS if app.name == part["app"]), None)
+        if app is None:
+            raise SettingsError(f"the demo phone has no app {part['app']!r:.200}; it has {_names(APPS)}")
+        for key, kind in (("switch", Switch), ("button", Button)):
+            has = [widget for widget in app.widgets if isinstance(widget, Switch | Button) and isinstance(widget, kind)]
+            if key in part and all(widget.name != part[key] for widget in has):
+                there = f"it has {_names(has)}" if has else "it has none"
+                raise SettingsError(f"{app.name} on the demo phone has no {key} {part[key]!r:.200}; {there}")
+        if "switch" in part and not isinstance(part.get("on"), bool):
+            raise SettingsError(f"beside the switch {part['switch']}, its params must say on: true or on: false")
+        if "submit" in part and not any(isinstance(widget, Field) for widget in app.widgets):
+            raise SettingsError(f"{app.name} on the demo phone has no field to submit {part['submit']!r:.200} in")
+
+
+def _names(named: Sequence[App | Switch | Button]) -> str:
+    return ", ".join(one.name for one in named)
 
 
 def goals_met(state: PhoneState, start: PhoneState) -> list[dict[str, Json]]:
@@ -107,7 +137,7 @@ def _done(goal: dict[str, Json], state: PhoneState) -> bool:
 
 def make_unreached(goal: dict[str, Json], state: PhoneState) -> None:
     """Put the switches that the goal is about into the other position."""
-    for part in goal.get("parts", ()):
+    for part in parts_of(goal):
         make_unreached(part, state)
     if "switch" in goal:
         switch = (goal["app"], goal["switch"])

@@ -59,7 +59,10 @@ class EmulatorPlugin(EmulatorSettings, ABC):
         return ()
 
     def can_run(self, task: Task, judged_elsewhere: bool) -> bool:
-        """Whether a task of a file that is not known can be run and judged; with ``judged_elsewhere`` run is enough."""
+        """Whether a task of a file that is not known can be run and judged; with ``judged_elsewhere`` run is enough.
+
+        Raises SettingsError where it can say what is wrong.
+        """
         return True
 
     def setup_variables(self, install: InstallSettings) -> Mapping[str, str | None]:

@@ -33,4 +33,8 @@ class PhoneSettings(EmulatorPlugin):
         return [*self.tasks("all", split), *self.tasks("long", split)]
 
     def can_run(self, task: Task, judged_elsewhere: bool) -> bool:
-        return judged_elsewhere or bool({"app", "parts"} & task.params.keys())
+        from digirl_dist.emulator.phone.tasks import refuse_unreachable
+
+        if not judged_elsewhere and task.params:
+            refuse_unreachable(task.params)
+        return judged_elsewhere or bool(task.params)
