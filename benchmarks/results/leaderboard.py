@@ -52,7 +52,8 @@ explores, on instances that it has not met before. Episodes and minutes are mean
 m* says how many did. A commit with `+` had changes beside it. Other work may have run on the machine, so minutes say
 little. The device agent's convolutions changed on 2026-11-23 (CHANGELOG): rows of 383cf4a15c, 801cd4bf55 and 2a0d8ee46f
 are of those before, 2a0d8ee46f+ has the finer second one, and the other rows have He's weights as well. Since a rebase
-609636eee1 is 5b7d174, and 1b78864c4a+ is that as well, as far as cloning goes.
+609636eee1 is 5b7d174, and 1b78864c4a+ is that as well, as far as cloning goes. GRPO's rows precede its `unsolved`
+(2026-11-24).
 """
 
 
