@@ -46,16 +46,16 @@ def unsolved(replay: Sequence[Trajectory]) -> list[Step]:
     In a task that no episode there solved, as its emulator says, that is what follows an episode's last reward; in one
     that no episode earned anything in, all. Where returns differ and none is above 0, the better ones teach the task.
     """
+    best_returns = _unsolved_tasks(replay)
     oldest = min((episode.ticket.policy_version for episode in replay), default=0)
-    first = [episode for episode in replay if episode.ticket.policy_version == oldest]
-    open_tasks = {task: most > 0 for task, most in _unsolved_tasks(replay).items()}
-    found: list[Step] = []
-    for episode in first:
-        earned = [at for at, step in enumerate(episode.steps, 1) if step.reward > 0]
-        partly = open_tasks.get(episode.ticket.task.id)
-        if partly is not None and (earned or not partly):
-            found += episode.steps[max(earned, default=0) :]
-    return found
+    first = [one for one in replay if one.ticket.policy_version == oldest and one.ticket.task.id in best_returns]
+    return [step for one in first for step in _open_end(one.steps, begun=best_returns[one.ticket.task.id] > 0)]
+
+
+def _open_end(steps: Sequence[Step], begun: bool) -> Sequence[Step]:
+    """Returns the steps after the last reward; without one all steps, or none if others have ``begun`` the task."""
+    rewarded = [number for number, step in enumerate(steps, 1) if step.reward > 0]
+    return steps[max(rewarded, default=len(steps) if begun else 0) :]
 
 
 def _unsolved_tasks(replay: Sequence[Trajectory]) -> dict[str, float]:

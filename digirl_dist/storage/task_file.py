@@ -104,17 +104,24 @@ def _refuse_unknown(mapping: dict[Any, Any], known: Sequence[str], where: str) -
 def _resolved(task: Task, known: Sequence[Task], can_run: Callable[[Task], bool], path: Path) -> Task:
     """Returns the known task that an entry means, if any; the entry's own instruction and params take precedence."""
     meant = next((other for other in known if _means(task, other)), None)
-    wanted, entry = task.instruction or task.id, task
-    if meant is not None:
-        own_words = task.instruction not in ("", meant.id, meant.instruction)
-        named = task if own_words else meant
-        task = replace(named, params={**meant.params, **task.params})
+    if meant is None:
+        _refuse_what_cannot_run(task, known, can_run, path)
+        return task
+    own_words = task.instruction not in ("", meant.id, meant.instruction)
+    found = replace(task if own_words else meant, params={**meant.params, **task.params})
+    if task.params:
+        _refuse_what_cannot_run(found, known, can_run, path)
+    return found
+
+
+def _refuse_what_cannot_run(task: Task, known: Sequence[Task], can_run: Callable[[Task], bool], path: Path) -> None:
+    wanted = task.instruction or task.id
     try:
-        if (meant is not None and not entry.params) or can_run(task):
-            return task
+        fits = can_run(task)
     except SettingsError as error:
         raise SettingsError(f"task_set {path}: {wanted!r:.200}: {error}") from error
-    raise SettingsError(f"task_set {path}: {_unknown(wanted, known)}")
+    if not fits:
+        raise SettingsError(f"task_set {path}: {_unknown(wanted, known)}")
 
 
 def _means(task: Task, other: Task) -> bool:

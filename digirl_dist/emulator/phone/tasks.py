@@ -89,15 +89,19 @@ def refuse_unreachable(goal: dict[str, Json]) -> None:
         app = next((app for app in APPS if app.name == part["app"]), None)
         if app is None:
             raise SettingsError(f"the demo phone has no app {part['app']!r:.200}; it has {_names(APPS)}")
-        for key, kind in (("switch", Switch), ("button", Button)):
-            has = [widget for widget in app.widgets if isinstance(widget, Switch | Button) and isinstance(widget, kind)]
-            if key in part and all(widget.name != part[key] for widget in has):
-                there = f"it has {_names(has)}" if has else "it has none"
-                raise SettingsError(f"{app.name} on the demo phone has no {key} {part[key]!r:.200}; {there}")
-        if "switch" in part and not isinstance(part.get("on"), bool):
-            raise SettingsError(f"beside the switch {part['switch']}, its params must say on: true or on: false")
-        if "submit" in part and not any(isinstance(widget, Field) for widget in app.widgets):
-            raise SettingsError(f"{app.name} on the demo phone has no field to submit {part['submit']!r:.200} in")
+        _refuse_missing(part, app)
+
+
+def _refuse_missing(part: dict[str, Json], app: App) -> None:
+    for key, kind in (("switch", Switch), ("button", Button)):
+        has = [widget for widget in app.widgets if isinstance(widget, Switch | Button) and isinstance(widget, kind)]
+        if key in part and all(widget.name != part[key] for widget in has):
+            there = f"it has {_names(has)}" if has else "it has none"
+            raise SettingsError(f"{app.name} on the demo phone has no {key} {part[key]!r:.200}; {there}")
+    if "switch" in part and not isinstance(part.get("on"), bool):
+        raise SettingsError(f"beside the switch {part['switch']}, its params must say on: true or on: false")
+    if "submit" in part and not any(isinstance(widget, Field) for widget in app.widgets):
+        raise SettingsError(f"{app.name} on the demo phone has no field to submit {part['submit']!r:.200} in")
 
 
 def _names(named: Sequence[App | Switch | Button]) -> str:
