@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from digirl_dist.agent import ActionProbabilities
+from digirl_dist.agent import ActionProbabilities, naming
 from digirl_dist.agent.pixels import Pictures, fitted_size
 from digirl_dist.agent.plugins.device import DeviceAgentSettings
 from digirl_dist.agent.sampling import draw
 from digirl_dist.agent.shift import shifted
-from digirl_dist.agent.touch import Choice, TouchGrid, kinds_of
+from digirl_dist.agent.touch import Choice, Kind, TouchGrid, kinds_of
 from digirl_dist.agent.touch_encoder import STRIDE, Encoder, Seen, contrast
 from digirl_dist.agent.traces import Shift, Traces, traces
 from digirl_dist.agent.words import quoted
-from digirl_dist.emulator import DeviceActions, EmulatorSpec
+from digirl_dist.emulator import DeviceActions, EmulatorSpec, Label
 from digirl_dist.emulator.remembered import Memory, recalled
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
@@ -39,6 +39,7 @@ class Read(NamedTuple):
     texts: list[str]
     """The instruction's quoted parts."""
     memories: list[Memory]
+    labels: list[Label]
 
 
 class DevicePolicy(nn.Module):
@@ -47,7 +48,8 @@ class DevicePolicy(nn.Module):
     The probability of an action is that of its kind, and where it has a place times that of its cell. Cells are chosen
     by how well their look and place match the instruction (attention over a touch grid), so a button is found wherever
     it is. The latest actions, which the observation's text tells, are a second picture of traces; what was done on the
-    very same screen is at first less probable, by a weight that is learned like all others. Kinds have one last layer
+    very same screen is at first less probable, by a weight that is learned like all others. Where the emulator names
+    what is on the screen, a third picture tells what of it the instruction names. Kinds have one last layer
     for instructions that quote a text and one for the others: else, what is learned of tasks without typing would soon
     keep it from typing anywhere. The picture is scaled to one size per emulator; the architecture is the same for all
     sizes.
@@ -62,13 +64,16 @@ class DevicePolicy(nn.Module):
         self._pictures = Pictures((height, width))
         self._shift = settings.shift
         self._placed = [index for index, kind in enumerate(kinds) if kind.placed]
-        self._encoder = Encoder(settings, self._grid, len(self._placed))
+        self._reads = settings.labels and spec.labels
+        self._encoder = Encoder(settings, self._grid, len(self._placed), self._reads)
         self.feature_size = self._encoder.feature_size + 2 * len(kinds)
         self._kind_head = _kind_head(self.feature_size, settings.width, [kind.prior for kind in kinds])
         self._saliency = nn.Parameter(torch.full((len(self._placed), 1), settings.saliency))
         self._reluctance = nn.Parameter(torch.full((len(self._placed), 1), settings.reluctance))
         free = torch.tensor([0.0 if kind.placed else settings.reluctance for kind in kinds])
         self._kind_reluctance = nn.Parameter(free)
+        if self._reads:
+            self._naming = nn.Parameter(settings.naming * _looked_for([kinds[index] for index in self._placed]))
 
     def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
         images = self._pictures.decoded([observation.image for observation in observations])
@@ -118,7 +123,13 @@ class DevicePolicy(nn.Module):
 
     def _look(self, images: torch.Tensor, read: Sequence[Read], shifts: Sequence[Shift] | None) -> tuple[Seen, Traces]:
         done = traces([each.memories for each in read], self._grid, shifts).to(self._device)
-        return self._encoder(images.to(self._device), [each.instruction for each in read], done.planes), done
+        instructions = [each.instruction for each in read]
+        if not self._reads:
+            return self._encoder(images.to(self._device), instructions, done.planes), done
+        labels, memories = [each.labels for each in read], [each.memories for each in read]
+        named = naming.named_places(instructions, labels, memories, self._grid, shifts).to(self._device)
+        seen = self._encoder(images.to(self._device), instructions, torch.cat([done.planes, named], dim=1))
+        return seen._replace(cells=seen.cells + self._naming @ named.flatten(2)), done
 
     def _scores(self, images: torch.Tensor, read: Sequence[Read], shifts: Sequence[Shift] | None = None) -> Scores:
         seen, done = self._look(images, read, shifts)
@@ -143,14 +154,25 @@ class DevicePolicy(nn.Module):
 
 
 def _read(observation: Observation) -> Read:
-    instruction, memories = recalled(observation.text)
-    return Read(instruction, quoted(instruction), memories)
+    instruction, memories, labels = recalled(observation.text)
+    return Read(instruction, quoted(instruction), memories, labels)
 
 
 def _useful(actions: DeviceActions, memory: int) -> list[str]:
     """Typing at a point is what the wrapper of an agent with memory makes of two actions."""
     points = ["type_at"] if memory and "type" in actions.useful else []
     return [*actions.useful, *points]
+
+
+def _looked_for(placed: Sequence[Kind]) -> torch.Tensor:
+    """Returns where an untrained policy prefers to act, for each kind that has a place: [P, planes of names]."""
+    wanted = torch.zeros(len(placed), naming.PLANES)
+    for row, kind in enumerate(placed):
+        if kind.action.type == "type_at":
+            wanted[row, naming.EDITABLE] = 1.0
+        else:
+            wanted[row, [naming.NEXT, naming.SHARED]] = torch.tensor([1.0, 0.5])
+    return wanted
 
 
 def _all_features(seen: Seen, done: Traces) -> torch.Tensor:

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from digirl_dist.agent import naming, traces
 from digirl_dist.agent.plugins.device import DeviceAgentSettings
 from digirl_dist.agent.touch import TouchGrid
-from digirl_dist.agent.traces import PLANES
 from digirl_dist.agent.words import bags
 
 STRIDE = 8
@@ -31,9 +31,12 @@ class Seen(NamedTuple):
 
 
 class Encoder(nn.Module):
-    """Reads B screenshots [B, 3, H, W] (uint8), instructions and traces [B, PLANES, rows, columns]."""
+    """Reads B screenshots [B, 3, H, W] (uint8), instructions, and planes [B, P, rows, columns].
 
-    def __init__(self, settings: DeviceAgentSettings, grid: TouchGrid, placed: int) -> None:
+    The planes are traces and, for an agent that ``reads`` labels, the places that the instruction names.
+    """
+
+    def __init__(self, settings: DeviceAgentSettings, grid: TouchGrid, placed: int, reads: bool = False) -> None:
         super().__init__()
         width, heads = settings.width, settings.heads
         self._buckets = settings.word_buckets
@@ -55,7 +58,8 @@ class Encoder(nn.Module):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
                 nn.init.zeros_(layer.bias)
         self._place = nn.Parameter(0.1 * torch.randn(width, grid.rows, grid.columns))
-        self._trace = nn.Conv2d(PLANES, width, 3, padding=1)
+        planes = traces.PLANES + (naming.PLANES if reads else 0)
+        self._trace = nn.Conv2d(planes, width, 3, padding=1)
         self._norm = nn.LayerNorm(width)
         self._touch_query = nn.Linear(width, placed * width)
         self._touch_key = nn.Linear(width, width)

@@ -130,7 +130,7 @@ def _by_parts(steps: Sequence[Step], task: Task) -> list[float]:
 
 def _shown(seen: Sequence[Observation]) -> str:
     """Returns the instruction that only the observations tell; nothing if they tell several."""
-    told = {recalled(each.text)[0] for each in seen}
+    told = {recalled(each.text).instruction for each in seen}
     return told.pop() if len(told) == 1 else ""
 
 

@@ -19,7 +19,12 @@ _ACTIONS = {"device": DeviceActions, "discrete": DiscreteActions, "box": BoxActi
 
 def describe_policy(settings: Settings, spec: EmulatorSpec) -> dict[str, Json]:
     """Returns the agent's settings, secrets hidden, and the shapes of the emulator that it fits."""
-    shapes = {"actions": _described(spec.actions), "vector_size": spec.vector_size, "image_size": spec.image_size}
+    shapes = {
+        "actions": _described(spec.actions),
+        "vector_size": spec.vector_size,
+        "image_size": spec.image_size,
+        "labels": spec.labels,
+    }
     return {"agent": configuration.as_mapping(settings.agent), "emulator": shapes}
 
 
@@ -28,7 +33,9 @@ def agent_settings_of(checkpoint: Checkpoint) -> tuple[AgentPlugin, EmulatorSpec
     try:
         about, shapes = checkpoint.policy["agent"], checkpoint.policy["emulator"]
         size = shapes["image_size"]
-        spec = EmulatorSpec(_read(shapes["actions"]), shapes["vector_size"], None if size is None else tuple(size))
+        size = None if size is None else tuple(size)
+        labels = shapes.get("labels", False)  # manifests of earlier versions do not say
+        spec = EmulatorSpec(_read(shapes["actions"]), shapes["vector_size"], size, labels)
         default = AGENT.settings(about["name"])()
         settings = configuration.merged(default, about, f"{checkpoint.folder}/manifest.json")
     except (KeyError, TypeError, ValueError, ModuleNotFoundError, SettingsError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,6 +28,29 @@ class Emulator(Protocol):
 
 
 EmulatorFactory = Callable[[], Emulator]
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a device's own accessibility interface says of something on its screen: its name, its role and its box.
+
+    ``role`` is a word such as button, link or textbox, empty if it has none. The box is in shares of the screen's
+    width and height.
+    """
+
+    name: str
+    role: str
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+class LabelledEmulator(Emulator, Protocol):
+    """An emulator that can name what is on its screen; its spec has ``labels``."""
+
+    def labels(self) -> Sequence[Label]:
+        """Returns what is on the screen that the latest observation shows."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +117,13 @@ class EmulatorSpec:
     """What an agent must know to fit an emulator.
 
     ``vector_size`` is the length of ``Observation.vector`` (0: none); ``image_size`` is (height, width) of the
-    decoded image or None.
+    decoded image or None. ``labels``: the emulator is a ``LabelledEmulator``.
     """
 
     actions: Actions
     vector_size: int = 0
     image_size: tuple[int, int] | None = None
+    labels: bool = False
 
     def described(self) -> str:
         """Returns what it lets an agent see and do, in words."""

@@ -43,6 +43,7 @@ FLAGS = (
     "--no-proxy-server",
     "--host-resolver-rules=MAP * ~NOTFOUND",
     "--allow-pre-commit-input",
+    "--enable-blink-features=ComputedAccessibilityInfo",  # pages may ask for the names and roles of elements
     "--disable-background-networking",
     "--disable-breakpad",
     "--disable-component-update",

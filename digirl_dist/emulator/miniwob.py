@@ -14,7 +14,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from digirl_dist.emulator import DeviceActions, EmulatorSpec
+from digirl_dist.emulator import DeviceActions, EmulatorSpec, Label
 from digirl_dist.emulator.chromium import Chromium, Page, chromium_errors
 from digirl_dist.emulator.named_labels import LABELS_AT, Clicked, ClickedLabels
 from digirl_dist.emulator.plugins.miniwob import MiniwobSettings
@@ -27,7 +27,7 @@ from digirl_dist.types import Json
 WIDTH, HEIGHT = 160, 210
 """The part of the page that is the task, in pixels."""
 
-SPEC = EmulatorSpec(DeviceActions(("tap", "type", "enter", "swipe")), image_size=(HEIGHT, WIDTH))
+SPEC = EmulatorSpec(DeviceActions(("tap", "type", "enter", "swipe")), image_size=(HEIGHT, WIDTH), labels=True)
 MAX_STEPS = 6
 """Longest episode, unless the user says otherwise."""
 
@@ -55,11 +55,34 @@ window.episodeBegan = true;
 seconds is off: how fast the policy answers must not decide about success. The cover that a page lays over itself at
 the end would hide the last observation. What has the focus has a ring: a click on a button would leave no trace."""
 
-_STATE = """
+_LABELS = """
+const [width, height] = arguments;
+const likely = 'a, button, input, option, select, summary, textarea, [onclick], [role], [tabindex]';
+const widgets = new Set(['button', 'checkbox', 'combobox', 'link', 'menuitem', 'menuitemcheckbox', 'menuitemradio',
+    'option', 'radio', 'searchbox', 'slider', 'spinbutton', 'switch', 'tab', 'textbox', 'treeitem']);
+const labels = () => [...document.body.querySelectorAll('*')].flatMap(element => {
+    const texts = [...element.childNodes].filter(node => node.nodeType === Node.TEXT_NODE).map(node => node.data);
+    const own = texts.join(' ').trim();
+    if (!(own || element.matches(likely)) || element.closest('#query')) return [];
+    const box = element.getBoundingClientRect();
+    const left = Math.max(box.left, 0), right = Math.min(box.right, width);
+    const top = Math.max(box.top, 0), bottom = Math.min(box.bottom, height);
+    const seen = left < right && top < bottom && element.contains(
+        document.elementFromPoint((left + right) / 2, (top + bottom) / 2));
+    if (!seen) return [];
+    const role = element.matches(likely) && widgets.has(element.computedRole) ? element.computedRole : '';
+    const name = role ? element.computedName || own : own;
+    return !(name || role) ? [] : [[name.trim(), role, left / width, top / height, right / width, bottom / height]];
+});
+"""
+"""Names of what is seen and not covered: of widgets as Chromium's accessibility has them, else their own texts."""
+
+_STATE = f"""
+{_LABELS}
 const images = Promise.all([...document.images].map(image => image.decode().catch(() => null)));
 const drawn = () => new Promise(next => requestAnimationFrame(() => setTimeout(next)));
 return images.then(drawn).then(() => window.episodeBegan
-    ? {ended: WOB_DONE_GLOBAL, reward: WOB_RAW_REWARD_GLOBAL, utterance: core.getUtterance()}
+    ? {{ended: WOB_DONE_GLOBAL, reward: WOB_RAW_REWARD_GLOBAL, utterance: core.getUtterance(), labels: labels()}}
     : null);
 """
 """What the page says about itself, once its images are there and a frame with all changes was drawn, which the next
@@ -99,6 +122,7 @@ class MiniwobEmulator:
         self._chromium = Chromium(*_WINDOW)
         self._last = Observation()
         self._clicked = ClickedLabels()
+        self._labels: list[Label] = []
 
     def reset(self, task: Task, seed: int) -> Observation:
         page, self._clicked = self._chromium.page, ClickedLabels()
@@ -106,11 +130,21 @@ class MiniwobEmulator:
             # Anew each time: several pages keep something of the episode before, a scroll position for example.
             page.open((self._pages / f"{task.id}.html").as_uri())
             page.run(_BEGIN, seed, task.params.get("data_mode", "train"), self._focus_ring)
-            state = page.run(_STATE)
+            state = self._state()
             if state is None:
                 raise EmulatorError(f"page {task.id} did not start an episode")
             self._last = Observation(state["utterance"], _task_part(page.screenshot()))
         return self._last
+
+    def labels(self) -> list[Label]:
+        """Returns what the page shows, without the instruction; nothing once it was left."""
+        return self._labels
+
+    def _state(self) -> dict[str, Json] | None:
+        """Returns what the page says about itself, None when it was left, and keeps the names of what it shows."""
+        state: dict[str, Json] | None = self._chromium.page.run(_STATE, WIDTH, HEIGHT)
+        self._labels = [Label(*found) for found in state["labels"]] if state else []
+        return state
 
     def step(self, action: Json) -> Transition:
         chosen = DeviceAction.from_json(action)
@@ -120,7 +154,7 @@ class MiniwobEmulator:
         with chromium_errors(f"carry out {chosen.type}"):
             clicked = self._under(chosen)
             _carry_out(page, chosen)
-            state = page.run(_STATE)
+            state = self._state()
             text = self._last.text if state is None else state["utterance"]
             self._last = Observation(text, _task_part(page.screenshot()))
         ended = state is None or state["ended"]

@@ -1,19 +1,28 @@
-"""A device for an agent that remembers: its texts end with the latest actions, and it types at a point."""
+"""A device for an agent that reads and remembers: its texts end with what is on the screen by name and with the latest
+actions, and it types at a point."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
 
-from digirl_dist.emulator import EmulatorFactory
+from digirl_dist.emulator import EmulatorFactory, Label
 from digirl_dist.emulator.touch_actions import DeviceAction, without_remarks
-from digirl_dist.errors import ActionError
+from digirl_dist.errors import ActionError, EmulatorError
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json
 
-_MARK = "\nBefore: "
+_LABELS, _MEMORIES = "\nOn screen: ", "\nBefore: "
+_MOST_LABELS, _LONGEST_NAME = 64, 64
+_FINE = 1000
+"""Places are told in whole thousandths of the screen."""
+
+
+_Part = TypeVar("_Part")
 
 
 @dataclass(frozen=True)
@@ -24,19 +33,37 @@ class Memory:
     here: bool
 
 
-def told(text: str, memories: Sequence[Memory]) -> str:
-    """The text of an observation with memories, oldest first."""
+class Recalled(NamedTuple):
+    """The text of an observation, taken apart."""
+
+    instruction: str
+    memories: list[Memory]
+    """Oldest first."""
+    labels: list[Label]
+
+
+def told(text: str, memories: Sequence[Memory] = (), labels: Sequence[Label] = ()) -> str:
+    """Returns the text of an observation with labels and memories, the latter oldest first."""
+    named = [[each.name, each.role, *_fine(each)] for each in labels]
     said = [{**memory.action.to_json(), "here": memory.here} for memory in memories]
-    return text + _MARK + json.dumps(said) if said else text
+    parts = (_LABELS, named), (_MEMORIES, said)
+    return text + "".join(mark + json.dumps(part, ensure_ascii=False) for mark, part in parts if part)
 
 
-def recalled(text: str) -> tuple[str, list[Memory]]:
-    """The inverse of ``told``. A text without memories is all instruction."""
-    instruction, mark, said = text.rpartition(_MARK)
-    if not mark:
+def recalled(text: str) -> Recalled:
+    """Returns what ``told`` was given. A text without labels and memories is all instruction."""
+    rest, memories = _taken(text, _MEMORIES, _memory)
+    instruction, labels = _taken(rest, _LABELS, _label)
+    return Recalled(instruction, memories, labels)
+
+
+def _taken(text: str, mark: str, read: Callable[[Any], _Part]) -> tuple[str, list[_Part]]:
+    """Returns what stands before the last ``mark`` and what it marks; all and nothing if the text has no such part."""
+    before, found, said = text.rpartition(mark)
+    if not found:
         return text, []
     try:
-        return instruction, [_memory(value) for value in json.loads(said)]
+        return before, [read(value) for value in json.loads(said)]
     except (ValueError, TypeError, KeyError, AttributeError, ActionError):  # the mark is part of an instruction
         return text, []
 
@@ -46,13 +73,34 @@ def _memory(value: dict[str, Json]) -> Memory:
     return Memory(DeviceAction.from_json(value), here)
 
 
-class RememberedEmulator:
-    """Fulfils ``Emulator``: another one whose texts tell the latest actions, and which can type at a point."""
+def _label(value: Sequence[Json]) -> Label:
+    name, role, *box = value
+    left, top, right, bottom = (float(place) / _FINE for place in box)
+    return Label(str(name), str(role), left, top, right, bottom)
 
-    def __init__(self, factory: EmulatorFactory, most: int) -> None:
-        """Tells the latest ``most`` actions."""
+
+def _checked(label: Any) -> Label:
+    if not isinstance(label, Label) or not all(map(math.isfinite, _box(label))):
+        raise EmulatorError(f"labels() returned {label!r:.200}, not a digirl_dist.emulator.Label with a finite box")
+    return replace(label, name=label.name[:_LONGEST_NAME])
+
+
+def _box(label: Label) -> tuple[float, float, float, float]:
+    return label.left, label.top, label.right, label.bottom
+
+
+def _fine(label: Label) -> list[int]:
+    return [round(min(max(place, 0.0), 1.0) * _FINE) for place in _box(label)]
+
+
+class RememberedEmulator:
+    """Fulfils ``Emulator``: another one whose texts tell labels and the latest actions, and which types at a point."""
+
+    def __init__(self, factory: EmulatorFactory, most: int, labels: bool = False) -> None:
+        """Tells the latest ``most`` actions and, with ``labels``, what is on the screen if the emulator names it."""
         self._emulator = factory()
         self._most = most
+        self._labels: Callable[[], Sequence[Label]] | None = getattr(self._emulator, "labels", None) if labels else None
         self._past: list[tuple[DeviceAction, bytes | None]] = []
         self._screen: bytes | None = None
 
@@ -82,4 +130,10 @@ class RememberedEmulator:
     def _remembering(self, seen: Observation) -> Observation:
         self._screen = seen.image
         latest = self._past[-self._most :] if self._most else []
-        return replace(seen, text=told(seen.text, [Memory(action, before == seen.image) for action, before in latest]))
+        memories = [Memory(action, before == seen.image) for action, before in latest]
+        return replace(seen, text=told(seen.text, memories, self._named()))
+
+    def _named(self) -> list[Label]:
+        """Raises EmulatorError for what is no label."""
+        found = list(self._labels())[:_MOST_LABELS] if self._labels else []
+        return [_checked(label) for label in found]

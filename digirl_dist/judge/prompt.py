@@ -36,7 +36,7 @@ def messages(trajectory: Trajectory, prompt: str, screenshots: int) -> Messages:
     format of the answer is appended.
     """
     last = trajectory.final_observation
-    instruction = trajectory.ticket.task.instruction or recalled(last.text)[0] or trajectory.ticket.task.id
+    instruction = trajectory.ticket.task.instruction or recalled(last.text).instruction or trajectory.ticket.task.id
     actions = "\n".join(
         f"{n}. {json.dumps(without_remarks(step.action))}" for n, step in enumerate(trajectory.steps, 1)
     )

@@ -495,3 +495,26 @@ def test_keys_have_the_codes_that_pages_look_at(emulator: MiniwobEmulator) -> No
         ["!", "Digit1", 49, True],
         ["Enter", "Enter", 13, False],
     ]
+
+
+def test_labels_name_the_controls_and_texts_of_the_page_where_they_are(emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task("click-dialog-2", params={"data_mode": "train"}), 3)
+    found = {(label.name, label.role): label for label in emulator.labels()}
+    assert {("Close", "button"), ("Cancel", "button"), ("OK", "button")} <= set(found)
+    x, y = centre(emulator, "button[title=Close]")
+    close = found["Close", "button"]
+    assert close.left < x < close.right and close.top < y < close.bottom
+    assert not any("dialog" in name for name, _ in found), "the instruction is no label"
+    emulator.reset(Task("enter-text", params={"data_mode": "train"}), 3)
+    assert {(label.name, label.role) for label in emulator.labels()} == {("", "textbox"), ("Submit", "button")}
+
+
+def test_labels_are_those_of_the_latest_screen_and_none_of_a_page_that_was_left(emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task("click-collapsible", params={"data_mode": "train"}), 3)
+    folded = {label.name for label in emulator.labels()}
+    tap(emulator, "h3")
+    unfolded = {label.name for label in emulator.labels()}
+    inside = ask(emulator, "return document.querySelector('#area > div').textContent")
+    assert folded == {"Section #38", "Submit"} and unfolded == {*folded, inside}
+    ask(emulator, "location.href = 'about:blank'")
+    assert emulator.step({"type": "wait"}).terminated and not emulator.labels()

@@ -1,18 +1,28 @@
-"""Devices whose texts tell the latest actions."""
+"""Devices whose texts tell the latest actions, and what is on the screen."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from digirl_dist.emulator import Label
 from digirl_dist.emulator.phone import DemoPhone, layout, phone_tasks
 from digirl_dist.emulator.phone.apps import APPS
 from digirl_dist.emulator.remembered import Memory, RememberedEmulator, recalled, told
 from digirl_dist.emulator.touch_actions import DeviceAction
-from digirl_dist.errors import ActionError
+from digirl_dist.errors import ActionError, EmulatorError
 from digirl_dist.settings import DeviceAgentSettings, PhoneSettings
 from digirl_dist.tasks import Task
+from digirl_dist.trajectory import Observation, Transition
+from digirl_dist.types import Json
 
 TASK = next(task for task in phone_tasks("multistep", "train") if task.id == "submit-browser-pizza")
+OK = Label("Ok", "button", 0.1, 0.25, 0.5, 0.375)
+UMLAUT = Label("Größe „M“", "", 0.0, 0.0, 1.0, 0.001)
 NOWHERE, BACK = DeviceAction("tap", 0.5, 0.1), DeviceAction("back")
 
 
@@ -34,8 +44,8 @@ def begun(most: int = 8) -> RememberedEmulator:
 def memories(emulator: RememberedEmulator, *actions: DeviceAction) -> list[Memory]:
     for action in actions:
         text = emulator.step(action.to_json()).observation.text
-    instruction, found = recalled(text)
-    assert instruction == TASK.instruction
+    instruction, found, labels = recalled(text)
+    assert instruction == TASK.instruction and not labels
     return found
 
 
@@ -81,15 +91,71 @@ def test_what_is_no_action_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "Do\nBefore: noon", 'Do\nBefore: [{"type": "jump", "here": true}]', "\nBefore: 7"]
+    "text",
+    [
+        "",
+        "Do\nBefore: noon",
+        'Do\nBefore: [{"type": "jump", "here": true}]',
+        "\nBefore: 7",
+        "Read\nOn screen: news",
+        'Read\nOn screen: [["Ok", "button"]]',
+        "Read\nOn screen: [[]]\nBefore: 7",
+    ],
 )
-def test_instructions_that_look_like_memories_stay_instructions(text: str) -> None:
-    assert recalled(text) == (text, [])
+def test_instructions_that_look_like_memories_or_labels_stay_instructions(text: str) -> None:
+    assert recalled(text) == (text, [], [])
     known = [Memory(BACK, False), Memory(NOWHERE, True)]
-    assert recalled(told(text, known)) == (text, known)
+    for memories, labels in ((known, []), ([], [OK]), (known, [OK, UMLAUT])):
+        assert recalled(told(text, memories, labels)) == (text, memories, labels)
+
+
+class Named:
+    """An emulator that says what it shows: a label more after each step."""
+
+    def __init__(self, *labels: Any) -> None:
+        self._all, self._steps = labels, 0
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        self._steps = 1
+        return Observation(task.instruction)
+
+    def step(self, action: Json) -> Transition:
+        self._steps += 1
+        return Transition(Observation(TASK.instruction), 0.0, terminated=False)
+
+    def labels(self) -> Sequence[Any]:
+        return self._all[: self._steps]
+
+    def close(self) -> None:
+        pass
+
+
+def test_labels_are_those_of_the_screen_that_is_seen() -> None:
+    emulator = RememberedEmulator(lambda: Named(OK, UMLAUT), 8, labels=True)
+    assert recalled(emulator.reset(TASK, 0).text) == (TASK.instruction, [], [OK])
+    text = emulator.step(BACK.to_json()).observation.text
+    assert recalled(text) == (TASK.instruction, [Memory(BACK, True)], [OK, UMLAUT])
+    assert RememberedEmulator(lambda: Named(OK), 8).reset(TASK, 0).text == TASK.instruction, "nobody asked for labels"
+
+
+def test_labels_are_bounded_in_number_length_and_place() -> None:
+    far = replace(OK, name="n" * 10_000, left=-3.0, bottom=7.0)
+    emulator = RememberedEmulator(lambda: Named(*[far] * 10_000), 8, labels=True)
+    for _ in range(100):
+        emulator.step(BACK.to_json())
+    _, _, labels = recalled(emulator.step(BACK.to_json()).observation.text)
+    assert labels == [replace(OK, name="n" * 64, left=0.0, bottom=1.0)] * 64
+
+
+@pytest.mark.parametrize("wrong", [None, ("Ok", "button", 0, 0, 1, 1), replace(OK, top=math.nan)])
+def test_what_is_no_label_is_refused(wrong: Any) -> None:
+    with pytest.raises(EmulatorError, match=r"labels\(\) returned"):
+        RememberedEmulator(lambda: Named(wrong), 8, labels=True).reset(TASK, 0)
 
 
 def test_the_device_agent_chooses_how_much_is_told() -> None:
-    assert DeviceAgentSettings(memory=0).wrapped(phone) is phone
+    assert DeviceAgentSettings(memory=0, labels=False).wrapped(phone) is phone
     remembering = DeviceAgentSettings(memory=3).wrapped(phone)()
     assert isinstance(remembering, RememberedEmulator) and remembering._most == 3
+    without_memory = DeviceAgentSettings(memory=0).wrapped(lambda: Named(OK))()
+    assert without_memory.reset(TASK, 0).text == told(TASK.instruction, labels=[OK])

@@ -39,6 +39,11 @@ class DeviceAgentSettings(AgentPlugin):
     with this power of its contrast."""
     reluctance: Amount = 2.0
     """How little an untrained policy repeats what it did on the very same screen: at first, by this many nats."""
+    labels: bool = True
+    """Whether it reads the names of what is on the screen, where the emulator has them (MiniWoB++; your own with
+    ``labels()``), beside the picture …"""
+    naming: Amount = 4.0
+    """… and how much an untrained policy prefers touching what the instruction names: by this many nats."""
     shift: FewOrNone = 0
     """While it is fitted, pictures and the taps on them move by up to this many pixels, so that a label is known
     wherever it lies."""
@@ -62,10 +67,10 @@ class DeviceAgentSettings(AgentPlugin):
         from digirl_dist.agent.words import quoted
         from digirl_dist.emulator.remembered import recalled
 
-        instruction, _ = recalled(observation.text)
-        TouchGrid(1, 1).choice(action, quoted(instruction))
+        TouchGrid(1, 1).choice(action, quoted(recalled(observation.text).instruction))
 
     def wrapped(self, emulator: EmulatorFactory) -> EmulatorFactory:
         from digirl_dist.emulator.remembered import RememberedEmulator
 
-        return partial(RememberedEmulator, emulator, self.memory) if self.memory else emulator
+        wanted = self.memory or self.labels
+        return partial(RememberedEmulator, emulator, self.memory, self.labels) if wanted else emulator

@@ -34,6 +34,8 @@ class CustomEmulatorSettings(EmulatorPlugin):
             raise SettingsError(f"entry_point {self.entry_point!r} lacks the class attribute {missing[0]}")
         if not isinstance(kind.spec, EmulatorSpec):
             raise SettingsError(f"entry_point {self.entry_point!r}: its spec is {kind.spec!r:.100} and no EmulatorSpec")
+        if kind.spec.labels and not hasattr(kind, "labels"):
+            raise SettingsError(f"entry_point {self.entry_point!r}: its spec has labels=True, and it lacks labels()")
         return Device(partial(kind, **self.kwargs), kind.spec, needs=getattr(kind, "needs", TYPICAL))
 
     def tasks(self, task_set: str, split: str) -> Sequence[Task]:
