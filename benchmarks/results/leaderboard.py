@@ -42,18 +42,27 @@ RECIPES = {
 _INTRODUCTION = """\
 # Leaderboard
 
-Made by `script/leaderboard`, which makes the runs that are missing; `leaderboard.jsonl` has the curves.
+`script/leaderboard` writes this page and makes the runs that are missing. `leaderboard.jsonl` has the curves.
 
-Every run begins with untrained weights and has at most 1,152 episodes (phone: 1,792) of the ordinary entry, with the
-shipped defaults of its algorithm: no page and no task set has settings of its own. *Reached* is when the mean success
-of two iterations in a row is 0.9 or more, counted in episodes that had been collected by then and in minutes of
-wall-clock; `end` is that mean at the end, for each seed. Success is that of the policy that collects, which still
-explores, on instances that it has not met before. Episodes and minutes are means over the seeds that reached it; *n of
-m* says how many did. A commit with `+` had changes beside it. Other work may have run on the machine, so minutes say
-little. The device agent's convolutions changed on 2026-11-23 (CHANGELOG): rows of 383cf4a15c, 801cd4bf55 and 2a0d8ee46f
-are of those before, 2a0d8ee46f+ has the finer second one, and the other rows have He's weights as well. Since a rebase
-609636eee1 is 5b7d174, and 1b78864c4a+ is that as well, as far as cloning goes. GRPO's rows precede its `unsolved`
-(2026-11-24).
+Every run starts from untrained weights and has at most 1,152 episodes (phone: 1,792) of the ordinary entry. It uses the
+shipped defaults of its algorithm: no page and no task set has settings of its own.
+
+| column | meaning |
+| --- | --- |
+| `reached` | how many seeds reached the goal: a mean success of 0.9 or more over two iterations in a row |
+| `episodes`, `minutes` | episodes collected, and wall-clock time, until then; means over the seeds that reached it |
+| `end` | mean success of the last two iterations, for each seed |
+| `commit` | a `+` means that files differed from the commit |
+
+Success is that of the collecting policy, which still explores, on instances that it has not met before. Other work may
+have run on the machine, so minutes say little.
+
+The defaults changed while these rows were made:
+
+- The device agent's convolutions changed on 2026-11-23 (CHANGELOG). The rows of 383cf4a15c, 801cd4bf55 and 2a0d8ee46f
+  are older. 2a0d8ee46f+ has the finer second convolution. The other rows also have He's initial weights.
+- 609636eee1 became 5b7d174 in a rebase. For cloning, 1b78864c4a+ equals that commit too.
+- GRPO's rows precede its `unsolved` (2026-11-24).
 """
 
 

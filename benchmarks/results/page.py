@@ -19,15 +19,19 @@ from benchmarks.results.reading import Curve, Found
 _INTRODUCTION = """\
 # Learning results
 
-Made by `{command}`; every number comes from the `metrics.jsonl` of runs of the ordinary entry, `python run.py`, which
-the same command makes where they are missing. Machine: {machine}. MiniWoB++ is on the [leaderboard](leaderboard.md).
+`{command}` writes this page and makes the runs that are missing. Every number comes from the `metrics.jsonl` of runs of
+the ordinary entry, `python run.py`. Machine: {machine}. For MiniWoB++ see the [leaderboard](leaderboard.md); for what
+else was tried, see the [experiments](experiments.md).
 
-`start` is the success rate of the first episodes, before any of them was learned from; `end` that of the last two
-iterations; `mean` that of all. All are success rates of a policy that still explores, on training tasks. Figures are
-means over seeds ± standard deviation; in the pictures the band is one standard deviation. Minutes are wall-clock of one
-run. *Training wording* and *test split* are success rates of the last policy, which still explores, on two instances of
-each task that training never meets; in brackets those of the seeds. *Tasks solved* says how many were ever found, of
-each seed.
+- `start` is the success rate of the first episodes, before any of them was learned from. `end` is that of the last two
+  iterations, `mean` that of all. They are measured on training tasks.
+- *Training wording* and *test split* are success rates of the last policy on two instances of each task that training
+  never meets. Each seed's are in brackets.
+- *Tasks solved* counts the tasks that succeeded at least once, for each seed.
+- `minutes` is the wall-clock time of one run. Other work ran on the machine during many runs, so it says little.
+
+The policy still explores in all of them. Figures are means over seeds ± standard deviation, which is also the band in
+the pictures.
 {note}
 """
 

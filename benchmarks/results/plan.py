@@ -126,8 +126,8 @@ def _phone() -> Group:
     return Group(
         "phone",
         "Demo phone",
-        "Filtered cloning, as it comes. `default` is what `script/demo` trains on; `easy` opens all twelve apps, in "
-        "two wordings each.",
+        "Filtered cloning with its default settings. `default` is the task set of `script/demo`. `easy` opens all "
+        "twelve apps, with two wordings each.",
         (
             Series("default", 14, 128, ("task_set=default",)),
             Series("easy", 14, 128, ("task_set=easy",)),
@@ -139,8 +139,8 @@ def _algorithms() -> Group:
     return Group(
         "algorithms",
         "Algorithms on the multi-step tasks of the demo phone",
-        "77 tasks of two to four steps; the same agent, the same number of episodes and the shipped defaults of each "
-        "algorithm.",
+        "77 tasks of two to four steps. All rows have the same agent, the same number of episodes, and the shipped "
+        "defaults of their algorithm.",
         (
             _on_multistep("filtered_bc"),
             _on_multistep("digirl-paper", "train_algorithm=digirl"),
@@ -159,7 +159,8 @@ def _long() -> Group:
     return Group(
         "long",
         "Algorithms on the long tasks of the demo phone",
-        "96 tasks of five or six steps: two things to do in different apps, each half of the reward. Success is both.",
+        "96 tasks of five or six steps: two things to do in different apps, each for half of the reward. An episode "
+        "succeeds if it does both.",
         (
             Series("filtered_bc", 24, 96, told, measured=192),
             Series("digirl-paper", 24, 96, (*told, "train_algorithm=digirl"), measured=192),
@@ -173,8 +174,8 @@ def _warm(root: Path) -> Group:
     return Group(
         "warm",
         "After imitation: reinforcement or more imitation",
-        "Every run begins with the policy that filtered cloning left of its seed on the set `default` (first table), "
-        "and goes on with one algorithm for as many episodes of the 77 multi-step tasks.",
+        "Every run starts from the policy that filtered cloning of the same seed learned on the set `default` (first "
+        "table). It continues with one algorithm on the 77 multi-step tasks, for the same number of episodes.",
         (
             Series("filtered_bc", 8, 96, told, measured=154, after=imitated),
             Series("grpo", 8, 96, (*told, "train_algorithm=grpo"), measured=154, after=imitated),
@@ -197,9 +198,9 @@ def _ablations() -> Group:
     return Group(
         "ablations",
         "What each ingredient is worth",
-        "Filtered cloning on the 77 multi-step tasks of the demo phone, with one ingredient left out in each row; then "
-        "GRPO, and GRPO in groups of one, where an episode has none to be compared with and nothing but self-imitation "
-        "is left. `nothing` and `grpo` are the runs of the table above: the same settings.",
+        "The first rows are filtered cloning on the 77 multi-step tasks of the demo phone; each row leaves out one "
+        "ingredient. The last two are GRPO, and GRPO in groups of one, where only self-imitation is left because an "
+        "episode has no other to be compared with. `nothing` and `grpo` are the complete algorithms.",
         tuple(_on_multistep(name, *without) for name, without in left_out.items()),
     )
 
@@ -210,10 +211,10 @@ def _off2on(root: Path) -> Group:
     return Group(
         "off2on",
         "Offline to online",
-        "Demo phone, set `default`, filtered cloning. `offline-to-online` makes ten updates from 512 episodes that "
-        "`data`, a run of four iterations with another seed, left behind, and then goes on as `online` does, with as "
-        "many episodes of its own: the table counts those. In all it has learned from 1,088 episodes and `online` from "
-        "576, so the rows do not compare equal numbers of episodes; they show what stored ones are worth.",
+        "Demo phone, set `default`, filtered cloning. `offline-to-online` first makes ten updates from 512 stored "
+        "episodes of `data`, a run of four iterations with another seed. It then continues as `online` does, with as "
+        "many episodes of its own; the table counts only those. In total it learns from 1,088 episodes and `online` "
+        "from 576, so the rows show what stored episodes are worth, not what equal numbers of episodes are.",
         (
             Series("data", 4, 128, ("task_set=default",), seeds=(100,)),
             Series("online", 6, 96, ("task_set=default",)),

@@ -23,14 +23,17 @@ _BSIZE, _STEPS, _BATCH = 8, 128, 64
 _WINDOW = 5 * _BSIZE * _STEPS
 """Global steps over whose episodes a mean return is taken."""
 _TEXT = f"""\
-`digirl_dist.train` with PPO on 1, 2 and 4 ranks, and the same number of global steps (steps of all emulators
-together). *Divided*: `bsize` ({_BSIZE}) and `algorithm.ppo.batch_size` ({_BATCH}) are divided by the number of
-ranks, so that an iteration has as many emulators, steps and minibatches, and these as many rows, on any number of
-ranks; the learning rate stays. *Unchanged*: each rank keeps both, so a minibatch has
-the rows of all ranks, and there are fewer updates for the same steps. `steps` are the thousands of global steps
-after which the mean return of the episodes that ended within the last {_WINDOW} steps reached the threshold, means
-over seeds ± standard deviation; `end` is that mean return at the end. With more emulators, episodes that began
-together end later in global steps.
+`digirl_dist.train` with PPO on 1, 2 and 4 ranks, for the same number of global steps (steps of all emulators together).
+
+- *Divided*: `bsize` ({_BSIZE}) and `algorithm.ppo.batch_size` ({_BATCH}) are divided by the number of ranks; the
+  learning rate stays. An iteration then has the same number of emulators, steps, minibatches, and rows in each
+  minibatch on any number of ranks.
+- *Unchanged*: each rank keeps both. A minibatch then has the rows of all ranks, so the same steps make fewer updates.
+- `steps`: thousands of global steps until the mean return of the episodes that ended within the last {_WINDOW} steps
+  reached the threshold; mean over seeds ± standard deviation.
+- `end`: that mean return at the end of the run.
+
+With more emulators, episodes that start together end later in global steps.
 """
 
 
