@@ -15,23 +15,23 @@ class OptimizerSettings:
     """How parameters are moved: Adam, over shuffled minibatches."""
 
     learning_rate: Rate = 1e-3
-    """Of the optimiser, Adam."""
+    """Learning rate of the optimiser, Adam."""
     batch_size: Count = 64
     """Rows per minibatch."""
     accumulate: Few = 1
-    """Minibatches that make one step together, as one minibatch of all their rows would."""
+    """Minibatches that make one step together, like one minibatch of all their rows."""
     epochs: Few = 5
-    """Passes over the rows in each iteration …"""
+    """Passes over the rows in each iteration, within ``max_examples``."""
     max_examples: Count = 2000
-    """… but never more rows than this, so that an iteration takes bounded time."""
+    """Most rows of an iteration, over all passes, so that it takes bounded time."""
     clip_norm: Positive = 1.0
-    """Longest gradient."""
+    """Gradients are clipped to this norm."""
     ramp_steps: CountOrNone = 0
-    """Steps over which the learning rate rises from nothing to its value."""
+    """Steps over which the learning rate rises from 0 to its value."""
     adam_eps: Positive = 1e-8
     """Added to the denominator of Adam's steps."""
     max_loss: Positive = 1e4
-    """A loss beyond this has exploded and stops the run."""
+    """A loss beyond this counts as exploded and stops the run."""
 
 
 @dataclass
@@ -43,13 +43,13 @@ class ActorSettings(OptimizerSettings):
 
 @dataclass
 class HindsightSettings:
-    """Episodes that met other goals of the task set than their own are learned from under those instructions too."""
+    """Episodes that met goals of other tasks of the set are also learned from under those tasks' instructions."""
 
     most: FewOrNone = 3
-    """Goals for which one episode is relabelled at most; 0: none."""
+    """Most goals for which one episode is relabelled; 0: no relabelling."""
     achieved: str | None = None
-    """Your function, ``my_file:achieved``, that says of a Trajectory which instructions it fulfilled, as pairs of the
-    number of steps after which it had and the instruction. Null: what the emulator said."""
+    """Your function, ``my_file:achieved``. It gets a Trajectory and returns the instructions that it fulfilled, as
+    pairs (number of steps after which it had, instruction). Null: what the emulator reported."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class ValueSettings(OptimizerSettings):
     """How a value function is fitted."""
 
     width: Width = 128
-    """Units of its hidden layer."""
+    """Units of the hidden layer."""
     batch_size: Count = 128
     epochs: Few = 4
     max_examples: Count = 20000
@@ -65,12 +65,12 @@ class ValueSettings(OptimizerSettings):
 
 @dataclass
 class AlgorithmSettingsBase:
-    """One block per algorithm, of which ``train_algorithm`` names the one in use; or an algorithm of yours."""
+    """One block per algorithm; ``train_algorithm`` names the one in use. Or your own algorithm."""
 
     entry_point: str | None = None
-    """Your own algorithm, ``my_file:MyAlgorithm``, in place of the one that ``train_algorithm`` names."""
+    """Your own algorithm, ``my_file:MyAlgorithm``, instead of the one that ``train_algorithm`` names."""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    """What it is built with, beside the agent, ``peers`` and ``seed``."""
+    """Arguments of your algorithm besides the agent, ``peers`` and ``seed``."""
 
     def block(self, name: str) -> AlgorithmBlock:
         """Returns the settings of one algorithm."""

@@ -7,12 +7,13 @@ from digirl_dist.settings.ranges import Count, CountOrNone, Seconds
 
 @dataclass
 class DistributedSettings:
-    """A rank steps ``bsize`` emulators in its own process; an iteration is ``steps`` steps of each."""
+    """Training where each rank steps ``bsize`` emulators in its own process; an iteration is ``steps`` steps of
+    each."""
 
     steps: Count = 128
     """Steps of each emulator in one iteration."""
     eval_freq: CountOrNone = 0
-    """Rank 0 measures the policy every so many iterations; 0: never."""
+    """Iterations between two evaluations of the policy by rank 0; 0: never."""
     eval_episodes: Count = 8
     """Episodes of one evaluation."""
     gate_s: Seconds = 3600.0

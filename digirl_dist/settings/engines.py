@@ -26,22 +26,23 @@ class TransformersEngineSettings(EngineSettings):
 
 @dataclass
 class OpenAIEngineSettings(EngineSettings):
-    """An inference server acts: vLLM or SGLang, with LoRA weights that it loads while it runs."""
+    """An inference server acts: vLLM or SGLang, which loads new LoRA weights while running."""
 
     name: str = "openai"
     url: str = MISSING
-    """Its OpenAI-compatible address, such as http://127.0.0.1:8000/v1."""
+    """The server's OpenAI-compatible address, such as http://127.0.0.1:8000/v1."""
     key_variable: str = ""
-    """Name of the environment variable with its key; empty: it needs none."""
+    """Name of the environment variable with the server's key; empty: it needs none."""
     adapters: Elsewhere | None = None
-    """Folder by which it gets the weights; it must see it under the same path. null: ``save_path/adapters``."""
+    """Folder through which the server gets the weights; it must see it under the same path. null:
+    ``save_path/adapters``."""
     answer_s: Seconds = 60.0
     """Longest wait for one answer, or for the loading of one policy version, in seconds."""
     outage_s: Pause = 120.0
     """Longest time, in seconds, to retry a server that is down or busy; then the episode runs again."""
     tolerance: Positive = 0.02
-    """Largest difference between its log-probabilities and those of ``agent.model`` at which a run starts, in nats per
-    token. Above 0.001 per answer it is told."""
+    """Largest difference, in nats per token, between the server's log-probabilities and those of ``agent.model`` at
+    which a run starts. Differences above 0.001 nats per answer are reported."""
 
     def __post_init__(self) -> None:
         """Raises SettingsError for a number out of its range, and an address that is none or has a password in it."""

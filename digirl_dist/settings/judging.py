@@ -20,13 +20,13 @@ class JudgeSettings(ChatSettings):
     """A vision-language model as the judge. The host asks it; an outage beyond ``outage_s`` ends the run."""
 
     prompt: str = ""
-    """Your own question, with the placeholders ``{instruction}`` and ``{actions}``; empty: a general one."""
+    """Your own prompt, with the placeholders ``{instruction}`` and ``{actions}``; empty: a general one."""
     screenshots: FewOrNone = 2
     """Number of last screenshots that the judge sees."""
     parallel: Processes = 4
     """Largest number of simultaneous requests."""
     readings: Few = 2
-    """Number of times in all that a question without a verdict is asked; after that it counts as no success."""
+    """How often a request is made in total if answers lack a verdict; then the episode counts as no success."""
     usd_per_million_in: Amount = 0.0
     """Price of a million input tokens, for the cost in the metrics."""
     usd_per_million_out: Amount = 0.0

@@ -24,9 +24,10 @@ class EmulatorSettings:
 
     name: str = MISSING
     packages: list[str] = field(default_factory=list)
-    """Packages that ``pip`` installs on the workers, such as minigrid; without a version of their own, the host's."""
+    """Packages that ``pip`` installs on the workers, such as minigrid. Without a stated version, the host's version."""
     setup: FilePath | None = None
-    """A Bash script on the host, which runs on each worker once, after the packages, in their environment."""
+    """A Bash script on the host. It runs once on each worker, after the packages are installed, in their
+    environment."""
 
 
 @dataclass

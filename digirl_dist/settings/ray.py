@@ -12,10 +12,10 @@ class RayActorSettings:
     """The place of one worker in a Ray cluster."""
 
     num_cpus: Amount = 1.0
-    """CPUs of a worker: Ray places it where so many are free …"""
+    """CPUs of a worker. Ray places it where they are free."""
     num_gpus: Amount = 0.0
-    """… and so many GPUs …"""
+    """GPUs of a worker. Ray places it where they are free."""
     resources: dict[str, Amount] = field(default_factory=dict)
-    """… and so much of resources of your own (``ray start --resources='{"emulators": 4}'``)."""
+    """Your own resources that a worker takes (``ray start --resources='{"emulators": 4}'``)."""
     start_s: Seconds = 60.0
-    """Longest wait for the cluster, and for a place in it for a worker, which then tries again."""
+    """Longest wait for the cluster, and for a worker's place in it; then the worker tries again."""

@@ -33,7 +33,8 @@ from digirl_dist.settings.workers import InstallSettings, LimitSettings, SshSett
 
 
 class Parallel(Enum):
-    """Where episodes run: here, on workers (see ``collector``), or here without training (to try a worker machine)."""
+    """Where episodes run. ``host``: on workers (see ``collector``). ``single``: here. ``worker``: here without
+    training, to try a worker machine."""
 
     single = "single"
     host = "host"
@@ -55,8 +56,8 @@ class TrainMode(Enum):
 
 
 class TaskMode(Enum):
-    """Trains, or runs ``eval_iterations`` rounds with the newest checkpoint: to evaluate it on emulator seeds that no
-    training draws, or to collect episodes that others may learn from."""
+    """train: trains. The others run ``eval_iterations`` rounds with the newest checkpoint: ``evaluate`` on emulator
+    seeds that training never draws, ``collect`` for episodes that other runs may learn from."""
 
     train = "train"
     evaluate = "evaluate"
@@ -127,8 +128,8 @@ class Settings:
     save_path: OutputFolder = "runs/host"
     """The run folder. Repeating the command continues the run in it."""
     start_from: Elsewhere | None = None  # a run that goes on needs it no more
-    """Checkpoint whose policy, and nothing else of its run, a new run begins with: a folder like
-    ``RUN/checkpoints/000014`` or ``RUN/checkpoints/best``, or a run folder, whose newest one counts. Of a DigiRL run,
+    """Checkpoint whose policy a new run starts from; nothing else of its run is used. A folder like
+    ``RUN/checkpoints/000014`` or ``RUN/checkpoints/best``, or a run folder for its newest checkpoint. For a DigiRL run,
     the folder ``trainer.pt``."""
     save_freq: Count = 1
     """Iterations between kept checkpoints; the newest and the best in evaluations are always kept."""
@@ -136,8 +137,8 @@ class Settings:
     """Largest number of kept checkpoints; null: no limit."""
 
     loggers: list[str] = field(default_factory=lambda: ["tensorboard"])
-    """Tools that get figures and episodes: any of tensorboard, wandb, mlflow, trackio (extras of these names). Their
-    own environment variables name servers and keys, such as ``WANDB_API_KEY`` and ``MLFLOW_TRACKING_URI``."""
+    """Tools that receive figures and episodes: any of tensorboard, wandb, mlflow, trackio (extras of these names).
+    Their own environment variables name servers and keys, such as ``WANDB_API_KEY`` and ``MLFLOW_TRACKING_URI``."""
     logger_project: str = "digirl_dist"
     """Project (W&B, trackio) or experiment (MLflow) of the run there."""
     wandb_project: str | None = None
@@ -145,10 +146,10 @@ class Settings:
 
     worker_ips: Any = field(default_factory=list)
     """Workers: host names, or mappings with ``host`` and any of ``name port username key bsize temp_path run_path
-    python emulator`` that override the values below for that worker, and ``site`` (see ``relay``) and ``site_address``.
-    Workers added to the YAML file mid-run join; removed ones drain and leave. If the command line sets them, they stay
-    fixed. ``slurm:4`` in place of a host name stands for four nodes that Slurm is asked for (see ``slurm``), and
-    ``slurm`` for those of this allocation."""
+    python emulator``, which override the values below for that worker, and ``site`` (see ``relay``) and
+    ``site_address``. Workers added to the YAML file mid-run join; removed ones drain and leave. If the command line
+    sets them, they stay fixed. ``slurm:4`` instead of a host name requests four nodes from Slurm (see ``slurm``);
+    ``slurm`` uses the nodes of this allocation."""
     worker_username: str | None = None
     """Login name on the workers; null: the choice of ``ssh``."""
     worker_temp_path: Elsewhere = "~/.cache/digirl_dist/jobs"
@@ -160,8 +161,8 @@ class Settings:
     worker_torch_threads: Processes = 1
     """CPU threads of the policy on each worker."""
     inference: Inference = Inference.worker
-    """host: workers run only emulators and ask the host for each action; no weights leave it. The policy acts on
-    ``trainer.device``. Without workers the policy is on the host anyway."""
+    """Where the policy acts. ``host``: workers run only emulators and request each action from the host; no weights
+    leave it. The policy acts on ``trainer.device``. Without workers the policy is on the host anyway."""
     inference_batch: Few = 64
     """inference=host: number of waiting observations, over all workers, that starts a batch at once."""
     inference_wait_ms: Pause = 2.0
@@ -170,17 +171,18 @@ class Settings:
     """bfloat16 halves the pushed bytes, but the acting policy is then the trained one rounded to 8 bits of mantissa.
     The log-probabilities of trajectories are those of the acting policy."""
     relay: Any = "auto"
-    """auto: workers of the same ``site`` fetch a pushed policy from each other over SSH, so that the host sends it once
-    to each site; what cannot be had so comes from the host, and ``why`` says the reason. off: the host sends all."""
+    """auto: workers of the same ``site`` fetch a pushed policy from each other over SSH, so the host sends it to each
+    site once. Whatever they cannot fetch comes from the host, and ``why`` gives the reason. off: the host sends
+    everything."""
     prefetch: FewOrNone = 1
     """Tickets that a worker holds beyond its slots, so that no slot waits for a round trip."""
 
     bsize: int | str = 2
-    """Parallel emulators on each worker; ``auto``: as many as its cores and memory carry."""
+    """Parallel emulators on each worker; ``auto``: as many as its cores and memory allow."""
     rollout_size: Episodes = 128
     """Episodes per iteration over the whole fleet."""
     max_steps: Count | None = None
-    """Longest episode in steps; null: the emulator's own."""
+    """Longest episode in steps; null: the emulator's own limit."""
     close: Close = Close.all
     """When an iteration ends. Episodes still running then count in the next one; tickets not started are cancelled."""
     quorum: SomeShare = 0.9
@@ -188,15 +190,15 @@ class Settings:
     deadline_s: Seconds = 600.0
     """close=deadline: seconds from the iteration's start to its end, if any episode has landed by then."""
     speculate: bool = True
-    """Run the episodes that are expected to end last a second time on idle emulators of faster workers; the first
-    result counts. A slow worker then starts no episode that would end long after all others."""
+    """Run the episodes that should end last a second time on idle emulators of faster workers; the first result counts.
+    A slow worker then starts no episode that would end long after all others."""
     collect_ahead: FewOrNone = 0
     """Iterations whose collection may begin under an older checkpoint while the host learns; 0: on-policy."""
     max_staleness: CountOrNone | None = None
     """Largest number of updates that an episode's policy may lag behind to be used in updates; null: no limit."""
 
     train_algorithm: str = "filtered_bc"
-    """The block of ``algorithm`` in use, unless ``algorithm.entry_point`` names an algorithm of yours."""
+    """The block of ``algorithm`` in use, unless ``algorithm.entry_point`` names your own algorithm."""
     train_mode: TrainMode = TrainMode.online
     train_iterations: CountOrNone = 14
     """Iterations of the run: collect, then update. A larger number continues a run that has ended."""
@@ -204,14 +206,14 @@ class Settings:
     """task_mode=evaluate or collect: rounds of ``rollout_size`` episodes."""
     task_mode: TaskMode = TaskMode.train
     task_set: str = "default"
-    """The tasks: one of the emulator's own sets, or a file (.yaml, .json, .txt; see docs/tasks.md), in whose name
-    ``{split}`` means train or test."""
+    """The tasks: one of the emulator's own sets, or a file (.yaml, .json, .txt; see docs/tasks.md). ``{split}`` in its
+    name stands for train or test."""
     task_split: TaskSplit = TaskSplit.train
     task_order: TaskOrder = TaskOrder.random
     seed: Seed = 0
     """Seed of the first weights, of the tasks, and of every episode."""
     success: Success = Success.environment
-    """The judge of whether an episode was a success."""
+    """What decides whether an episode was a success."""
     predicate: str | None = None
     """success=predicate: your function of a Trajectory, such as ``my_file:is_done``. It runs on the host."""
     judge: JudgeSettings = field(default_factory=JudgeSettings)
@@ -221,7 +223,7 @@ class Settings:
     return in each iteration)."""
 
     dry_run: bool = False
-    """Start localhost workers behind real SSH servers and use them in place of ``worker_ips``."""
+    """Start localhost workers behind real SSH servers and use them instead of ``worker_ips``."""
     dry_run_workers: Processes = 2
     """dry_run=true: localhost workers to start."""
 

@@ -10,16 +10,16 @@ _OURS = ("array", "export", "job-name", "nodes", "ntasks", "open-mode", "output"
 
 @dataclass
 class SlurmSettings:
-    """Jobs of ``worker_ips: slurm:4``, one node each, which live as long as the run; null: Slurm's own default."""
+    """Jobs of ``worker_ips: slurm:4``: one node each, for as long as the run lasts. null: Slurm's own default."""
 
     partition: str | None = None
     """Partition that the jobs are submitted to."""
     account: str | None = None
-    """Account that they are charged to."""
+    """Account that the jobs are charged to."""
     qos: str | None = None
-    """Quality of service that they ask for."""
+    """Quality of service that the jobs request."""
     time_h: Positive | None = None
-    """Longest time of a job in hours. One that ends before the run does is replaced by another."""
+    """Longest time of a job in hours. A job that ends before the run does is replaced."""
     cpus: Processes | None = None
     """Cores of each job; null: one for each emulator, or the whole node with ``bsize: auto``."""
     memory_gb: Positive | None = None
@@ -27,7 +27,7 @@ class SlurmSettings:
     options: list[str] = field(default_factory=list)
     """Further options of ``sbatch``, such as ``--constraint=skylake``."""
     pending_s: Seconds | None = None
-    """Longest wait of a job in Slurm's queue, after which its worker counts as lost; null: as long as it takes."""
+    """Longest wait of a job in Slurm's queue; then its worker counts as lost. null: no limit."""
 
     def __post_init__(self) -> None:
         """Refuses options that are none, or that the host sets itself. Raises SettingsError."""

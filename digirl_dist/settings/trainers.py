@@ -25,22 +25,22 @@ class TrainerSettings:
     """With several ranks: shard weights, gradients and optimiser state over them (FSDP2), for agents that are too large
     for one device."""
     shard_blocks: list[str] = field(default_factory=list)
-    """Classes of the agent's modules, such as T5Block, each of whose modules is gathered by itself while it computes.
-    Without any, the whole agent is gathered for each pass."""
+    """Classes of the agent's modules, such as T5Block, whose modules are gathered one at a time while they compute.
+    Without any, each pass gathers the whole agent."""
 
 
 @dataclass
 class InProcessSettings(TrainerSettings):
-    """Trains in the host's own process or, under ``torchrun run.py``, in all ranks that it started."""
+    """Trains in the host's own process or, under ``torchrun run.py``, in all ranks that torchrun started."""
 
     name: str = "inprocess"
 
 
 @dataclass
 class JaxSettings(TrainerSettings):
-    """Trains in this process or in the ranks that ``python -m digirl_dist.parallel.jax`` started; JAX updates by PPO.
+    """Trains with PPO in JAX, in this process or in the ranks that ``python -m digirl_dist.parallel.jax`` started.
 
-    ``device``, which is auto, cpu or cuda, is JAX's. The policy acts on the CPU, in PyTorch.
+    ``device`` (auto, cpu or cuda) is JAX's. The policy acts on the CPU, in PyTorch.
     """
 
     name: str = "jax"
@@ -52,7 +52,7 @@ class TorchrunSettings(TrainerSettings):
 
     name: str = "torchrun"
     nproc_per_node: Processes = 2
-    """Ranks on this machine, one for each GPU."""
+    """Number of ranks on this machine, one for each GPU."""
     update_s: Seconds = 7200.0
     """Longest update, in seconds."""
     stop_s: Pause = 15.0

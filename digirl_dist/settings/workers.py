@@ -16,10 +16,8 @@ class SshTransport(Enum):
 
 @dataclass
 class SshSettings:
-    """The connections to the workers; their time limits are in seconds.
-
-    Links are normally busy or down for a few seconds at times: limits far below these cost needless retries.
-    """
+    """The connections to the workers; their time limits are in seconds. Links are normally busy or down for a few
+    seconds at times, so limits far below these cost needless retries."""
 
     transport: SshTransport = SshTransport.auto
     """``openssh`` follows all of ~/.ssh/config and encrypts outside Python; ``paramiko`` needs no ``ssh`` here."""
@@ -34,7 +32,8 @@ class SshSettings:
     stall_s: Seconds = 60.0
     """Longest time without progress of a transfer although the link itself answers (a hanging disk, for example)."""
     slowest_kb_s: Positive = 16.0
-    """Lowest mean rate of a transfer, in KiB per second: one that is slower for longer than ``stall_s`` has failed."""
+    """Lowest mean rate of a transfer, in KiB per second. A transfer that is slower for longer than ``stall_s``
+    fails."""
 
 
 @dataclass
@@ -50,15 +49,15 @@ class LimitSettings:
     slot_failures: Count = 3
     """Consecutive failures that take an emulator out of service."""
     quarantine_s: Pause = 300.0
-    """Time for which an emulator, or a worker, is out of service. Afterwards one more failure takes it out again."""
+    """Time for which an emulator or a worker stays out of service. Afterwards one more failure takes it out again."""
     lease_s: Seconds | None = None
-    """Longest time that a worker may hold a ticket without news of its episode, before the ticket goes to another one.
+    """Longest time that a worker may hold a ticket without news of its episode; then another worker gets the ticket.
     null: the time of a start, two loads of a policy and two episodes of ``max_steps`` steps by the limits above."""
     episode_attempts: Count = 5
     """A ticket whose episode fails this often, on two workers or more if there are as many, is set aside."""
     set_aside_share: Share = 0.1
-    """Largest share of an iteration's tickets that may be set aside, but always one unless it is 0. Beyond it the run
-    ends, with the tickets, workers and reasons."""
+    """Largest share of an iteration's tickets that may be set aside; one ticket may always be, unless this is 0. Beyond
+    it the run ends and names the tickets, workers and reasons."""
     episode_mb: Positive = 256.0
     """Largest file of an episode, in MiB. A larger one is refused before it is fetched."""
     worker_offences: Count = 3
@@ -80,9 +79,9 @@ class LimitSettings:
     orphan_s: Pause = 60.0
     """A worker program without a host for this long finishes its episodes and ends."""
     full_disk_s: Pause = 3600.0
-    """Longest wait for space on the host's disk; after it the run ends, and the same command continues it."""
+    """Longest wait for space on the host's disk. Then the run ends, and the same command continues it."""
     stop_s: Pause = 15.0
-    """Longest wait for worker programs to end after the run; the host kills those that remain within it."""
+    """Longest wait for worker programs to end after the run; within it, the host kills those that remain."""
 
 
 @dataclass
@@ -90,22 +89,22 @@ class AndroidInstallSettings:
     """The installation of ``emulator=android`` by ``digirl-dist setup``."""
 
     accept_licenses: bool = False
-    """You have read the licences of the Android SDK and accept them. Nothing of the SDK is installed otherwise."""
+    """You have read the licences of the Android SDK and accept them. Otherwise nothing of the SDK is installed."""
     image: str = "system-images;android-34;google_apis;x86_64"
     """The system image of the AVD."""
     tools_url: str = "https://dl.google.com/android/repository/commandlinetools-linux-11076708_latest.zip"
-    """Source of the command line tools."""
+    """Address of the command line tools."""
 
 
 @dataclass
 class InstallSettings:
-    """The installation of the package and of emulators on a worker. Installed parts are not sent again."""
+    """The installation of the package and of emulators on a worker. Parts that are installed are not sent again."""
 
     pip_args: list[str] = field(default_factory=list)
     """Further arguments of ``pip install`` on the workers, such as an index with CPU builds of torch."""
     cpu_index: str | None = "https://download.pytorch.org/whl/cpu"
-    """Index of PyTorch's CPU builds, of which workers install one and no other; null: what the other indexes have. An
-    index in ``pip_args`` stands for itself."""
+    """Index of PyTorch's CPU builds; workers install torch only from it. null: from the other indexes. An index in
+    ``pip_args`` replaces it."""
     reuse_packages: bool = False
     """Let the worker's environment use the packages that its Python already has (a machine image with torch)."""
     uv: bool = True

@@ -27,25 +27,25 @@ class AutoUiSettings(AgentPlugin):
     suits: ClassVar[Suits] = Suits.touch
     name: str = "autoui"
     model: Folder = MISSING
-    """Folder on the host with the checkpoint to begin with: Auto-UI-Base, or one of its form."""
+    """Folder on the host with the checkpoint to start from: Auto-UI-Base, or one of the same form."""
     vision_encoder: Elsewhere | None = None
-    """Folder with BLIP-2, on each machine that acts or learns from screenshots, or its name on the Hugging Face hub;
-    trajectories may hold their features instead."""
+    """Folder with BLIP-2 on each machine that acts or learns from screenshots, or its name on the Hugging Face hub. Not
+    needed for trajectories that hold features instead of screenshots."""
     critic_encoder: Folder | None = None
     """Folder on the host with the text encoder of the value functions, or its name on the Hugging Face hub, such as
-    roberta-base; null: that of the policy."""
+    roberta-base; null: the policy's own."""
     image_features: Few = 1408
     """Width of a screenshot's features."""
     previous_actions: FewOrNone = 1
-    """How many of the latest actions the prompt tells; AutoUI was trained with 8, DigiRL with 1."""
+    """Number of latest actions in the prompt. AutoUI was trained with 8, DigiRL with 1."""
     prompt_length: Few = 512
-    """Tokens; of a longer prompt the end is read."""
+    """Longest prompt in tokens; of a longer one, only the end is read."""
     answer_length: Few = 128
-    """Tokens, at most."""
+    """Longest answer in tokens."""
     temperature: Positive = 1.0
-    """Of sampling; log-probabilities are those of the tempered distribution."""
+    """Temperature of sampling; log-probabilities are those of the tempered distribution."""
     dropout: Share = 0.0
-    """While it is fitted."""
+    """Dropout while fitting."""
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:
         with extra_needed("agent=autoui", "transformers", "autoui"):

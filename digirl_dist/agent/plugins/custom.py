@@ -21,16 +21,14 @@ _LEARNING = "log_prob", "parameters", "state_dict"
 
 @dataclass
 class CustomAgentSettings(AgentPlugin):
-    """An agent of yours: ``entry_point: my_file:MyAgent`` is called with the emulator's spec and ``kwargs``.
-
-    A class with ``act`` alone acts and does not learn.
-    """
+    """Your own agent: ``entry_point: my_file:MyAgent`` is called with the emulator's spec and ``kwargs``. A class that
+    has only ``act`` acts but does not learn."""
 
     name: str = "custom"
     entry_point: str = MISSING
     """Your class, ``my_file:MyAgent``."""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments that it is built with."""
+    """Keyword arguments of your class."""
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:
         kind: Any = load_callable(self.entry_point, [spec], self.kwargs)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class DeviceAgentSettings(AgentPlugin):
-    """Small policy from screenshot and instruction to action type and touch point."""
+    """Small policy: screenshot and instruction in, type of action and touch point out."""
 
     suits: ClassVar[Suits] = Suits.screens
     short_side: Pixels = 80
@@ -27,26 +27,26 @@ class DeviceAgentSettings(AgentPlugin):
     width: Width = 64
     """Channels of the network."""
     heads: Few = 4
-    """Places the policy looks at together when it decides between tapping, typing, swiping and so on."""
+    """Number of places the policy attends to when it decides between tapping, typing, swiping and so on."""
     word_buckets: Buckets = 2048
-    """Words are hashed into this many embeddings."""
+    """Number of embeddings into which words are hashed."""
     actions: list[str] = field(default_factory=list)
-    """Types of action that it chooses from; empty: those that the emulator names as useful, and typing at a point."""
+    """Types of action to choose from; empty: those that the emulator lists as useful, and typing at a point."""
     memory: FewOrNone = 8
-    """How many of its latest actions it knows of; 0: none. Typing at a point needs one."""
+    """Number of its latest actions that the policy sees; 0: none. Typing at a point needs one."""
     saliency: Amount = 1.0
-    """How much an untrained policy prefers touching where something is drawn: at first, the probability of a cell grows
+    """How strongly an untrained policy prefers to touch where something is drawn: at first, a cell's probability grows
     with this power of its contrast."""
     reluctance: Amount = 2.0
-    """How little an untrained policy repeats what it did on the very same screen: at first, by this many nats."""
+    """How reluctant an untrained policy is to repeat an action on the same screen: at first, by this many nats."""
     labels: bool = True
-    """Whether it reads the names of what is on the screen, where the emulator has them (MiniWoB++; your own with
-    ``labels()``), beside the picture …"""
+    """Whether the policy also reads the names of what is on the screen, where the emulator has them (MiniWoB++; your
+    own with ``labels()``)."""
     naming: Amount = 4.0
-    """… and how much an untrained policy prefers touching what the instruction names: by this many nats."""
+    """How strongly an untrained policy prefers to touch what the instruction names: by this many nats."""
     shift: FewOrNone = 0
-    """While it is fitted, pictures and the taps on them move by up to this many pixels, so that a label is known
-    wherever it lies."""
+    """While fitting, pictures and the taps on them move by up to this many pixels, so that the policy knows a label at
+    any position."""
 
     name: str = "device"
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class EndpointSettings(ChatSettings, AgentPlugin):
-    """A chat model that sees, behind any server that speaks OpenAI's chat completions. It acts and does not learn."""
+    """A vision-language chat model behind any server that speaks OpenAI's chat completions. It acts but does not
+    learn."""
 
     extras: ClassVar[tuple[str, ...]] = ("endpoint",)
     suits: ClassVar[Suits] = Suits.screens
@@ -27,17 +28,17 @@ class EndpointSettings(ChatSettings, AgentPlugin):
     model: str = MISSING
     """Name of the model, as the server knows it."""
     outage_s: Pause = 120.0
-    """A server that is down, busy or over its quota is asked again and again for this long; then the episode is given
-    up, and runs again."""
+    """Longest time, in seconds, to retry a server that is down, busy or over its quota; then the episode is abandoned
+    and runs again."""
     request: dict[str, Any] = field(default_factory=lambda: {"temperature": 1.0, "max_tokens": 256, "logprobs": True})
-    """Further parts of the request, as the server knows them; null leaves one out. With ``logprobs``, trajectories have
-    the log-probabilities that the server tells."""
+    """Further keys of the request, as the server knows them; null omits one. With ``logprobs``, trajectories have the
+    server's log-probabilities."""
     seed: bool = True
-    """Send with each request a seed that follows from the ticket; false for servers that refuse it."""
+    """Send a seed that follows from the ticket with each request; false for servers that refuse it."""
     system: str = ""
     """Your own rules for the model; empty: general ones that ask for one line of JSON."""
     previous_actions: FewOrNone = 3
-    """How many of the latest actions the prompt tells."""
+    """Number of latest actions in the prompt."""
 
     @property
     def learns(self) -> bool:

@@ -25,7 +25,7 @@ class GenericAgentSettings(AgentPlugin):
     short_side: Pixels = 80
     """Pictures are scaled so that their short side has this many pixels."""
     initial_std: Positive = 0.5
-    """First standard deviation of Box actions, as a share of half their range."""
+    """Initial standard deviation of Box actions, as a share of half their range."""
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:
         from digirl_dist.agent.generic import GenericPolicy

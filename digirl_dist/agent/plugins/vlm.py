@@ -34,43 +34,44 @@ class LoraSettings:
     """The low-rank weights that learn (arXiv 2106.09685)."""
 
     r: Few = 16
-    """Their rank."""
+    """Rank of the low-rank weights."""
     alpha: Few = 32
-    """They count times alpha / r."""
+    """The low-rank weights are scaled by alpha / r."""
     dropout: Share = 0.0
-    """Of what goes into them, while they are fitted."""
+    """Dropout of the input of the low-rank weights while fitting."""
     targets: list[str] = field(default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj"])
-    """The layers that get them, by the ends of their names; ``[all-linear]``: all of the model's but the last."""
+    """Layers that get low-rank weights, by the ends of their names; ``[all-linear]``: all of the model's but the
+    last."""
     exclude: str | None = None
-    """Regular expression of whole names of layers that get none, such as ``.*vision_tower.*``."""
+    """Regular expression for the whole names of layers that get none, such as ``.*vision_tower.*``."""
 
 
 @dataclass
 class VlmSettings(AgentPlugin):
-    """Any chat model of Hugging Face that sees (image-text-to-text), with LoRA."""
+    """Any vision-language chat model of Hugging Face (image-text-to-text), with LoRA."""
 
     extras: ClassVar[tuple[str, ...]] = ("vlm",)
     suits: ClassVar[Suits] = Suits.screens
     name: str = "vlm"
     model: Elsewhere = MISSING
-    """A folder, or a name on the hub. It is loaded on the host, and on each worker that acts itself."""
+    """A folder, or a name on the hub. The host loads it, and so does each worker that acts itself."""
     lora: LoraSettings = field(default_factory=LoraSettings)
     dtype: ModelDtype = ModelDtype.auto
-    """The low-rank weights are float32 in any case."""
+    """Type of the model's frozen weights. The low-rank weights are always float32."""
     max_new_tokens: Few = 64
-    """Of one answer."""
+    """Longest answer in tokens."""
     temperature: Positive = 1.0
-    """Of sampling; log-probabilities are those of the tempered distribution."""
+    """Temperature of sampling; log-probabilities are those of the tempered distribution."""
     system: str = ""
     """Your own rules for the model; empty: general ones that ask for one line of JSON."""
     previous_actions: FewOrNone = 3
-    """How many of the latest actions the prompt tells."""
+    """Number of latest actions in the prompt."""
     rows_at_once: Few = 8
-    """Screens that go through the model together, where nothing is learned."""
+    """Screens that pass through the model together, where nothing is learned."""
     gradient_checkpointing: bool = False
-    """Recompute each layer's activations in the backward pass in place of keeping them: less memory, more time."""
+    """Recompute each layer's activations in the backward pass instead of keeping them: less memory, more time."""
     processor: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of its processor, such as ``max_pixels``."""
+    """Further arguments of the model's processor, such as ``max_pixels``."""
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:
         with extra_needed("agent=vlm", "transformers and peft", "vlm"):

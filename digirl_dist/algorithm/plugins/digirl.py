@@ -23,35 +23,36 @@ class DigirlSettings(AlgorithmPlugin):
     """Advantage-filtered training with instruction-level and step-level value functions."""
 
     advantage: str = "paper"
-    """Which steps are imitated: by the formula of the ``paper``, by that of its released ``code``, or by a function of
-    yours, ``my_file:my_advantage``, that is above 0 for them."""
+    """Which steps are imitated: by the formula of the ``paper``, of its released ``code``, or by your own function
+    ``my_file:my_advantage``, which is above 0 for them."""
     top_share: SomeShare = 1.0
-    """Share of the episodes, those that surprised the instruction-level value most, that are looked at if they ended
-    better than it expected; published: 0.1."""
+    """Share of the episodes that are candidates: those that exceeded the instruction-level value most. Of these, the
+    ones that ended better than it expected are imitated. Published: 0.1."""
     lam: Share = 0.5
-    """``paper``: how fast the step advantage turns from the outcome to the values, going back from the end."""
+    """``paper``: how fast the step advantage shifts from the outcome to the values, going back from the end."""
     discount: Share = 0.5
-    """``code``: of the returns that are added to the step advantage."""
+    """``code``: discount of the returns that are added to the step advantage."""
     margin: Real = 0.05
-    """``code``: what a step must be better than expected by."""
+    """``code``: by how much a step must be better than expected."""
     erase_loops: bool = True
-    """No step is good whose screen comes back later, before anything was earned (false: as published)."""
+    """A step is never good if its screen comes back later, before anything was earned (false: as published)."""
     unsolved: Amount = 0.3
-    """How much a step of the replay's oldest policy counts, beside one that is imitated, in tasks that no episode has
-    solved: there the policy goes on trying what the solved ones do not need. 0: nothing (as published)."""
+    """Weight of a step of the replay's oldest policy, relative to an imitated step, in tasks that no episode has
+    solved. There the policy keeps trying what solved tasks do not need. 0: off (as published)."""
     hindsight: HindsightSettings = field(default_factory=HindsightSettings)
     frames: Few = 2
-    """Observations, newest last, that the step-level value looks at together."""
+    """Number of latest observations that the step-level value sees together."""
     validation_share: Share = 0.2
-    """Share of the episodes that train nothing and on which losses and accuracies are measured."""
+    """Share of the episodes that are held out of training, to measure losses and accuracies."""
     warmup_iterations: CountOrNone = 0
-    """First iterations in which only the value functions learn."""
+    """Number of first iterations in which only the value functions learn."""
     value_episodes: Count = 1024
-    """Newest episodes on which the value functions are fitted and among which is chosen; offline all."""
+    """Number of newest episodes to which the value functions are fitted, and from which episodes are chosen; offline,
+    all."""
     instruction_value: ValueSettings = field(default_factory=ValueSettings)
     step_value: ValueSettings = field(default_factory=ValueSettings)
     actor: ActorSettings = field(default_factory=lambda: ActorSettings(epochs=20, max_examples=3000))
-    """Few steps pass both filters, so there are more passes over them."""
+    """How the policy is fitted. Few steps pass both filters, so there are more passes over them."""
 
     def __post_init__(self) -> None:
         """Raises SettingsError."""

@@ -18,23 +18,24 @@ class FilteredBcSettings(AlgorithmPlugin):
     """Reward-filtered behaviour cloning."""
 
     top_share: SomeShare = 0.1
-    """The best tenth of the replay by return is imitated, with all that tie with its last …"""
+    """Share of the replay that is imitated: the best by return, ties included, if their return is above
+    ``min_return``."""
     min_return: Real = 0.0
-    """… if their return is above this."""
+    """Episodes are imitated only if their return is above this."""
     discount: Share = 0.7
-    """Steps weigh by their discounted return to go, so that detours long before a success count little."""
+    """Discount of the return to go by which steps are weighted, so that detours long before a success count little."""
     erase_loops: bool = True
-    """Steps are not imitated whose screen comes back later, before anything was earned. Set it to false where a needed
+    """Do not imitate a step if its screen comes back later, before anything was earned. Set this to false if a needed
     action leaves no trace on the screen."""
     avoid: Amount = 1.0
-    """How much an action counts, beside one that is imitated, that ended an episode without success: it is made less
-    likely. 0: failures teach nothing."""
+    """Weight of an action that ended an episode without success, relative to an imitated one. Such actions are made
+    less likely. 0: failures teach nothing."""
     unsolved: Amount = 0.3
-    """How much a step of the replay's oldest policy counts, beside one that is imitated, in tasks that no episode has
-    solved: there the policy goes on trying what the solved ones do not need. 0: nothing."""
+    """Weight of a step of the replay's oldest policy, relative to an imitated step, in tasks that no episode has
+    solved. There the policy keeps trying what solved tasks do not need. 0: off."""
     hindsight: HindsightSettings = field(default_factory=HindsightSettings)
     actor: ActorSettings = field(default_factory=lambda: ActorSettings(epochs=20, max_examples=3000))
-    """Few steps are good at first, so there are many passes over them."""
+    """How the policy is fitted. Few steps are good at first, so there are many passes over them."""
 
     def build(self, context: LearningContext) -> AlgorithmFactory:
         from digirl_dist.algorithm.filtered_bc import FilteredBC

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class GrpoActorSettings(ActorSettings):
-    """How the policy climbs its clipped objective."""
+    """How the policy maximises its clipped objective."""
 
     learning_rate: Rate = 1e-3
     epochs: Few = 4
@@ -28,25 +28,26 @@ class GrpoSettings(AlgorithmPlugin):
 
     learns_from: ClassVar[LearnsFrom] = LearnsFrom.groups
     group_size: Few = 4
-    """Episodes of one task from one start; ``rollout_size`` must be a multiple."""
+    """Episodes of one task from one start; ``rollout_size`` must be a multiple of this."""
     clip_low: Share = 0.2
-    """The ratio of new to old probability earns nothing below 1 - this …"""
+    """The objective is flat where the ratio of new to old probability is below 1 - this."""
     clip_high: Positive = 5.0
-    """… or above 1 + this: high, for an action of probability 0.3 % would need many updates otherwise."""
+    """The objective is flat where the ratio is above 1 + this. It is high, because an action of probability 0.3 % would
+    otherwise need many updates."""
     replay_weight: Amount = 1.0
-    """How much a step counts that is imitated because its episode, of any iteration in the replay, ended better than
-    its task lately does on average (self-imitation); 0: the fresh episodes alone."""
+    """Mean weight of self-imitation: steps of replay episodes, of any iteration, that ended better than their task's
+    recent average. 0: only fresh episodes teach."""
     discount: Share = 0.7
-    """Steps that are imitated weigh by their discounted return to go …"""
+    """Discount of the return to go by which imitated steps are weighted."""
     erase_loops: bool = True
-    """… and not at all if their screen comes back later, before anything was earned."""
+    """Do not imitate a step if its screen comes back later, before anything was earned."""
     unsolved: Amount = 0.3
-    """How much a step of the replay's oldest policy counts, beside one of another episode that is imitated, in tasks
-    that no episode has solved: there the policy goes on trying what the solved ones do not need. 0: nothing."""
+    """Weight of a step of the replay's oldest policy, relative to an imitated step, in tasks that no episode has
+    solved. There the policy keeps trying what solved tasks do not need. 0: off."""
     hindsight: HindsightSettings = field(default_factory=HindsightSettings)
     max_importance: Positive = 2.0
-    """Largest weight of a step that another policy took than the one that learns: an older one (``collect_ahead``), or
-    one of another precision."""
+    """Largest weight of a step that a different policy took: an older one (``collect_ahead``), or one of another
+    precision."""
     actor: GrpoActorSettings = field(default_factory=GrpoActorSettings)
 
     @property

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class PpoSettings(OptimizerSettings, AlgorithmPlugin):
-    """Proximal policy optimisation. ``batch_size`` counts on each rank that has emulators of its own."""
+    """Proximal policy optimisation. ``batch_size`` counts on each rank with its own emulators."""
 
     learns_from: ClassVar[LearnsFrom] = LearnsFrom.steps
     frameworks: ClassVar[tuple[Framework, ...]] = (Framework.torch, Framework.jax)
@@ -27,13 +27,13 @@ class PpoSettings(OptimizerSettings, AlgorithmPlugin):
     anneal_iterations: Count | None = None
     """The learning rate falls linearly to 0 over this many iterations; null: over the run's."""
     clip_ratio: Share = 0.2
-    """The ratio of new to old probability earns nothing below 1 - this, or above 1 + this."""
+    """The objective is flat where the ratio of new to old probability is below 1 - this, or above 1 + this."""
     discount: Share = 0.99
-    """Weight of a reward one step later."""
+    """Discount: the weight of a reward one step later."""
     lam: Share = 0.95
-    """Of the generalised advantage."""
+    """λ of the generalised advantage."""
     value_weight: Amount = 0.5
-    """How much the value function's loss counts beside the policy's."""
+    """Weight of the value function's loss relative to the policy's."""
     width: Width = 64
     """Units of the value function's hidden layer."""
 

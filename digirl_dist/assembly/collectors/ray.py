@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class RayCollectorSettings(RayActorSettings, CollectorPlugin):
-    """Actors of a Ray cluster (extra ``ray``), each with ``bsize`` emulators. With ``dry_run``, a cluster of this
-    machine with ``dry_run_workers`` of them is started and ended by the run."""
+    """Actors of a Ray cluster (extra ``ray``), each with ``bsize`` emulators. With ``dry_run``, the run starts and ends
+    a cluster on this machine with ``dry_run_workers`` actors."""
 
     name: str = "ray"
     address: str | None = None
-    """HOST, HOST:PORT, ray://HOST:PORT, or ``local`` to start one here; null: as RAY_ADDRESS says, or the cluster
-    that runs on this machine."""
+    """Address of the cluster: HOST, HOST:PORT, ray://HOST:PORT, or ``local`` to start one here; null: RAY_ADDRESS, or
+    the cluster that runs on this machine."""
     workers: Processes = 2
-    """Actors with ``bsize`` emulators each."""
+    """Number of actors, with ``bsize`` emulators each."""
 
     def check(self, settings: Settings) -> None:
         if settings.emulator.packages or settings.emulator.setup:

@@ -19,14 +19,15 @@ from digirl_dist.user_code.entry_point import load_callable, load_entry_point
 
 @dataclass
 class CustomEmulatorSettings(EmulatorPlugin):
-    """An emulator of yours: ``entry_point: my_file:MyDevice`` is a class that fulfils ``digirl_dist.emulator.Emulator``
-    and has two class attributes more: ``spec`` (an EmulatorSpec) and ``tasks(task_set, split)`` (a list of Task)."""
+    """Your own emulator. ``entry_point: my_file:MyDevice`` names a class that implements
+    ``digirl_dist.emulator.Emulator`` and has two more class attributes: ``spec`` (an EmulatorSpec) and
+    ``tasks(task_set, split)`` (a list of Task)."""
 
     name: str = "custom"
     entry_point: str = MISSING
     """Your class, ``my_file:MyEmulator``."""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments that it is built with."""
+    """Keyword arguments of your class."""
 
     def build(self) -> Device:
         kind: Any = load_callable(self.entry_point, [], self.kwargs)

@@ -13,24 +13,25 @@ from digirl_dist.tasks import Task
 
 @dataclass
 class GymnasiumSettings(EmulatorPlugin):
-    """Any Gymnasium environment: by ``id``, or a class of yours as ``entry_point: my_file:MyEnv``."""
+    """Any Gymnasium environment: by ``id``, or your own class by ``entry_point: my_file:MyEnv``."""
 
     starts_at_once: ClassVar[bool] = True
     name: str = "gymnasium"
     id: str | None = None
-    """As registered (``CartPole-v1``, ``ALE/Pong-v5``), or ``my_file:Name-v0`` where importing my_file registers it."""
+    """A registered id (``CartPole-v1``, ``ALE/Pong-v5``), or ``my_file:Name-v0`` if importing my_file registers it."""
     entry_point: str | None = None
-    """Your own environment class, ``my_file:MyEnv``, in place of a registered ``id``."""
+    """Your own environment class, ``my_file:MyEnv``, instead of a registered ``id``."""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    """What the environment is built with, beside its registered arguments."""
+    """Arguments of the environment besides its registered ones."""
     success_reward: Real | None = None
-    """An episode is a success when its return is above this, unless the environment says ``info["success"]``. null:
-    above 0, and no rate of success is reported until there were both successes and failures."""
+    """An episode is a success if its return is above this, unless the environment sets ``info["success"]``. null: above
+    0, and no success rate is reported until there were both successes and failures."""
     observe: list[str] = field(default_factory=list)
-    """Which entries of a dict observation are used; empty: all."""
+    """Entries of a dict observation that are used; empty: all."""
     touch: str | None = None
-    """What puts touch-screen actions into the environment's own form, as ``digirl_dist.emulator.browsergym:touch`` or
-    ``my_file:my_function``. Such an environment takes ``agent=device``."""
+    """Function that translates touch-screen actions into the environment's own, such as
+    ``digirl_dist.emulator.browsergym:touch`` or ``my_file:my_function``. With it, the environment works with
+    ``agent=device``."""
 
     @property
     def tells_success(self) -> bool:

@@ -20,10 +20,10 @@ class MiniwobSettings(EmulatorPlugin):
     browser: ClassVar[bool] = True
     name: str = "miniwob"
     task: Any = "click-test-2"
-    """A page by name, several as a list or with commas between them, or ``all``."""
+    """A page by name, several pages as a list or separated by commas, or ``all``."""
     focus_ring: FewOrNone = 4
-    """Width in pixels of a ring around what has the focus, so that an agent sees where it clicked last; 0: as the page
-    and the browser draw it."""
+    """Width in pixels of a ring around the focused element, which shows an agent where it clicked last; 0: the page's
+    and browser's own drawing."""
 
     def build(self) -> Device:
         from digirl_dist.emulator.miniwob import MAX_STEPS, SPEC, MiniwobEmulator

@@ -21,23 +21,24 @@ class OpenEnvSettings(EmulatorPlugin):
     extras: ClassVar[tuple[str, ...]] = ("openenv",)
     name: str = "openenv"
     app: str = MISSING
-    """The server's application as uvicorn names it: ``echo_env.server.app:app``, ``server.app:app`` in ``project``."""
+    """The server's application in uvicorn's notation: ``echo_env.server.app:app``, or ``server.app:app`` in
+    ``project``."""
     python: str | None = None
-    """The Python that has OpenEnv and the environment, on the host and on each worker; null: that of the worker
-    program, into which ``packages`` are installed."""
+    """The Python with OpenEnv and the environment, on the host and on each worker; null: the worker program's, into
+    which ``packages`` are installed."""
     project: str | None = None
     """Folder on the host and on each worker in which the server starts, such as a checkout of the environment."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Environment variables of the server. The run folder records them, so they are no place for secrets."""
+    """Environment variables of the server. The run folder records them, so put no secrets here."""
     observe: list[str] = field(default_factory=list)
-    """The fields of an observation that are used; empty: all but ``metadata``."""
+    """Fields of an observation that are used; empty: all but ``metadata``."""
     actions: list[dict[str, Any]] = field(default_factory=list)
-    """The actions to choose from, each the JSON object of a step; empty: as the environment's schema says."""
+    """The actions to choose from, each the JSON object of a step; empty: those of the environment's schema."""
     ready_s: Seconds = 120.0
     """Longest time from the server's start to its first observation, in seconds."""
     success_reward: Real | None = None
-    """An episode is a success when its return is above this. null: above 0, and no rate of success is reported until
-    there were both successes and failures."""
+    """An episode is a success if its return is above this. null: above 0, and no success rate is reported until there
+    were both successes and failures."""
 
     @property
     def tells_success(self) -> bool:

@@ -17,7 +17,7 @@ class PhoneSettings(EmulatorPlugin):
 
     name: str = "phone"
     shuffle_icons: bool = False
-    """Put the icons of the home screen in another order in each episode."""
+    """Reorder the icons of the home screen in each episode."""
 
     def build(self) -> Device:
         from digirl_dist.emulator.phone import MAX_STEPS, PHONE_SPEC, DemoPhone

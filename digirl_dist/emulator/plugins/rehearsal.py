@@ -15,36 +15,36 @@ from digirl_dist.tasks import Task
 
 @dataclass
 class RehearsalSettings(EmulatorPlugin):
-    """No device: takes as long, and fails as often, as said here. Times are seconds."""
+    """No device: takes as long, and fails as often, as these settings say. Times are in seconds."""
 
     name: str = "rehearsal"
     boot_s: Pause = 0.0
-    """Start of the emulator."""
+    """Time to start the emulator."""
     reset_s: Pause = 2.0
-    """Median of the log-normal time of a reset …"""
+    """Median time of a reset; times are log-normal."""
     reset_sigma: Sigma = 0.4
-    """… and the standard deviation of its logarithm (0: always the median)."""
+    """Spread of the time of a reset: the standard deviation of its logarithm (0: always the median)."""
     step_s: Pause = 1.0
-    """The same for a step …"""
+    """Median time of a step; times are log-normal."""
     step_sigma: Sigma = 0.4
-    """Spread of the duration of a step: the standard deviation of its logarithm."""
+    """Spread of the time of a step: the standard deviation of its logarithm (0: always the median)."""
     steps: Steps = 10.0
-    """… and for the number of steps of an episode."""
+    """Median number of steps of an episode; numbers are log-normal."""
     steps_sigma: Sigma = 0.3
-    """Spread of the number of steps: the standard deviation of its logarithm."""
+    """Spread of the number of steps: the standard deviation of its logarithm (0: always the median)."""
     slowness: Amount = 1.0
     """Multiplies all times. For one slow machine: ``worker_ips: [{host: …, emulator: {slowness: 4}}]``."""
     hang_rate: Share = 0.0
-    """Chance that a step never answers, …"""
+    """Probability that a step never answers."""
     crash_rate: Share = 0.0
-    """… that it ends the emulator's process, …"""
+    """Probability that a step ends the emulator's process."""
     error_rate: Share = 0.0
-    """… that it raises an error."""
+    """Probability that a step raises an error."""
     faults_once_in: EmulatorOutput | None = None
-    """A folder on the worker. With it, faults follow from task and seed and each strikes once, so that a rehearsal can
-    be repeated (with the folder removed); without it, they are random."""
+    """A folder on the worker. With it, faults follow from task and seed, and each strikes once; remove the folder to
+    repeat a rehearsal. Without it, faults are random."""
     image_size: NoOrImageSize = field(default_factory=list)
-    """Height and width of a screenshot of noise; empty: none."""
+    """Height and width of a screenshot of noise; empty: no screenshot."""
 
     def build(self) -> Device:
         from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec
