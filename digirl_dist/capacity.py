@@ -1,4 +1,4 @@
-"""Computes how many emulators a machine carries, for ``bsize: auto``, and shares its cores with them."""
+"""Computes how many emulators a machine can run (``bsize: auto``), and assigns them its cores."""
 
 from __future__ import annotations
 

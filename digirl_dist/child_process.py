@@ -1,4 +1,4 @@
-"""Child processes with the same interpreter and package: their environment, their end, and that of their logs."""
+"""Starts and ends child processes with the same interpreter and package, and reads the ends of their logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The results of one iteration's collection: of one worker, and of the whole fleet."""
+"""The result of one iteration's collection, for each worker and the whole fleet."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every error that this package raises on purpose.
 
-Errors of paramiko, fabric, asyncssh, adbutils and others become one of these inside the module that
-calls them, with ``from``. All of them can be pickled.
+A module that calls paramiko, adbutils or another library turns its errors into one of these, with ``from``. All of them
+can be pickled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The end of commands and programs: exit statuses, the line on stderr that reports an error, a quick exit."""
+"""Exit statuses, the error line on stderr, and a quick exit of commands and programs."""
 
 from __future__ import annotations
 

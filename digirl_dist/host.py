@@ -1,9 +1,9 @@
 """The host's loop, from the first checkpoint to the last.
 
-The host pushes the checkpoint to the workers, lets them collect, pulls their trajectories, learns, and begins again.
-Where episodes run is the collector's business, how an update is made the trainer's, and what is told to people the
-report's. The state of a run is its newest checkpoint and its store, so the same command continues a run that was
-interrupted at any point.
+The host pushes the checkpoint to the workers, lets them collect, pulls their trajectories, learns, and starts the next
+iteration. The collector decides where episodes run, the trainer how an update is made, and the report what people see.
+The state of a run is its newest checkpoint and its store, so the same command continues a run that was interrupted at
+any point.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Evaluator:
     last: int
 
     def look_at(self, checkpoint: Checkpoint) -> None:
-        """Measures the checkpoint if it is due and was not measured before. Harmless when repeated."""
+        """Measures the checkpoint if it is due and was not measured before. Repeating the call is harmless."""
         if not self._due(checkpoint.iteration) or self.report.has_evaluation(checkpoint):
             return
         result = self.collector.collect(checkpoint, self._tickets(checkpoint.iteration))
@@ -57,7 +57,7 @@ def train(
     report: Report,
     iterations: int,
 ) -> None:
-    """Trains until ``iterations`` updates have been made; a collector for offline learning returns no episodes."""
+    """Trains until ``iterations`` updates have been made; for offline learning, the collector returns no episodes."""
     checkpoint = trainer.resume()
     report.resumed(checkpoint, store, iterations)
     evaluator.look_at(checkpoint)

@@ -1,4 +1,4 @@
-"""Text for terminals and files: what would steer a terminal is shown in place of being obeyed, secrets are hidden."""
+"""Text for terminals and files: neutralises control characters and hides secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's tasks, and the tickets that define an iteration's episodes."""
+"""Tasks, and the tickets that define an iteration's episodes."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ Goal = Mapping[str, Json]
 class Observation:
     """The agent's observation at one step.
 
-    ``text`` is the instruction (or any text), ``image`` a screenshot as PNG or JPEG bytes, encoded once on the worker
-    and stored unchanged, ``vector`` a float32 array of shape [n]. Unused parts stay empty.
+    ``text`` is the instruction (or any text). ``image`` is a screenshot as PNG or JPEG bytes, encoded once on the
+    worker and stored unchanged. ``vector`` is a float32 array of shape [n]. Unused parts stay empty.
     """
 
     text: str = ""

@@ -1,4 +1,4 @@
-"""Types that every room shares."""
+"""Types that all packages share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seam for policies: what an agent must offer to act on workers and to be trained on the host."""
+"""Agents: the interface of policies, which act on workers and are trained on the host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Actor(Protocol):
 
 
 class Agent(Protocol):
-    """A policy. A ``torch.nn.Module`` with the methods below fulfils it; its state_dict is the checkpoint."""
+    """A policy. A ``torch.nn.Module`` with these methods implements it; its state_dict is the checkpoint."""
 
     @property
     def feature_size(self) -> int:
@@ -33,23 +33,22 @@ class Agent(Protocol):
     def act(
         self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]
     ) -> Sequence[Decision | NoDecision]:
-        """Sample one action for each of B observations, row i with randomness from ``rngs[i]`` alone.
+        """Samples one action for each of B observations, row i with randomness from ``rngs[i]`` alone.
 
-        So an episode depends on its ticket's seed and not on which others it was batched with. Called without
-        gradients.
+        An episode therefore depends on its ticket's seed, not on the others in its batch. Called without gradients.
         """
 
     def log_prob(self, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
-        """Natural log of the probability (density) of each action, shape [B], differentiable.
+        """Returns the natural log of the probability (density) of each action, shape [B], differentiable.
 
         In training mode an agent may regularise here (dropout, shifted pictures); in evaluation mode it is exact.
         """
 
     def features(self, observations: Sequence[Observation]) -> torch.Tensor:
-        """What a value function may look at, shape [B, F], without gradient to the policy."""
+        """Returns the inputs of value functions, shape [B, F], without gradient to the policy."""
 
     def train(self, mode: bool = True) -> Any:
-        """Switch between training mode and, with False, evaluation mode."""
+        """Switches to training mode or, with False, to evaluation mode."""
 
     def parameters(self) -> Iterator[torch.nn.Parameter]: ...
 

@@ -1,4 +1,4 @@
-"""The seam for learning: how the host turns trajectories into a better policy."""
+"""Algorithms: the interface for learning, which turns trajectories into a better policy."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Algorithm(Protocol):
     """Updates the agent that it was built with, in place."""
 
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
-        """One iteration's training; returns figures for ``metrics.jsonl`` (losses, counts).
+        """Trains for one iteration; returns figures for ``metrics.jsonl`` (losses, counts).
 
-        ``fresh`` holds the trajectories of this iteration, ``replay`` the bounded history, oldest first, which
-        ends with ``fresh``.
+        ``fresh`` holds the trajectories of this iteration. ``replay`` holds the bounded history, oldest first, and ends
+        with ``fresh``.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimisers, critics and random states: tensors, numbers, strings, lists and dicts of these only."""
+        """Returns optimisers, critics and random states, as tensors, numbers, strings, and lists and dicts of these."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 

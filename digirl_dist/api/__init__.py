@@ -1,1 +1,1 @@
-"""The public Python interface: fleets to drive, runs to read, policies that act. ``digirl_dist`` exports it."""
+"""The public Python interface, which ``digirl_dist`` exports: drives fleets, reads runs, acts with policies."""

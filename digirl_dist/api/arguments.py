@@ -1,4 +1,4 @@
-"""Arguments of the public interface: one that is of no use is refused by its name, with an example of one that is."""
+"""Checks arguments of the public interface; a refusal names the argument and shows a valid example."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Kind = TypeVar("_Kind")
 
 
 def folder(name: str, given: str | os.PathLike[str]) -> Path:
-    """Returns a path, ``~`` replaced. Raises TypeError for what is none, SettingsError for the home of nobody."""
+    """Returns a path with ``~`` expanded. Raises TypeError if it is none, SettingsError for an unknown user's home."""
     path = Path(of_kind(name, given, (str, os.PathLike), "the path of a folder, as 'runs/demo'"))
     try:
         return path.expanduser()
@@ -22,14 +22,15 @@ def folder(name: str, given: str | os.PathLike[str]) -> Path:
 
 
 def of_kind(name: str, given: _Kind, kind: Any, wanted: str) -> _Kind:
-    """Returns ``given`` if it is of a class, or one of several. Raises TypeError saying what is ``wanted``."""
+    """Returns ``given`` if it is an instance of a class, or of one of several. Raises TypeError naming what is
+    ``wanted``."""
     if isinstance(given, kind):
         return given
     raise TypeError(f"{name} must be {wanted}, not {given!r:.80}")
 
 
 def whole(name: str, number: int, least: int, most: int | None = None) -> int:
-    """Returns a whole number, NumPy's too, as a plain one. Raises SettingsError for any other."""
+    """Returns a whole number, NumPy's included, as a plain int. Raises SettingsError for anything else."""
     try:
         plain = operator.index(number)
         if plain >= least and (most is None or plain <= most):

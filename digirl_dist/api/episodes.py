@@ -1,4 +1,4 @@
-"""Episodes to look at: a table of all of them, and each with its screenshots."""
+"""Episodes: a table of all of them, and each one with its screenshots."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Episode(Trajectory):
 
     @property
     def images(self) -> list[Image.Image]:
-        """The screenshots, the last one after the last step; empty for an agent that sees none."""
+        """The screenshots, ending with the one after the last step; empty for an agent that sees none."""
         seen = [*(step.observation.image for step in self.steps), self.final_observation.image]
         return [Image.open(io.BytesIO(each), formats=SHOWN_FORMATS) for each in seen if each is not None]
 
@@ -48,17 +48,17 @@ class Episode(Trajectory):
         return f"<{end} at {task.id!r:.100} in {len(self.steps)} steps, reward {self.reward:g}, {where}>"
 
     def _repr_html_(self) -> str:
-        """In a notebook: the screenshots with the actions drawn on them. Texts of workers are escaped."""
+        """Shows the screenshots in a notebook, with the actions drawn on them. Texts of workers are escaped."""
         shown = element("div", {"class": "digirl-film"}, element("style", None, _STYLE), film.episode(self))
         return to_html(shown)
 
 
 class Episodes(Sequence[Episode]):
-    """Episodes in the order in which they were found. ``table`` has a row for each; screenshots are read when needed.
+    """Episodes in the order in which they were found. ``table`` has a row for each; screenshots are read on demand.
 
-    The columns: purpose, iteration, ticket, worker, slot, policy_version, task, instruction, seed, steps, reward (the
-    undiscounted return), success, truncated, key, and in a run's also time (Unix seconds), attempt and trouble (why it
-    had to run again).
+    Columns: purpose, iteration, ticket, worker, slot, policy_version, task, instruction, seed, steps, reward (the
+    undiscounted return), success, truncated, key. Episodes of a run also have time (Unix seconds), attempt, and trouble
+    (why it had to run again).
     """
 
     def __init__(self, table: pa.Table, read: Callable[[int], Trajectory], rows: Sequence[int] | None = None) -> None:
@@ -75,7 +75,7 @@ class Episodes(Sequence[Episode]):
     @overload
     def __getitem__(self, place: slice) -> Episodes: ...
     def __getitem__(self, place: int | slice) -> Episode | Episodes:
-        """Returns an episode with all its steps, or some of the episodes. Raises IndexError, TrajectoryError."""
+        """Returns one episode with all its steps, or a slice of episodes. Raises IndexError, TrajectoryError."""
         if isinstance(place, slice):
             return self.take(range(len(self))[place])
         arguments.of_kind("place", place, SupportsIndex, "a whole number or a slice")
@@ -87,9 +87,9 @@ class Episodes(Sequence[Episode]):
         return (self[place] for place in range(len(self)))
 
     def take(self, places: Sequence[int] | Sequence[bool]) -> Episodes:
-        """Returns the episodes at these places: of a selection of ``to_pandas()``, its ``index``; or those of a mask.
+        """Returns the episodes at these positions (for a selection of ``to_pandas()``, its ``index``), or of a mask.
 
-        Raises IndexError for a place that is none and for a mask of another length, TypeError for what is neither.
+        Raises IndexError for an invalid position or a mask of another length, TypeError for anything else.
         """
         given = np.asarray(places)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "biu"):

@@ -1,4 +1,4 @@
-"""Why a policy acted as it did, and what an update made of it: computed from checkpoints, when it is asked for."""
+"""Why a policy acted as it did, and what an update made of it: computed from checkpoints on demand."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is known of an episode's steps beside the record; ``no_…`` says why something is not known."""
+    """What is known about an episode's steps besides the record; ``no_…`` says why something is unknown."""
 
     version: int
-    """The policy whose probabilities these are."""
+    """The policy to which the probabilities belong."""
     probabilities: Sequence[ActionProbabilities]
     log_probs: Sequence[float]
-    """Of the recorded actions, under that policy."""
+    """Log-probabilities of the recorded actions under that policy."""
     no_probabilities: str
     outcomes: Sequence[StepOutcome]
     no_outcomes: str
 
 
 def explain(run: Run, episode: Trajectory, version: int | None) -> Explanation:
-    """Returns what can be found out, with the reason for what cannot: a checkpoint that was removed, say."""
+    """Returns what can be found out, with the reason for the rest, such as a removed checkpoint."""
     version = episode.ticket.policy_version if version is None else version
     probabilities: list[ActionProbabilities] = []
     log_probs: list[float] = []

@@ -1,4 +1,4 @@
-"""A fleet of emulators to drive from Python: collects episodes with a policy, wherever they run."""
+"""Fleets of emulators driven from Python: collect episodes with a policy, wherever they run."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class Fleet(Closeable):
     """Emulators on machines that you can ssh to: ``Fleet(["10.0.0.2", "10.0.0.3"], bsize=8, emulator="phone")``.
 
     ``Fleet.dry_run()`` starts localhost workers behind real SSH servers, ``Fleet.ray()`` actors of a Ray cluster, and
-    ``Fleet.inline()`` emulators of this machine alone. All take the settings that ``train`` takes; ``workers`` are the
-    entries of ``worker_ips``, and without them those of the YAML file. Use it as a context manager, or call ``close``.
+    ``Fleet.inline()`` emulators on this machine only. All take the settings of ``train``. ``workers`` are entries of
+    ``worker_ips``; without them, those of the YAML file are used. Use a fleet as a context manager, or call ``close``.
 
-    The workers start with the first policy. Its agent is that of all later ones, which may have other weights.
-    Episodes are kept in ``save_path`` if one is given, a run folder that ``digirl-dist view`` shows.
+    The workers start with the first policy. All later policies must have the same agent, but may have other weights.
+    With ``save_path``, episodes are kept in that run folder, which ``digirl-dist view`` shows.
     """
 
     def __init__(self, workers: Sequence[str | Mapping[str, Any]] = (), /, **settings: Any) -> None:
-        """Raises SettingsError for settings that are wrong; connects to nothing yet."""
+        """Raises SettingsError for wrong settings; connects to nothing yet."""
         from digirl_dist.assembly.parts import build_device
         from digirl_dist.assembly.validate import refuse_contradictions
 
@@ -79,21 +79,21 @@ class Fleet(Closeable):
 
     @classmethod
     def ray(cls, workers: int = 2, /, address: str | None = None, **settings: Any) -> Fleet:
-        """Returns a fleet of actors of the Ray cluster at ``address``, ``local`` for one that is started here."""
+        """Returns a fleet of actors of the Ray cluster at ``address``; ``local`` starts one here."""
         return cls(collector={"name": "ray", "workers": workers, "address": address}, **settings)
 
     @classmethod
     def inline(cls, **settings: Any) -> Fleet:
-        """Returns a fleet of ``bsize`` emulators of this machine."""
+        """Returns a fleet of ``bsize`` emulators on this machine."""
         return cls(parallel="single", **settings)
 
     @property
     def tasks(self) -> list[Task]:
-        """The tasks of the task set."""
+        """Tasks of the task set."""
         return list(self._device.tasks)
 
     def push(self, policy: Policy) -> None:
-        """Begins to send the policy to the workers, so that the next ``collect`` with it need not wait."""
+        """Starts to send the policy to the workers, so that the next ``collect`` with it need not wait."""
         self._start(policy).push(self._checkpoint(policy))
 
     def collect(
@@ -105,10 +105,12 @@ class Fleet(Closeable):
     ) -> Episodes:
         """Runs ``episodes`` episodes (one per task if None) and returns them in the order of the tasks.
 
-        Tasks are ids of the task set, or Tasks; None means the whole set. ``seed`` determines how the episodes start
-        and what randomness the policy has, so a second call begins the same ones. Raises CollectionError, naming each
-        worker's reason, if an episode cannot be had, and SettingsError for a task that is not there. Threads that
-        collect with one fleet take turns.
+        ``tasks`` are ids of the task set, or Tasks; None means the whole set. ``seed`` determines how the episodes
+        start and the policy's randomness, so a second call starts the same episodes. Threads that collect with one
+        fleet take turns.
+
+        Raises CollectionError, with each worker's reason, if an episode cannot be collected, and SettingsError for an
+        unknown task.
         """
         chosen = self._chosen(tasks)
         count = len(chosen) if episodes is None else arguments.whole("episodes", episodes, 1, _MOST_EPISODES)
@@ -124,9 +126,9 @@ class Fleet(Closeable):
         return Episodes(summarise(found), lambda row: found[row])
 
     def status(self) -> dict[str, dict[str, Json]]:
-        """Returns what each worker does, its slots, when it was heard (monotonic seconds), and its last trouble.
+        """Returns each worker's activity, slots, last sign of life (monotonic seconds) and last trouble.
 
-        It is at most a second old while ``collect`` runs in another thread. Empty before the first policy.
+        It is at most a second old while ``collect`` runs in another thread, and empty before the first policy.
         """
         if self._started is None:
             return {}

@@ -1,4 +1,4 @@
-"""A policy that acts: an agent with the weights of one version."""
+"""Policies that act: an agent with the weights of one version."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _OBSERVATION = "an Observation, as episode.steps[0].observation"
 
 
 class Policy:
-    """Acts on observations. ``Run(...).policy()`` has that of a run; ``Policy(MyAgent)`` begins with fresh weights.
+    """Acts on observations. ``Run(...).policy()`` returns a run's policy; ``Policy(MyAgent)`` has fresh weights.
 
-    ``agent`` builds the agent: a class or function without arguments. Weights ``state`` are those of its
-    ``state_dict``; without them, ``seed`` determines the fresh ones. Raises CheckpointError for those that do not fit.
+    ``agent`` is a class or function without arguments that builds the agent. ``state`` holds the weights of its
+    ``state_dict``; without it, ``seed`` determines fresh ones. Raises CheckpointError if the weights do not fit.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class Policy:
         seed = arguments.whole("seed", seed, 0)
         self.factory = agent
         self.version = version
-        """The number of updates that were made to it."""
+        """Number of updates that led to this policy."""
         self.settings: AgentSettings | None = None
-        """Those of the agent, of which a checkpoint tells."""
+        """The agent's settings, if a checkpoint names them."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.agent = construct(agent, _MEMBERS)
@@ -74,7 +74,7 @@ class Policy:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Policy:
-        """Returns the policy in a folder that was exported, or of a checkpoint. Raises CheckpointError."""
+        """Returns the policy of an exported folder or a checkpoint's folder. Raises CheckpointError."""
         path = arguments.folder("folder", folder)
         if not (path / "manifest.json").exists():
             remedy = f"name an export's folder or a checkpoint's; Run({str(path)!r}).policy() takes that of a run"
@@ -82,7 +82,7 @@ class Policy:
         return cls.load(read_checkpoint(path))
 
     def act(self, observation: Observation, seed: int | None = None) -> Decision:
-        """Samples an action; the same ``seed`` gives the same one. Raises AgentError if the agent cannot decide."""
+        """Samples an action; the same ``seed`` gives the same action. Raises AgentError if the agent cannot decide."""
         import torch
 
         arguments.of_kind("observation", observation, Observation, _OBSERVATION)
@@ -97,7 +97,7 @@ class Policy:
         return f"<policy {self.version} of {type(self.agent).__name__}>"
 
     def probabilities(self, observations: Sequence[Observation]) -> list[ActionProbabilities]:
-        """Returns how probable each action was to this policy. Raises AgentError for an agent that cannot tell."""
+        """Returns the policy's probability of each action. Raises AgentError if the agent does not provide them."""
         import torch
 
         if not hasattr(self.agent, "probabilities"):

@@ -1,4 +1,4 @@
-"""A run folder, to read: also while the run goes on, and without its emulators, agents or workers."""
+"""Reads run folders, even of a running run, and without its emulators, agents or workers."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """What a run left in its folder (``save_path``). Every call reads what is there now; nothing is written."""
+    """Reads a run's folder (``save_path``). Every call reads the present state; nothing is written."""
 
     def __init__(self, folder: str | Path) -> None:
         """Raises NoRunError for a folder in which no run began."""
         self.folder = existing_run(arguments.folder("folder", folder))
         self.index = EpisodeIndex(self.folder)
-        """Of the episodes; follows the run when it is refreshed."""
+        """Index of the episodes; refresh it to follow the run."""
 
     @property
     def name(self) -> str:
         return self.folder.resolve().name
 
     def config(self) -> dict[str, Json]:
-        """Returns the composed configuration, secrets hidden. Raises RunFolderError if it is damaged."""
+        """Returns the composed configuration with secrets hidden. Raises RunFolderError if it is damaged."""
         notes: list[str] = []
         config = config_of(self.folder / "config.yaml", notes)
         if notes:
@@ -50,25 +50,26 @@ class Run:
         return {key: value for key, value in config.items() if key != "defaults"}
 
     def figures(self) -> list[dict[str, Json]]:
-        """Returns the figures of each iteration, in order, as docs/run_folder.md explains them."""
+        """Returns the figures of each iteration, in order; docs/run_folder.md explains them."""
         return metrics_of(self.folder / "metrics.jsonl")
 
     def metrics(self) -> pandas.DataFrame:
-        """Returns ``figures`` with a row per iteration; before the first one, the columns that every run has."""
+        """Returns ``figures`` as a table with a row per iteration; before the first iteration, the columns that every
+        run has."""
         return _frame(self.figures(), metrics.names())
 
     def evaluations(self) -> pandas.DataFrame:
-        """Returns a row per evaluation of a checkpoint."""
+        """Returns a table with a row per evaluation of a checkpoint."""
         return _frame(json_lines.read(self.folder / "evaluation.jsonl"), ("checkpoint", *metrics.results(0, ())))
 
     def events(self) -> pandas.DataFrame:
-        """Returns a row per event of a worker, slot or transfer."""
+        """Returns a table with a row per event of a worker, slot or transfer."""
         return _frame(json_lines.read(self.folder / "events.jsonl"), ("time", "event", "worker"))
 
     def episodes(self) -> Episodes:
-        """Returns all episodes, those of evaluations and of the iteration under way included.
+        """Returns all episodes, including those of evaluations and of the current iteration.
 
-        Warns of files that cannot be read.
+        Warns about unreadable files.
         """
         self.index.refresh()
         for note in self.index.notes:
@@ -91,9 +92,10 @@ class Run:
             return self.index.row(key)
 
     def steps(self) -> pyarrow.dataset.Dataset:
-        """Returns the steps of all finished iterations, screenshots included, for Arrow, DuckDB and Polars.
+        """Returns the steps of all finished iterations, including screenshots, for Arrow, DuckDB and Polars.
 
-        Nothing is read before columns and rows are chosen. A run without any has the columns, and no row.
+        Nothing is read before you choose columns and rows. A run without finished iterations has the columns, but no
+        row.
         """
         import pyarrow.dataset
 
@@ -103,11 +105,11 @@ class Run:
         return pyarrow.dataset.dataset(files, format="parquet", schema=None if files else parquet.SCHEMA)
 
     def checkpoints(self) -> list[int]:
-        """Returns the policy versions that are kept."""
+        """Returns the policy versions whose checkpoints were kept."""
         return Checkpoints(self.folder / "checkpoints").iterations()
 
     def policy(self, version: int | None = None) -> Policy:
-        """Returns the newest policy, or that of a version. Raises CheckpointError if it is not kept."""
+        """Returns the newest policy, or that of ``version``. Raises CheckpointError if it was not kept."""
         from digirl_dist.api.policy import Policy
 
         kept = self.checkpoints()
@@ -117,9 +119,9 @@ class Run:
         return Policy.load(Checkpoints(self.folder / "checkpoints").open(kept[-1] if version is None else version))
 
     def explain(self, episode: Episode | str, version: int | None = None) -> Explanation:
-        """Returns what the policy that acted (or ``version``) thought at each step, and what the update made of it.
+        """Returns what the acting policy (or ``version``) thought at each step, and what the update made of it.
 
-        ``episode`` may be its key. Raises TrajectoryError for one that is not there.
+        ``episode`` may be a key. Raises TrajectoryError for an unknown one.
         """
         from digirl_dist.api.explanation import explain
 
@@ -141,7 +143,7 @@ class Run:
     def push_to_hub(self, repository: str, to: str = "datasets", private: bool = True) -> str:
         """Exports and uploads to a repository of the Hugging Face hub; returns the address of the commit.
 
-        Raises HubError, and SettingsError for a name that is none.
+        Raises HubError, and SettingsError for an invalid name.
         """
         from digirl_dist.export.hub import push, refuse_no_repository
 

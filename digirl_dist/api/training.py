@@ -18,13 +18,13 @@ CONFIG_PATH = "config/multimachine"
 
 
 def train(config: str = "host", /, *, config_path: str = CONFIG_PATH, **settings: Any) -> Run:
-    """Trains as ``python run.py --config-name CONFIG key=value …`` does, and returns the run.
+    """Trains like ``python run.py --config-name CONFIG key=value …``, and returns the run.
 
-    ``settings`` are the keys of the configuration. Those of a group are a mapping, whose ``name`` chooses the option:
+    ``settings`` are the keys of the configuration. A group is a mapping whose ``name`` chooses the option:
     ``train(dry_run=True, emulator={"name": "gymnasium", "id": "CartPole-v1"}, agent="generic")``. A class stands for
     its import path: ``algorithm={"entry_point": MyAlgorithm}``. Calling it again continues the run in ``save_path``.
 
-    Raises SettingsError before anything is started, and other DigirlDistErrors as docs/faults.md has them.
+    Raises SettingsError before anything starts, and other DigirlDistErrors as in docs/faults.md.
     """
     from digirl_dist.assembly import run, validate
 
@@ -44,7 +44,7 @@ def compose(config: str, settings: Mapping[str, Any], config_path: str = CONFIG_
 
 
 def overrides(settings: Mapping[str, Any], group: str = "") -> Iterator[str]:
-    """Yields settings in the grammar of the command line; the choice of an option comes before its values."""
+    """Yields settings in the grammar of the command line; an option's choice comes before its values."""
     for key, value in settings.items():
         name = f"{group}{key}"
         if not isinstance(value, Mapping) or not value or not all(str(each).isidentifier() for each in value):

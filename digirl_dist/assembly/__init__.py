@@ -1,1 +1,1 @@
-"""Puts a run together from its settings, and refuses settings that contradict each other."""
+"""Builds a run from its settings, and refuses settings that contradict each other."""

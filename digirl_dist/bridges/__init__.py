@@ -1,1 +1,1 @@
-"""The environments of ``digirl_dist.train`` for runners of other libraries: skrl and rsl_rl."""
+"""Adapters that give fleets and ranks to other libraries: skrl, rsl_rl, Stable-Baselines3, OpenEnv."""

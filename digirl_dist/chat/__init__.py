@@ -1,4 +1,4 @@
-"""Servers that speak OpenAI's chat completions: the parts of a message; ``client`` sends the requests."""
+"""OpenAI's chat completions: builds messages, and sends requests to servers that speak them (``client``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seam for collection: one iteration's episodes, wherever they are run."""
+"""Collectors: the interface for collecting one iteration's episodes, wherever they run."""
 
 from __future__ import annotations
 

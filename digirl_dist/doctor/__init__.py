@@ -1,1 +1,1 @@
-"""``digirl-dist doctor``: checks whether a run would start; names each defect on host or workers and its remedy."""
+"""``digirl-dist doctor``: checks whether a run would start, and names each defect with its remedy."""

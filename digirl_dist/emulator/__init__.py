@@ -1,4 +1,4 @@
-"""The seam for devices: what every emulator can do, and how its shapes are described to an agent."""
+"""Emulators: the interface of devices, and the description of their observations and actions."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from digirl_dist.types import Json
 
 
 class Emulator(Protocol):
-    """One device being acted on. Lives in a process of its own and is used by one thread."""
+    """One device. It lives in its own process, and one thread uses it."""
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start an episode of ``task``. The same task and seed give the same first observation."""
+        """Starts an episode of ``task``. The same task and seed give the same first observation."""
 
     def step(self, action: Json) -> Transition:
-        """Carry out one action. Raises ActionError for one that is not in its vocabulary."""
+        """Performs one action. Raises ActionError for an action outside its vocabulary."""
 
     def close(self) -> None:
-        """Release everything; a second call is harmless."""
+        """Releases everything; a second call is harmless."""
 
 
 EmulatorFactory = Callable[[], Emulator]

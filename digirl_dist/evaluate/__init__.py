@@ -1,1 +1,1 @@
-"""Evaluates policies: lists of evaluation jobs, distributed over the ranks of a launch."""
+"""Evaluation jobs: measures a list of policies, distributed over the ranks of a launch."""

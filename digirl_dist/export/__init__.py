@@ -1,4 +1,4 @@
-"""Writes runs in the formats of other tools; each is one module of ``forms``, which has the rest of the story.
+"""Writes runs in the formats of other tools. Each format is one module of ``forms``.
 
 Such a module has a docstring, whose first line says what it writes, and ``write(source, folder)``.
 """

@@ -1,1 +1,1 @@
-"""The policy on the host: acts for the emulators of all workers, in batches, in its own process."""
+"""Inference: answers the action requests of emulators in batches, on a worker or for all of them on the host."""

@@ -1,4 +1,4 @@
-"""The seam for judges other than the emulator, which decide whether an episode was a success."""
+"""Judges: decide whether an episode was a success, in place of the emulator."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Ranks: which one this process is, on which device it computes, and what the ranks of a launch exchange."""
+"""Ranks: which one this process is, its device, and exchanges between the ranks of a launch."""

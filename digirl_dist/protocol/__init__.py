@@ -1,1 +1,1 @@
-"""What host and worker program exchange: messages, the files of a job folder, differences of tensors."""
+"""The wire between host and worker program: messages, the files of a job folder, tensor deltas."""

@@ -1,1 +1,1 @@
-"""Workers as actors of a Ray cluster. Ray is imported here and in ``vec_env`` only, and only when it is asked for."""
+"""Workers as actors of a Ray cluster. Only this package and ``vec_env`` import Ray, and only on demand."""

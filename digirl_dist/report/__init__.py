@@ -1,1 +1,1 @@
-"""Output for people and programs: metrics, progress, curves, animations, the report page and ``digirl-dist why``."""
+"""Output: metrics, progress, curves, animations, the report page and ``digirl-dist why``."""

@@ -1,8 +1,8 @@
-"""The typed configuration: what the YAML files under config/ may say, with units and defaults.
+"""The typed configuration: every key of the YAML files under config/, with units and defaults.
 
-Importing this package stays cheap: ``--help`` and the checks of the command line run on it. The settings of each
-emulator, agent, algorithm and collector lie in its own file (see ``plugins``); they can be imported from here as well,
-and so can ``AlgorithmSettings``, which has a block for every algorithm.
+Importing this package stays cheap: ``--help`` and the checks of the command line depend on it. The settings of each
+emulator, agent, algorithm and collector lie in their own file (see ``plugins``). You can also import them from here, as
+well as ``AlgorithmSettings``, which has a block for every algorithm.
 """
 
 from typing import Any

@@ -1,1 +1,1 @@
-"""``digirl-dist setup``: installs on worker machines whatever a run needs there."""
+"""``digirl-dist setup``: installs on worker machines what a run needs."""

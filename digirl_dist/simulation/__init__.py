@@ -1,1 +1,1 @@
-"""The collector and the worker programs on virtual time, in one thread: to search for bugs, and to plan fleets."""
+"""Simulation: runs collector and worker programs on virtual time, to search for bugs and to plan fleets."""

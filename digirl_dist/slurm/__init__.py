@@ -1,1 +1,1 @@
-"""Workers on nodes of a Slurm cluster: jobs that hold a node each, and sessions that ``srun`` carries."""
+"""Workers on a Slurm cluster: submits jobs of one node each, and opens sessions with ``srun``."""

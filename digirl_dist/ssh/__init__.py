@@ -1,1 +1,1 @@
-"""SSH: connections that are verified and bounded in time, bulk files over them, and a server for the dry run."""
+"""SSH: verified connections with time limits, bulk transfers over them, and a server for the dry run."""

@@ -1,1 +1,1 @@
-"""Files on disk: run folders, checkpoints, trajectories, events, and safe ways to write and read them."""
+"""Files on disk: writes and reads run folders, checkpoints, trajectories and events safely."""

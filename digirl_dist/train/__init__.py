@@ -1,7 +1,7 @@
-"""Training with emulators on every rank: each has its own replay and policy, and shares gradients alone.
+"""Training with emulators on every rank: each has its own replay and policy, and shares only gradients.
 
-The public function ``digirl_dist.train`` has the name of this package, so the package can be called as that function,
-whichever of the two was imported first.
+The public function ``digirl_dist.train`` has the name of this package. The package is therefore callable as that
+function, whichever of the two was imported first.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The seam for updates: from the store's trajectories to the next checkpoint."""
+"""Trainers: the interface for updates, from the store's trajectories to the next checkpoint."""
 
 from __future__ import annotations
 

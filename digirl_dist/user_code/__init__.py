@@ -1,1 +1,1 @@
-"""The user's own classes: finds them by import path and packs them for workers."""
+"""Your own classes: finds them by import path, and packs them for workers."""

@@ -1,4 +1,4 @@
-"""Vectorised Gymnasium environments with one queue of episodes, in this process or in processes of a Ray cluster."""
+"""Vectorised Gymnasium environments with one queue of episodes, in this process or on a Ray cluster."""
 
 from digirl_dist.vec_env.config import EpisodeCfg, RayDistributionCfg, VecEnvConfig, gymnasium_env
 from digirl_dist.vec_env.env import EpisodeFailedError, ProcessLostError, VecEnv

@@ -1,1 +1,1 @@
-"""``digirl-dist view``: runs, episodes and workers in the browser, from a loopback port or in one file."""
+"""``digirl-dist view``: shows runs, episodes and workers in the browser, from a loopback port or one file."""

@@ -1,1 +1,1 @@
-"""The resident program of a worker machine, its folder, and the way to it."""
+"""The resident program of a worker machine: runs the job's episodes, and keeps its folder."""
