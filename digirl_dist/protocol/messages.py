@@ -80,7 +80,7 @@ class SlotWait(msgspec.Struct, frozen=True):
 
 
 class EpisodeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An episode that lies ready in a worker's folder. No clock of another machine is ever compared with ours."""
+    """An episode that is ready in a worker's folder. Clocks of different machines are never compared."""
 
     run: RunId
     key: Key
@@ -88,13 +88,13 @@ class EpisodeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy_version: Natural
     episode_id: EpisodeId
     size: Natural
-    """Bytes of its file."""
+    """Size of its file in bytes."""
     digest: Digest
     slot: SlotNumber
     seconds: Seconds
-    """How long the episode took."""
+    """Duration of the episode."""
     age_s: Seconds
-    """How long ago it ended when this was written."""
+    """Time from its end to the writing of this manifest."""
     spent: dict[Name, Seconds]
     """Its seconds by phase."""
 
@@ -108,14 +108,14 @@ class _Message(msgspec.Struct, frozen=True, tag_field="type", tag=_snake):
 
 
 class Hello(_Message, frozen=True):
-    """Greets a program: which run this is about, and which protocols the host speaks."""
+    """Greets a program with the run's id and the protocols that the host speaks."""
 
     run: RunId
     protocols: list[Natural] = []
 
 
 class StartJob(_Message, frozen=True):
-    """Describes what the worker does from now on; a job that is already running stays as it is."""
+    """Describes the worker's job; a job that is already running stays as it is."""
 
     name: Name
     agent: Digest | None
@@ -123,15 +123,15 @@ class StartJob(_Message, frozen=True):
     emulator: Digest
     limits: SlotLimits
     slots: SlotCount | None = None
-    """None: the worker chooses by its cores and memory."""
+    """null: the worker chooses by its cores and memory."""
     needs: Needs = Needs()
-    """What one emulator takes of a machine, for a worker that chooses."""
+    """What one emulator needs, for a worker that chooses its slots."""
     sharers: Natural = 1
     """Workers that share this machine."""
     max_steps: Natural | None = None
     torch_threads: Natural = 1
     answer_s: Seconds = 600.0
-    """How long the worker waits for the host's actions."""
+    """Longest wait of the worker for an action from the host."""
 
     @property
     def packed(self) -> list[str]:
@@ -140,14 +140,14 @@ class StartJob(_Message, frozen=True):
 
 
 class LoadPolicy(_Message, frozen=True):
-    """Announces a policy version to act with, by its tensors; Need or Loaded answers it."""
+    """Announces a policy version by its tensors; Need or Loaded answers it."""
 
     version: Natural
     tensors: dict[Name, TensorEntry]
 
 
 class Pushed(_Message, frozen=True):
-    """What was needed has been pushed: the job starts, or the announced policy is loaded."""
+    """Everything needed has been pushed: the job starts, or the announced policy is loaded."""
 
     what: Literal["job", "policy"]
 
@@ -160,7 +160,7 @@ class Lease(_Message, frozen=True):
 
 
 class Drop(_Message, frozen=True):
-    """These tickets are no longer wanted; their seconds are booked under ``lost_to`` (see slot_time)."""
+    """Drops tickets that are no longer wanted; their seconds are booked under ``lost_to`` (see slot_time)."""
 
     order: Natural
     keys: list[Key]
@@ -168,17 +168,17 @@ class Drop(_Message, frozen=True):
 
 
 class Landed(_Message, frozen=True):
-    """These episodes are safe on the host, or of no use: the worker deletes them."""
+    """Lets the worker delete episodes that are durable on the host, or of no use."""
 
     episodes: list[EpisodeId]
 
 
 class Collected(_Message, frozen=True):
-    """Nothing more is wanted of this iteration; SlotSeconds answers it."""
+    """Ends the collection of this iteration; SlotSeconds answers it."""
 
 
 class Action(_Message, frozen=True):
-    """Answers an Ask with what to do."""
+    """Answers an Ask with an action."""
 
     number: Natural
     action: Json
@@ -187,14 +187,14 @@ class Action(_Message, frozen=True):
 
 
 class NoAction(_Message, frozen=True):
-    """Answers an Ask for which no action can be had; its episode is lost."""
+    """Answers an Ask that gets no action; its episode is lost."""
 
     number: Natural
     reason: Reason
 
 
 class Ping(_Message, frozen=True):
-    """Tells the program that its host is there."""
+    """Tells the program that its host is alive."""
 
 
 class Stop(_Message, frozen=True):
@@ -214,7 +214,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
 
 
 class Ready(_Message, frozen=True):
-    """Answers Hello: the protocol to speak, and what the program is."""
+    """Answers Hello with the protocol to speak, and describes the program."""
 
     protocol: Natural
     package: Name
@@ -225,36 +225,37 @@ class Ready(_Message, frozen=True):
 
 
 class Need(_Message, frozen=True):
-    """Names the blobs that the job or the announced policy lacks here."""
+    """Names the blobs that the worker lacks for the job or the announced policy."""
 
     what: Literal["job", "policy"]
     digests: list[Digest]
 
 
 class Working(_Message, frozen=True):
-    """The job runs. Episodes that lie ready from before follow as EpisodeReady, before the first order is taken in."""
+    """The job runs. Episodes that are ready from before follow as EpisodeReady, before the program reads the first
+    order."""
 
     slots: Annotated[int, Meta(ge=1, le=MOST_SLOTS)]
     reason: Reason
-    """Why so many slots, if that was the worker's own choice."""
+    """Reason for the number of slots, if the worker chose it."""
     held: list[Key]
-    """Tickets that are queued or running here from before."""
+    """Tickets that are queued or running from before."""
 
 
 class Loaded(_Message, frozen=True):
-    """New episodes act with this policy version."""
+    """New episodes use this policy version."""
 
     version: Natural
 
 
 class Ask(_Message, frozen=True):
-    """Asks the host for an action: the image as it was encoded and the vector as float32 are attached in this order."""
+    """Requests an action. The image, as it was encoded, and the vector, as float32, are attached in this order."""
 
     number: Natural
-    """Names the question among those of this worker."""
+    """Number of the request among those of this worker."""
     version: Natural
     stream: tuple[Natural, Natural, Natural]
-    """Ticket's seed, its index and the step, from which the randomness of the decision follows."""
+    """The ticket's seed, its index and the step, which determine the randomness of the decision."""
     text: Text
     image: Attached | None
     vector: Attached | None
@@ -262,27 +263,28 @@ class Ask(_Message, frozen=True):
 
 
 class Acting(_Message, frozen=True):
-    """A slot sent the first action of an episode."""
+    """A slot performed the first action of an episode."""
 
     slot: SlotNumber
     key: Key
 
 
 class EpisodeReady(_Message, frozen=True):
-    """An episode lies ready on the worker: of a ticket that it was leased, or from before (see Working)."""
+    """An episode is ready on the worker: of a leased ticket, or from before (see Working)."""
 
     manifest: EpisodeManifest
 
 
 class UnknownFile(_Message, frozen=True):
-    """A file among the episodes is none of this run. The worker says so until it is told to delete it."""
+    """A file among the episodes does not belong to this run. The worker repeats this until it is told to delete the
+    file."""
 
     episode: Name
     reason: Reason
 
 
 class EpisodeFailed(_Message, frozen=True):
-    """An episode was lost with its emulator; its ticket must run again somewhere."""
+    """An episode was lost with its emulator; its ticket must run again."""
 
     slot: SlotNumber
     key: Key
@@ -296,22 +298,22 @@ class SlotChanged(_Message, frozen=True):
     state: SlotState
     reason: Reason
     in_service: SlotCount
-    """Slots that are left on the worker."""
+    """Slots that remain in service on the worker."""
 
 
 class SlotSeconds(_Message, frozen=True):
-    """Slot-seconds of the worker by activity since it was asked before (see slot_time)."""
+    """The worker's slot-seconds by activity since the previous report (see slot_time)."""
 
     seconds: dict[Name, Seconds]
 
 
 class Heartbeat(_Message, frozen=True):
-    """Tells every two seconds what the program is doing and what it holds, so that the host can compare."""
+    """Reports every two seconds what the program is doing and which tickets it holds; the host compares."""
 
     doing: Name
     for_s: Seconds
     unheard_s: Seconds
-    """How long the program has not heard of the host."""
+    """Time since the program last heard from the host."""
     slots: list[SlotWait]
     held: list[Key]
     """Tickets that are queued or running."""
@@ -321,7 +323,7 @@ class Heartbeat(_Message, frozen=True):
 
 
 class Broken(_Message, frozen=True):
-    """The program cannot carry out what it was told; ``during`` says what."""
+    """The program cannot carry out an order; ``during`` names it."""
 
     during: Name
     reason: Reason

@@ -25,54 +25,54 @@ Fingerprint = Annotated[str, Meta(pattern=r"^SHA256:[A-Za-z0-9+/]{43}\Z")]
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """Asks a worker to let this key, and whoever has it, fetch tensors by digest until stdin ends."""
+    """Asks a worker to let the owner of this key fetch tensors by digest until stdin ends."""
 
     public_key: PublicKey
 
 
 class Offered(msgspec.Struct, frozen=True):
-    """Answers an Offer; ``error`` is the reason why the key cannot be let in."""
+    """Answers an Offer; ``error`` says why the key cannot be admitted."""
 
     error: Reason = ""
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """A tensor by the name that it has on workers."""
+    """A tensor by its name on workers."""
 
     digest: Digest
     size: Natural
     sha256: Sha256 | None = None
-    """By the host's word; a worker that passes the tensor on has none."""
+    """From the host; a worker that passes the tensor on has none."""
 
 
 class Fetch(msgspec.Struct, frozen=True):
-    """Asks a worker to fetch tensors from another one. Comes over stdin, as it has the key."""
+    """Asks a worker to fetch tensors from another one. It comes over stdin, because it contains the key."""
 
     host: Name
     port: Annotated[int, Meta(ge=1, le=65_535)]
     user: Name
     host_key: Fingerprint
-    """The host key that this run's host met there."""
+    """The host key that this run's host saw there."""
     kind: HostKeyKind
     private_key: Annotated[str, Meta(max_length=4096)]
     tensors: list[Tensor]
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Asks for tensors, in any order, each as soon as it is there."""
+    """Requests tensors, in any order, each as soon as it is available."""
 
     digests: list[Digest]
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """Tells the host every second how a Fetch gets on."""
+    """Reports the progress of a Fetch every second."""
 
     digests: list[Digest] = []
-    """Tensors that have come since the last such line."""
+    """Tensors received since the previous line."""
     size: Natural = 0
-    """Bytes that have come in all."""
+    """Bytes received in total."""
     error: Reason = ""
-    """Why no more will come."""
+    """Reason why no more will come."""
 
 
 T = TypeVar("T", bound=msgspec.Struct)

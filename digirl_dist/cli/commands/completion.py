@@ -1,4 +1,4 @@
-"""Prints what completes commands and keys in a shell: eval "$(digirl-dist completion bash)", or zsh, fish."""
+"""Prints shell completion of commands and keys: eval "$(digirl-dist completion bash)", or zsh, fish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learns to use a drawn phone, on this machine alone: two localhost workers behind real SSH servers, runs/demo."""
+"""Trains on a drawn phone, on this machine alone: two localhost workers behind real SSH servers, runs/demo."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Measures the newest checkpoint of a run on the test tasks, on the same workers: eval runs/mine.
+"""Evaluates the newest checkpoint of a run on the test tasks, on the same workers: eval runs/mine.
 
-With a run folder the configuration is that run's own; without one it is eval.yaml of --config-path.
+With a run folder, the configuration is that run's own; without one, it is eval.yaml of --config-path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measures a list of policies, alone or by torchrun: eval-jobs --eval_jobs_config jobs.json."""
+"""Evaluates a list of policies, in one process or under torchrun: eval-jobs --eval_jobs_config jobs.json."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Writes a run in the format of other tools: export runs/mine --to datasets mine_dataset.
 
-Training episodes of finished iterations are exported; machines have numbers in place of names. The folder must be new.
+Exports the training episodes of finished iterations; machines have numbers instead of names. The folder must be new.
 """
 
 from __future__ import annotations

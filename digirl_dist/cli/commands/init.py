@@ -1,4 +1,4 @@
-"""Writes the YAML to edit, config/multimachine/host.yaml below the working directory, which run then reads."""
+"""Writes config/multimachine/host.yaml below the working directory: the YAML file to edit, which run then reads."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Prints DigiRL's own YAML file in this package's words, with what each of its keys became: migrate FILE.
+"""Translates DigiRL's own YAML file into this package's words and prints it: migrate FILE.
 
-The exit status is 0 if the new file is whole, and 2 if a key cannot be used, which its comments name (docs/digirl.md).
+Comments say what became of each key. The exit status is 0 if the new file is complete, and 2 if a key cannot be used;
+comments name such keys (docs/digirl.md).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from digirl_dist.report.output import shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=path, help="DigiRL's file, beside those that it includes")
+    parser.add_argument("file", type=path, help="DigiRL's file, beside the files that it includes")
 
 
 def execute(options: argparse.Namespace) -> int:

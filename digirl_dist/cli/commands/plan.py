@@ -1,4 +1,4 @@
-"""Forecasts what more workers, or other settings, would give: episodes an hour, busy share, where the time goes."""
+"""Forecasts the effect of more workers or other settings: episodes an hour, busy share, where the time goes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _SLOTS_OF_AUTO = 4
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_configuration(parser)
     add_emulator(parser)
-    parser.add_argument("--run", type=path, metavar="DIR", help="a run's folder, whose measured figures are used")
+    parser.add_argument("--run", type=path, metavar="DIR", help="a run folder whose measured figures are used")
     parser.add_argument(
-        "--figure", action="append", default=[], metavar="NAME=NUMBER", help="a figure, as step_s=0.5, in its place"
+        "--figure", action="append", default=[], metavar="NAME=NUMBER", help="replaces a figure, for example step_s=0.5"
     )
     parser.add_argument("--fleet", default="1,8,64,1000,10000", metavar="N,N", help="numbers of workers")
     parser.add_argument("--json", action="store_true", help="print the figures and a list of forecasts")

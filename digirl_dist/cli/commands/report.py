@@ -1,4 +1,4 @@
-"""Writes report.html of a run anew, and says where it is: report runs/mine."""
+"""Rewrites a run's report.html and prints its path: report runs/mine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Makes a run again from its run folder and compares: reproduce runs/mine --iterations 3.
+"""Repeats a run from its run folder and compares the two: reproduce runs/mine --iterations 3.
 
-Tickets are equal in any case. Figures are so, to a millionth, with parallel=single and trainer.device=cpu: slots that
-ask at the same time share a batch, which rounds float32 differently; with bsize=1 they are equal to the last digit.
+Tickets are always equal. Figures are equal to a millionth with parallel=single and trainer.device=cpu, because slots
+that ask at the same time share a batch, which rounds float32 differently. With bsize=1 they are equal to the last
+digit.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from digirl_dist.settings.keys import quoted
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_folder(parser)
-    parser.add_argument("--iterations", type=int, help="how many of its iterations to make (default: all it has)")
+    parser.add_argument("--iterations", type=int, help="number of its iterations to repeat (default: all)")
     parser.add_argument("--into", type=path, help="the new run folder (default: RUN-again)")
     add_overrides(parser)
 

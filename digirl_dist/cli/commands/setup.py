@@ -1,4 +1,4 @@
-"""Prepares all workers over SSH: Python, the package, what the emulator needs; a second time it changes nothing."""
+"""Prepares all workers over SSH: Python, the package, what the emulator needs. A second run changes nothing."""
 
 from __future__ import annotations
 

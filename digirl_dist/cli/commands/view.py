@@ -1,7 +1,7 @@
 """Shows runs in the browser: curves side by side, every episode step by step, tasks and workers over time.
 
-The page is served on a loopback port of this machine; its address, which is printed, holds a token. From another
-machine: ssh -L 8765:127.0.0.1:8765 THIS_MACHINE, with --port 8765 here.
+Serves the pages on a loopback port of this machine; the printed address contains a token. From another machine: ssh -L
+8765:127.0.0.1:8765 THIS_MACHINE, with --port 8765 here.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _M_MMAP_THRESHOLD = -3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "runs", nargs="*", type=path, metavar="RUN", help="run folders, or folders of them; without any, runs/"
+        "runs", nargs="*", type=path, metavar="RUN", help="run folders, or folders of them (default: runs/)"
     )
-    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0, the default, takes a free one")
+    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1 (default: a free one)")
     parser.add_argument(
-        "--bundle", type=path, metavar="FILE", help="write one file (.html or .zip) that needs no server, and end"
+        "--bundle", type=path, metavar="FILE", help="write one file (.html or .zip) that needs no server, and exit"
     )
 
 
