@@ -60,22 +60,31 @@ const [width, height] = arguments;
 const likely = 'a, button, input, option, select, summary, textarea, [onclick], [role], [tabindex]';
 const widgets = new Set(['button', 'checkbox', 'combobox', 'link', 'menuitem', 'menuitemcheckbox', 'menuitemradio',
     'option', 'radio', 'searchbox', 'slider', 'spinbutton', 'switch', 'tab', 'textbox', 'treeitem']);
+const uncovered = element => {
+    const box = element.getBoundingClientRect();
+    const left = Math.max(box.left, 0), top = Math.max(box.top, 0);
+    const across = Math.min(box.right, width) - left, down = Math.min(box.bottom, height) - top;
+    if (across <= 0 || down <= 0) return null;
+    const seen = Array.from({length: 25}, (_, place) => [place % 5, Math.floor(place / 5)]).filter(([x, y]) =>
+        element.contains(document.elementFromPoint(left + across * (x + 0.5) / 5, top + down * (y + 0.5) / 5)));
+    if (!seen.length) return null;
+    const xs = seen.map(([x, _]) => x), ys = seen.map(([_, y]) => y);
+    return [(left + across * Math.min(...xs) / 5) / width, (top + down * Math.min(...ys) / 5) / height,
+        (left + across * (Math.max(...xs) + 1) / 5) / width, (top + down * (Math.max(...ys) + 1) / 5) / height];
+};
 const labels = () => [...document.body.querySelectorAll('*')].flatMap(element => {
     const texts = [...element.childNodes].filter(node => node.nodeType === Node.TEXT_NODE).map(node => node.data);
     const own = texts.join(' ').trim();
     if (!(own || element.matches(likely)) || element.closest('#query')) return [];
-    const box = element.getBoundingClientRect();
-    const left = Math.max(box.left, 0), right = Math.min(box.right, width);
-    const top = Math.max(box.top, 0), bottom = Math.min(box.bottom, height);
-    const seen = left < right && top < bottom && element.contains(
-        document.elementFromPoint((left + right) / 2, (top + bottom) / 2));
-    if (!seen) return [];
+    const box = uncovered(element);
+    if (!box) return [];
     const role = element.matches(likely) && widgets.has(element.computedRole) ? element.computedRole : '';
     const name = role ? element.computedName || own : own;
-    return !(name || role) ? [] : [[name.trim(), role, left / width, top / height, right / width, bottom / height]];
+    return !(name || role) ? [] : [[name.trim(), role, ...box]];
 });
 """
-"""Names of what is seen and not covered: of widgets as Chromium's accessibility has them, else their own texts."""
+"""Names of what is seen: of widgets as Chromium's accessibility has them, else their own texts; and around which of 25
+points of each it is not covered by something else."""
 
 _STATE = f"""
 {_LABELS}

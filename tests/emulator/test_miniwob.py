@@ -49,7 +49,7 @@ def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-def ask(emulator: MiniwobEmulator, script: str, *arguments: str) -> Json:
+def ask(emulator: MiniwobEmulator, script: str, *arguments: str | float) -> Json:
     return emulator._chromium.page.run(script, *arguments)
 
 
@@ -518,3 +518,27 @@ def test_labels_are_those_of_the_latest_screen_and_none_of_a_page_that_was_left(
     assert folded == {"Section #38", "Submit"} and unfolded == {*folded, inside}
     ask(emulator, "location.href = 'about:blank'")
     assert emulator.step({"type": "wait"}).terminated and not emulator.labels()
+
+
+COVER = """
+const [one, two] = ['#subbtn', '#subbtn2'].map(id => document.querySelector(id)), box = one.getBoundingClientRect();
+Object.assign(two.style, {position: 'fixed', left: `${box.left + box.width * arguments[0]}px`, top: `${box.top}px`,
+                          width: `${box.width}px`, height: `${box.height}px`});
+"""
+
+
+@pytest.mark.parametrize("share", [0.2, 0.6])
+def test_the_box_of_a_label_that_is_partly_covered_is_where_it_can_be_touched(
+    emulator: MiniwobEmulator, share: float
+) -> None:
+    emulator.reset(Task("click-button-sequence", params={"data_mode": "train"}), 3)
+    ask(emulator, COVER, share)
+    emulator.step({"type": "wait"})
+    one, two = sorted(emulator.labels(), key=lambda label: label.name)
+    assert (one.name, two.name) == ("ONE", "TWO")
+    assert one.right - one.left == pytest.approx(share * (two.right - two.left))
+    middle = {"type": "tap", "x": (one.left + one.right) / 2, "y": (one.top + one.bottom) / 2}
+    assert not emulator.step(middle).ended, "it was ONE"
+    ask(emulator, COVER, 0)
+    emulator.step({"type": "wait"})
+    assert [label.name for label in emulator.labels()] == ["TWO"], "all of ONE is covered"
