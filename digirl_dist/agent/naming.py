@@ -34,9 +34,9 @@ def named_places(
     """Returns [B, PLANES, rows, columns] of B observations; on pictures that were moved by ``shifts`` they move along.
 
     Each value is that of the best label in its cell, from 0 to 1: whether the instruction has its name, in the same
-    letters or others; which share of the words of its name and role the instruction has; the first of these, divided by
-    1, 2, 3 … in the order in which the instruction has the names that were not touched yet, as far as ``memories``
-    reach; whether text can be entered there.
+    letters or others; which share of the words of its name and role the instruction has; whether it is the one that
+    the instruction names first, and best, of those that were not touched yet, as far as ``memories`` reach; whether
+    text can be entered there.
     """
     planes = np.zeros((len(labels), PLANES, grid.rows, grid.columns), np.float32)
     for row, (instruction, known, done) in enumerate(zip(instructions, labels, memories, strict=True)):
@@ -52,15 +52,17 @@ def named_places(
 def _compared(instruction: str, labels: Sequence[Label], memories: Sequence[Memory]) -> list[np.ndarray]:
     """Returns the values of the planes for each label, shape [PLANES]."""
     named = [_place(label.name, instruction) for label in labels]
-    places = [None if _touched(label, memories) else place for label, (place, _) in zip(labels, named, strict=True)]
-    order = sorted({place for place in places if place is not None})
+    ranks = [
+        None if place is None or _touched(label, memories) else (place, -likeness, -len(label.name))
+        for label, (place, likeness) in zip(labels, named, strict=True)
+    ]
+    following = min((rank for rank in ranks if rank is not None), default=())
     words = set(_words(instruction))
     values = []
-    for label, place, (_, likeness) in zip(labels, places, named, strict=True):
+    for label, rank, (_, likeness) in zip(labels, ranks, named, strict=True):
         own = _words(f"{label.role} {label.name}")
         shared = sum(word in words for word in own) / max(1, len(own))
-        following = 0.0 if place is None else likeness / (1 + order.index(place))
-        values.append(np.array([likeness, shared, following, label.role in _EDITABLE], np.float32))
+        values.append(np.array([likeness, shared, rank == following, label.role in _EDITABLE], np.float32))
     return values
 
 

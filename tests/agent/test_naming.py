@@ -51,7 +51,7 @@ def test_a_label_counts_in_the_cells_whose_middle_it_covers() -> None:
     ("instruction", "label", "expected"),
     [
         ('Click on the "Ok" button.', UPPER, [1, 1, 1, 0]),
-        ('Click on the "Ok" button.', LOWER, [0.5, 1, 0.5, 0]),
+        ('Click on the "Ok" button.', LOWER, [0.5, 1, 1, 0]),
         ("Click the button.", Label("Click Me!", "button", 0, 0, 1, 1), [0, 2 / 3, 0, 0]),
         ('Click "posuere"', Label("posuere,", "", 0, 0, 1, 1), [1, 1, 1, 0]),
         ("Buy books", Label("book", "", 0, 0, 1, 1), [0, 0, 0, 0]),
@@ -67,10 +67,17 @@ def test_how_much_an_instruction_names_a_label(instruction: str, label: Label, e
 def test_what_is_named_next_is_the_first_that_was_not_touched_yet() -> None:
     one, two = Label("ONE", "button", 0, 0, 0.25, 0.25), Label("TWO", "button", 0.5, 0.5, 0.75, 0.75)
     asked = "Click button TWO, then click button ONE."
-    assert values(asked, two, one)[2] == 1 and values(asked, one, two)[2] == 0.5
+    assert values(asked, two, one)[2] == 1 and values(asked, one, two)[2] == 0
     touched = [Memory(DeviceAction("tap", 0.6, 0.6), here=False), Memory(DeviceAction("type_at", 0.1, 0.1), here=True)]
     assert values(asked, two, one, memories=touched)[2] == 0, "it had its turn"
     assert values(asked, one, two, memories=touched)[2] == 1, "typing there is no touch of it"
+
+
+def test_of_names_at_the_same_place_the_next_is_the_one_that_fits_best() -> None:
+    assert values('Click "ok"', LOWER, UPPER)[2] == 1 and values('Click "ok"', UPPER, LOWER)[2] == 0
+    shorter = Label("Tab", "tab", 0.0, 0.5, 0.5, 0.75)
+    longer = Label("Tab #3", "tab", 0.5, 0.5, 1.0, 0.75)
+    assert values("Click on Tab #3.", longer, shorter)[2] == 1 and values("Click on Tab #3.", shorter, longer)[2] == 0
 
 
 def test_planes_move_with_the_picture() -> None:
