@@ -62,7 +62,7 @@ The defaults changed while these rows were made:
 - The device agent's convolutions changed on 2026-11-23 (CHANGELOG). The rows of 383cf4a15c, 801cd4bf55 and 2a0d8ee46f
   are older. 2a0d8ee46f+ has the finer second convolution. The other rows also have He's initial weights.
 - 609636eee1 became 5b7d174 in a rebase. For cloning, 1b78864c4a+ equals that commit too.
-- GRPO's rows precede its `unsolved` (2026-11-24).
+- GRPO's rows precede its `unsolved`, and all MiniWoB++ rows precede `agent.labels` (both 2026-11-24).
 """
 
 
