@@ -62,31 +62,32 @@ class ActionProbabilities:
     """The distribution over actions for one observation."""
 
     kinds: Mapping[str, float]
-    """The probability of each kind of action, or of each action where there are few; they add up to 1."""
+    """Probability of each kind of action, or of each action if there are few; they add up to 1."""
     cells: Sequence[Sequence[float]] = ()
-    """Given that the screen is tapped, the probability of each cell of the touch grid: rows from the top, each from the
-    left. Empty for an agent without one."""
+    """Probability of each cell of the touch grid, given that the screen is tapped: rows from the top, each from the
+    left. Empty for an agent without a grid."""
 
 
 class ExplainingAgent(Protocol):
-    """What an Agent may offer beside its methods, for ``digirl-dist view`` and ``Policy.probabilities``."""
+    """Optional methods of an Agent for ``digirl-dist view`` and ``Policy.probabilities``."""
 
     def probabilities(self, observations: Sequence[Observation]) -> Sequence[ActionProbabilities]: ...
 
 
 class CriticAgent(Protocol):
-    """What an Agent may offer beside its methods: what PPO's value function sees in place of ``features``."""
+    """Optional methods of an Agent: inputs of PPO's value function that replace ``features``."""
 
     @property
     def critic_size(self) -> int:
         """Width V of ``critic_inputs``."""
 
     def critic_inputs(self, observations: Sequence[Observation]) -> torch.Tensor:
-        """What updates of the policy change as little as possible, shape [B, V], without gradient to the policy."""
+        """Returns inputs that updates of the policy change as little as possible, shape [B, V], without gradient to the
+        policy."""
 
 
 def critic(agent: Agent) -> tuple[str, int]:
-    """Returns the method whose output PPO's value function sees of this agent, and the width of that."""
+    """Returns the agent's method that computes the inputs of PPO's value function, and their width."""
     if hasattr(agent, "critic_inputs"):  # features change with each update while the value function learns
         return "critic_inputs", cast(CriticAgent, agent).critic_size
     return "features", agent.feature_size

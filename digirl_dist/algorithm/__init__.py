@@ -32,25 +32,25 @@ class StepOutcome:
     """What an update made of one step."""
 
     kept: bool
-    """Whether it was learned from."""
+    """Whether the update learned from the step."""
     reason: str
-    """Why, or why not, in words."""
+    """The reason, in words."""
     weight: float = 0.0
-    """What it counted for in the policy's loss."""
+    """The step's weight in the policy's loss."""
     value: float | None = None
-    """What a value function expected before the step."""
+    """A value function's estimate before the step."""
     advantage: float | None = None
     """How much better the step was than expected."""
 
 
 LOOP = "it is part of a loop: what it led to was undone, or nothing changed"
-"""The reason of a step that ``selection.on_the_way`` leaves out."""
+"""Reason for leaving out a step that ``selection.on_the_way`` excludes."""
 UNSOLVED = "its task is not solved yet: there the policy is held to what it chose before it learned"
-"""The reason of a step that ``imitation.unsolved_steps`` returns."""
+"""Reason for keeping a step that ``imitation.unsolved_steps`` returns."""
 
 
 class ExplainingAlgorithm(Protocol):
-    """What an Algorithm may offer beside its methods, for ``digirl-dist view`` and ``Run.explain``."""
+    """An optional method of an Algorithm for ``digirl-dist view`` and ``Run.explain``."""
 
     def explain(
         self,

@@ -58,10 +58,10 @@ class DeviceActions:
     """Touch-screen actions, see ``emulator/touch_actions.py``."""
 
     useful: tuple[str, ...] = ("tap", "type", "enter", "back", "home", "done", "swipe")
-    """The types from which an agent that chooses at random at first should choose on this device."""
+    """Types of action that are useful on this device; an agent that starts at random chooses from these."""
 
     def check(self, action: Json) -> None:
-        """Raises ActionError for an action outside of the space."""
+        """Raises ActionError for an action outside the space."""
         DeviceAction.from_json(action)
 
 
@@ -72,7 +72,7 @@ class DiscreteActions:
     n: int
 
     def check(self, action: Json) -> None:
-        """Raises ActionError for an action outside of the space."""
+        """Raises ActionError for an action outside the space."""
         if type(action) is not int or not 0 <= action < self.n:
             raise ActionError(f"{action!r:.200} is not an action: expected an int in [0, {self.n})")
 
@@ -85,7 +85,7 @@ class BoxActions:
     high: tuple[float, ...]
 
     def check(self, action: Json) -> None:
-        """Raises ActionError for an action outside of the space."""
+        """Raises ActionError for an action outside the space."""
         size = len(self.low)
         if not isinstance(action, list) or len(action) != size or not all(map(_is_finite_number, action)):
             raise ActionError(f"{action!r:.200} is not an action: expected a list of {size} finite numbers")
@@ -97,12 +97,12 @@ def _is_finite_number(value: Json) -> bool:
 
 @dataclass(frozen=True)
 class ProductActions:
-    """An action is a list with an action of each part, in order."""
+    """An action is a list with one action for each part, in order."""
 
     parts: tuple[DiscreteActions | BoxActions, ...]
 
     def check(self, action: Json) -> None:
-        """Raises ActionError for an action outside of the space."""
+        """Raises ActionError for an action outside the space."""
         if not isinstance(action, list) or len(action) != len(self.parts):
             raise ActionError(f"{action!r:.200} is not an action: expected a list of {len(self.parts)} actions")
         for part, each in zip(self.parts, action, strict=True):
@@ -126,7 +126,7 @@ class EmulatorSpec:
     labels: bool = False
 
     def described(self) -> str:
-        """Returns what it lets an agent see and do, in words."""
+        """Describes in words what an agent sees and can do."""
         kind = type(self.actions).__name__.removesuffix("Actions").lower().replace("device", "touch")
         seen = {"screenshots": self.image_size is not None, f"{self.vector_size} numbers": self.vector_size > 0}
         return f"{kind} actions and {' and '.join(name for name in seen if seen[name]) or 'nothing but text'} to see"
