@@ -88,7 +88,7 @@ def _words(text: str) -> list[str]:
 
 def _cells(first: float, last: float, count: int) -> slice:
     """Returns the cells whose middle lies between two shares of the screen, or else the one in the middle of these."""
-    begin, end = int(np.ceil(first * count - 0.5)), int(np.floor(last * count - 0.5)) + 1
+    begin, end = (int(np.ceil(place * count - 0.5)) for place in (first, last))
     if end <= begin:
         begin = int((first + last) / 2 * count)
         end = begin + 1

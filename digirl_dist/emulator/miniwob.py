@@ -60,17 +60,20 @@ const [width, height] = arguments;
 const likely = 'a, button, input, option, select, summary, textarea, [onclick], [role], [tabindex]';
 const widgets = new Set(['button', 'checkbox', 'combobox', 'link', 'menuitem', 'menuitemcheckbox', 'menuitemradio',
     'option', 'radio', 'searchbox', 'slider', 'spinbutton', 'switch', 'tab', 'textbox', 'treeitem']);
+const spots = [0, 1, 2, 3, 4], area = ([x, y, toX, toY]) => (toX - x) * (toY - y);
+const pairs = spots.flatMap(from => spots.slice(from).map(to => [from, to + 1]));
+const boxes = pairs.flatMap(([x, toX]) => pairs.map(([y, toY]) => [x, y, toX, toY])).sort((a, b) => area(b) - area(a));
 const uncovered = element => {
     const box = element.getBoundingClientRect();
     const left = Math.max(box.left, 0), top = Math.max(box.top, 0);
     const across = Math.min(box.right, width) - left, down = Math.min(box.bottom, height) - top;
     if (across <= 0 || down <= 0) return null;
-    const seen = Array.from({length: 25}, (_, place) => [place % 5, Math.floor(place / 5)]).filter(([x, y]) =>
-        element.contains(document.elementFromPoint(left + across * (x + 0.5) / 5, top + down * (y + 0.5) / 5)));
-    if (!seen.length) return null;
-    const xs = seen.map(([x, _]) => x), ys = seen.map(([_, y]) => y);
-    return [(left + across * Math.min(...xs) / 5) / width, (top + down * Math.min(...ys) / 5) / height,
-        (left + across * (Math.max(...xs) + 1) / 5) / width, (top + down * (Math.max(...ys) + 1) / 5) / height];
+    const seen = spots.map(y => spots.map(x => element.contains(
+        document.elementFromPoint(left + across * (x + 0.5) / 5, top + down * (y + 0.5) / 5))));
+    const free = ([x, y, toX, toY]) => seen.slice(y, toY).every(row => row.slice(x, toX).every(Boolean));
+    const [x, y, toX, toY] = boxes.find(free) || [];
+    return x === undefined ? null : [(left + across * x / 5) / width, (top + down * y / 5) / height,
+        (left + across * toX / 5) / width, (top + down * toY / 5) / height];
 };
 const labels = () => [...document.body.querySelectorAll('*')].flatMap(element => {
     const texts = [...element.childNodes].filter(node => node.nodeType === Node.TEXT_NODE).map(node => node.data);
@@ -83,8 +86,8 @@ const labels = () => [...document.body.querySelectorAll('*')].flatMap(element =>
     return !(name || role) ? [] : [[name.trim(), role, ...box]];
 });
 """
-"""Names of what is seen: of widgets as Chromium's accessibility has them, else their own texts; and around which of 25
-points of each it is not covered by something else."""
+"""Names of what is seen: of widgets as Chromium's accessibility has them, else their own texts; and the largest
+part of each that nothing else covers, as far as 25 points tell."""
 
 _STATE = f"""
 {_LABELS}

@@ -41,6 +41,10 @@ def values(instruction: str, label: Label, *others: Label, memories: Sequence[Me
 def test_a_label_counts_in_the_cells_whose_middle_it_covers() -> None:
     named = planes('Click "Ok"', UPPER)[0]
     assert named[0, :2].tolist() == [1, 1] and named.sum() == 2
+    edges = Label("Ok", "button", 0.125, 0.125, 0.375, 0.375)
+    assert np.argwhere(planes('Click "Ok"', edges)[0]).tolist() == [[0, 0]], (
+        "its right and lower edges are no part of it"
+    )
     narrow = Label("Ok", "button", 0.3, 0.3, 0.31, 0.31)
     assert planes('Click "Ok"', narrow)[0, 1, 1] == 1, "none has its middle there: the cell around it"
     outside = Label("Ok", "button", 1.5, 2.0, 1.6, 3.0)

@@ -527,6 +527,9 @@ Object.assign(two.style, {position: 'fixed', left: `${box.left + box.width * arg
 """
 
 
+CORNER = COVER.replace("top: `${box.top}px`", "top: `${box.top + box.height / 5 * 2}px`").replace("arguments[0]", "0.4")
+
+
 @pytest.mark.parametrize("share", [0.2, 0.6])
 def test_the_box_of_a_label_that_is_partly_covered_is_where_it_can_be_touched(
     emulator: MiniwobEmulator, share: float
@@ -539,6 +542,10 @@ def test_the_box_of_a_label_that_is_partly_covered_is_where_it_can_be_touched(
     assert one.right - one.left == pytest.approx(share * (two.right - two.left))
     middle = {"type": "tap", "x": (one.left + one.right) / 2, "y": (one.top + one.bottom) / 2}
     assert not emulator.step(middle).ended, "it was ONE"
+    ask(emulator, CORNER)
+    emulator.step({"type": "wait"})
+    one, two = sorted(emulator.labels(), key=lambda label: label.name)
+    assert one.bottom == pytest.approx(two.top) or one.right == pytest.approx(two.left), "what is left is no rectangle"
     ask(emulator, COVER, 0)
     emulator.step({"type": "wait"})
     assert [label.name for label in emulator.labels()] == ["TWO"], "all of ONE is covered"
