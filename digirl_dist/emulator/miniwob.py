@@ -19,6 +19,7 @@ from digirl_dist.emulator.chromium import Chromium, Page, chromium_errors
 from digirl_dist.emulator.named_labels import LABELS_AT, Clicked, ClickedLabels
 from digirl_dist.emulator.plugins.miniwob import MiniwobSettings
 from digirl_dist.emulator.touch_actions import DeviceAction
+from digirl_dist.emulator.web_labels import LABELS, labels_of
 from digirl_dist.errors import EmulatorError, SettingsError
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
@@ -55,46 +56,11 @@ window.episodeBegan = true;
 seconds is off: how fast the policy answers must not decide about success. The cover that a page lays over itself at
 the end would hide the last observation. What has the focus has a ring: a click on a button would leave no trace."""
 
-_LABELS = """
-const [width, height] = arguments;
-const likely = 'a, button, input, option, select, summary, textarea, [onclick], [role], [tabindex]';
-const widgets = new Set(['button', 'checkbox', 'combobox', 'link', 'menuitem', 'menuitemcheckbox', 'menuitemradio',
-    'option', 'radio', 'searchbox', 'slider', 'spinbutton', 'switch', 'tab', 'textbox', 'treeitem']);
-const spots = [0, 1, 2, 3, 4], area = ([x, y, toX, toY]) => (toX - x) * (toY - y);
-const pairs = spots.flatMap(from => spots.slice(from).map(to => [from, to + 1]));
-const boxes = pairs.flatMap(([x, toX]) => pairs.map(([y, toY]) => [x, y, toX, toY])).sort((a, b) => area(b) - area(a));
-const uncovered = element => {
-    const box = element.getBoundingClientRect();
-    const left = Math.max(box.left, 0), top = Math.max(box.top, 0);
-    const across = Math.min(box.right, width) - left, down = Math.min(box.bottom, height) - top;
-    if (across <= 0 || down <= 0) return null;
-    const seen = spots.map(y => spots.map(x => element.contains(
-        document.elementFromPoint(left + across * (x + 0.5) / 5, top + down * (y + 0.5) / 5))));
-    const free = ([x, y, toX, toY]) => seen.slice(y, toY).every(row => row.slice(x, toX).every(Boolean));
-    const [x, y, toX, toY] = boxes.find(free) || [];
-    return x === undefined ? null : [(left + across * x / 5) / width, (top + down * y / 5) / height,
-        (left + across * toX / 5) / width, (top + down * toY / 5) / height];
-};
-const labels = () => [...document.body.querySelectorAll('*')].flatMap(element => {
-    const texts = [...element.childNodes].filter(node => node.nodeType === Node.TEXT_NODE).map(node => node.data);
-    const own = texts.join(' ').trim();
-    if (!(own || element.matches(likely)) || element.closest('#query')) return [];
-    const box = uncovered(element);
-    if (!box) return [];
-    const role = element.matches(likely) && widgets.has(element.computedRole) ? element.computedRole : '';
-    const name = role ? element.computedName || own : own;
-    return !(name || role) ? [] : [[name.trim(), role, ...box]];
-});
-"""
-"""Names of what is seen: of widgets as Chromium's accessibility has them, else their own texts; and the largest
-part of each that nothing else covers, as far as 25 points tell."""
-
-_STATE = f"""
-{_LABELS}
+_STATE = """
 const images = Promise.all([...document.images].map(image => image.decode().catch(() => null)));
 const drawn = () => new Promise(next => requestAnimationFrame(() => setTimeout(next)));
 return images.then(drawn).then(() => window.episodeBegan
-    ? {{ended: WOB_DONE_GLOBAL, reward: WOB_RAW_REWARD_GLOBAL, utterance: core.getUtterance(), labels: labels()}}
+    ? {ended: WOB_DONE_GLOBAL, reward: WOB_RAW_REWARD_GLOBAL, utterance: core.getUtterance()}
     : null);
 """
 """What the page says about itself, once its images are there and a frame with all changes was drawn, which the next
@@ -134,7 +100,6 @@ class MiniwobEmulator:
         self._chromium = Chromium(*_WINDOW)
         self._last = Observation()
         self._clicked = ClickedLabels()
-        self._labels: list[Label] = []
 
     def reset(self, task: Task, seed: int) -> Observation:
         page, self._clicked = self._chromium.page, ClickedLabels()
@@ -142,21 +107,16 @@ class MiniwobEmulator:
             # Anew each time: several pages keep something of the episode before, a scroll position for example.
             page.open((self._pages / f"{task.id}.html").as_uri())
             page.run(_BEGIN, seed, task.params.get("data_mode", "train"), self._focus_ring)
-            state = self._state()
+            state = page.run(_STATE)
             if state is None:
                 raise EmulatorError(f"page {task.id} did not start an episode")
             self._last = Observation(state["utterance"], _task_part(page.screenshot()))
         return self._last
 
     def labels(self) -> list[Label]:
-        """Returns what the page shows, without the instruction; nothing once it was left."""
-        return self._labels
-
-    def _state(self) -> dict[str, Json] | None:
-        """Returns what the page says about itself, None when it was left, and keeps the names of what it shows."""
-        state: dict[str, Json] | None = self._chromium.page.run(_STATE, WIDTH, HEIGHT)
-        self._labels = [Label(*found) for found in state["labels"]] if state else []
-        return state
+        """Returns what the latest observation shows of the page, without the instruction."""
+        with chromium_errors("name what is on the page"):
+            return labels_of(self._chromium.page.run(LABELS, WIDTH, HEIGHT, "#query"))
 
     def step(self, action: Json) -> Transition:
         chosen = DeviceAction.from_json(action)
@@ -166,7 +126,7 @@ class MiniwobEmulator:
         with chromium_errors(f"carry out {chosen.type}"):
             clicked = self._under(chosen)
             _carry_out(page, chosen)
-            state = self._state()
+            state = page.run(_STATE)
             text = self._last.text if state is None else state["utterance"]
             self._last = Observation(text, _task_part(page.screenshot()))
         ended = state is None or state["ended"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,3 +44,11 @@ def test_a_class_without_a_method_is_refused() -> None:
 
     with pytest.raises(SettingsError, match="Half' lacks the class attribute step"):
         custom(Half).build()
+
+
+def test_a_spec_that_promises_labels_needs_the_method() -> None:
+    class Nameless(Counter):
+        spec = replace(Counter.spec, labels=True)
+
+    with pytest.raises(SettingsError, match=r"Nameless': its spec has labels=True, and it lacks labels\(\)"):
+        custom(Nameless).build()
