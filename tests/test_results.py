@@ -14,6 +14,7 @@ from benchmarks.results.page import Section, draw, table, write
 from benchmarks.results.plan import Group, Run, Series, groups, measurements_of, runs_of, shortened
 from benchmarks.results.reading import found, read
 from digirl_dist.assembly.validate import refuse_contradictions
+from digirl_dist.settings import DeviceAgentSettings
 from digirl_dist.settings.configuration import Source
 
 FAST = Series("fast", 3, 10, ())
@@ -143,7 +144,8 @@ def test_a_row_says_when_two_iterations_in_a_row_had_succeeded_and_is_kept(tmp_p
     command = "`script/leaderboard --task click-test --recipe grpo --seeds 3`"
     assert f"| click-test | grpo | 3 | 1 of 1 | 50 | 2.5 | 0.77 | abc1234 | {command} |" in page
     assert page.count("| grpo |") == 1 and "- `filtered_bc`: phone-default, phone-easy" in page
-    assert "- `grpo`:" in page and "click-test, click-test-2" not in page.split("- `grpo`:")[1]
+    not_run = page.split("- `grpo`:")[1].splitlines()[0]
+    assert "phone-default" in not_run and "click-test," not in not_run
     assert (tmp_path / "results" / "leaderboard.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -169,5 +171,14 @@ def test_a_row_that_exists_is_not_run_again(tmp_path: Path, capsys: pytest.Captu
 
 def test_every_row_of_the_leaderboard_composes(tmp_path: Path) -> None:
     for task in leaderboard.TASKS:
-        run = leaderboard.run_of(task, "digirl-code", 0, tmp_path)
-        assert Source("config/multimachine", "host", tuple(run.overrides())).load().train_algorithm == "digirl"
+        recipe = leaderboard.recipes_of(task)[-1]
+        run = leaderboard.run_of(task, recipe, 0, tmp_path)
+        settings = Source("config/multimachine", "host", tuple(run.overrides())).load()
+        assert settings.train_algorithm == "grpo"
+        assert isinstance(settings.agent, DeviceAgentSettings) and settings.agent.labels is (recipe == "grpo")
+
+
+def test_the_phone_which_has_no_labels_is_not_run_without_them(tmp_path: Path) -> None:
+    leaderboard.write(tmp_path, [])
+    missing = (tmp_path / "leaderboard.md").read_text().split("- `grpo-pixels`:")[1]
+    assert "click-test" in missing and "phone" not in missing

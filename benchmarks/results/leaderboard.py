@@ -36,8 +36,10 @@ RECIPES = {
     "digirl-paper": ("train_algorithm=digirl",),
     "digirl-code": ("train_algorithm=digirl", "algorithm.digirl.advantage=code"),
     "grpo": ("train_algorithm=grpo",),
+    "filtered_bc-pixels": ("train_algorithm=filtered_bc", "agent.labels=false"),
+    "grpo-pixels": ("train_algorithm=grpo", "agent.labels=false"),
 }
-"""The shipped defaults of each algorithm, with nothing set besides."""
+"""The shipped defaults of each algorithm, with nothing set besides; in ``-pixels`` the agent has pictures alone."""
 
 _INTRODUCTION = """\
 # Leaderboard
@@ -45,7 +47,9 @@ _INTRODUCTION = """\
 `script/leaderboard` writes this page and makes the runs that are missing. `leaderboard.jsonl` has the curves.
 
 Every run starts from untrained weights and has at most 1,152 episodes (phone: 1,792) of the ordinary entry. It uses the
-shipped defaults of its algorithm: no page and no task set has settings of its own.
+shipped defaults of its algorithm: no page and no task set has settings of its own. On MiniWoB++ pages the agent reads
+the names of what is on the page beside the picture. In the recipes that end with `-pixels` it has the picture alone
+(`agent.labels=false`), as it always has on the phone.
 
 | column | meaning |
 | --- | --- |
@@ -62,7 +66,8 @@ The defaults changed while these rows were made:
 - The device agent's convolutions changed on 2026-11-23 (CHANGELOG). The rows of 383cf4a15c, 801cd4bf55 and 2a0d8ee46f
   are older. 2a0d8ee46f+ has the finer second convolution. The other rows also have He's initial weights.
 - 609636eee1 became 5b7d174 in a rebase. For cloning, 1b78864c4a+ equals that commit too.
-- GRPO's rows precede its `unsolved`, and all MiniWoB++ rows precede `agent.labels` (both 2026-11-24).
+- GRPO's rows precede its `unsolved`. The `-pixels` rows precede `agent.labels`: then there was nothing else (both
+  2026-11-24).
 """
 
 
@@ -111,6 +116,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return failed
 
 
+def recipes_of(task: str) -> list[str]:
+    """Returns the recipes that a task can have: the phone shows nothing but pictures."""
+    return [name for name in RECIPES if not (task.startswith("phone-") and name.endswith("-pixels"))]
+
+
 def run_of(task: str, recipe: str, seed: int, root: Path) -> Run:
     """The run behind a row."""
     iterations, episodes = (14, 128) if task.startswith("phone-") else (18, 64)
@@ -144,13 +154,16 @@ def write(folder: Path, found: Sequence[Row]) -> None:
 def _table(found: Sequence[Row]) -> str:
     head = "| task | recipe | seeds | reached | episodes | minutes | end | commit | command |\n" + "| --- " * 9 + "|\n"
     return head + "".join(
-        _line(task, recipe, found) for task in TASKS for recipe in RECIPES if _of(task, recipe, found)
+        _line(task, recipe, found) for task in TASKS for recipe in recipes_of(task) if _of(task, recipe, found)
     )
 
 
 def _missing(found: Sequence[Row]) -> str:
     """One line for each recipe: the tasks that it was not run on."""
-    left = {recipe: [task for task in TASKS if not _of(task, recipe, found)] for recipe in RECIPES}
+    left = {
+        recipe: [task for task in TASKS if recipe in recipes_of(task) and not _of(task, recipe, found)]
+        for recipe in RECIPES
+    }
     lines = [f"- `{recipe}`: {', '.join(tasks)}" for recipe, tasks in left.items() if tasks]
     return "\n".join(["Not run:\n", *lines, ""]) if lines else ""
 
@@ -198,7 +211,7 @@ def _wanted(options: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
     """Seed after seed, so that whoever stops early has whole ones."""
     for seed in options.seeds:
         for recipe in options.recipe or RECIPES:
-            yield from ((task, recipe, seed) for task in options.task or TASKS)
+            yield from ((task, recipe, seed) for task in options.task or TASKS if recipe in recipes_of(task))
 
 
 def _commit() -> str:
