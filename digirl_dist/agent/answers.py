@@ -111,6 +111,8 @@ def _from_object(said: dict[str, Json]) -> DeviceAction:
         raise ActionError(f"{said!r} names no action")
     texts = [value for key in _TEXT_KEYS if isinstance(value := parts.get(key), str)]
     numbers = [number for key, value in parts.items() if key not in _TEXT_KEYS for number in _numbers(value)]
+    if _TYPES[name] == "done" and texts:  # the answer to what was asked
+        return DeviceAction("done", text=_sendable(texts[0]))
     return _action(name, numbers, texts[0] if texts else "", str(parts.get("direction", "")))
 
 
@@ -135,7 +137,7 @@ def _action(name: str, numbers: list[float], text: str, direction: str) -> Devic
     """Raises ActionError for places that are missing or off the screen."""
     kind = _TYPES[name]
     if kind == "type":
-        return DeviceAction("type", text=text.encode("utf-8", "replace").decode("utf-8"))
+        return DeviceAction("type", text=_sendable(text))
     if kind not in ("tap", "swipe"):
         return DeviceAction(kind)
     way = _DIRECTION.search(direction)
@@ -149,6 +151,11 @@ def _action(name: str, numbers: list[float], text: str, direction: str) -> Devic
     if len(places) < len(fields):
         raise ActionError(f"{name} needs {len(fields)} numbers, and {len(places)} are there")
     return DeviceAction.from_json({"type": kind, **dict(zip(fields, places, strict=False))})
+
+
+def _sendable(text: str) -> str:
+    """The text without halves of characters, which no file takes."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _shares(numbers: list[float]) -> list[float]:

@@ -7,6 +7,7 @@
 {"type": "back"}  {"type": "home"}  {"type": "enter"}
 {"type": "wait"}                                                       look again without touching anything
 {"type": "done"}  {"type": "impossible"}                               end the episode, in one opinion or the other
+{"type": "done", "text": "42 km"}                                      … with the answer to what was asked
 
 An action may carry remarks of the agent, which no device looks at: ``said``, what a language model wrote, and
 ``tokens``, the tokens that it wrote it in.
@@ -53,7 +54,8 @@ class DeviceAction:
         return self.type in ("done", "impossible")
 
     def to_json(self) -> dict[str, Json]:
-        return {"type": self.type, **{name: getattr(self, name) for name in self.FIELDS[self.type]}}
+        answer = ("text",) if self.type == "done" and self.text else ()
+        return {"type": self.type, **{name: getattr(self, name) for name in (*self.FIELDS[self.type], *answer)}}
 
     @classmethod
     def from_json(cls, value: Json) -> DeviceAction:
@@ -61,7 +63,8 @@ class DeviceAction:
         value = without_remarks(value)
         if not isinstance(value, dict) or value.get("type") not in list(cls.FIELDS):  # it may be a list, without a hash
             raise ActionError(f"{value!r} is not a device action; the types are {', '.join(cls.FIELDS)}")
-        fields = cls.FIELDS[value["type"]]
+        answer = ("text",) if value["type"] == "done" and "text" in value else ()
+        fields = (*cls.FIELDS[value["type"]], *answer)
         if set(value) != {"type", *fields}:
             raise ActionError(f"{value!r}: a {value['type']} has exactly the fields {('type', *fields)}")
         for name in fields:

@@ -48,6 +48,8 @@ def caption(action: Json) -> str:
             return f"type “{shorten(text, 40)}”"
         case DeviceAction(type="type_at", x=x, y=y, text=text):
             return f"type “{shorten(text, 40)}” at {x:.2f}, {y:.2f}"
+        case DeviceAction(type="done", text=text) if text:
+            return f"done, “{shorten(text, 40)}”"
         case DeviceAction(type=key):
             return key
         case _:

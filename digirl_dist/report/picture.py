@@ -98,7 +98,7 @@ def _marks(picture: Picture, action: DeviceAction) -> Iterator[Element]:
             yield from _ring(start, unit)
             yield from _banner(picture, f"⌨ {action.text}", unit)
         case keys:
-            yield from _banner(picture, keys, unit)
+            yield from _banner(picture, f"{keys} {action.text}".strip(), unit)
 
 
 def _ring(center: tuple[float, float], unit: float) -> Iterator[Element]:

@@ -25,7 +25,8 @@ def steps(emulator: EmulatorSettings, worker_config: WorkerConfig, install: Inst
     """Returns the scripts of one worker. An emulator without its own script needs only Python."""
     folder = _folder()
     frame = (folder / "steps.sh").read_text()
-    own, after = (_text(folder / place / f"{emulator.name}.sh") for place in ("emulators", "after"))
+    name = (isinstance(emulator, EmulatorPlugin) and emulator.machine) or emulator.name
+    own, after = (_text(folder / place / f"{name}.sh") for place in ("emulators", "after"))
     variables = {
         "PYTHON": worker_config.python,
         "PACKAGE_PYTHON": installed_python(worker_config.run_path),

@@ -51,6 +51,7 @@ def test_a_tap_is_read_in_many_forms(answer: str) -> None:
         ('{"type": "home"}', DeviceAction("home")),
         ("**DONE**", DeviceAction("done")),
         ('{"action": "terminate", "status": "success"}', DeviceAction("done")),
+        ('{"type": "done", "text": "42 km"}', DeviceAction("done", text="42 km")),
         ("status_task_impossible", DeviceAction("impossible")),
     ],
 )

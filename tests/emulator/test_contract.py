@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,13 @@ from digirl_dist.emulator.miniwob import MiniwobEmulator, miniwob_tasks
 from digirl_dist.emulator.phone import PHONE_SPEC, DemoPhone, phone_tasks
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
 from digirl_dist.errors import ActionError
-from digirl_dist.settings import GymnasiumSettings, MiniwobSettings, PhoneSettings, RehearsalSettings
+from digirl_dist.settings import (
+    AndroidWorldSettings,
+    GymnasiumSettings,
+    MiniwobSettings,
+    PhoneSettings,
+    RehearsalSettings,
+)
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json
@@ -77,10 +83,29 @@ def _android(folder: Path) -> Iterator[Case]:
         yield Case(make, android_spec(settings), as_android(task), ending={"type": "done"}, unknown=unknown)
 
 
+@contextmanager
+def _androidworld(folder: Path) -> Iterator[Case]:
+    """Two devices behind adb; the package whose tasks they run is a stand-in."""
+    from emulator.android.sites import RunningPhone, quick
+    from emulator.androidworld.android_files import AndroidShell, Storage
+    from emulator.androidworld.stand_in_package import stand_in_package
+
+    from digirl_dist.emulator.android import android_spec
+    from digirl_dist.emulator.androidworld import AndroidWorldEmulator
+
+    shells = [AndroidShell(files=Storage(folder / name)) for name in ("one", "other")]
+    with stand_in_package(folder), RunningPhone(shells[0]) as one, RunningPhone(shells[1]) as other:
+        given = asdict(quick(folder, serials=[one.serial, other.serial])) | {"name": "androidworld"}
+        settings = AndroidWorldSettings(**given)
+        make, unknown = partial(AndroidWorldEmulator, settings), {"type": "shake"}
+        yield Case(make, android_spec(settings), Task("NotesCount"), ending={"type": "done"}, unknown=unknown)
+
+
 CASES = {"gymnasium": _cartpole, "miniwob": _miniwob, "phone": _phone, "rehearsal": _rehearsal}
 
 
-PARTS = ["miniwob", "android"]
+BEHIND_ADB = {"android": _android, "androidworld": _androidworld}
+PARTS = ["miniwob", *BEHIND_ADB]
 """Those that are made of more than Python: a browser, or a phone behind adb."""
 
 
@@ -92,9 +117,9 @@ PARTS = ["miniwob", "android"]
     ],
 )
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
-    if request.param == "android":
+    if request.param in BEHIND_ADB:
         request.getfixturevalue("adb_is_installed")
-        with _android(tmp_path_factory.mktemp("android")) as case:
+        with BEHIND_ADB[request.param](tmp_path_factory.mktemp(request.param)) as case:
             yield case
         return
     if request.param == "miniwob":

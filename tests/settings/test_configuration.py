@@ -107,7 +107,7 @@ def test_workers_of_a_site_relay_unless_relays_are_off(tmp_path: Path) -> None:
         ("emulator=iphone", "emulator: there is no 'iphone'; did you mean 'phone'?"),
         ("emulator=3", "emulator: there is no '3'; there are android"),
         ("trainer={}", "trainer: there is no '{}'; there are inprocess"),
-        ("emulator=nothing", "there are android, custom, gymnasium, miniwob, openenv, phone"),
+        ("emulator=nothing", "there are android, androidworld, custom, gymnasium, miniwob, openenv, phone"),
         ("agent.processor.max_pixels=9", "no key 'agent.processor' with agent=device"),
         ("nothing=2", "no key 'nothing'; docs/reference/settings.md has all keys"),
         ("emulator.packages=minigrid", "emulator.packages must be a list, as emulator.packages=[a,b], not 'minigrid'"),

@@ -65,6 +65,11 @@ class AdbServer:
             time.sleep(_LOOK_AGAIN_S)
 
     @property
+    def words(self) -> tuple[list[str], Path | None]:
+        """The adb program's arguments that choose this server, and the folder in which it is to be run, if any."""
+        return self._address.words
+
+    @property
     def pid(self) -> int:
         """Of a server that was started here."""
         assert self._process is not None
@@ -150,6 +155,12 @@ def adb_errors(what: str, doing: str) -> Iterator[None]:
     except (AdbError, OSError, EOFError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise EmulatorError(f"{what} failed to {doing}: {reason}") from error
+
+
+def adb_command(adb: str, server: AdbServer, serial: str) -> tuple[list[str], Path | None]:
+    """The adb program with its server and device, and the folder in which it is to be run, if any."""
+    words, folder = server.words
+    return [adb, *words, "-s", serial], folder
 
 
 def find_adb(sdk: Path | None) -> str:

@@ -16,6 +16,10 @@ from digirl_dist.plain_text import host_and_port
 class Address(Protocol):
     """Where a server listens; as text, how messages name it."""
 
+    @property
+    def words(self) -> tuple[list[str], Path | None]:
+        """What the adb program is told of it, and the folder in which it must be run."""
+
     def connect(self, limit_s: float) -> socket.socket:
         """Raises OSError."""
 
@@ -30,6 +34,10 @@ class TcpAddress:
     def __str__(self) -> str:
         return host_and_port(self.host, self.port)
 
+    @property
+    def words(self) -> tuple[list[str], Path | None]:
+        return ["-L", f"tcp:{self}"], None
+
     def connect(self, limit_s: float) -> socket.socket:
         return socket.create_connection((self.host, self.port), timeout=limit_s)
 
@@ -43,6 +51,10 @@ class SocketFile:
 
     def __str__(self) -> str:
         return str(self.folder / self.name)
+
+    @property
+    def words(self) -> tuple[list[str], Path | None]:
+        return ["-L", f"localfilesystem:{self.name}"], self.folder  # the path may be too long for a socket
 
     def connect(self, limit_s: float) -> socket.socket:
         folder = os.open(self.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -23,8 +23,11 @@ class AttachedDevice:
         self.renew()
 
     def renew(self) -> None:
+        self.wait(self._settings.boot_s)
+
+    def wait(self, limit_s: float) -> None:
         try:
-            wait_until_online(self._server, self.serial, self, self._settings.boot_s)
+            wait_until_online(self._server, self.serial, self, limit_s)
         except EmulatorError as error:
             said = f"; adb said: {self._said}" if self._said else ""
             raise EmulatorError(f"{error}{said}") from error

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
 from digirl_dist.emulator.android import frames
-from digirl_dist.emulator.android.adb import AdbServer, adb_client, find_adb, started_server
+from digirl_dist.emulator.android.adb import AdbServer, adb_client, adb_command, find_adb, started_server
 from digirl_dist.emulator.android.adb_device import AndroidDevice
 from digirl_dist.emulator.android.attached import AttachedDevice, claim_serial
 from digirl_dist.emulator.android.avd import find_avd, find_sdk
@@ -36,6 +37,9 @@ class Source(Protocol):
     def renew(self) -> None:
         """Bring it back to where episodes start."""
 
+    def wait(self, limit_s: float) -> None:
+        """Until it can be used, after its adbd was restarted. Raises EmulatorError."""
+
     def stop(self) -> None: ...
 
 
@@ -59,8 +63,8 @@ class AndroidEmulator:
         with ExitStack() as stack:
             locks = Locks(settings.lock_path)
             stack.callback(locks.release_all)
-            self._source, server = _open(settings, locks, stack)
-            self._device = AndroidDevice(server, self._source.serial, settings.command_s, self._source.near)
+            self._source, self._server = _open(settings, locks, stack)
+            self._device = AndroidDevice(self._server, self._source.serial, settings.command_s, self._source.near)
             self._recorder = (
                 Recorder(self._device, Path(settings.record_path).expanduser()) if settings.record_path else None
             )
@@ -74,17 +78,14 @@ class AndroidEmulator:
         self._stop_recording()
         if not self._fresh:
             self._source.renew()
-        self._fresh, self._task = False, task
+        self._fresh, self._task = False, None
         self._device.use_keyboard(self._settings.adb_keyboard)
         self._device.perform(DeviceAction("home"))
-        for command in (*self._settings.reset_commands, *task.params.get("setup", ())):
-            self._device.shell(command.replace("{seed}", str(seed)))
-        if app := task.params.get("app"):
-            self._device.stop_app(app)
-            self._device.start_app(app)
+        self._run_commands(self._settings.reset_commands, seed)
+        self._task = self._prepare(task, seed)
         if self._recorder is not None:
             self._recorder.start(f"{task.id}-{seed}")
-        return self._look(task)
+        return self._look(self._task)
 
     def step(self, action: Json) -> Transition:
         """Raises ActionError for what is no device action or cannot be typed, EmulatorError before the first reset."""
@@ -96,10 +97,10 @@ class AndroidEmulator:
         else:
             self._device.perform(wanted)
             seen = self._look(self._task)
-        success = wanted.type != "impossible" and self._reached(self._task)
-        if success or wanted.ends:
+        reward, over = self._judged(self._task, wanted)
+        if over:
             self._stop_recording()
-        return Transition(seen, float(success), terminated=success or wanted.ends, success=success)
+        return Transition(seen, reward, terminated=over, success=reward >= 1.0)
 
     def close(self) -> None:
         self._stop_recording()
@@ -114,9 +115,33 @@ class AndroidEmulator:
         self._last = Observation(task.instruction, image)
         return self._last
 
+    def _prepare(self, task: Task, seed: int) -> Task:
+        """Brings the device to where the task begins; returns the task as the agent is told it."""
+        self._run_commands(task.params.get("setup", ()), seed)
+        if app := task.params.get("app"):
+            self._device.stop_app(app)
+            self._device.start_app(app)
+        return task
+
+    def _judged(self, task: Task, wanted: DeviceAction) -> tuple[float, bool]:
+        """Returns the reward of an action that was carried out, and whether the episode is over."""
+        success = wanted.type != "impossible" and self._reached(task)
+        return float(success), success or wanted.ends
+
     def _reached(self, task: Task) -> bool:
         check = task.params.get("check")
         return check is not None and re.search(check["matches"], self._device.shell(check["command"])) is not None
+
+    def _run_commands(self, commands: Sequence[str], seed: int) -> None:
+        for command in commands:
+            self._device.shell(command.replace("{seed}", str(seed)))
+
+    def _adb_command(self) -> tuple[list[str], Path | None]:
+        """Returns the adb program with its server and device, and the folder in which it is to be run."""
+        return adb_command(find_adb(find_sdk(self._settings)), self._server, self._device.serial)
+
+    def _wait_for_device(self) -> None:
+        self._source.wait(self._settings.load_s)
 
     def _stop_recording(self) -> None:
         if self._recorder is not None:

@@ -63,6 +63,9 @@ class AvdInstance:
         with Console(self._ports.console, self._settings.boot_s) as console:
             console.ask(f"avd snapshot save {name}")
 
+    def wait(self, limit_s: float) -> None:
+        wait_until_online(self._server, self.serial, self, limit_s)
+
     def stop(self) -> None:
         """End the program and all that it started. A second call is harmless."""
         process, self._process = self._process, None

@@ -6,10 +6,11 @@ Boots the AVD once from cold, without ``-read-only``, runs the commands of ``res
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
-from digirl_dist.emulator.android.adb import find_adb, started_server
+from digirl_dist.emulator.android.adb import AdbServer, find_adb, started_server
 from digirl_dist.emulator.android.adb_device import AndroidDevice
 from digirl_dist.emulator.android.avd import find_avd
 from digirl_dist.emulator.android.instance import AvdInstance
@@ -19,8 +20,14 @@ from digirl_dist.emulator.plugins.android import AndroidSettings
 from digirl_dist.errors import DigirlDistError, EmulatorError
 
 
-def save_snapshot(settings: AndroidSettings, name: str) -> None:
+def save_snapshot(
+    settings: AndroidSettings,
+    name: str,
+    prepare: Callable[[AvdInstance, AdbServer, AndroidDevice], None] = lambda *_: None,
+) -> None:
     """Make or replace the snapshot ``name`` of ``settings.avd``. No other instance of the AVD may run meanwhile.
+
+    ``prepare`` may change the device before.
 
     Raises SettingsError or EmulatorError with the remedy.
     """
@@ -38,6 +45,7 @@ def save_snapshot(settings: AndroidSettings, name: str) -> None:
         device = AndroidDevice(server, instance.serial, cold.command_s, near=True)
         for command in cold.reset_commands:
             device.shell(command)
+        prepare(instance, server, device)
         instance.save_snapshot(name)
     if not avd.has_snapshot(name):
         raise EmulatorError(f"the emulator said that it saved {name!r}, but {avd.content} has no such snapshot")

@@ -40,6 +40,8 @@ class EmulatorPlugin(EmulatorSettings, ABC):
     """Whether it needs Chromium on the machine."""
     starts_at_once: ClassVar[bool] = False
     """Whether it starts within seconds, so that ``doctor`` always tries it."""
+    machine: ClassVar[str | None] = None
+    """The name of the scripts in ``worker/`` that prepare a machine for it; None: its own name."""
 
     @property
     def tells_success(self) -> bool:
@@ -66,5 +68,5 @@ class EmulatorPlugin(EmulatorSettings, ABC):
         return True
 
     def setup_variables(self, install: InstallSettings) -> Mapping[str, str | None]:
-        """What ``worker/emulators/NAME.sh`` is told; None is left out."""
+        """What the scripts in ``worker/`` are told; None is left out."""
         return {}

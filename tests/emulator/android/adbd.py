@@ -1,7 +1,8 @@
 """The device's side of adb: a daemon that speaks the transport protocol to a real adb server over TCP.
 
 Messages are 24 bytes (command, two arguments, length, checksum, command inverted) and a payload; streams are opened by
-name of a service and flow one message at a time. Services: ``shell`` (also its second version), ``exec``, ``sync``.
+name of a service and flow one message at a time. Services: ``shell`` (also its second version), ``exec``, ``sync``,
+``root``.
 """
 
 from __future__ import annotations
@@ -114,6 +115,10 @@ class _Link:
     def shell(self) -> Shell:
         return self._daemon.shell
 
+    def restart(self) -> None:
+        """Every connection is lost in a moment, as that of ``adb root``."""
+        asyncio.get_running_loop().call_later(0.05, self._daemon.drop)
+
     def forget(self, stream: _Stream) -> None:
         self._streams.pop(stream.id, None)
 
@@ -147,6 +152,9 @@ class _Stream:
 
     async def serve(self, service: str) -> None:
         name, _, rest = service.partition(":")
+        if name == "root":
+            await self._restart_as_root()
+            return
         if name.split(",")[0] not in ("shell", "exec", "sync"):
             self._link.forget(self)
             self._link.send(CLSE, 0, self._peer)
@@ -160,6 +168,13 @@ class _Stream:
             await self._link.shell().run(rest, self.write, self.write)
         self._link.forget(self)
         self._link.send(CLSE, self.id, self._peer)
+
+    async def _restart_as_root(self) -> None:
+        self._link.send(OKAY, self.id, self._peer)
+        await self.write(b"restarting adbd as root\n")
+        self._link.forget(self)
+        self._link.send(CLSE, self.id, self._peer)
+        self._link.restart()
 
     async def write(self, data: bytes) -> None:
         for start in range(0, len(data), MAX_PAYLOAD):

@@ -1,0 +1,54 @@
+"""Puts AndroidWorld's apps on an AVD and saves the state from which episodes start.
+
+``python -m digirl_dist.emulator.androidworld.apps AVD SNAPSHOT`` boots the AVD once from cold, without ``-read-only``,
+has AndroidWorld download, install and set up its apps, and saves the snapshot.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from digirl_dist.emulator.android.adb import AdbServer, adb_command, find_adb
+from digirl_dist.emulator.android.adb_device import AndroidDevice
+from digirl_dist.emulator.android.avd import find_sdk
+from digirl_dist.emulator.android.instance import AvdInstance
+from digirl_dist.emulator.android.snapshot import save_snapshot
+from digirl_dist.emulator.androidworld.suite import blamed, package_needed
+from digirl_dist.emulator.plugins.android import AndroidSettings
+from digirl_dist.emulator.plugins.androidworld import AndroidWorldSettings
+from digirl_dist.errors import DigirlDistError
+
+_INSTALL_S = 600.0
+"""Longest installation of one app."""
+
+
+def install_apps(settings: AndroidSettings, instance: AvdInstance, server: AdbServer, device: AndroidDevice) -> None:
+    """Raises SettingsError without the package, EmulatorError where the apps cannot be installed."""
+    with package_needed():
+        from android_world.env.setup_device import setup
+
+        from digirl_dist.emulator.androidworld import world
+    words, folder = adb_command(find_adb(find_sdk(settings)), server, device.serial)
+    adb = world.Adb(words, folder, _INSTALL_S, partial(instance.wait, settings.boot_s))
+    with blamed("install its apps"):
+        setup.setup_apps(world.world_of(adb, device.frame))
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) != 2:
+        sys.stderr.write("usage: python -m digirl_dist.emulator.androidworld.apps AVD SNAPSHOT\n")
+        return 2
+    settings = AndroidWorldSettings(avd=argv[0])
+    try:
+        with package_needed():
+            import android_world  # noqa: F401  # before the AVD boots
+        save_snapshot(settings, argv[1], partial(install_apps, settings))
+    except DigirlDistError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
