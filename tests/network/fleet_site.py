@@ -13,7 +13,7 @@ from typing import Any
 
 from network.machines import Machine
 from process_watch import eventually
-from user_classes import Coin, Counter
+from user_classes import Counter, FairCoin
 
 from digirl_dist.collect.dispatch import DispatchRules
 from digirl_dist.collect.fleet_collector import FleetCollector
@@ -146,7 +146,7 @@ class Site:
         self.events.append((time.monotonic(), kind, content))
 
     def _save(self) -> Checkpoint:
-        return Checkpoints(self.folder.checkpoints).save(0, Coin(Counter.spec).state_dict(), {}, {})
+        return Checkpoints(self.folder.checkpoints).save(0, FairCoin(Counter.spec).state_dict(), {}, {})
 
 
 @contextmanager
@@ -185,7 +185,7 @@ def assert_once_each(here: Site, result: CollectionResult, count: int, iteration
 def _job(run: str, limits: LimitSettings, step_s: float) -> Job:
     return Job(
         run=run,
-        agent=pack(partial(Coin, Counter.spec)),
+        agent=pack(partial(FairCoin, Counter.spec)),
         emulator=pack(partial(Counter, step_s=step_s)),
         max_steps=None,
         limits=slot_limits(limits),
