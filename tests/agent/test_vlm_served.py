@@ -32,7 +32,7 @@ from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
 from digirl_dist.trajectory import Observation
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.long_file(30)]
 
 SPEC = EmulatorSpec(DeviceActions(), image_size=(40, 30))
 
