@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 from process_watch import eventually, processes_with
 from ray_test_cluster import shared_cluster
-from user_classes import Coin, Counter
+from user_classes import Coin, Counter, FairCoin
 
 from chaos.processes import running
 from digirl_dist.assembly.collector import RunContext, build_collector
@@ -73,7 +73,7 @@ class Kind(Enum):
 
 
 class Site:
-    """A run folder and what collects into it."""
+    """A run folder and what collects into it. The agent is a ``Coin`` where weights matter."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Site:
         collector: RayCollectorSettings | None = None,
         no_worker_s: float | None = None,
         silence_s: float = LimitSettings.silence_s,
-        agent: type[Coin] = Coin,
+        agent: type[Coin | FairCoin] = FairCoin,
         step_limit_s: float = 3,
         **options: Any,
     ) -> None:
@@ -120,6 +120,7 @@ class Site:
         stack.callback(events.close)
         device = Device(partial(Counter, **options), Counter.spec, Counter.tasks("", ""), None)
         self.checkpoints = Checkpoints(self.folder.checkpoints)
+        self._agent = agent
         self.checkpoint = self.save(0)
         plan = Plan([Task("count")], 6, seed=0)
         status = Status(folder / "status.json")
@@ -133,8 +134,9 @@ class Site:
         """The checkpoint of that many updates, as it was if there is one."""
         if (self.checkpoints.root / f"{iteration:06d}").exists():
             return self.checkpoints.open(iteration)
-        policy = Coin(Counter.spec)
-        policy.logits.data += iteration * 0.25
+        policy = self._agent(Counter.spec)
+        if isinstance(policy, Coin):
+            policy.logits.data += iteration * 0.25
         return self.checkpoints.save(iteration, policy.state_dict(), {}, {})
 
     def collect(self, tickets: Sequence[Ticket]) -> CollectionResult:

@@ -17,16 +17,19 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 from digirl_dist.child_process import environment
 
 BASE = "tiny"
+START_ANEW = "/start_anew"
+"""What no real server has: it forgets its adapters and has these options, without the seconds of another process."""
 _MODEL_DEFAULTS = {"top_k": 2, "top_p": 0.5, "repetition_penalty": 1.5, "temperature": 0.3}
 
 
@@ -124,7 +127,10 @@ class Handler(BaseHTTPRequestHandler):
         with self.lock:
             sys.stdout.write(json.dumps([self.path, body.get("lora_name") or body.get("model")]) + "\n")
             sys.stdout.flush()
-            if wanted and self.headers["Authorization"] != f"Bearer {wanted}":
+            if self.path == START_ANEW:
+                start(body["words"])
+                self._send(200, "Success")
+            elif wanted and self.headers["Authorization"] != f"Bearer {wanted}":
                 self._send(401, {"error": {"message": "Unauthorized"}})
             elif self.path == f"{root}/load_lora_adapter":
                 self._load(body["lora_name"], body["lora_path"])
@@ -193,6 +199,8 @@ class Engine:
     url: str
     process: subprocess.Popen[bytes]
     log: Path
+    words: list[str]
+    """Of its command line, but for options."""
 
     def posts(self) -> list[list[str]]:
         return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("[")]
@@ -201,28 +209,38 @@ class Engine:
         self.process.kill()
         self.process.wait()
 
+    def start_anew(self, *options: str) -> None:
+        """Does as if it were another server, with these options."""
+        body = json.dumps({"words": [*self.words, *options]}).encode()
+        urlopen(Request(self.url.removesuffix("/v1") + START_ANEW, body), timeout=120).close()
+
 
 @contextmanager
 def engine(folder: Path, log: Path, *options: str, port: int = 0, key: str = "") -> Iterator[Engine]:
     """Starts the server on loopback and waits until it listens."""
     ours, theirs = os.pipe()
-    command = [sys.executable, __file__, str(folder), "--port", str(port), "--ready", str(theirs), *options]
+    words = [str(folder), "--port", str(port), "--ready", str(theirs)]
     with log.open("wb") as file:
         process = subprocess.Popen(
-            command, pass_fds=[theirs], stdout=file, stderr=file, env={**environment(), "ENGINE_KEY": key}
+            [sys.executable, __file__, *words, *options],
+            pass_fds=[theirs],
+            stdout=file,
+            stderr=file,
+            env={**environment(), "ENGINE_KEY": key},
         )
     os.close(theirs)
     try:
         told = os.read(ours, 100) if select.select([ours], [], [], 300)[0] else b""
         assert told, f"the engine did not start: {log.read_text()[-3000:]}"
-        yield Engine(f"http://127.0.0.1:{int(told)}/v1", process, log)
+        yield Engine(f"http://127.0.0.1:{int(told)}/v1", process, log, words)
     finally:
         os.close(ours)
         process.kill()
         process.wait()
 
 
-def main() -> None:
+def start(words: Sequence[str]) -> None:
+    """Makes the model, without adapters; ``words`` are those of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
     parser.add_argument("--port", type=int, default=0)
@@ -231,8 +249,12 @@ def main() -> None:
     parser.add_argument("--raw", action="store_true", help="log-probabilities before the temperature, vLLM's default")
     parser.add_argument("--lora-scale", type=float, default=1.0, help="0 ignores the adapters")
     parser.add_argument("--dies-after", type=float, default=math.inf, help="answers")
-    Handler.options = parser.parse_args()
+    Handler.options = parser.parse_args(words)
     Handler.model = Model(Handler.options.folder, Handler.options.raw, Handler.options.lora_scale)
+
+
+def main() -> None:
+    start(sys.argv[1:])
     server = ThreadingHTTPServer(("127.0.0.1", Handler.options.port), Handler)
     os.write(Handler.options.ready, str(server.server_port).encode())
     server.serve_forever()

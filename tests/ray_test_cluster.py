@@ -21,7 +21,8 @@ def shared_cluster() -> Any:
 
     cluster = Cluster()
     for _ in range(2):
-        add_node(cluster, num_cpus=NODE_CPUS, num_gpus=NODE_GPUS)
+        # Nobody reads what a log monitor tells, which is a tenth of what a test process computes.
+        add_node(cluster, num_cpus=NODE_CPUS, num_gpus=NODE_GPUS, include_log_monitor=False)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     return cluster
 

@@ -20,6 +20,8 @@ from digirl_dist.settings import configuration
 from digirl_dist.settings.keys import keys_of
 from digirl_dist.settings.places import HERE
 
+pytestmark = pytest.mark.long_file(15)
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -17,6 +17,8 @@ from digirl_dist.assembly.validate import refuse_contradictions
 from digirl_dist.settings import DeviceAgentSettings
 from digirl_dist.settings.configuration import Source
 
+pytestmark = pytest.mark.long_file(15)
+
 FAST = Series("fast", 3, 10, ())
 SLOW = Series("slow", 2, 10, (), offline=1)
 GROUP = Group("race", "A race", "Who is first?", (FAST, SLOW))

@@ -160,6 +160,7 @@ def test_composing_and_refusing_a_configuration_imports_nothing_heavy() -> None:
 def test_the_way_to_a_worker_program_imports_nothing_heavy() -> None:
     program = (
         "import sys, digirl_dist.worker_program.attach, digirl_dist.worker_program.courier\n"
+        "import digirl_dist.ssh.localhost_server\n"
         "print([name for name in ('torch', 'numpy', 'pyarrow', 'omegaconf', 'paramiko') if name in sys.modules])"
     )
     shown = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)

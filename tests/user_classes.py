@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import time
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from digirl_dist.agent.acting import ActsAlone
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import ActionError
 from digirl_dist.tasks import Task
@@ -108,6 +110,17 @@ class Coin(nn.Module):
 
     def features(self, observations: Sequence[Observation]) -> torch.Tensor:
         return torch.tensor(np.stack([seen.vector for seen in observations if seen.vector is not None]))
+
+
+class FairCoin(ActsAlone):
+    """A coin without weights: a worker that tosses it needs no torch, which takes a second to import."""
+
+    def __init__(self, spec: EmulatorSpec) -> None:
+        assert isinstance(spec.actions, DiscreteActions)
+        self._sides = spec.actions.n
+
+    def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
+        return [Decision(int(rng.integers(self._sides)), -math.log(self._sides)) for rng in rngs]
 
 
 class Nothing:

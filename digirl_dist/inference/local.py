@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from digirl_dist.agent import Agent, AgentFactory, contract
 from digirl_dist.errors import TrajectoryError
@@ -20,20 +23,23 @@ from digirl_dist.trajectory import Decision, NoDecision
 class LocalPolicies:
     """Agents by policy version; each version acts in one batch. A new version reuses the memory of a retired one.
 
-    Implements ``rollout.Policies``.
+    Implements ``rollout.Policies``. torch takes a second and 200 MB to import: only an agent that needs it does that.
     """
 
     waiting = "policy"
     limit_s: float | None = None
 
-    def __init__(self, factory: AgentFactory) -> None:
+    def __init__(self, factory: AgentFactory, torch_threads: int | None = None) -> None:
+        """``torch_threads`` is how many threads torch computes with; None leaves that to torch."""
         self._factory = factory
+        self._torch_threads = torch_threads
         self._serving: dict[int, Agent] = {}
         self._retired: list[Agent] = []
         self._answers: list[InferenceReply] = []
 
     def load(self, version: int, state: State) -> None:
         """Makes ``version`` ready to act with the weights ``state``, in evaluation mode: without dropout."""
+        self._torch()
         agent = self._retired.pop() if self._retired else self._factory()
         agent.train(False)
         agent.load_state_dict(state)
@@ -61,11 +67,23 @@ class LocalPolicies:
         """
         for version in sorted({request.version for request in requests}):
             asked = [request for request in requests if request.version == version]
-            self._answers += _decide(self._serving[version], asked)
+            with self._without_gradients():
+                self._answers += _decide(self._serving[version], asked)
 
     def answers(self) -> list[InferenceReply]:
         answers, self._answers = self._answers, []
         return answers
+
+    def _without_gradients(self) -> AbstractContextManager[None]:
+        torch = self._torch()
+        return nullcontext() if torch is None else torch.inference_mode()
+
+    def _torch(self) -> Any:
+        """Returns torch, computing with its threads; None if the agent has not imported it."""
+        torch = sys.modules.get("torch")
+        if torch is not None and self._torch_threads is not None:
+            torch.set_num_threads(self._torch_threads)
+        return torch
 
     def __contains__(self, version: object) -> bool:
         return version in self._serving
@@ -75,13 +93,10 @@ class LocalPolicies:
 
 
 def _decide(agent: Agent, asked: Sequence[InferenceRequest]) -> list[InferenceReply]:
-    import torch
-
     try:
-        with torch.inference_mode():
-            decided = contract.decisions(
-                agent, [request.observation for request in asked], [request.stream.rng for request in asked]
-            )
+        decided = contract.decisions(
+            agent, [request.observation for request in asked], [request.stream.rng for request in asked]
+        )
     except TrajectoryError as error:
         if len(asked) == 1:
             return [InferenceFailure(asked[0].number, f"the agent cannot read what the emulator shows: {error}")]

@@ -60,17 +60,18 @@ def refuse_excess(text: str, name: str) -> None:
     """Raises SettingsError if ``text`` nests deeper than 100 levels, where libyaml would overflow its stack, or its
     aliases stand for more than 10,000 values or a million characters. What is no YAML is left to its reader.
     """
-    unfolding = _Unfolding()
+    unfolding, too_deep = _Unfolding(), SettingsError(f"{name} nests deeper than {_DEEPEST} levels")
     try:
         for event in yaml.parse(text, Loader=_LOADER):
             unfolding.add(event)
             if unfolding.depth > _DEEPEST:
-                raise SettingsError(f"{name} nests deeper than {_DEEPEST} levels")
+                raise too_deep
             if unfolding.values > _MOST_VALUES or unfolding.characters > _MOST_CHARACTERS:
                 reason = f"the aliases in {name} unfold to more than {_MOST_VALUES} values"
                 raise SettingsError(f"{reason}; write out what is meant")
-    except yaml.YAMLError:
-        return
+    except yaml.YAMLError as error:
+        if "nesting depth" in str(error):  # PyYAML 6.0.4 and later look a thousand brackets ahead, and refuse more
+            raise too_deep from None
 
 
 def refuse_excess_in_files(folder: Path) -> None:

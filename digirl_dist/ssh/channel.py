@@ -13,8 +13,10 @@ from functools import partial
 from typing import BinaryIO
 
 from digirl_dist.errors import LinkLostError, TooSlowError, WorkerError
-from digirl_dist.ssh.wire import HELD_S
 
+HELD_S = 2.0
+"""A thread that oversleeps by this long was stopped itself (process suspended, machine overloaded): the peer's silence
+during that time counts for nothing. A suspended host does not declare its peers dead."""
 READ_BYTES = 1 << 20
 LINK_END_S = 0.5
 """A link's end is known so much later than that of its channels, at most."""

@@ -12,13 +12,10 @@ import paramiko
 from paramiko.common import cMSG_GLOBAL_REQUEST
 
 from digirl_dist.settings import SshSettings
+from digirl_dist.ssh.channel import HELD_S
 
 _MOST_BEFORE_LOGIN = 1 << 20
 _FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
-
-HELD_S = 2.0
-"""A thread that oversleeps by this long was stopped itself (process suspended, machine overloaded): the peer's silence
-during that time counts for nothing. A suspended host does not declare its peers dead."""
 
 
 class HeardSocket:

@@ -6,12 +6,14 @@ source code to machines by hand. The host never unpickles anything but its own f
 
 from __future__ import annotations
 
+import io
 import pickle
 import sys
+from collections import ChainMap
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import CodeType, ModuleType
+from typing import Any, ClassVar
 
 from digirl_dist.user_code.blame import is_users
 
@@ -20,14 +22,27 @@ def pack(thing: Any) -> bytes:
     """Packs ``thing`` with all code that is not installed on workers."""
     import cloudpickle
 
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        dispatch_table: ClassVar[Any] = ChainMap({CodeType: _with_its_file}, cloudpickle.Pickler.dispatch_table)
+
     modules = list(_modules_of_the_user())
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
+    packed = io.BytesIO()
     try:
-        return bytes(cloudpickle.dumps(thing))
+        Pickler(packed).dump(thing)
+        return packed.getvalue()
     finally:
         for module in modules:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+def _with_its_file(code: CodeType) -> tuple[Any, ...]:
+    """Reduces code as cloudpickle does, which since 3.1.3 leaves out the file that errors name."""
+    import cloudpickle
+
+    kind, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return kind, tuple(code.co_filename if part == "<dynamic-code>" else part for part in parts)
 
 
 def unpack(packed: bytes) -> Any:

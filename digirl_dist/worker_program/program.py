@@ -208,10 +208,7 @@ class Program:
         """Where the host decides it sends no agent, and nothing heavy is imported here."""
         if job.agent is None:
             return RemotePolicies(self._link, job.answer_s)
-        import torch
-
-        torch.set_num_threads(job.torch_threads)
-        return LocalPolicies(unpack_file(self._blobs.file(job.agent)))
+        return LocalPolicies(unpack_file(self._blobs.file(job.agent)), job.torch_threads)
 
     def _new_slots(self, job: StartJob, count: int) -> list[Slot]:
         """Returns that many slots, whose emulators are booting."""

@@ -18,7 +18,7 @@ from digirl_dist.emulator.phone import PHONE_SPEC
 from digirl_dist.settings import LoraSettings, VlmSettings
 from digirl_dist.storage import parquet
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.long_file(20)]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KEY = "tok-very-secret-0123456789"

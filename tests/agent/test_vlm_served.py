@@ -32,7 +32,7 @@ from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
 from digirl_dist.trajectory import Observation
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.long_file(30)]
 
 SPEC = EmulatorSpec(DeviceActions(), image_size=(40, 30))
 
@@ -58,13 +58,11 @@ def running(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture
-def server(request: pytest.FixtureRequest, running: Engine, folder: Path, tmp_path: Path) -> Iterator[Engine]:
-    """The server that is there, or one with these options."""
-    if not request.param:
-        yield running
-    else:
-        with engine(folder, tmp_path / "log", *request.param) as found:
-            yield found
+def server(request: pytest.FixtureRequest, running: Engine) -> Iterator[Engine]:
+    """The server, with these options."""
+    running.start_anew(*request.param)
+    yield running
+    running.start_anew()
 
 
 def agent_of(folder: Path, shift: float = 0.0) -> VlmAgent:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from collector_site import Kind, Site, keys, site, tickets
 from process_watch import nothing_is_left_of
+from user_classes import Coin
 
 from digirl_dist.errors import CollectionError
 from digirl_dist.rollout.slot_time import ACTIVITIES
@@ -30,7 +31,7 @@ HERE = [Kind.inline, Kind.fleet]
 def test_every_ticket_comes_home_once_and_in_order_and_all_collectors_collect_the_same(tmp_path: Path) -> None:
     actions = []
     for kind in (Kind.inline, Kind.inline_ahead, Kind.fleet, Kind.fleet_host, Kind.ray, Kind.ray_host):
-        with site(tmp_path / kind.value, kind, iterations=3) as here:
+        with site(tmp_path / kind.value, kind, iterations=3, agent=Coin) as here:
             here.checkpoint = here.save(2)
             result = here.collect(tickets(9))
             assert keys(result) == [Key(0, index) for index in range(9)]
@@ -48,7 +49,7 @@ def test_every_ticket_comes_home_once_and_in_order_and_all_collectors_collect_th
 def test_episodes_that_landed_before_are_not_run_again_and_the_next_ones_act_with_the_next_checkpoint(
     tmp_path: Path, kind: Kind
 ) -> None:
-    with site(tmp_path, kind, workers=1) as here:
+    with site(tmp_path, kind, workers=1, agent=Coin) as here:
         result = here.collect(tickets(4))
         again = here.collect(tickets(6))
         assert keys(again) == [Key(0, index) for index in range(6)]
@@ -68,7 +69,7 @@ def test_an_episode_of_many_steps_is_told_of_and_comes_home(tmp_path: Path, kind
 
 
 def test_collecting_ahead_acts_with_the_next_checkpoint(tmp_path: Path) -> None:
-    with site(tmp_path, Kind.fleet_ahead, workers=1) as here:
+    with site(tmp_path, Kind.fleet_ahead, workers=1, agent=Coin) as here:
         here.collect(tickets(2))
         acts_with_the_next_checkpoint(here)
 

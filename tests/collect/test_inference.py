@@ -8,6 +8,7 @@ import psutil
 import pytest
 from collector_site import Kind, in_the_middle, keys, programs, site, tickets
 from process_watch import command_line, nothing_is_left_of
+from user_classes import Coin, FairCoin
 
 from digirl_dist.tasks import Key
 
@@ -24,7 +25,7 @@ def loads(process: psutil.Process, library: str) -> bool:
 
 
 def test_workers_get_no_weights_and_need_neither_torch_nor_arrow(tmp_path: Path) -> None:
-    with site(tmp_path, Kind.fleet_host) as here:
+    with site(tmp_path, Kind.fleet_host, agent=Coin) as here:
         for version in (0, 1):
             here.checkpoint = here.save(version)
             result = here.collect(tickets(4, iteration=version))
@@ -37,8 +38,15 @@ def test_workers_get_no_weights_and_need_neither_torch_nor_arrow(tmp_path: Path)
     nothing_is_left_of(tmp_path)
 
 
+def test_workers_that_act_without_weights_need_neither_torch_nor_arrow(tmp_path: Path) -> None:
+    with site(tmp_path, Kind.fleet, workers=1, agent=FairCoin) as here:
+        assert keys(here.collect(tickets(2))) == [Key(0, 0), Key(0, 1)]
+        [program] = programs(tmp_path)
+        assert not any(loads(program, name) for name in ("libtorch", "libarrow", "/pandas/"))
+
+
 def test_a_killed_policy_and_a_killed_worker_cost_retries_only(tmp_path: Path) -> None:
-    with site(tmp_path, Kind.fleet_host, step_s=0.05) as here:
+    with site(tmp_path, Kind.fleet_host, agent=Coin, step_s=0.05) as here:
         first = in_the_middle(here, lambda: policies()[0].kill())
         second = in_the_middle(here, lambda: programs(tmp_path)[0].kill(), after=10)
         result = here.collect(tickets(40))

@@ -24,7 +24,7 @@ from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.localhost_server import LocalhostServer
 from digirl_dist.user_code.packing import pack
 
-pytestmark = pytest.mark.component
+pytestmark = [pytest.mark.component, pytest.mark.long_file(15)]
 
 MODULE = """
 import gymnasium

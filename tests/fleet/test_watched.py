@@ -23,6 +23,8 @@ from digirl_dist.settings.configuration import Source
 from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.localhost_server import LocalhostServer
 
+pytestmark = pytest.mark.long_file(20)
+
 
 class Roster:
     """A copy of the configuration whose ``worker_ips`` changes, and two workers for it."""

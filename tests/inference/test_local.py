@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
-from user_classes import Coin, Counter
+from user_classes import Coin, Counter, FairCoin
 
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.inference.local import LocalPolicies
@@ -35,6 +36,30 @@ def test_an_agent_acts_without_dropout_also_where_a_retired_one_takes_new_weight
         policies.ask([InferenceRequest(0, version, RandomStream(0, 0, 0), Observation())])
         (answer,) = policies.answers()
         assert isinstance(answer, InferenceResult) and answer.decision.log_prob == 0.0
+
+
+def test_torch_computes_with_as_many_threads_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    policies = LocalPolicies(lambda: Counted(threads), torch_threads=3)
+    policies.load(0, {})
+    policies.ask([InferenceRequest(0, 0, RandomStream(0, 0, 0), Observation())])
+    assert [type(answer) for answer in policies.answers()] == [InferenceResult]
+    LocalPolicies(lambda: Counted([3])).load(0, {})
+    assert set(threads) == {3}
+
+
+class Counted(FairCoin):
+    """An agent that is made, and acts, once torch knows its threads."""
+
+    def __init__(self, threads: list[int]) -> None:
+        super().__init__(Counter.spec)
+        assert threads[-1:] == [3]
+        self._threads = threads
+
+    def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
+        assert self._threads[-1] == 3 and torch.is_inference_mode_enabled()
+        return super().act(observations, rngs)
 
 
 class Reading(Coin):

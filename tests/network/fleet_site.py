@@ -13,7 +13,7 @@ from typing import Any
 
 from network.machines import Machine
 from process_watch import eventually
-from user_classes import Coin, Counter
+from user_classes import Counter, FairCoin
 
 from digirl_dist.collect.dispatch import DispatchRules
 from digirl_dist.collect.fleet_collector import FleetCollector
@@ -35,11 +35,11 @@ from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Key, Round, Task, Ticket
 from digirl_dist.user_code.packing import pack
 
-USUAL = SshSettings(), LimitSettings(step_s=5, no_worker_s=40, orphan_s=20, stop_s=5)
+USUAL = SshSettings(), LimitSettings(step_s=5, no_worker_s=120, orphan_s=20, stop_s=5)
 """The limits that users have, where a worker's death is concerned."""
 QUICK = (
     SshSettings(connect_s=5, login_s=10, ping_s=1, silence_s=5),
-    LimitSettings(step_s=3, silence_s=7, no_worker_s=40, orphan_s=9, stop_s=5),
+    LimitSettings(step_s=3, silence_s=7, no_worker_s=120, orphan_s=9, stop_s=5),
 )
 """For tests about what follows a loss, so that they need not wait long for it."""
 
@@ -58,6 +58,7 @@ class Site:
     ) -> None:
         self.machines = machines
         self._iteration = 0
+        self._collecting: Future[CollectionResult] = Future()
         self.events: list[tuple[float, str, dict[str, Any]]] = []
         self.folder = RunFolder(folder, "")
         stack.callback(self.folder.close)
@@ -79,6 +80,7 @@ class Site:
     def collecting(self, tickets: Sequence[Ticket]) -> Future[CollectionResult]:
         """Collect in the background, so that the test can do harm meanwhile."""
         future: Future[CollectionResult] = Future()
+        self._collecting = future
 
         def collect() -> None:
             try:
@@ -96,7 +98,13 @@ class Site:
 
     def wait_for(self, kind: str, count: int = 1, worker: str | None = None, limit_s: float = 60) -> None:
         what = f"{kind} of {worker or 'any worker'} ({count})"
-        eventually(lambda: len(self.seen(kind, worker)) >= count, limit_s, what)
+
+        def is_there() -> bool:
+            if self._collecting.done():
+                self._collecting.result()  # raises what it failed with
+            return len(self.seen(kind, worker)) >= count
+
+        eventually(is_there, limit_s, what)
 
     def all_at_work(self, count: int) -> Callable[[], None]:
         """Has every worker bring home one of ``count`` episodes; returns what waits for the others.
@@ -146,7 +154,7 @@ class Site:
         self.events.append((time.monotonic(), kind, content))
 
     def _save(self) -> Checkpoint:
-        return Checkpoints(self.folder.checkpoints).save(0, Coin(Counter.spec).state_dict(), {}, {})
+        return Checkpoints(self.folder.checkpoints).save(0, FairCoin(Counter.spec).state_dict(), {}, {})
 
 
 @contextmanager
@@ -185,7 +193,7 @@ def assert_once_each(here: Site, result: CollectionResult, count: int, iteration
 def _job(run: str, limits: LimitSettings, step_s: float) -> Job:
     return Job(
         run=run,
-        agent=pack(partial(Coin, Counter.spec)),
+        agent=pack(partial(FairCoin, Counter.spec)),
         emulator=pack(partial(Counter, step_s=step_s)),
         max_steps=None,
         limits=slot_limits(limits),

@@ -28,7 +28,7 @@ from digirl_dist.settings import AndroidInstallSettings, AndroidSettings, Instal
 from digirl_dist.setup.scripts import steps
 from digirl_dist.ssh.connect import connect
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.long_file(20)]
 
 PLAIN = MachineRequirements("plain", 100, 0.1)
 BROWSER = MachineRequirements("miniwob", 100, 0.1, browser=True)

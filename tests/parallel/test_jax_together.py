@@ -15,7 +15,7 @@ from digirl_dist.algorithm.ppo import TorchLearner
 from digirl_dist.algorithm.ppo_jax import JaxLearner
 from digirl_dist.parallel.peers import ALONE
 
-pytestmark = pytest.mark.component
+pytestmark = [pytest.mark.component, pytest.mark.long_file(15)]
 
 PROGRAM = Path(__file__).parent / "jax_two_ranks.py"
 

@@ -11,7 +11,7 @@ from collector_site import Kind, Site, in_the_middle, keys, site, tickets
 from process_watch import command_line, eventually, nothing_is_left_of, processes_with
 from ray_test_cluster import add_node, shared_cluster
 from run_files import events, metrics
-from user_classes import Counter
+from user_classes import Coin, Counter
 
 from digirl_dist.cli.main import main
 from digirl_dist.errors import ClusterError, CollectionError
@@ -77,7 +77,7 @@ def test_a_checkpoint_goes_to_each_node_once(tmp_path: Path) -> None:
     cluster = shared_cluster()
     node = add_node(cluster, num_cpus=2, resources={"sole": 1.0})
     settings = RayCollectorSettings(workers=2, num_cpus=0.5, resources={"sole": 0.001})
-    with site(tmp_path, Kind.ray, collector=settings, step_s=0.2) as here:
+    with site(tmp_path, Kind.ray, collector=settings, agent=Coin, step_s=0.2) as here:
         result = here.collect(tickets(24))
         pushed = [content["bytes"] for kind, content in here.events if kind == "pushed"]
         assert (

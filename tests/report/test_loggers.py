@@ -26,6 +26,8 @@ from digirl_dist.report.loggers import LoggedRun, names
 from digirl_dist.settings import configuration
 from digirl_dist.settings.keys import flat
 
+pytestmark = pytest.mark.long_file(15)
+
 EPISODES = [episode(0, 0, True), episode(0, 1, False)]
 SECRET = "sk-abcdefghijklmnopqrstuvwxyz"
 

@@ -15,6 +15,8 @@ from digirl_dist.settings import RehearsalSettings
 from digirl_dist.simulation.figures import Figures, of_rehearsal, of_run, stated
 from digirl_dist.simulation.forecast import FleetPlan, by_collector, by_queue, forecast
 
+pytestmark = pytest.mark.long_file(15)
+
 DEVICE = RehearsalSettings(reset_s=0.5, reset_sigma=0.4, step_s=0.15, step_sigma=0.5, steps=10, steps_sigma=0.5)
 BENCH = replace(of_rehearsal(DEVICE), policy_s=0.003, update_s=0.05, push_mb=0.01, episode_mb=0.02)
 """The device of ``script/bench scaling`` and ``straggler``, with a linear policy."""

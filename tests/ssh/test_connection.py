@@ -23,7 +23,7 @@ from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address, Connection, for_login_shell, quote
 
-pytestmark = pytest.mark.component
+pytestmark = [pytest.mark.component, pytest.mark.long_file(30)]
 
 if TYPE_CHECKING:
     from conftest import Server

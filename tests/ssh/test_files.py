@@ -22,7 +22,7 @@ from digirl_dist.ssh.connection import Connection
 from digirl_dist.ssh.courier import CourierClient, Get, Put
 from digirl_dist.storage.digest import digest
 
-pytestmark = pytest.mark.component
+pytestmark = [pytest.mark.component, pytest.mark.long_file(25)]
 
 if TYPE_CHECKING:
     from conftest import Server

@@ -20,6 +20,8 @@ from digirl_dist.settings import GenericAgentSettings, InProcessSettings, JaxSet
 from digirl_dist.train.__main__ import main
 from digirl_dist.train.rendezvous import check_trainer
 
+pytestmark = pytest.mark.long_file(15)
+
 STEPS = 24
 
 

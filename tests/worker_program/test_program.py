@@ -18,7 +18,7 @@ import psutil
 import pytest
 import torch
 from process_watch import command_line, eventually, processes_with
-from user_classes import Coin, Counter
+from user_classes import Coin, Counter, FairCoin
 
 from digirl_dist.child_process import environment
 from digirl_dist.protocol.job_folder import JobFolder
@@ -102,8 +102,23 @@ class Host:
         self.process.wait(120)
 
     def start_job(self, **options: Any) -> None:
-        """Up to the point where it acts with version 0."""
-        agent, emulator = pack(partial(Coin, Counter.spec)), pack(partial(Counter, **options))
+        """Up to the point where it acts with version 0, which has no weights."""
+        self._start_job(FairCoin, **options)
+        self.say(LoadPolicy(0, {}))
+        self.hear(Loaded)
+
+    def start_job_with_weights(self) -> None:
+        """The same, with the weights of version 0."""
+        self._start_job(Coin)
+        self.announce(0)
+        self.hear(Need)
+        for tensor in Coin(Counter.spec).state_dict().values():
+            self.put(bytes(raw_bytes(tensor)))
+        self.say(Pushed("policy"))
+        self.hear(Loaded)
+
+    def _start_job(self, kind: type[Coin | FairCoin], **options: Any) -> None:
+        agent, emulator = pack(partial(kind, Counter.spec)), pack(partial(Counter, **options))
         self.say(StartJob("w", digest(agent), digest(emulator), SlotLimits(), slots=2))
         need = self.hear(Need)
         assert sorted(need.digests) == sorted({digest(agent), digest(emulator)})
@@ -111,12 +126,6 @@ class Host:
             self.put(data)
         self.say(Pushed("job"))
         self.hear(Working)
-        self.announce(0)
-        self.hear(Need)
-        for tensor in Coin(Counter.spec).state_dict().values():
-            self.put(bytes(raw_bytes(tensor)))
-        self.say(Pushed("policy"))
-        self.hear(Loaded)
 
     def start_asking_job(self, answer_s: float) -> None:
         """Up to the point where it asks for the actions of version 0."""
@@ -129,7 +138,7 @@ class Host:
 
     def take_up_job(self) -> Working:
         """Ask for the job of ``start_job`` again, of which everything is there."""
-        agent, emulator = pack(partial(Coin, Counter.spec)), pack(partial(Counter, step_s=0.1))
+        agent, emulator = pack(partial(FairCoin, Counter.spec)), pack(partial(Counter, step_s=0.1))
         self.put(agent)
         self.put(emulator)
         self.say(StartJob("w", digest(agent), digest(emulator), SlotLimits(), slots=2))
@@ -234,7 +243,7 @@ def test_a_folder_serves_one_run(folder: Path) -> None:
 
 
 def test_without_a_host_it_finishes_what_runs_and_ends(folder: Path) -> None:
-    with attached(folder, 20.0) as host:
+    with attached(folder, 10.0) as host:
         host.greet()
         host.start_job(step_s=0.5)
         lease(host, 60)
@@ -277,7 +286,7 @@ def test_only_a_worker_program_is_ever_replaced(folder: Path) -> None:
 def test_versions_come_and_go_until_the_host_says_stop(folder: Path) -> None:
     with attached(folder) as host:
         host.greet()
-        host.start_job()
+        host.start_job_with_weights()
         one_with_the_weights_of_another_is_ready_at_once_and_outlives_it(host)
         an_altered_tensor_is_asked_for_again(host)
         host.say(Stop())
@@ -348,7 +357,7 @@ def test_an_answer_that_does_not_come_in_time_costs_the_episode(folder: Path) ->
 
 
 def test_without_a_host_that_answers_it_ends_though_episodes_are_under_way(folder: Path) -> None:
-    with attached(folder, 20.0) as host:
+    with attached(folder, 10.0) as host:
         host.greet()
         host.start_asking_job(answer_s=60.0)
         lease(host, 1)

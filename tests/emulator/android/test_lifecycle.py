@@ -38,7 +38,7 @@ from digirl_dist.settings import AndroidSettings
 from digirl_dist.tasks import Task
 from digirl_dist.user_code.packing import pack
 
-pytestmark = pytest.mark.component
+pytestmark = [pytest.mark.component, pytest.mark.long_file(20)]
 
 TASK = as_android(phone_tasks("easy", "train")[0])
 
