@@ -28,9 +28,8 @@ export function overview(place, state) {
 }
 
 function chart(name, groups) {
-  const lines = groups.map((group) => ({ name: group.name, colour: group.colour, points: pointsOf(group.runs, name) }));
-  const only = groups.length === 1 && groups[0].runs.length === 1 ? groups[0].runs[0].name : null;
-  const pick = (iteration) => go("episodes", { run: only || groups[0]?.runs[0].name, iteration_from: iteration, iteration_to: iteration });
+  const lines = groups.map((group) => ({ name: group.name, run: group.runs[0].name, colour: group.colour, points: pointsOf(group.runs, name) }));
+  const pick = (iteration, line) => go("episodes", { run: line.run, iteration_from: iteration, iteration_to: iteration });
   return lineChart({ title: TITLES[name] || name.replaceAll("_", " "), lines, bounds: SHARES.includes(name) ? [0, 1] : undefined, pick });
 }
 
@@ -91,8 +90,8 @@ function more(runs, state) {
 
 function evaluations(groups) {
   if (!groups.some((group) => group.runs.some((run) => run.evaluations.length))) return null;
-  const lines = groups.map((group) => ({ name: group.name, colour: group.colour, points: pointsOf(group.runs, "success_rate", (run) => run.evaluations, "checkpoint") }));
-  const pick = (checkpoint) => go("episodes", { run: groups[0].runs[0].name, purpose: "evaluate", iteration_from: checkpoint, iteration_to: checkpoint });
+  const lines = groups.map((group) => ({ name: group.name, run: group.runs[0].name, colour: group.colour, points: pointsOf(group.runs, "success_rate", (run) => run.evaluations, "checkpoint") }));
+  const pick = (checkpoint, line) => go("episodes", { run: line.run, purpose: "evaluate", iteration_from: checkpoint, iteration_to: checkpoint });
   return el("section", {}, el("h2", {}, "Evaluations"), el("div", { class: "charts" }, lineChart({ title: "success rate on the test tasks", lines, bounds: [0, 1], x_title: "checkpoint", pick })));
 }
 
