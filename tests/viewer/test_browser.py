@@ -242,6 +242,36 @@ def test_every_control_has_a_name_and_nothing_is_wider_than_the_page(browser: Br
         assert browser.page.run("return document.documentElement.scrollWidth <= innerWidth"), address
 
 
+def test_names_without_end_and_a_run_without_an_iteration_have_their_place(
+    chromium_is_installed: None, tmp_path: Path
+) -> None:
+    named, begun = make_run(tmp_path / "named", iterations=1), make_run(tmp_path / "begun", iterations=1)
+    parquet.write(named / "trajectories" / "000001.parquet", [episode(1, 0, True, words="\u202e" + "w" * 300)])
+    for each in ("metrics.jsonl", "trajectories/000000.parquet"):
+        (begun / each).unlink()
+    with served([named]) as viewer:
+        browser = Browser(viewer.url, 420, 860)
+        there = {
+            "#/episodes": ".item",
+            "#/episode/named/t1.0": ".facts",
+            "#/tasks": ".tasks a",
+            "#/compare/named?keys=t1.0,t0.1": ".strip + .strip",
+        }
+        for address, shown in there.items():
+            browser.go(address)
+            browser.wait("document.querySelector(arguments[0]) !== null", shown)
+            assert browser.page.run("return document.documentElement.scrollWidth <= innerWidth"), address
+        browser.close()
+    with served([begun]) as viewer:
+        browser = Browser(viewer.url)
+        browser.says("No iteration is finished yet")
+        browser.go("#/tasks")
+        browser.says("No training episode has landed yet")
+        browser.go("#/workers")
+        browser.says("No iteration has told of its workers yet")
+        browser.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_that_shuts_anybody_out(browser: Browser, scheme: str) -> None:
     axe = files("axe_core_python").joinpath("axe.min.js").read_text()

@@ -19,12 +19,15 @@ export function overview(place, state) {
     place,
     el("h1", {}, runs.length === 1 ? runs[0].name : `${runs.length} runs`),
     runs.length === 1 ? tiles(runs[0]) : legend(runs, colours, state),
-    el("div", { class: "charts" }, figuresOf(shown, state.figure).map((name) => chart(name, groups))),
-    more(shown, state),
+    numbersOf(shown).size ? curves(shown, groups, state) : el("p", { class: "hint" }, shown.length ? "No iteration is finished yet: curves begin with the first." : "No run is chosen."),
     evaluations(groups),
     differences(runs.filter((run) => !run.gone)),
     ...runs.flatMap((run) => run.notes.map((note) => el("p", { class: "note" }, `${run.name}: ${note}`))),
   );
+}
+
+function curves(shown, groups, state) {
+  return [el("div", { class: "charts" }, figuresOf(shown, state.figure).map((name) => chart(name, groups))), more(shown, state)];
 }
 
 function chart(name, groups) {

@@ -21,7 +21,11 @@ export function tasks(place, state) {
     el("p", { class: "hint" }, `A task counts as learned from the first iterations on in which ${percent(LEARNED)} of its episodes succeed. Click a cell for its episodes.`),
     el("div", { class: "wide card", tabindex: 0, role: "region", "aria-label": "tasks" }, el("table", { class: "tasks" }, el("thead", {}, el("tr", {}, head)), body)),
   );
-  state.live = () => renew(body, summed(state.index(run)).map((row) => line(row, run)));
+  const none = el("tr", {}, el("td", { colspan: head.length }, "No training episode has landed yet."));
+  state.live = () => {
+    const rows = summed(state.index(run)).map((row) => line(row, run));
+    renew(body, rows.length ? rows : none);
+  };
   state.live();
 }
 
