@@ -1,4 +1,6 @@
-"""Texts that have become markup, script or styles somewhere."""
+"""Texts that have become markup, script or styles somewhere, and a hundred that are drawn of their parts."""
+
+import random
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -21,3 +23,7 @@ HOSTILE = (
     "constructor",
     "%3Cscript%3Ealert(1)%3C/script%3E#/../?run=x&key=y",
 )
+
+_DICE = random.Random(0)
+_PARTS = "<>\"'&;/=\\`${}()javscriptonerorlhf:x \n"
+GENERATED = tuple("".join(_DICE.choices(_PARTS, k=40)) for _ in range(100))

@@ -32,8 +32,11 @@ def complete_override(prefix: str, **_: Any) -> list[str]:
 def _values(key: str) -> list[str]:
     from digirl_dist.settings.configuration import options_of_groups
     from digirl_dist.settings.keys import types_of
+    from digirl_dist.settings.plugins import ALGORITHM
     from digirl_dist.settings.run import Settings
 
+    if key == "train_algorithm":
+        return list(ALGORITHM.names())
     if key in (groups := options_of_groups()):
         return list(groups[key])
     kind: Any = types_of(Settings).get(key)

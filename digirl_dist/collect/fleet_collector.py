@@ -94,7 +94,9 @@ class FleetCollector:
         self.fleet.start()
 
     def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
-        return _Collection(self, checkpoint, tickets).run()
+        iteration = Iteration(tickets, self.leases, self.store, self.terms, self.clock)
+        with iteration:
+            return _Collection(self, checkpoint, iteration).run()
 
     def prefetch(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
         self.prefetches.put((checkpoint, tickets))
@@ -107,7 +109,7 @@ class FleetCollector:
 class _Collection:
     """One iteration of a fleet, from the first event to the last landed episode."""
 
-    def __init__(self, collector: FleetCollector, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
+    def __init__(self, collector: FleetCollector, checkpoint: Checkpoint, iteration: Iteration) -> None:
         self._clock = collector.clock
         self._fleet = collector.fleet
         self._leases = collector.leases
@@ -122,7 +124,7 @@ class _Collection:
         self._limits = collector.limits
         self._reliability = collector.reliability
         self._checkpoint = checkpoint
-        self._iteration = Iteration(tickets, self._leases, self._store, collector.terms, collector.clock)
+        self._iteration = iteration
         self._all_stats = collector.all_stats
         self._stats = self._stats_of(self._iteration.round)
         self._stats.started_at = self._clock()

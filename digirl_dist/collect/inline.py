@@ -80,8 +80,9 @@ class InlineCollector:
             status.worker(NAME).bsize = f"bsize: auto chose {job.pool.slots}: {job.pool.reason}"
 
     def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
-        with self._busy:
-            return self._collect(checkpoint, Iteration(tickets, self._leases, self._store, self._terms, time.monotonic))
+        iteration = Iteration(tickets, self._leases, self._store, self._terms, time.monotonic)
+        with self._busy, iteration:
+            return self._collect(checkpoint, iteration)
 
     def prefetch(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
         self._prefetches.put((checkpoint, tickets))

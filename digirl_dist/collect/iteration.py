@@ -74,6 +74,14 @@ class Iteration:
             leases.add(ticket for ticket in wanted if ticket.key in self._missing)
         leases.close(self.round, ())
 
+    def __enter__(self) -> Iteration:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """If it was broken off, such as by Ctrl-C, takes back the tickets that nobody has begun."""
+        if kind is not None:
+            self._leases.withdraw(self._missing)
+
     def begin_later(self, tickets: Sequence[Ticket]) -> None:
         """Queues tickets of later iterations whose episodes have not landed."""
         for later in {ticket.round for ticket in tickets}:

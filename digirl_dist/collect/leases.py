@@ -277,7 +277,7 @@ class Leases:
         begun = [ticket for ticket in left if ticket.key in self._tried]
         untried = [ticket for ticket in left if ticket.key not in self._tried]
         for ticket in untried:
-            del self._queue[ticket.key]
+            self._queue.pop(ticket.key, None)  # an interruption may have come between queue and lease
             del self.tickets[ticket.key]
         return begun, untried
 

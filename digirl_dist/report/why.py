@@ -32,6 +32,7 @@ def explain(folder: Path) -> str:
     path = folder / "status.json"
     if not path.exists():
         existing_run(folder)
+        raise SettingsError(f"{folder} has no status.json, which runs write as they go on: `digirl-dist view` shows it")
     try:
         status = json.loads(regular_file.content(path))
         lines = [*_host(folder, status), *_policy(status), *_workers(status), *_events(folder)]

@@ -104,6 +104,7 @@ def test_the_configuration_in_a_run_folder_is_one_to_start_from(tmp_path: Path) 
         ("emulator.su", "emulator.success_reward="),
         ("algorithm.grpo.actor.le", "algorithm.grpo.actor.learning_rate="),
         ("close=", "close=quorum"),
+        ("train_algorithm=", "train_algorithm=grpo"),
         ("speculate=", "speculate=false"),
     ],
 )

@@ -131,3 +131,16 @@ def test_an_interrupted_collection_leaves_nothing_running(tmp_path: Path, kind: 
         timer.start()
         here.collect(tickets(200))
     nothing_is_left_of(tmp_path)
+
+
+@pytest.mark.parametrize("kind", HERE)
+def test_what_an_interrupted_collection_has_not_begun_does_not_run_with_the_next_one(
+    tmp_path: Path, kind: Kind
+) -> None:
+    with site(tmp_path, kind, iterations=2, workers=1, step_s=0.1) as here:
+        timer = threading.Timer(4.0, os.kill, (os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            timer.start()
+            here.collect(tickets(10_000))
+        here.checkpoint = here.save(1)
+        assert keys(here.collect(tickets(4, iteration=1))) == [Key(1, index) for index in range(4)]

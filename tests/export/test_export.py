@@ -19,7 +19,7 @@ import pytest
 import yaml
 from export import atif_format
 from export.hub_stand_in import serving
-from hostile_texts import HOSTILE
+from hostile_texts import GENERATED, HOSTILE
 from PIL import Image
 
 from digirl_dist import export
@@ -125,7 +125,7 @@ def test_a_card_says_how_the_data_were_made_and_gives_nobody_away(run: Path, tmp
     assert b"10.0.0.7" not in everything
 
 
-@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("text", [*HOSTILE, "\n".join(GENERATED)])
 def test_hostile_texts_are_text_in_cards(text: str) -> None:
     shown = inert(text)
     assert not re.search(r"[<>\[\]()`*_|!:/.\"'#~-]", re.sub(r"&#\d+;", "", shown)) and "\x1b" not in shown
@@ -135,7 +135,7 @@ def test_hostile_texts_are_text_in_cards(text: str) -> None:
 
 
 def test_hostile_texts_in_every_field_harm_no_format(tmp_path: Path) -> None:
-    told = [text.replace("\x00", "") for text in HOSTILE]
+    told = [text.replace("\x00", "") for text in (*HOSTILE, *GENERATED)]
     episodes = [
         episode(0, at, [{"type": text, "x": 0.5, text: text, "said": text}], text) for at, text in enumerate(told)
     ]

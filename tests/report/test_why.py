@@ -30,6 +30,13 @@ def why(folder: Path) -> str:
         return ""
 
 
+@pytest.mark.unit
+def test_a_run_without_a_status_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    with pytest.raises(SettingsError, match="has no status.json, which runs write as they go on"):
+        explain(tmp_path)
+
+
 def test_why_points_at_a_hung_emulator_and_tells_of_a_killed_host(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from hostile_texts import HOSTILE
+from hostile_texts import GENERATED, HOSTILE
 from small_run import WORKERS, append, episode, landed, make_run
 from viewer_site import Browser, served
 
@@ -106,6 +106,18 @@ def test_which_episodes_are_behind_a_point_of_a_curve(browser: Browser) -> None:
     browser.says("6 of 30 episodes")
 
 
+def test_a_click_on_a_curve_opens_the_run_that_it_is_of(browser: Browser) -> None:
+    browser.go("#/runs")
+    browser.wait("document.querySelectorAll('.chart .c2.dot').length > 1")
+    at = """const dot = document.querySelectorAll('.chart .c2.dot')[1].getBoundingClientRect();
+      const place = {bubbles: true, clientX: dot.x + dot.width / 2, clientY: dot.y};"""
+    catcher = "document.querySelector('.chart .catch')"
+    browser.page.run(f"{at} {catcher}.dispatchEvent(new MouseEvent('mousemove', place))")
+    browser.says("click: episodes of digirl", "#tip")
+    browser.page.run(f"{at} {catcher}.dispatchEvent(new MouseEvent('click', place))")
+    browser.wait("location.hash.startsWith('#/episodes?run=digirl&iteration_from=1')")
+
+
 def test_where_would_the_policy_have_touched(browser: Browser) -> None:
     browser.click("nav a", "Episodes")
     browser.click(".item a")
@@ -150,6 +162,49 @@ def test_the_keyboard_leads_through_steps_and_episodes(browser: Browser) -> None
     browser.wait("!document.querySelector('dialog').open")
 
 
+def test_the_list_is_as_it_was_left(browser: Browser) -> None:
+    browser.go("#/episodes?run=seed-0")
+    browser.says("30 of 30")
+    browser.choose("#f-task", "open the clock")
+    browser.says("10 of 30")
+    browser.page.run(
+        "document.querySelector('.list').style.height = '120px'; document.querySelector('.list').scrollTop = 90"
+    )
+    browser.wait("document.querySelector('.rows').style.transform !== ''")
+    browser.page.run("return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
+    browser.click(".item a")
+    browser.wait("document.querySelector('.crumbs') !== null")
+    browser.press("Escape")
+    browser.says("10 of 30")
+    assert browser.page.run("return location.hash") == "#/episodes?run=seed-0&task=open+the+clock"
+    assert browser.page.run("return document.querySelector('#f-task').value") == "open the clock"
+
+
+def test_a_page_that_is_loaded_anew_keeps_its_filters(browser: Browser) -> None:
+    browser.go("#/episodes?run=seed-0&task=open+the+clock")
+    browser.page.run("window.old = true; location.reload()")
+    browser.wait("window.old === undefined && document.querySelector('#main p.hint') !== null")
+    browser.says("10 of 30")
+    browser.wait("document.querySelectorAll('#f-worker option').length === 3")
+    browser.choose("#f-worker", WORKERS[0])
+    browser.says("5 of 30")
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("#/constructor", "3 runs"),
+        ("#/episodes?run=seed-0&sort=constructor", "30 of 30"),
+        ("#/episode/seed-0/t3.0?step=1.5", "Step 1"),
+        ("#/episode/seed-0", "There is no episode"),
+        ("#/episode/seed-0/t9.9", "There is no episode t9.9 in seed-0"),
+    ],
+)
+def test_an_address_that_nobody_made_shows_what_there_is(browser: Browser, address: str, says: str) -> None:
+    browser.go(address)
+    browser.says(says)
+
+
 def test_an_address_leads_to_a_step_of_an_episode(browser: Browser) -> None:
     browser.go("#/episode/digirl/t1.0?step=2")
     browser.says("Step 2")
@@ -186,6 +241,36 @@ def test_every_control_has_a_name_and_nothing_is_wider_than_the_page(browser: Br
         assert browser.page.run("return document.documentElement.scrollWidth <= innerWidth"), address
 
 
+def test_names_without_end_and_a_run_without_an_iteration_have_their_place(
+    chromium_is_installed: None, tmp_path: Path
+) -> None:
+    named, begun = make_run(tmp_path / "named", iterations=1), make_run(tmp_path / "begun", iterations=1)
+    parquet.write(named / "trajectories" / "000001.parquet", [episode(1, 0, True, words="\u202e" + "w" * 300)])
+    for each in ("metrics.jsonl", "trajectories/000000.parquet"):
+        (begun / each).unlink()
+    with served([named]) as viewer:
+        browser = Browser(viewer.url, 420, 860)
+        there = {
+            "#/episodes": ".item",
+            "#/episode/named/t1.0": ".facts",
+            "#/tasks": ".tasks a",
+            "#/compare/named?keys=t1.0,t0.1": ".strip + .strip",
+        }
+        for address, shown in there.items():
+            browser.go(address)
+            browser.wait("document.querySelector(arguments[0]) !== null", shown)
+            assert browser.page.run("return document.documentElement.scrollWidth <= innerWidth"), address
+        browser.close()
+    with served([begun]) as viewer:
+        browser = Browser(viewer.url)
+        browser.says("No iteration is finished yet")
+        browser.go("#/tasks")
+        browser.says("No training episode has landed yet")
+        browser.go("#/workers")
+        browser.says("No iteration has told of its workers yet")
+        browser.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_that_shuts_anybody_out(browser: Browser, scheme: str) -> None:
     axe = files("axe_core_python").joinpath("axe.min.js").read_text()
@@ -203,9 +288,7 @@ def test_axe_finds_nothing_that_shuts_anybody_out(browser: Browser, scheme: str)
 def test_nothing_that_a_run_says_becomes_markup(chromium_is_installed: None, tmp_path: Path) -> None:
     """The known payloads and generated ones, in every text that a worker, an agent or a file may hold."""
     folder = make_run(tmp_path / "hostile", iterations=1)
-    dice = random.Random(0)
-    generated = ["".join(dice.choices("<>\"'&;/=\\`${}()javscriptonerorlhf:x \n", k=40)) for _ in range(100)]
-    texts = [*HOSTILE, *generated]
+    texts = [*HOSTILE, *GENERATED]
     parquet.write(
         folder / "trajectories" / "000001.parquet",
         [episode(1, k, False, words=f"{k} {text}") for k, text in enumerate(texts)],
@@ -257,6 +340,29 @@ def test_a_new_episode_appears_by_itself(chromium_is_installed: None, tmp_path: 
         episode_file.write(landing, one)
         append(folder / "events.jsonl", landed(one, 1.9e9))
         browser.says("7 of 7 episodes, 1 successful")
+        browser.close()
+
+
+def test_what_comes_later_can_be_chosen_and_disturbs_nobody(chromium_is_installed: None, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", iterations=1)
+    with served([folder]) as viewer:
+        browser = Browser(viewer.url)
+        browser.go("#/episodes")
+        browser.says("6 of 6 episodes")
+        newcomer = replace(episode(1, 4, True), worker="10.0.0.9")
+        landing = folder / "trajectories" / ".landing" / "000001" / "000001-00004.episode"
+        landing.parent.mkdir(parents=True)
+        episode_file.write(landing, newcomer)
+        append(folder / "events.jsonl", landed(newcomer, 1.9e9))
+        browser.says("7 of 7 episodes")
+        browser.choose("#f-worker", "10.0.0.9")
+        browser.says("1 of 7 episodes")
+        browser.go("#/tasks")
+        browser.page.run("document.querySelector('h1').dataset.same = 'yes'")
+        episode_file.write(landing.with_name("000001-00005.episode"), another := episode(1, 5, True))
+        append(folder / "events.jsonl", landed(another, 1.9e9))
+        browser.says("4\t1\titeration 1", ".tasks")
+        assert browser.page.run("return document.querySelector('h1').dataset.same"), "only the rows are drawn anew"
         browser.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -123,6 +124,27 @@ def test_a_viewer_that_ends_leaves_no_thread_at_work(folder: Path) -> None:
     with TestClient(Pages(named([Run(folder)])).app()):
         assert "follow-runs" in [thread.name for thread in threading.enumerate()]
     assert "follow-runs" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.parametrize("name", ["view", "report", "export", "why"])
+def test_a_command_says_what_it_does_before_it_imports_what_takes_long(name: str, folder: Path, tmp_path: Path) -> None:
+    words = {
+        "view": ["--bundle", str(tmp_path / "runs.html"), str(folder)],
+        "report": [str(folder)],
+        "export": [str(folder), "--to", "atif", str(tmp_path / "out")],
+        "why": [str(tmp_path)],
+    }
+    script = f"""import sys
+from digirl_dist.cli.main import main
+from digirl_dist.report import output
+class Told(output.Lines):
+    def open(self, progress):
+        print("heavy:", [name for name in ("pyarrow", "numpy", "torch", "starlette") if name in sys.modules])
+output.Lines = Told
+main({[name, *words[name]]!r})
+print("heavy:", [name for name in ("torch",) if name in sys.modules])"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert set(re.findall("heavy: .*", said.stdout)) == {"heavy: []"}, said.stdout + said.stderr
 
 
 def test_a_server_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:

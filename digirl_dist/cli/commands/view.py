@@ -11,10 +11,15 @@ import ctypes
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from digirl_dist.cli.configured import path
 from digirl_dist.plain_text import printable
 from digirl_dist.report.output import shown
+
+if TYPE_CHECKING:
+    from digirl_dist.api.run import Run
+    from digirl_dist.viewer.server import Viewer
 
 _M_MMAP_THRESHOLD = -3
 """mallopt(3)"""
@@ -31,30 +36,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    from digirl_dist.api.run import Run
-    from digirl_dist.errors import SettingsError
-    from digirl_dist.settings.extras import extra_needed
-
-    runs = [Run(run) for folder in options.runs or [Path("runs")] for run in _runs_in(folder)]
     if options.bundle is not None:
         with shown("write the file", sys.stderr):
             from digirl_dist.viewer.bundle import write_bundle
 
-            print(printable(str(write_bundle(runs, options.bundle))))
+            written = write_bundle(_runs(options), options.bundle)
+        print(printable(str(written)))
         return 0
     with shown("start the viewer", sys.stderr):
-        with extra_needed("digirl-dist view", "Starlette and uvicorn", "view"):
-            from digirl_dist.viewer.server import Viewer
-
-        try:
-            viewer = Viewer(runs, options.port)
-        except (OSError, OverflowError) as error:
-            raise SettingsError(f"--port {options.port} cannot be used: {error}; 0 takes a free one") from error
+        viewer = _viewer(options)
         _return_memory_at_once()
     print(f"open {viewer.url}\nCtrl-C ends it", flush=True)
     with suppress(KeyboardInterrupt):
         viewer.serve()
     return 0
+
+
+def _viewer(options: argparse.Namespace) -> Viewer:
+    from digirl_dist.errors import SettingsError
+    from digirl_dist.settings.extras import extra_needed
+
+    runs = _runs(options)
+    with extra_needed("digirl-dist view", "Starlette and uvicorn", "view"):
+        from digirl_dist.viewer.server import Viewer
+    try:
+        return Viewer(runs, options.port)
+    except (OSError, OverflowError) as error:
+        raise SettingsError(f"--port {options.port} cannot be used: {error}; 0 takes a free one") from error
+
+
+def _runs(options: argparse.Namespace) -> list[Run]:
+    from digirl_dist.api.run import Run
+
+    return [Run(run) for folder in options.runs or [Path("runs")] for run in _runs_in(folder)]
 
 
 def _return_memory_at_once() -> None:

@@ -1,6 +1,6 @@
 // The page: its views, what is live, and the keyboard.
 
-import { el, show } from "./dom.js";
+import { el, hint, show, table } from "./dom.js";
 import { compare, episode } from "./episode.js";
 import { episodes } from "./episodes.js";
 import { Index } from "./index.js";
@@ -10,7 +10,7 @@ import * as source from "./source.js";
 import { tasks } from "./tasks.js";
 import { workers } from "./workers.js";
 
-const VIEWS = { runs: overview, episodes, episode, compare, tasks, workers };
+const VIEWS = table({ runs: overview, episodes, episode, compare, tasks, workers });
 const TABS = [["runs", "Runs"], ["episodes", "Episodes"], ["tasks", "Tasks"], ["workers", "Workers"]];
 const KEYS = [["1 – 4", "views"], ["/", "search"], ["↑ ↓", "the list of episodes"], ["← →", "steps"], ["j k", "episodes"], ["h d", "heat map, changes"], ["g c", "its group, across checkpoints"], ["+ −", "zoom"], ["Esc", "back"], ["?", "this list"]];
 const main = document.getElementById("main");
@@ -23,12 +23,14 @@ const state = {
   hidden: new Set(),
   bands: true,
   listed: "#/episodes",
+  tops: new Map(), // how far each list of episodes was scrolled, by its address
   index: (run) => state.indices.get(run),
   redraw: () => draw(),
   is: (place) => place.isConnected,
 };
 
 function draw() {
+  hint("");
   state.route = route();
   state.live = state.keys = null;
   state.figure = state.route.query.figure;
@@ -36,9 +38,9 @@ function draw() {
   const place = el("div", { class: `view ${state.route.view}` });
   main.replaceChildren(place);
   bar();
-  const view = VIEWS[state.route.view] || overview;
+  const view = VIEWS[state.route.view] ?? overview;
   document.title = `${state.route.parts.join(" ") || state.route.view} – digirl_dist`;
-  Promise.resolve(view(place, state)).catch((error) => show(place, el("p", { class: "note" }, `This cannot be shown: ${error.message}`)));
+  new Promise((shown) => shown(view(place, state))).catch((error) => show(place, el("p", { class: "note" }, `This cannot be shown: ${error.message}`)));
 }
 
 function bar() {

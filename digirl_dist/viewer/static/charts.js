@@ -15,7 +15,7 @@ export function ticks(low, high, most = 5) {
   return found;
 }
 
-// lines: [{name, colour, points: [{x, y, low, high}]}]; pick(x, line) is called for a click.
+// lines: [{name, colour, points: [{x, y, low, high}]}]; pick(x, line) is called for a click, with the line that is nearest there.
 export function lineChart({ title, lines, bounds, pick, x_title = "iteration" }) {
   const points = lines.flatMap((line) => line.points);
   if (!points.length) return el("figure", { class: "chart" }, el("figcaption", {}, el("b", {}, title)), el("p", { class: "hint" }, "no values yet"));
@@ -81,19 +81,25 @@ function catcher(canvas, mark, { lines, scale, xs, title, pick, x_title }) {
     const share = (place - EDGE.left) / (WIDTH - EDGE.left - EDGE.right);
     return Math.round(xs[0] + Math.min(1, Math.max(0, share)) * (xs[1] - xs[0]));
   };
+  const nearestLine = (event, x) => {
+    const box = canvas.getBoundingClientRect();
+    const height = ((event.clientY - box.top) / box.height) * HEIGHT;
+    const away = (line) => Math.min(...line.points.filter((point) => point.x === x).map((point) => Math.abs(scale.y(point.y) - height)));
+    return lines.reduce((best, line) => (away(line) < away(best) ? line : best));
+  };
   const move = (event) => {
     const x = nearest(event);
     mark.setAttribute("x1", scale.x(x));
     mark.setAttribute("x2", scale.x(x));
     mark.setAttribute("visibility", "visible");
     const told = lines.flatMap((line) => line.points.filter((point) => point.x === x).map((point) => `${line.name} ${short(point.y)}`));
-    hint([`${title}, ${x_title} ${x}`, ...told, ...(pick ? ["click: its episodes"] : [])].join("\n"), event);
+    hint([`${title}, ${x_title} ${x}`, ...told, ...(pick ? [`click: episodes of ${nearestLine(event, x).name}`] : [])].join("\n"), event);
   };
   const leave = () => {
     mark.setAttribute("visibility", "hidden");
     hint("");
   };
-  const act = (event) => (hint(""), pick(nearest(event)));
+  const act = (event) => (hint(""), pick(nearest(event), nearestLine(event, nearest(event))));
   const on = { mousemove: move, mouseleave: leave, ...(pick ? { click: act } : {}) };
   return svg("rect", { class: "catch", x: EDGE.left, y: 0, width: WIDTH - EDGE.left - EDGE.right, height: HEIGHT, on });
 }

@@ -36,6 +36,14 @@ export function show(place, ...children) {
   fill(place, children);
 }
 
+// Shows in place of what was there; what was scrolled sideways stays so.
+export function renew(place, ...children) {
+  const regions = () => [...place.querySelectorAll("[role=region]")];
+  const lefts = regions().map((each) => each.scrollLeft);
+  show(place, children);
+  regions().forEach((each, at) => (each.scrollLeft = lefts[at] ?? 0));
+}
+
 // A table of fixed names: unlike {}, it has none that it was not given, such as "constructor".
 export function table(entries) {
   return Object.assign(Object.create(null), entries);

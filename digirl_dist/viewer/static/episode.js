@@ -6,7 +6,7 @@ import { difference, heat, marks, picture } from "./screen.js";
 import * as source from "./source.js";
 
 export async function episode(place, state) {
-  const [run, key] = state.route.parts;
+  const [run = "", key = ""] = state.route.parts;
   const index = state.index(run);
   const row = index?.row(key);
   if (row === undefined) {
@@ -34,7 +34,7 @@ class View {
   constructor(place, state, of) {
     Object.assign(this, of, { place, state });
     const query = state.route.query;
-    this.step = Math.max(0, Number(query.step) || 0);
+    this.step = Math.max(0, Math.floor(Number(query.step) || 0));
     this.shows = { heat: query.heat !== "0", changes: query.changes === "1" };
     this.version = query.version ?? null;
     this.zoom = 1;

@@ -4,6 +4,7 @@ import { badge, el, short, show } from "./dom.js";
 import { link, note } from "./route.js";
 
 const ROW = 36;
+const CHOICES = ["task", "worker", "purpose"];
 const COLUMNS = [
   ["iteration", "iteration"],
   ["task", "task"],
@@ -25,11 +26,25 @@ export function episodes(place, state) {
     for (const field of form.elements) if (field.name) wanted[field.name] = field.type === "radio" ? form.elements[field.name].value : field.value;
     if (wanted.run !== run) return (location.hash = link("episodes", wanted));
     note("episodes", wanted);
+    state.listed = location.hash;
     list.refresh();
   };
-  show(place, el("h1", {}, "Episodes"), filters(state, wanted, change), list.told, list.head(change), list.box);
+  const form = filters(state, wanted, change);
+  show(place, el("h1", {}, "Episodes"), form, list.told, list.head(change), list.box);
   list.refresh();
-  state.live = () => list.refresh(true);
+  list.box.scrollTop = state.tops.get(location.hash) ?? 0;
+  state.live = () => {
+    for (const name of CHOICES) offer(form.elements[name], state.index(run).words[name], wanted[name]);
+    list.refresh(true);
+  };
+}
+
+// The words of a column to choose from: more come while files are read, and the one that an address asks for is there before.
+function offer(select, words, wanted = "") {
+  const known = [...new Set([...words, wanted])].filter(Boolean).sort();
+  if (select.options.length === known.length + 1) return;
+  show(select, el("option", { value: "" }, "any"), known.map((word) => el("option", { value: word }, word.slice(0, 80))));
+  select.value = wanted;
 }
 
 function filters(state, wanted, change) {
@@ -40,7 +55,11 @@ function filters(state, wanted, change) {
     made.value = wanted[name] || "";
     return field(name, label, made);
   };
-  const words = (name) => [["", "any"], ...[...index.words[name]].sort().map((word) => [word, word.slice(0, 80)])];
+  const words = (name, label) => {
+    const made = el("select", { id: `f-${name}`, name });
+    offer(made, index.words[name], wanted[name]);
+    return field(name, label, made);
+  };
   const from = (name, low, title) => {
     const input = el("input", { id: `f-${name}`, name, type: "number", step: "any", placeholder: low, "aria-label": title });
     input.value = wanted[name] ?? "";
@@ -60,10 +79,10 @@ function filters(state, wanted, change) {
     { class: "filters card", role: "search", "aria-label": "filters", on: { input: change, submit } },
     state.runs.size > 1 ? select("run", "Run", [...state.runs.keys()].map((name) => [name, name])) : null,
     field("text", "Search (/)", text),
-    select("task", "Task", words("task")),
+    words("task", "Task"),
     el("fieldset", { class: "segments" }, el("legend", {}, "Outcome"), outcome),
-    select("worker", "Worker", words("worker")),
-    select("purpose", "Purpose", words("purpose")),
+    words("worker", "Worker"),
+    words("purpose", "Purpose"),
     select("error", "Errors", [["", "any"], ["trouble", "ran again after an error"], ["truncated", "cut at the last step"]]),
     range("iteration", "Iteration"),
     range("steps", "Length"),
@@ -81,7 +100,7 @@ class List {
     this.told = el("p", { class: "hint", role: "status" });
     this.inside = el("div", { class: "rows", role: "rowgroup" });
     this.spacer = el("div", { class: "spacer", role: "presentation" }, this.inside);
-    this.box = el("div", { class: "list card", role: "table", "aria-label": "episodes", tabindex: 0, on: { scroll: () => this.draw(), keydown: (event) => this.key(event) } }, this.spacer);
+    this.box = el("div", { class: "list card", role: "table", "aria-label": "episodes", tabindex: 0, on: { scroll: () => this.scrolled(), keydown: (event) => this.key(event) } }, this.spacer);
   }
 
   head(change) {
@@ -106,6 +125,11 @@ class List {
     this.box.setAttribute("aria-rowcount", this.rows.length);
     this.spacer.style.height = `${Math.max(1, this.rows.length) * ROW}px`;
     if (!quiet) this.box.scrollTop = 0;
+    this.draw();
+  }
+
+  scrolled() {
+    this.state.tops.set(location.hash, this.box.scrollTop);
     this.draw();
   }
 

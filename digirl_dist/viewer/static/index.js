@@ -3,6 +3,7 @@
 import { table } from "./dom.js";
 
 const NUMBERS = ["iteration", "ticket", "slot", "policy_version", "seed", "steps", "attempt", "reward", "time"];
+const FLAGS = ["success", "truncated"];
 const WORDS = ["worker", "task", "instruction", "purpose", "trouble"];
 const PREFIX = table({ train: "t", evaluate: "e", measure: "m" });
 
@@ -11,7 +12,7 @@ export class Index {
     this.size = 0;
     this.unread = 1;
     this.numbers = Object.fromEntries(NUMBERS.map((name) => [name, new Float64Array(1024)]));
-    this.flags = { success: new Uint8Array(1024), truncated: new Uint8Array(1024) };
+    this.flags = Object.fromEntries(FLAGS.map((name) => [name, new Uint8Array(1024)]));
     this.codes = Object.fromEntries(WORDS.map((name) => [name, new Uint32Array(1024)]));
     this.words = Object.fromEntries(WORDS.map((name) => [name, []]));
     this.known = Object.fromEntries(WORDS.map((name) => [name, new Map()]));
@@ -24,7 +25,7 @@ export class Index {
     const after = this.size + answer.count;
     this.#grow(after);
     for (const name of NUMBERS) this.#copy(this.numbers[name], answer.columns[name].map((value) => (value === null ? NaN : value)));
-    for (const name of Object.keys(this.flags)) this.#copy(this.flags[name], answer.columns[name].map(Number));
+    for (const name of FLAGS) this.#copy(this.flags[name], answer.columns[name].map(Number));
     for (const name of WORDS) {
       const codes = answer.columns[name].words.map((word) => this.#code(name, word ?? ""));
       this.#copy(this.codes[name], answer.columns[name].codes.map((code) => codes[code]));
@@ -120,7 +121,8 @@ export class Index {
 
   #sorted(found, order) {
     const down = order.startsWith("-");
-    const name = order.replace("-", "");
+    const asked = order.replace("-", "");
+    const name = [NUMBERS, WORDS, FLAGS].some((names) => names.includes(asked)) ? asked : "iteration";
     const ranks = this.words[name] && rank(this.words[name]);
     const value = ranks ? (row) => ranks[this.codes[name][row]] : (row) => (this.flags[name] || this.numbers[name])[row];
     const side = down ? -1 : 1;

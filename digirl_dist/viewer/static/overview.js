@@ -19,18 +19,20 @@ export function overview(place, state) {
     place,
     el("h1", {}, runs.length === 1 ? runs[0].name : `${runs.length} runs`),
     runs.length === 1 ? tiles(runs[0]) : legend(runs, colours, state),
-    el("div", { class: "charts" }, figuresOf(shown, state.figure).map((name) => chart(name, groups))),
-    more(shown, state),
+    numbersOf(shown).size ? curves(shown, groups, state) : el("p", { class: "hint" }, shown.length ? "No iteration is finished yet: curves begin with the first." : "No run is chosen."),
     evaluations(groups),
     differences(runs.filter((run) => !run.gone)),
     ...runs.flatMap((run) => run.notes.map((note) => el("p", { class: "note" }, `${run.name}: ${note}`))),
   );
 }
 
+function curves(shown, groups, state) {
+  return [el("div", { class: "charts" }, figuresOf(shown, state.figure).map((name) => chart(name, groups))), more(shown, state)];
+}
+
 function chart(name, groups) {
-  const lines = groups.map((group) => ({ name: group.name, colour: group.colour, points: pointsOf(group.runs, name) }));
-  const only = groups.length === 1 && groups[0].runs.length === 1 ? groups[0].runs[0].name : null;
-  const pick = (iteration) => go("episodes", { run: only || groups[0]?.runs[0].name, iteration_from: iteration, iteration_to: iteration });
+  const lines = groups.map((group) => ({ name: group.name, run: group.runs[0].name, colour: group.colour, points: pointsOf(group.runs, name) }));
+  const pick = (iteration, line) => go("episodes", { run: line.run, iteration_from: iteration, iteration_to: iteration });
   return lineChart({ title: TITLES[name] || name.replaceAll("_", " "), lines, bounds: SHARES.includes(name) ? [0, 1] : undefined, pick });
 }
 
@@ -91,8 +93,8 @@ function more(runs, state) {
 
 function evaluations(groups) {
   if (!groups.some((group) => group.runs.some((run) => run.evaluations.length))) return null;
-  const lines = groups.map((group) => ({ name: group.name, colour: group.colour, points: pointsOf(group.runs, "success_rate", (run) => run.evaluations, "checkpoint") }));
-  const pick = (checkpoint) => go("episodes", { run: groups[0].runs[0].name, purpose: "evaluate", iteration_from: checkpoint, iteration_to: checkpoint });
+  const lines = groups.map((group) => ({ name: group.name, run: group.runs[0].name, colour: group.colour, points: pointsOf(group.runs, "success_rate", (run) => run.evaluations, "checkpoint") }));
+  const pick = (checkpoint, line) => go("episodes", { run: line.run, purpose: "evaluate", iteration_from: checkpoint, iteration_to: checkpoint });
   return el("section", {}, el("h2", {}, "Evaluations"), el("div", { class: "charts" }, lineChart({ title: "success rate on the test tasks", lines, bounds: [0, 1], x_title: "checkpoint", pick })));
 }
 

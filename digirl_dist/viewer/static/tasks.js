@@ -1,6 +1,6 @@
 // Tasks over iterations: when was which task learned?
 
-import { el, hint, percent, show, svg } from "./dom.js";
+import { el, hint, percent, renew, show, svg } from "./dom.js";
 import { go, link } from "./route.js";
 
 const BINS = 60;
@@ -9,21 +9,24 @@ const LEARNED = 0.8;
 export function tasks(place, state) {
   const names = [...state.runs.keys()];
   const run = names.includes(state.route.query.run) ? state.route.query.run : names[0];
-  const index = state.index(run);
-  const rows = summed(index);
   const choose = (event) => go("tasks", { run: event.target.value });
   const select = el("select", { id: "run", on: { change: choose } }, names.map((name) => el("option", { value: name }, name)));
   select.value = run;
-  const body = rows.map((row) => line(row, run));
+  const body = el("tbody");
   const head = ["task", "episodes", "first success", "learned at", "success now", "iterations"].map((title) => el("th", { scope: "col" }, title));
   show(
     place,
     el("h1", {}, "Tasks"),
     names.length > 1 ? el("p", { class: "row" }, el("label", { for: "run" }, "Run"), select) : null,
     el("p", { class: "hint" }, `A task counts as learned from the first iterations on in which ${percent(LEARNED)} of its episodes succeed. Click a cell for its episodes.`),
-    el("div", { class: "wide card", tabindex: 0, role: "region", "aria-label": "tasks" }, el("table", { class: "tasks" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body))),
+    el("div", { class: "wide card", tabindex: 0, role: "region", "aria-label": "tasks" }, el("table", { class: "tasks" }, el("thead", {}, el("tr", {}, head)), body)),
   );
-  state.live = state.redraw;
+  const none = el("tr", {}, el("td", { colspan: head.length }, "No training episode has landed yet."));
+  state.live = () => {
+    const rows = summed(state.index(run)).map((row) => line(row, run));
+    renew(body, rows.length ? rows : none);
+  };
+  state.live();
 }
 
 function summed(index) {

@@ -1,6 +1,6 @@
 // Workers over time: where their seconds go, and what happened to them when.
 
-import { el, hint, percent, seconds, short, show, svg, table } from "./dom.js";
+import { el, hint, percent, renew, seconds, short, show, svg, table } from "./dom.js";
 import { go } from "./route.js";
 import * as source from "./source.js";
 
@@ -20,16 +20,20 @@ export async function workers(place, state) {
   const choose = (event) => go("workers", { run: event.target.value });
   const select = el("select", { id: "run", on: { change: choose } }, names.map((name) => el("option", { value: name }, name)));
   select.value = run;
-  const found = await source.timeline(run);
-  if (!state.is(place)) return;
+  const body = el("div");
+  show(place, el("h1", {}, "Workers"), names.length > 1 ? el("p", { class: "row" }, el("label", { for: "run" }, "Run"), select) : null, body);
+  const refresh = async () => {
+    const found = await source.timeline(run);
+    if (state.is(place)) renew(body, told(found, run));
+  };
+  await refresh();
+  if (state.is(place)) state.live = () => refresh().catch(() => {}); // the next change asks again
+}
+
+function told(found, run) {
   const totals = summed(found.iterations);
-  show(
-    place,
-    el("h1", {}, "Workers"),
-    names.length > 1 ? el("p", { class: "row" }, el("label", { for: "run" }, "Run"), select) : null,
-    totals.length ? [verdict(totals), legend(totals), lanes(found, totals, run), overall(totals, found.events)] : el("p", { class: "hint" }, "No iteration has told of its workers yet."),
-  );
-  state.live = state.redraw;
+  if (!totals.length) return el("p", { class: "hint" }, "No iteration has told of its workers yet.");
+  return [verdict(totals), legend(totals), lanes(found, totals, run), overall(totals, found.events)];
 }
 
 function summed(iterations) {

@@ -1,0 +1,62 @@
+"""What a notebook and the report show of a stranger's run: its texts, whatever they are, and no markup of theirs."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hostile_texts import GENERATED, HOSTILE
+from small_run import append, episode, figures, make_run
+
+from digirl_dist import Run
+from digirl_dist.report.page import write_page
+from digirl_dist.storage import parquet
+
+TEXTS = (*HOSTILE, *GENERATED)
+ACTIVE = {"script", "iframe", "object", "embed", "base", "form", "math", "link", "a"}
+
+
+class Markup(HTMLParser):
+    """Collects what acts in a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.active: list[str] = []
+        self.texts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.active += [tag] if tag in ACTIVE else []
+        for name, value in attrs:
+            leads_away = name in ("href", "src", "srcdoc") and not (value or "").startswith("data:image/")
+            self.active += [f"{tag} {name}"] if name.startswith("on") or leads_away else []
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_run(tmp_path_factory.mktemp("runs") / "hostile", iterations=1)
+    told = [episode(1, at, at % 2 == 0, words=text) for at, text in enumerate(TEXTS)]
+    parquet.write(folder / "trajectories" / "000001.parquet", told)
+    append(folder / "metrics.jsonl", {**figures(1, told, 1.8e9), "success_by_task": {text: [1, 2] for text in TEXTS}})
+    for text in TEXTS:
+        append(folder / "events.jsonl", {"time": 1.8e9, "event": "worker_lost", "worker": text, "reason": text})
+    return folder
+
+
+def test_no_text_becomes_markup_in_a_notebook(hostile: Path) -> None:
+    episodes = Run(hostile).episodes()
+    assert Markup(episodes._repr_html_()).active == []
+    shown = [Markup(one._repr_html_()) for one in list(episodes)[-len(TEXTS) :]]
+    assert len(shown) == len(TEXTS) and [page.active for page in shown if page.active] == []
+    assert all("".join(page.texts).strip() for page in shown)
+
+
+def test_no_text_becomes_markup_in_the_report(hostile: Path) -> None:
+    write_page(hostile)
+    page = Markup((hostile / "report.html").read_text())
+    assert page.active == [] and any("worker" in text for text in page.texts)
+    assert Markup("<p onclick=x><script>").active == ["p onclick", "script"], "what acts is found"
