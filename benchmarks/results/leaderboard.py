@@ -68,6 +68,7 @@ The defaults changed while these rows were made:
 - 609636eee1 became 5b7d174 in a rebase. For cloning, 1b78864c4a+ equals that commit too.
 - GRPO's rows precede its `unsolved`. The `-pixels` rows precede `agent.labels`: then there was nothing else (both
   2026-11-24).
+- At 666d0a3be6+ only leaderboard.jsonl itself differed from the commit.
 """
 
 

@@ -81,7 +81,7 @@ class DevicePolicy(nn.Module):
         scores = self._scores(images, read)
         kinds, cells = scores.kinds.double().cpu().numpy(), scores.cells.double().cpu().numpy()
         rows = zip(read, kinds, cells, rngs, strict=True)
-        return [self._decide(each.texts, kind, cell, rng) for each, kind, cell, rng in rows]
+        return [self._decide(each, kind, cell, rng) for each, kind, cell, rng in rows]
 
     def log_prob(self, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
         """In training mode those of randomly shifted pictures. Raises ActionError for actions it never chooses."""
@@ -143,14 +143,18 @@ class DevicePolicy(nn.Module):
         kinds = kinds.masked_fill(parts[None] >= texts[:, None], float("-inf"))
         return Scores(kinds.log_softmax(dim=1), cells.log_softmax(dim=2))
 
-    def _decide(self, texts: Sequence[str], kinds: np.ndarray, cells: np.ndarray, rng: np.random.Generator) -> Decision:
+    def _decide(self, read: Read, kinds: np.ndarray, cells: np.ndarray, rng: np.random.Generator) -> Decision:
         kind = draw(kinds, rng)
         log_prob, cell = kinds[kind], 0
         if kind in self._placed:
             of_cells = cells[self._placed.index(kind)]
             cell = draw(of_cells, rng)
             log_prob = log_prob + of_cells[cell]
-        return Decision(self._grid.action(Choice(kind, cell), texts), float(log_prob))
+        action = self._grid.action(Choice(kind, cell), read.texts)
+        if self._reads and action["type"] == "tap":
+            point = naming.aimed(read.instruction, read.labels, read.memories, self._grid, cell)
+            action |= {} if point is None else {"x": point[0], "y": point[1]}
+        return Decision(action, float(log_prob))
 
 
 def _read(observation: Observation) -> Read:

@@ -49,6 +49,22 @@ def named_places(
     return torch.from_numpy(planes)
 
 
+def aimed(
+    instruction: str, labels: Sequence[Label], memories: Sequence[Memory], grid: TouchGrid, cell: int
+) -> tuple[float, float] | None:
+    """Returns the point of a cell, in shares of the screen, that touches what the instruction names next.
+
+    None if that does not lie in the cell. A line of text is lower than a cell, so the cell's middle may miss it.
+    """
+    row, column = divmod(cell, grid.columns)
+    for label, values in zip(labels, _compared(instruction, labels, memories), strict=True):
+        left, right = max(label.left, column / grid.columns), min(label.right, (column + 1) / grid.columns)
+        top, bottom = max(label.top, row / grid.rows), min(label.bottom, (row + 1) / grid.rows)
+        if values[NEXT] and left < right and top < bottom:
+            return (left + right) / 2, (top + bottom) / 2
+    return None
+
+
 def _compared(instruction: str, labels: Sequence[Label], memories: Sequence[Memory]) -> list[np.ndarray]:
     """Returns the values of the planes for each label, shape [PLANES]."""
     named = [_place(label.name, instruction) for label in labels]

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from digirl_dist.agent.device import DevicePolicy
-from digirl_dist.agent.naming import named_places
+from digirl_dist.agent.naming import aimed, named_places
 from digirl_dist.agent.touch import TouchGrid
 from digirl_dist.emulator import DeviceActions, EmulatorSpec, Label
 from digirl_dist.emulator.remembered import Memory, told
@@ -89,6 +89,18 @@ def test_planes_move_with_the_picture() -> None:
     assert torch.equal(moved[:, 2:, 1:], still[:, :2, :3]) and moved[0].sum() == 2
 
 
+def test_a_tap_is_aimed_at_what_is_named_next_within_its_cell() -> None:
+    link = Label("museum", "link", 0.30, 0.27, 0.90, 0.32)
+
+    def aim(cell: int, *labels: Label, instruction: str = 'Click "museum"') -> tuple[float, float] | None:
+        return aimed(instruction, labels, [], GRID, cell)
+
+    assert aim(5, UPPER, link) == pytest.approx((0.4, 0.295)), "the part of it that lies in this cell"
+    assert aim(6, UPPER, link) == pytest.approx((0.625, 0.295))
+    assert aim(1, UPPER, link) is None and aim(9, UPPER, link) is None, "the cells above and below have no part of it"
+    assert aim(5, UPPER, link, instruction='Click "Ok"') is None, "something else is named"
+
+
 def observed(instruction: str, *labels: Label) -> Observation:
     image = io.BytesIO()
     Image.new("RGB", (160, 160), "white").save(image, "png")
@@ -126,11 +138,13 @@ def test_a_policy_without_labels_is_the_one_of_an_emulator_without_them() -> Non
 @pytest.mark.parametrize("shift", [0, 4])
 def test_the_probability_of_an_action_is_the_one_that_it_was_drawn_with(shift: int) -> None:
     agent = policy(shift=shift)
-    seen = [observed('Enter "tea" into the textbox and press Submit', FIELD, UPPER)] * 32
+    submit = Label("Submit", "button", 0.3, 0.42, 0.7, 0.46)
+    seen = [observed('Enter "tea" into the textbox and press Submit', FIELD, submit)] * 32
     with torch.no_grad():
         found = agent.act(seen, [np.random.default_rng(seed) for seed in range(32)])
         again = agent.log_prob(seen, [each.action for each in found])
     assert {each.action["type"] for each in found} >= {"tap", "type_at"}
+    assert any(each.action.get("y") == pytest.approx(0.44) for each in found), "its height is no cell's middle"
     assert np.allclose([each.log_prob for each in found], again.numpy(), atol=1e-5)
     agent.train()
     assert agent.log_prob(seen, [each.action for each in found]).isfinite().all()
