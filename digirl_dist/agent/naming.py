@@ -10,6 +10,7 @@ import torch
 
 from digirl_dist.agent.touch import TouchGrid
 from digirl_dist.agent.traces import Shift
+from digirl_dist.agent.words import words_of
 from digirl_dist.emulator import Label
 from digirl_dist.emulator.remembered import Memory
 
@@ -17,7 +18,6 @@ PLANES = 4
 SHARED, NEXT, EDITABLE = 1, 2, 3
 """Planes where an untrained policy looks: what shares words with the instruction, what that names next, text fields."""
 
-_WORD = re.compile(r"\w+")
 _EDITABLE = frozenset({"textbox", "searchbox", "combobox", "spinbutton"})
 _AROUND = " .,;:!?"
 _OTHER_CASE = 0.5
@@ -73,10 +73,10 @@ def _compared(instruction: str, labels: Sequence[Label], memories: Sequence[Memo
         for label, (place, likeness) in zip(labels, named, strict=True)
     ]
     following = min((rank for rank in ranks if rank is not None), default=())
-    words = set(_words(instruction))
+    words = set(words_of(instruction))
     values = []
     for label, rank, (_, likeness) in zip(labels, ranks, named, strict=True):
-        own = _words(f"{label.role} {label.name}")
+        own = words_of(f"{label.role} {label.name}")
         shared = sum(word in words for word in own) / max(1, len(own))
         values.append(np.array([likeness, shared, rank == following, label.role in _EDITABLE], np.float32))
     return values
@@ -96,10 +96,6 @@ def _place(name: str, instruction: str) -> tuple[int | None, float]:
         return same.start(), 1.0
     alike = re.search(whole, instruction, re.IGNORECASE)
     return (alike.start(), _OTHER_CASE) if alike else (None, 0.0)
-
-
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
 
 
 def _cells(first: float, last: float, count: int) -> slice:

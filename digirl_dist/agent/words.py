@@ -12,9 +12,14 @@ _WORD = re.compile(r"\w+")
 _QUOTED = re.compile(r'"([^"]+)"|“([^“”]+)”')
 
 
+def words_of(text: str) -> list[str]:
+    """Returns the words of ``text`` in lower case."""
+    return _WORD.findall(text.lower())
+
+
 def hashed_words(text: str, buckets: int) -> list[int]:
     """The buckets of the words of ``text`` in lower case, the same on every machine and in every process."""
-    return [zlib.crc32(word.encode()) % buckets for word in _WORD.findall(text.lower())]
+    return [zlib.crc32(word.encode()) % buckets for word in words_of(text)]
 
 
 def bags(texts: Sequence[str], buckets: int) -> tuple[torch.Tensor, torch.Tensor]:
