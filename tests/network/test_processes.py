@@ -13,7 +13,7 @@ from network.fleet_site import Site, assert_once_each, job_folder, site, tickets
 from network.machines import Machine, freeze
 from process_watch import eventually
 
-from chaos.processes import frozen
+from chaos.processes import frozen, runs
 from digirl_dist.storage.run_folder import RunFolder
 
 pytestmark = [pytest.mark.system, pytest.mark.long_file(90)]
@@ -139,7 +139,7 @@ def test_a_program_of_another_version_is_replaced(machines: list[Machine], tmp_p
     with site(tmp_path / "run", machines[:1], package="new") as here:
         assert_once_each(here, here.collecting(tickets(8)).result(70), 8)
         assert "another version" in here.first_loss("w1")[1]
-        assert not old.is_running()
+        eventually(lambda: not runs(old.pid), what="the end of the old program")
 
 
 def start_program(machine: Machine, folder: Path, package: str) -> psutil.Process:

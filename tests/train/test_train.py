@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from process_watch import eventually
 from rank_launch import descendants, example, launch, launch_together, ranks, started
 from run_files import events, lines, metrics
 
+from chaos.processes import runs
 from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import SettingsError
@@ -180,7 +182,8 @@ def test_b9_a_rank_that_raises_ends_the_launch_and_is_named(tmp_path: Path) -> N
         out, _ = process.communicate()
     assert process.returncode not in (0, None)
     assert "rank 1 of 2 failed" in out and "the corridor has collapsed" in out and "Traceback" in out
-    assert family and not any(child.is_running() for child in family)
+    assert family
+    eventually(lambda: not any(runs(child.pid) for child in family), what="the end of the ranks")
 
 
 @pytest.mark.unit
