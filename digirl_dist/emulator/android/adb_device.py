@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from digirl_dist.emulator.android import frames, keyboard
+from digirl_dist.emulator import Label
+from digirl_dist.emulator.android import elements, frames, keyboard
 from digirl_dist.emulator.android.adb import AdbServer, adb_errors
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import EmulatorError
@@ -21,6 +22,7 @@ TAP_DISTANCE = 0.04
 """A swipe no longer than this share of the screen is a tap, the rule of AndroidInTheWild (README, action matching)."""
 
 _SWIPE_MS = 300
+_RESTLESS = "could not get idle state"
 _KEYS = {"back": "KEYCODE_BACK", "home": "KEYCODE_HOME", "enter": "KEYCODE_ENTER"}
 
 
@@ -68,6 +70,23 @@ class AndroidDevice:
         )
         self._size = taken.shape[1], taken.shape[0]
         return taken
+
+    def window(self) -> str:
+        """What ``uiautomator`` tells of the screen: XML, or why it tells nothing."""
+        return self.execute(elements.DUMP).decode(errors="replace")
+
+    def labels(self) -> list[Label]:
+        """Returns what is on the screen by name; nothing of a screen that never rests. Raises EmulatorError."""
+        width, height = self._screen_size()
+        said = self.window()
+        if elements.is_dump(said):
+            return elements.labels_of(said, width, height)
+        if _RESTLESS in said:
+            return []
+        told = " ".join(said.split())[:200]
+        raise EmulatorError(
+            f"{self.serial}: uiautomator does not tell what is on the screen: {told!r}; set emulator.labels=false"
+        )
 
     def perform(self, action: DeviceAction) -> None:
         """Carry out what touches the device. Raises ActionError for text that cannot be typed."""
@@ -123,11 +142,15 @@ class AndroidDevice:
 
     def _pixel(self, x: float, y: float) -> tuple[int, int]:
         """The pixel under a point in shares; the screen may have been turned since, so it counts as last seen."""
+        width, height = self._screen_size()
+        return min(int(x * width), width - 1), min(int(y * height), height - 1)
+
+    def _screen_size(self) -> tuple[int, int]:
+        """Width and height in pixels, as last seen."""
         if self._size is None:
             self.frame()
         assert self._size is not None
-        width, height = self._size
-        return min(int(x * width), width - 1), min(int(y * height), height - 1)
+        return self._size
 
 
 def _short(command: str) -> str:

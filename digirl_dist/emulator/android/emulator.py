@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
+from digirl_dist.emulator import Label
 from digirl_dist.emulator.android import frames
 from digirl_dist.emulator.android.adb import AdbServer, adb_client, adb_command, find_adb, started_server
 from digirl_dist.emulator.android.adb_device import AndroidDevice
@@ -101,6 +102,10 @@ class AndroidEmulator:
         if over:
             self._stop_recording()
         return Transition(seen, reward, terminated=over, success=reward >= 1.0)
+
+    def labels(self) -> list[Label]:
+        """Returns what the screen shows by name, if that is wanted."""
+        return self._device.labels() if self._settings.labels else []
 
     def close(self) -> None:
         self._stop_recording()

@@ -32,7 +32,7 @@ def install_apps(settings: AndroidSettings, instance: AvdInstance, server: AdbSe
     words, folder = adb_command(find_adb(find_sdk(settings)), server, device.serial)
     adb = world.Adb(words, folder, _INSTALL_S, partial(instance.wait, settings.boot_s))
     with blamed("install its apps"):
-        setup.setup_apps(world.world_of(adb, device.frame))
+        setup.setup_apps(world.world_of(adb, device.frame, device.window))
 
 
 def main(argv: list[str]) -> int:

@@ -36,7 +36,7 @@ class AndroidWorldEmulator(AndroidEmulator):
         super().__init__(settings)
         try:
             adb = world.Adb(*self._adb_command(), settings.command_s, self._wait_for_device)
-            self._world = world.world_of(adb, self._device.frame)
+            self._world = world.world_of(adb, self._device.frame, self._device.window)
         except BaseException:
             self.close()
             raise

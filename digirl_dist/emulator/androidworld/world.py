@@ -25,9 +25,9 @@ from android_world.env import representation_utils
 from android_world.env.android_world_controller import A11yMethod, AndroidWorldController
 from android_world.env.interface import AsyncAndroidEnv
 
+from digirl_dist.emulator.android.elements import is_dump
 from digirl_dist.errors import EmulatorError
 
-_DUMP = "/sdcard/digirl-window.xml"
 _DUMP_ATTEMPTS = 3
 _DUMP_PAUSE_S = 1.0
 
@@ -97,9 +97,9 @@ class _DeviceEnv(AndroidEnvInterface):  # type: ignore[misc]  # the library is u
 class _Controller(AndroidWorldController):  # type: ignore[misc]
     """Tells the elements on the screen by ``uiautomator``."""
 
-    def __init__(self, env: _DeviceEnv, adb: Adb) -> None:
+    def __init__(self, env: _DeviceEnv, window: Callable[[], str]) -> None:
         super().__init__(env, a11y_method=A11yMethod.UIAUTOMATOR)
-        self._adb = adb
+        self._window = window
 
     def get_ui_elements(self) -> list[Any]:
         return self._elements(self._dump())
@@ -119,9 +119,8 @@ class _Controller(AndroidWorldController):  # type: ignore[misc]
         for attempt in range(_DUMP_ATTEMPTS):
             if attempt:
                 time.sleep(_DUMP_PAUSE_S)
-            script = f"rm -f {_DUMP}; uiautomator dump {_DUMP} >/dev/null; cat {_DUMP}"
-            said = self._adb.execute_command(["exec-out", script]).decode(errors="replace")
-            if said.startswith("<?xml") and said.rstrip().endswith("</hierarchy>"):
+            said = self._window()
+            if is_dump(said):
                 return said
         told = " ".join(said.split())[:200]
         raise EmulatorError(f"uiautomator does not tell the elements on the screen, which may never rest: {told}")
@@ -168,9 +167,12 @@ def _describe(node: Any, said: dict[str, str]) -> None:
     box.left, box.top, box.right, box.bottom = map(int, bounds)
 
 
-def world_of(adb: Adb, frame: Callable[[], np.ndarray]) -> Any:
-    """Returns the environment that AndroidWorld's tasks are initialised and judged in."""
-    return AsyncAndroidEnv(_Controller(_DeviceEnv(adb, frame), adb))
+def world_of(adb: Adb, frame: Callable[[], np.ndarray], window: Callable[[], str]) -> Any:
+    """Returns the environment that AndroidWorld's tasks are initialised and judged in.
+
+    ``frame`` takes a picture of the screen, ``window`` tells its elements.
+    """
+    return AsyncAndroidEnv(_Controller(_DeviceEnv(adb, frame), window))
 
 
 def package_of(app_name: str) -> str | None:

@@ -60,6 +60,9 @@ class AndroidSettings(EmulatorPlugin):
     """Height and width to which screenshots are scaled for the agent and the trajectories."""
     jpeg_quality: Quality | None = None
     """Store screenshots as JPEG of this quality; null: as PNG."""
+    labels: bool = False
+    """Tell the agent what is on the screen by name (``uiautomator dump``, after each step). The agent ``device`` then
+    prefers to touch what the instruction names. A screen that never rests has no names."""
     adb_keyboard: bool | None = None
     """Type through the app ADBKeyboard, which accepts any Unicode; null: if it is installed. Without it, ASCII only."""
     reset_commands: list[str] = field(

@@ -9,6 +9,7 @@ import itertools
 import json
 import shlex
 import struct
+import xml.etree.ElementTree as ET
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +17,7 @@ from emulator.android.adbd import Send
 from PIL import Image
 
 from digirl_dist.emulator.phone import layout
-from digirl_dist.emulator.phone.apps import app_named
+from digirl_dist.emulator.phone.apps import Button, Field, Line, Switch, app_named
 from digirl_dist.emulator.phone.screen import Screen
 from digirl_dist.emulator.phone.state import PhoneState
 from digirl_dist.emulator.phone.tasks import goal_reached, make_unreached
@@ -197,6 +198,16 @@ class PhoneShell:
     async def _sleep(self, words: list[str], out: Send) -> None:
         await asyncio.sleep(float(words[0]))
 
+    async def _uiautomator(self, words: list[str], out: Send) -> int:
+        if self.restless < 0:
+            await out(b"ERROR: could not get idle state.\n")
+            return 1
+        self.files[words[1]] = _window(self.state)
+        return 0
+
+    async def _cat(self, words: list[str], out: Send) -> None:
+        await out(self.files.get(words[0], b""))
+
     async def _rm(self, words: list[str], out: Send) -> None:
         self.files.pop(words[-1], None)
 
@@ -213,6 +224,32 @@ class PhoneShell:
         self._film.set()
         self._film = None
         return 0
+
+
+def _window(state: PhoneState) -> bytes:
+    """The elements of the phone's screen as ``uiautomator`` would tell them."""
+    root = ET.Element("hierarchy", rotation="0")
+    icons = [] if state.app else [(name, layout.icon_touch_rect(at)) for at, name in enumerate(state.icons_on_page())]
+    for name, rect in icons:
+        _node(root, "android.widget.TextView", rect, text=name, clickable="true")
+    for widget, rect in state.rows():
+        match widget:
+            case Switch(name):
+                row = _node(root, "android.widget.LinearLayout", rect, clickable="true")
+                _node(row, "android.widget.TextView", rect, text=name)
+                _node(row, "androidx.appcompat.widget.SwitchCompat", rect._replace(left=rect.right - 40))
+            case Button(name):
+                _node(root, "android.widget.ImageButton", rect, **{"content-desc": name})
+            case Field(hint):
+                _node(root, "android.widget.EditText", rect, hint=hint, text=state.typed)
+            case Line(text):
+                _node(root, "android.widget.TextView", rect, text=text)
+    return ET.tostring(root, encoding="UTF-8", xml_declaration=True)
+
+
+def _node(parent: ET.Element, kind: str, rect: layout.Rect, **said: str) -> ET.Element:
+    bounds = f"[{rect.left},{rect.top}][{rect.right},{rect.bottom}]"
+    return ET.SubElement(parent, "node", {"class": kind, "bounds": bounds, **said})
 
 
 def _commands(line: str) -> list[tuple[list[str], bool | None]]:
