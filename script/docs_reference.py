@@ -17,7 +17,7 @@ import digirl_dist
 from digirl_dist.cli.command import command, names
 from digirl_dist.settings import Settings
 from digirl_dist.settings.algorithms import algorithm_settings
-from digirl_dist.settings.configuration import options_of_groups
+from digirl_dist.settings.key_places import options_of_groups
 from digirl_dist.settings.keys import types_of
 from digirl_dist.settings.missing import MISSING
 from digirl_dist.settings.ranges import bounds_of, described

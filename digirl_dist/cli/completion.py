@@ -30,7 +30,7 @@ def complete_override(prefix: str, **_: Any) -> list[str]:
 
 
 def _values(key: str) -> list[str]:
-    from digirl_dist.settings.configuration import options_of_groups
+    from digirl_dist.settings.key_places import options_of_groups
     from digirl_dist.settings.keys import types_of
     from digirl_dist.settings.plugins import ALGORITHM
     from digirl_dist.settings.run import Settings
@@ -47,7 +47,7 @@ def _values(key: str) -> list[str]:
 
 def _keys(prefix: str) -> Iterator[str]:
     """Yields the keys at the place to which ``prefix`` leads."""
-    from digirl_dist.settings.configuration import classes_at, options_of_groups
+    from digirl_dist.settings.key_places import classes_at, options_of_groups
     from digirl_dist.settings.keys import types_of
 
     path = prefix.split(".")[:-1]

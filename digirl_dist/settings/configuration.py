@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from difflib import get_close_matches
-from enum import Enum
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -17,41 +15,24 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import BooleanNode, DictConfig, OmegaConf, StringNode
-from omegaconf.errors import (
-    ConfigTypeError,
-    InterpolationResolutionError,
-    OmegaConfBaseException,
-    ValidationError,
-)
+from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from digirl_dist import settings as schema
 from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import HIDDEN, hide, secrets_of, without_secrets_in
 from digirl_dist.settings import Settings
-from digirl_dist.settings.algorithms import algorithm_settings
 from digirl_dist.settings.digirl_files import is_digirl, translated
-from digirl_dist.settings.digirl_keys import KEYS, became
+from digirl_dist.settings.key_places import free_keys, options_of_groups
 from digirl_dist.settings.keys import quoted, types_of
-from digirl_dist.settings.nearest import near, nearest
+from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.places import find_folder, own_folder
-from digirl_dist.settings.plugins import ALGORITHM, COLLECTOR, KINDS, settings_classes
-from digirl_dist.settings.ranges import bounds_of, described, refuse_out_of_range, shown
+from digirl_dist.settings.plugins import COLLECTOR
+from digirl_dist.settings.ranges import refuse_out_of_range, shown
+from digirl_dist.settings.refusals import digirl_key, explained, first_line, nearest_key
 from digirl_dist.settings.safe_yaml import refuse_excess_in_files
-
-_TRAINERS: dict[str, type] = {
-    "inprocess": schema.InProcessSettings,
-    "jax": schema.JaxSettings,
-    "torchrun": schema.TorchrunSettings,
-}
-_ENGINES: dict[str, type] = {
-    "openai": schema.OpenAIEngineSettings,
-    "transformers": schema.TransformersEngineSettings,
-}
-_LISTED = 20
-_ALL_KEYS = "docs/reference/settings.md has all keys"
 
 
 class _OwnFolder(SearchPathPlugin):  # type: ignore[misc]
@@ -108,7 +89,7 @@ def load(config_path: str, config_name: str, overrides: Sequence[str]) -> Settin
             raise SettingsError(f"{needed} must be given: {needed}=…")
         settings = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
-        raise SettingsError(_explain(error)) from error
+        raise SettingsError(explained(error)) from error
     if isinstance(settings, Settings):
         _refuse_keys_of_others(settings)
     else:
@@ -121,9 +102,9 @@ def merged(settings: Any, overrides: dict[str, Any], where: str) -> Any:
     try:
         found = OmegaConf.to_object(OmegaConf.merge(_strict(settings), overrides))
     except OverflowError as error:
-        raise SettingsError(f"{where}: {', '.join(overrides)}: {_first_line(error)}") from error
+        raise SettingsError(f"{where}: {', '.join(overrides)}: {first_line(error)}") from error
     except (OmegaConfBaseException, ValueError) as error:
-        raise SettingsError(f"{where}: {_explain(error)}") from error
+        raise SettingsError(f"{where}: {explained(error)}") from error
     refuse_out_of_range(found, f"{where}: ")
     return found
 
@@ -161,13 +142,13 @@ def _compose(folder: Path, name: str, overrides: Sequence[str]) -> DictConfig:
         advice = f"a value with blanks, quotes, brackets or commas needs quotes within the shell's: '{key}=\"...\"'"
         raise SettingsError(f"{shown(error.override)} cannot be understood; {advice}") from error
     except (HydraException, OmegaConfBaseException) as error:
-        raise SettingsError(_explain(error)) from error
+        raise SettingsError(explained(error)) from error
     except (yaml.YAMLError, RecursionError) as error:
         raise SettingsError(f"not valid YAML: {' '.join(str(error).split())}") from error
     except OSError as error:
         raise SettingsError(f"{error.filename or folder} cannot be read: {error.strerror}") from error
     except (ValueError, OverflowError) as error:
-        raise SettingsError(f"{name} with {shown(' '.join(overrides))} cannot be read: {_first_line(error)}") from error
+        raise SettingsError(f"{name} with {shown(' '.join(overrides))} cannot be read: {first_line(error)}") from error
     if OmegaConf.is_missing(composed, "collector"):  # in a folder of files that name none
         composed.collector = COLLECTOR.settings("ssh")()
     if OmegaConf.is_missing(composed, "engine"):
@@ -258,7 +239,7 @@ def _refuse_unknown_keys(overrides: Sequence[str]) -> None:
         if override.startswith("-"):
             raise SettingsError(f"unknown option {override!r}; settings are written key=value")
         if key.split(".")[0].split("@")[0] not in known:
-            raise SettingsError(f"there is no key {key!r}; {_moved(key) or _near(key, known)}")
+            raise SettingsError(f"there is no key {key!r}; {digirl_key(key) or nearest_key(key, known)}")
 
 
 def _refuse_keys_of_others(settings: Settings) -> None:
@@ -280,159 +261,3 @@ def _free(override: str) -> str:
     """What goes on to the user's own classes, to processors and to servers has no schema, so names may be added."""
     key = override.split("=", 1)[0]
     return f"++{override}" if any(key == free or key.startswith(f"{free}.") for free in free_keys()) else override
-
-
-@cache
-def options_of_groups() -> dict[str, dict[str, type]]:
-    """Returns what each option group chooses from, with the settings class of each option."""
-    found = {kind.name: settings_classes(kind) for kind in KINDS if kind is not ALGORITHM}
-    return {**found, "engine": _ENGINES, "trainer": _TRAINERS}
-
-
-@cache
-def free_keys() -> tuple[str, ...]:
-    """Returns the keys whose values are mappings without a schema."""
-    classes = [(group, kind) for group, options in options_of_groups().items() for kind in options.values()]
-    classes += [("algorithm", schema.AlgorithmSettingsBase), ("judge", schema.JudgeSettings)]
-    mappings = [f"{group}.{one.name}" for group, kind in classes for one in fields(kind) if "dict" in str(one.type)]
-    return tuple(dict.fromkeys(mappings))
-
-
-def _explain(error: Exception) -> str:
-    """What Hydra says, without its internals, with the nearest valid name where a name is wrong."""
-    for cause in _causes(error):
-        match cause:
-            case ValidationError() | ConfigTypeError() | InterpolationResolutionError() if cause.full_key:
-                return _wrong_type(cause)
-            case MissingConfigException(missing_cfg_file=str(option)) if "/" in option:
-                group, name = option.rsplit("/", 1)
-                known = [each for each in cause.options or () if not each.endswith("_schema")]
-                return f"{group}: there is no {name!r}; {nearest(name, known)}"
-    causes = [str(cause) for cause in _causes(error)]
-    if wrong := re.search(r"Key '([^']+)' not in '(\w+)'(?:\s+full_key: (\S+))?", "\n".join(causes)):
-        advice = _moved(wrong[1]) or _near(wrong[1], _fields(wrong[2]), _group_of(wrong[2]))
-        return f"there is no key {wrong[3] or wrong[1]!r}; {advice}"
-    if named := re.search(r"Key (\S+) \(\w+\) is incompatible with \(str\)", "\n".join(causes)):
-        return f"a key is {named[1]}, which is no text: keys such as on, off, yes, no and 1 need quotes in YAML"
-    text = "; ".join(dict.fromkeys(cause.splitlines()[0].strip() for cause in causes))
-    if misplaced := re.search(r"Merge error: \w+ is not a subclass of (\w+)\. value: (\S+)", text):
-        return _no_mapping(misplaced[1], misplaced[2])
-    if ambiguous := re.search(r"Ambiguous value for argument '([^=']+)=", text):
-        text += f"; a list is written as {ambiguous[1]}=[a,b], one value with commas as '{ambiguous[1]}=\"a,b\"'"
-    return text
-
-
-def _no_mapping(class_name: str, value: str) -> str:
-    """Says how a file gives what settings of a class are for, if it has a value in their place."""
-    if group := _group_of(class_name):
-        return f"{group} is chosen in the file's defaults, as `- override {group}: {value}`; below {group} are its keys"
-    named = [key for key in _keys() if any(kind.__name__ == class_name for kind in classes_at(key))]
-    return f"{'.'.join(named[0])} must be given by its keys, not {value}"
-
-
-def _wrong_type(error: Any) -> str:
-    """Says what is wrong with the value of a key, and what it must be."""
-    key = str(error.full_key)
-    *path, last = key.split(".")
-    hints = [types_of(kind, include_extras=True).get(last) for kind in classes_at(path)]
-    if isinstance(error, ConfigTypeError):  # a list in place of a mapping, or the other way round
-        hints.append(error.object_type)
-    wanted = "a whole number from 1 to 4,096, or auto" if last == "bsize" else _wanted(key, hints)
-    if not wanted or isinstance(error, InterpolationResolutionError):
-        return f"{key}: {_first_line(error, with_key=False)[:200]}"
-    if not isinstance(error, ValidationError):
-        return f"{key} must be {wanted}"
-    quotes = "; on, off, yes and no need quotes in YAML" if wanted == "a text" and isinstance(error.value, bool) else ""
-    return f"{key} must be {wanted}, not {shown(error.value)}{quotes}"
-
-
-def _wanted(key: str, hints: Sequence[Any]) -> str:
-    """Returns in words what the first of some types takes; empty where there is nothing to say."""
-    for hint in filter(None, hints):
-        if bounds := bounds_of(hint):
-            return described(bounds[0])
-        for kind in (hint, *get_args(hint)):
-            match get_origin(kind) or kind:
-                case origin if origin is list:
-                    return f"a list, as {key}=[a,b]"
-                case origin if origin is dict:
-                    return f"a mapping, as {key}={{a:b}}"
-                case origin if origin is bool:
-                    return "true or false"
-                case origin if origin is str:
-                    return "a text"
-                case origin if isinstance(origin, type) and issubclass(origin, Enum):
-                    return f"one of {', '.join(origin.__members__)}"
-                case origin if is_dataclass(origin):
-                    return f"given by its keys, as {key}.{fields(origin)[0].name}=…"
-    return ""
-
-
-def classes_at(path: Sequence[str]) -> list[type]:
-    """Returns the settings classes that may stand at a place of the configuration, such as ``limits``, or none."""
-    level: list[type] = [Settings]
-    for place, step in enumerate(path):
-        if place == 0 and step in (groups := options_of_groups()):
-            level = list(groups[step].values())
-        elif place == 0 and step == "algorithm":
-            level = [algorithm_settings()]
-        else:
-            found = [types_of(kind).get(step) for kind in level]
-            level = [kind for kind in found if isinstance(kind, type) and is_dataclass(kind)]
-    return level
-
-
-def _keys(*path: str) -> Iterator[tuple[str, ...]]:
-    """Yields all keys of the configuration below a place of it, as paths."""
-    for kind in classes_at(path):
-        for name, value in types_of(kind).items():
-            yield (*path, name)
-            if is_dataclass(value) or (not path and name in (*options_of_groups(), "algorithm")):
-                yield from _keys(*path, name)
-
-
-def _near(name: str, known: Sequence[str], group: str | None = None) -> str:
-    """Asks for the nearest key: of the ``known`` ones, or one of almost that name at another place.
-
-    The keys of other options of the ``group`` are none: ``emulator.task`` is not for every emulator.
-    """
-    places = [path for path in dict.fromkeys(_keys()) if path[0] != group]
-    close = get_close_matches(name, {path[-1] for path in places}, n=1, cutoff=0.8)
-    if not close or close[0] in known:
-        return nearest(name, known) if len(known) <= _LISTED else near(name, known) or _ALL_KEYS
-    found = [repr(".".join(path)) for path in places if path[-1] == close[0]]
-    return f"did you mean {' or '.join(found[:5])}?"
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _group_of(class_name: str) -> str | None:
-    named = {kind.__name__: group for group, options in options_of_groups().items() for kind in options.values()}
-    return named.get(class_name)
-
-
-def _fields(class_name: str) -> list[str]:
-    known = getattr(schema, class_name, None)
-    return [each.name for each in fields(known)] if known is not None else []
-
-
-def _moved(key: str) -> str | None:
-    """Says what DigiRL's key of that name is here; None for a key that it does not have."""
-    if key not in KEYS:
-        return None
-    places = became(key, {key: 1, "train_mode": "offline", "task_mode": "evaluate"}).settings
-    if not places:
-        return f"DigiRL's {key} becomes something else here: `digirl-dist migrate FILE` tells what"
-    return f"DigiRL's {key} is {next(iter(places))} here"
-
-
-def _first_line(error: BaseException, with_key: bool = True) -> str:
-    lines = str(error).splitlines() or [type(error).__name__]
-    if not with_key:
-        return lines[0]
-    key = next((line.split(":", 1)[1].strip() for line in lines if line.strip().startswith("full_key:")), "")
-    return f"{key}: {lines[0]}" if key else lines[0]

@@ -16,7 +16,7 @@ from pathlib import Path
 import digirl_dist
 from digirl_dist.errors import RunFolderError, SettingsError
 from digirl_dist.plain_text import without_secrets, without_secrets_in
-from digirl_dist.settings.configuration import free_keys
+from digirl_dist.settings.key_places import free_keys
 from digirl_dist.settings.keys import flat
 from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage import atomic_files, strict_json
