@@ -84,6 +84,18 @@ def test_a_section_of_which_no_run_is_here_stays_as_it_is(section: Section, tmp_
     assert (tmp_path / "results.md").read_text() == before
 
 
+def test_what_was_written_before_the_first_section_stays_until_a_note_takes_its_place(
+    section: Section, tmp_path: Path
+) -> None:
+    told = tmp_path / "results.md"
+    write(tmp_path, [section], "script/results", note="**What the rows say.** Much.\n\n- And more.")
+    first = told.read_text()
+    write(tmp_path, [section], "script/results")
+    assert told.read_text() == first and "**What the rows say.** Much.\n\n- And more.\n\n## " in first
+    write(tmp_path, [section], "script/results", note="Little.")
+    assert "Much" not in told.read_text() and "\nLittle.\n\n## " in told.read_text()
+
+
 def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
     assert not draw(Section(GROUP, found(GROUP, runs_of(GROUP, [0], tmp_path))), tmp_path / "x.png")
 

@@ -32,7 +32,6 @@ else was tried, see the [experiments](experiments.md).
 
 The policy still explores in all of them. Figures are means over seeds ± standard deviation, which is also the band in
 the pictures.
-{note}
 """
 
 
@@ -48,16 +47,24 @@ def write(folder: Path, sections: Sequence[Section], command: str, note: str = "
     """``folder/results.md``, and a picture per section in ``folder/results``. Unfinished runs are named, not shown.
 
     A section that the page has and of which no run is here stays as it is. ``note`` says what a reader must know beside
-    the numbers.
+    the numbers; without one, what the page says between its introduction and its first section stays.
     """
     (folder / "results").mkdir(parents=True, exist_ok=True)
     page = folder / "results.md"
-    written = sections_of(page.read_text()) if page.exists() else {}
-    parts = [_INTRODUCTION.format(command=command, machine=_machine(), note=note)]
+    text = page.read_text() if page.exists() else ""
+    written = sections_of(text)
+    introduction = _INTRODUCTION.format(command=command, machine=_machine())
+    parts = [introduction, f"{note}\n" if note else note_of(text)]
     for section in sections:
         drawn = draw(section, folder / "results" / f"{section.group.name}.png")
         parts.append(_told(section) if drawn else written.get(section.group.title, _told(section)))
     page.write_text("\n".join(parts))
+
+
+def note_of(page: str) -> str:
+    """What stands between the introduction and the first section of a page that was written before."""
+    last = _INTRODUCTION.splitlines(keepends=True)[-1]
+    return page.partition("\n## ")[0].partition(last)[2].strip("\n") + "\n"
 
 
 def sections_of(page: str) -> dict[str, str]:
