@@ -74,7 +74,7 @@ class ClockSlot(Slot):
     def _sleep(self, seconds: float) -> None:
         self._slept += seconds
 
-    def reset(self, task: Task, seed: int) -> None:
+    def reset(self, task: Task, seed: int, is_excused: bool = False) -> None:
         self._slept = 0.0
         self._answer_later("reset", self._emulator.reset(task, seed))
 

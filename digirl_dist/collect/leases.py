@@ -136,7 +136,8 @@ class Leases:
     def undoubled(self, version: int) -> list[tuple[Key, str, float]]:
         """Returns key, worker and seconds since the lease of each ticket of that version which exactly one runs.
 
-        An episode that has been on its way for long is listed as well, with the seconds since it ended.
+        An episode that has been on its way for long is listed as well, with the seconds since it ended; a ticket that
+        has failed often enough to be set aside is not.
         """
         now = self._clock()
         running = [(key, worker, now - at) for worker, held in self._running.items() for key, (at, _) in held.items()]
@@ -145,7 +146,9 @@ class Leases:
         return [
             each
             for each in found
-            if len(self._held_by[each[0]]) == 1 and self.tickets[each[0]].policy_version == version
+            if len(self._held_by[each[0]]) == 1
+            and self.tickets[each[0]].policy_version == version
+            and len(self._failures.get(each[0], ())) < self.attempts
         ]
 
     def double(self, worker: str, key: Key) -> Ticket:
@@ -200,17 +203,20 @@ class Leases:
         """Queues the ticket of an episode that was lost on ``worker`` again; returns whether it was set aside instead.
 
         The first time it comes before those that nobody has tried, later behind them. It is set aside when it failed
-        too often, on two workers at least, unless there are no ``others`` than one. If ``worker`` was leased the ticket
-        again since ``attempt``, that is what it runs.
+        too often, on two workers at least, unless there are no ``others`` than one. While another worker holds it too,
+        the failure only counts. If ``worker`` was leased the ticket again since ``attempt``, that is what it runs.
         """
+        was_held = worker in self._held_by.get(key, ())
         if attempt is not None and self._is_leased_again(worker, key, attempt):
             self._coming.get(worker, {}).pop(key, None)
         else:
             self._let_go(worker, key)
-        if not self._is_orphan(key):
+        if key not in self.tickets or not was_held:
             return False
         failures = self._failures.setdefault(key, [])
         failures.append(Failure(worker, reason[-_REASON:]))
+        if not self._is_orphan(key):
+            return False
         others_left = set(others) - {failure.worker for failure in failures}
         if len(failures) >= self.attempts and not (others_left and self.is_blamed_on_one(key)):
             self.set_aside[key] = failures

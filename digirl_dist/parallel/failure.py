@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from digirl_dist.errors import CheckpointError, PeerError, RunFolderError, SettingsError
+from digirl_dist.errors import CheckpointError, EmulatorError, PeerError, RunFolderError, SettingsError
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.plain_text import printable
 
@@ -23,13 +23,13 @@ _PATIENCE_S = 10.0
 def telling(rank: Rank) -> Iterator[None]:
     """Prints rank and traceback of an error that passes through, in one write, so that ranks do not interleave.
 
-    What is wrong with another rank, a run folder or a checkpoint is one line.
+    What is wrong with another rank, a run folder, a checkpoint or an emulator's answer is one line.
     """
     try:
         yield
     except SettingsError:
         raise  # one line says it all
-    except (CheckpointError, PeerError, RunFolderError) as error:  # so it does of these
+    except (CheckpointError, EmulatorError, PeerError, RunFolderError) as error:  # so it does of these
         _say(rank, f"failed: {error}\n")
         raise
     except Exception:

@@ -110,6 +110,8 @@ class Rollout:
         self._idle_because = "push"
         self._times = {slot.index: SlotTime() for slot in slots}
         self._episodes: dict[int, _Episode] = {}
+        self._failed: set[Key] = set()
+        """Tickets at which an emulator failed here: another failure is theirs, and not the slot's."""
         self._happened: list[Happening] = []
         self._questions = 0
 
@@ -208,6 +210,8 @@ class Rollout:
         except ActionError as error:
             self._lose(slot, f"the emulator refused the agent's action: {error}")
         except EmulatorError as error:
+            if slot.index in self._episodes:
+                self._failed.add(self._episodes[slot.index].ticket.key)
             self._lose(slot, str(error))
             state: SlotState = "closed" if slot.state is State.closed else "down"
             self._tell(slot, state, str(error) + self._given_up(slot))
@@ -278,6 +282,7 @@ class Rollout:
         self._times[slot.index].settle()
         slot.succeeded()
         ticket = episode.ticket
+        self._failed.discard(ticket.key)
         trajectory = Trajectory(
             ticket=ticket,
             episode_id=episode_id(ticket, self.name, slot.index),
@@ -352,7 +357,7 @@ class Rollout:
             if slot.state is State.idle and slot.index not in self._episodes:
                 ticket = self.tickets.popleft()
                 started_at = time.monotonic()
-                slot.reset(ticket.task, ticket.seed)
+                slot.reset(ticket.task, ticket.seed, is_excused=ticket.key in self._failed)
                 self._episodes[slot.index] = _Episode(ticket, started_at, self._stream(ticket, 0))
 
     def _stream(self, ticket: Ticket, step: int) -> RandomStream:

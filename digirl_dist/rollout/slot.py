@@ -63,6 +63,7 @@ class Slot:
         self._lifeline: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._ended: list[subprocess.Popen[bytes]] = []
+        self._is_excused = False
         self.asked = ""
         """The request under way: start, reset or step; empty when idle."""
 
@@ -83,9 +84,12 @@ class Slot:
             )
         os.close(lifeline_theirs)
         self.pipe = Pipe(ours)
+        self._is_excused = False
         self._enter(State.booting, "start", self._limits.boot_s)
 
-    def reset(self, task: Task, seed: int) -> None:
+    def reset(self, task: Task, seed: int, is_excused: bool = False) -> None:
+        """Begins an episode; ``is_excused``: if it fails, that says nothing against the emulator."""
+        self._is_excused = is_excused
         self._ask("reset", self._limits.reset_s, task, seed)
 
     def step(self, action: Json) -> None:
@@ -172,11 +176,11 @@ class Slot:
     def _failed(self, error: EmulatorError) -> EmulatorError:
         self.reason = str(error)
         self._release(in_order=False)
-        self.failures += 1
-        if self.failures >= self._limits.failures:
+        self.failures += not self._is_excused
+        if self.failures >= self._limits.failures and not self._is_excused:
             self._enter(State.closed, "", self._limits.quarantine_s)
         else:
-            longest = min(self._limits.back_off_max_s, self._limits.back_off_s * 2 ** (self.failures - 1))
+            longest = min(self._limits.back_off_max_s, self._limits.back_off_s * 2 ** max(0, self.failures - 1))
             self._enter(State.down, "", random.uniform(longest / 2, longest))
         return error
 

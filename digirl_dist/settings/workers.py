@@ -47,7 +47,7 @@ class LimitSettings:
     step_s: Seconds = 30.0
     """One step of an emulator."""
     slot_failures: Count = 3
-    """Consecutive failures that take an emulator out of service."""
+    """Consecutive failures, at different tickets, that take an emulator out of service."""
     quarantine_s: Pause = 300.0
     """Time for which an emulator or a worker stays out of service. Afterwards one more failure takes it out again."""
     lease_s: Seconds | None = None

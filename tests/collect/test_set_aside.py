@@ -112,6 +112,30 @@ def test_a_sole_worker_on_which_everything_fails_ends_the_run(tmp_path: Path) ->
         Round(tmp_path, 20, set(range(20))).run(["a"])
 
 
+def test_a_poisoned_ticket_is_set_aside_though_another_worker_always_runs_it_as_well() -> None:
+    leases = Leases(5, Clock())
+    leases.add(tickets(1))
+    leases.take("a", 1, 0, WORKERS)
+    failed = []
+    for worker, other in [("a", "b"), ("b", "a")] * 3:
+        for key, _, _ in leases.undoubled(version=0):
+            leases.double(other, key)
+        failed.append(leases.fail(worker, Key(0, 0), "crashed", WORKERS))
+        if failed[-1]:
+            break
+    assert failed == [False] * 5 + [True], "the failures count, and in the end nobody runs it a second time"
+    assert {failure.worker for failure in leases.set_aside[Key(0, 0)]} == {"a", "b"}
+
+
+def test_a_failure_of_a_ticket_that_the_worker_does_not_hold_does_not_count() -> None:
+    leases = Leases(1, Clock())
+    leases.add(tickets(1))
+    leases.take("a", 1, 0, WORKERS)
+    assert not leases.fail("b", Key(0, 0), "lies", WORKERS)
+    assert leases.holders(Key(0, 0)) == ["a"] and leases.is_blamed_on_one(Key(0, 0))
+    assert not leases.fail("a", Key(0, 0), "crashed", WORKERS), "b has not failed at it"
+
+
 def test_who_fails_a_ticket_again_and_again_leaves_it_to_one_that_failed_it_less() -> None:
     leases = Leases(5, Clock())
     leases.add(tickets(1))
