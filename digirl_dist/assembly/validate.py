@@ -66,6 +66,7 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None, command:
     """
     refuse_out_of_range(settings)
     refuse_bad_paths(settings, emulators_here=settings.parallel is not Parallel.host or settings.dry_run)
+    _refuse_unread_labels(settings)
     match command:
         case Command.run:
             _refuse_launch(settings, rank)
@@ -175,6 +176,12 @@ def _refuse_modes(settings: Settings) -> None:
         own = settings.algorithm.entry_point
         key = f"{own}'s group_size" if own else f"algorithm.{settings.train_algorithm}.group_size"
         raise SettingsError(f"rollout_size={settings.rollout_size} is no multiple of {key}={size}")
+
+
+def _refuse_unread_labels(settings: Settings) -> None:
+    if getattr(settings.emulator, "labels", False) and not getattr(settings.agent, "labels", False):
+        how = "needs agent.labels=true" if settings.agent.name == "device" else "is for agent=device"
+        raise SettingsError(f"emulator.labels=true {how}: nothing else reads the names of what is on the screen")
 
 
 def _refuse_collection(settings: Settings) -> None:

@@ -75,3 +75,16 @@ def test_every_algorithm_trains_every_agent_that_fits(
 def test_a_fleet_takes_the_agent_of_its_policy(tmp_path: Path) -> None:
     for emulator in ({"name": "custom", "entry_point": "tests.user_classes:Counter"}, {"name": "phone"}):
         assert Fleet.inline(emulator=emulator, save_path=str(tmp_path)).tasks
+
+
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [
+        ({"agent": "vlm", "agent.model": "name"}, "is for agent=device"),
+        ({"agent": "device", "agent.labels": False}, "needs agent.labels=true"),
+    ],
+)
+def test_names_of_what_is_on_the_screen_that_nothing_reads_are_refused(agent: dict[str, Any], said: str) -> None:
+    told = {"parallel": "single", "emulator": "android", "emulator.avd": "any", "emulator.labels": True, **agent}
+    with pytest.raises(SettingsError, match=f"emulator.labels=true {said}"):
+        refuse_before_start(compose("host", told), None)
