@@ -156,15 +156,22 @@ class Group:
         if astray:
             raise PeerError(f"the weights of {named(astray)} differ from rank 0's after an update")
 
+    def failed_exchange(self, error: RuntimeError) -> PeerError:
+        """Returns the error for an exchange that failed with ``error``: names the ranks for which it did not fail."""
+        try:
+            self._store.set(f"stuck/{self.rank.rank}", "waited")
+            missing = _missing(self._store, "stuck", self.rank.world_size, _STUCK_S)
+        except RuntimeError:
+            missing = [0]  # the store was there
+        who = named(missing) if missing else "a rank"
+        limit = f"within {self._limits.exchange_s:g} s"
+        return PeerError(f"{who} did not take part in an exchange {limit}: {str(error)[:200]}")
+
     def _exchange(self, collective: Callable[[], T]) -> T:
         try:
             return collective()
         except RuntimeError as error:  # gloo and NCCL raise nothing finer
-            self._store.set(f"stuck/{self.rank.rank}", "waited")
-            missing = _missing(self._store, "stuck", self.rank.world_size, _STUCK_S)
-            who = named(missing) if missing else "a rank"
-            limit = f"within {self._limits.exchange_s:g} s"
-            raise PeerError(f"{who} did not take part in an exchange {limit}: {str(error)[:200]}") from error
+            raise self.failed_exchange(error) from error
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from digirl_dist.errors import DeviceError, PeerError, RankError
 from digirl_dist.parallel.group import Group, GroupLimits, KeyValueStore, all_set
 from digirl_dist.parallel.rank import Rank, jax_coordinator
 from digirl_dist.parallel.roll_call import roll_call
+
+_EXCHANGES = re.compile("Gloo|NCCL")
 
 
 @contextmanager
@@ -41,7 +44,8 @@ def joined(rank: Rank, device: str, limits: GroupLimits) -> Iterator[Group]:
     _refuse_missing_device(device)
     group = Group(rank, store, StoreExchange(store, rank, limits.exchange_s), limits)
     try:
-        yield group
+        with naming_who_is_missing(group):
+            yield group
         group.gate("the end of the run")
     except BaseException:
         if rank.world_size > 1:
@@ -54,6 +58,17 @@ def device_in_use() -> str:
     """Returns the device on which JAX computes, as ``cpu:0``."""
     (device, *_) = jax.local_devices()
     return f"{device.platform}:{device.local_hardware_id or 0}"
+
+
+@contextmanager
+def naming_who_is_missing(group: Group) -> Iterator[None]:
+    """Raises PeerError in place of what XLA raises where an exchange of gradients failed."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if _EXCHANGES.search(str(error)):
+            raise group.failed_exchange(error) from error
+        raise
 
 
 def _end_at_once() -> None:
