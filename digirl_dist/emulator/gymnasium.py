@@ -51,6 +51,8 @@ class GymnasiumEmulator:
         self._env = make()
         self._name = self._env.spec.id if self._env.spec else type(self._env.unwrapped).__name__
         self._success_reward = success_reward
+        for kind in ("observation_space", "action_space"):
+            _refuse_other_space(getattr(self._env, kind, None), kind, self._name)
         self._senses = Senses(self._env.observation_space, observe, self._name)
         self._touch = touch
         self._actions = None if touch else NativeActions(self._env.action_space, self._name)
@@ -194,6 +196,14 @@ def _import(module: str) -> None:
         import_module(module)
     except SettingsError as error:
         raise SettingsError(f"{error}{_how_to_get(error.__cause__)}") from error
+
+
+def _refuse_other_space(space: object, kind: str, name: str) -> None:
+    """Raises SettingsError for what is no space, or one of the package gym that Gymnasium has replaced."""
+    if not isinstance(space, gymnasium.Space):
+        raise SettingsError(
+            f"{name}: its {kind} is {space!r:.100} ({type(space).__module__}), not a space of gymnasium"
+        )
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -440,6 +440,15 @@ def test_a_reward_that_is_no_number_is_named(reward: Any) -> None:
         GymnasiumEmulator(lambda: env).step(0)
 
 
+@pytest.mark.parametrize("space", [None, "Box", object()])
+@pytest.mark.parametrize("kind", ["observation_space", "action_space"])
+def test_what_is_no_space_is_named_with_its_environment(kind: str, space: object) -> None:
+    env = Recorder(spaces.Discrete(3), spaces.Discrete(2), 0)
+    setattr(env, kind, space)
+    with pytest.raises(SettingsError, match=rf"^Recorder: its {kind} is .* \(builtins\), not a space of gymnasium$"):
+        gymnasium_spec(lambda: GymnasiumEmulator(lambda: env))
+
+
 class Unclosable(Recorder):
     def close(self) -> None:
         raise ValueError("it is stuck")
