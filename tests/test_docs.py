@@ -16,7 +16,7 @@ import scripts
 
 from digirl_dist.assembly.parts import build_device
 from digirl_dist.cli.command import command, names
-from digirl_dist.settings import configuration
+from digirl_dist.settings import configuration, key_places
 from digirl_dist.settings.keys import keys_of
 from digirl_dist.settings.places import HERE
 
@@ -50,7 +50,7 @@ def test_the_page_of_settings_is_up_to_date(script: ModuleType) -> None:
 def every_configuration() -> list[tuple[dict[str, str], Any]]:
     """Configurations which together have every option of every group, with the options of each."""
     found = []
-    groups = configuration.options_of_groups()
+    groups = key_places.options_of_groups()
     for number in range(max(map(len, groups.values()))):
         option = {group: sorted(options)[number % len(options)] for group, options in groups.items()}
         settings = configuration.load(HERE, "host", [])

@@ -69,7 +69,7 @@ The defaults changed while these rows were made:
 - GRPO's rows precede its `unsolved`. The `-pixels` rows precede `agent.labels`: then there was nothing else (both
   2026-11-24).
 - At 666d0a3be6+ only leaderboard.jsonl itself differed from the commit.
-- Cloning's seed 0 on pages (666d0a3be6+) precedes taps that are aimed at labels; its seeds 1 and 2 (a95b9e2ec4) have them.
+- Cloning's rows of 666d0a3be6+ precede taps that are aimed at labels; those of a95b9e2ec4 have them.
 """
 
 

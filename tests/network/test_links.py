@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,11 +37,14 @@ def freeze_program(machine: Machine) -> None:
     freeze(machine.programs()[0])
 
 
+_EITHER = "the connection broke|the worker program is silent"
+"""A connection that carries nothing is noticed by SSH's own keepalives, or by missing heartbeats: who is first."""
+
 SILENCES: dict[str, tuple[Callable[[Machine], None], str]] = {
-    "a link that is cut": (Machine.unplug, "the connection broke"),
-    "packets to the worker dropped": (Machine.drop_what_comes, "the connection broke"),
-    "packets from the worker dropped": (Machine.drop_what_goes, "the connection broke"),
-    "a frozen session of sshd": (freeze_sessions, "the connection broke"),
+    "a link that is cut": (Machine.unplug, _EITHER),
+    "packets to the worker dropped": (Machine.drop_what_comes, _EITHER),
+    "packets from the worker dropped": (Machine.drop_what_goes, _EITHER),
+    "a frozen session of sshd": (freeze_sessions, _EITHER),
     "a frozen program": (freeze_program, "the worker program is silent"),
 }
 
@@ -64,7 +68,7 @@ def test_every_way_to_fall_silent_is_noticed_in_15_s_and_costs_retries_only(
         for fault, machine in by_name.items():
             at, reason = here.first_loss(machine.name)
             noticed[fault] = round(at - struck[fault], 2)
-            assert SILENCES[fault][1] in reason, f"{fault}: {reason}"
+            assert re.search(SILENCES[fault][1], reason), f"{fault}: {reason}"
         assert max(noticed.values()) <= NOTICED_S, noticed
         assert not here.seen("worker_lost", machines[-1].name)
         for lost in (here.seen("worker_lost", name)[0] for name in ("w1", "w2")):

@@ -68,7 +68,7 @@ class Terminal:
 def test_a_terminal_is_never_silent_and_ends_with_the_places(tmp_path: Path) -> None:
     """Silence is measured in seconds of an idle machine: on a busy one, the run gets a share of the processors."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    terminal = Terminal(command(tmp_path))
+    terminal = Terminal(command(tmp_path, "rollout_size=32"))  # which takes several frames
     longest = 0.0
     for silent_s, _ in terminal.pieces():
         if "iteration   0" not in terminal.text:

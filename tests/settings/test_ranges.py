@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args, get_origin
 import pytest
 
 from digirl_dist.errors import SettingsError
-from digirl_dist.settings import Settings, configuration
+from digirl_dist.settings import Settings, configuration, key_places
 from digirl_dist.settings.algorithms import algorithm_settings
 from digirl_dist.settings.hosts import WorkerEntry, split_host, worker_entries, worker_name
 from digirl_dist.settings.keys import types_of
@@ -31,14 +31,14 @@ def classes() -> Iterator[tuple[str, type]]:
     ]
     roots += [
         (f"{group}={name} {group}.", kind)
-        for group, all_ in configuration.options_of_groups().items()
+        for group, all_ in key_places.options_of_groups().items()
         for name, kind in all_.items()
     ]
     while roots:
         place, kind = roots.pop()
         yield place, kind
         inner = {name: hint for name, hint in types_of(kind).items() if is_dataclass(hint)}
-        groups = configuration.options_of_groups() if kind is Settings else {}
+        groups = key_places.options_of_groups() if kind is Settings else {}
         roots += [(f"{place}{name}.", hint) for name, hint in inner.items() if name not in (*groups, "algorithm")]
 
 

@@ -15,7 +15,7 @@ import yaml
 
 from digirl_dist.errors import RunFolderError, SettingsError
 from digirl_dist.protocol.messages import MachineFacts
-from digirl_dist.settings import Settings, configuration
+from digirl_dist.settings import Settings, configuration, key_places
 from digirl_dist.settings.keys import flat, types_of
 from digirl_dist.settings.places import HERE
 from digirl_dist.storage import provenance
@@ -63,7 +63,7 @@ def test_what_may_not_change_is_refused_with_both_values(
     with pytest.raises(SettingsError) as refusal:
         provenance.refuse_changes(tmp_path, now)
     key, _, value = before.partition("=")
-    value_now = dict(flat(now, whole=configuration.free_keys()))[key]
+    value_now = dict(flat(now, whole=key_places.free_keys()))[key]
     assert f"has {key}={value} and" in str(refusal.value) and str(refusal.value).startswith(f"{key}={value_now}, but")
 
 
@@ -71,7 +71,7 @@ def test_every_key_that_may_not_change_is_one() -> None:
     """A key that was renamed would not be held any more."""
     for fixed in provenance._FIXED:
         group, _, name = fixed.partition(".")
-        kinds = configuration.classes_at(fixed.split(".")[:-1])
+        kinds = key_places.classes_at(fixed.split(".")[:-1])
         assert any(name in types_of(kind) for kind in kinds) if name else group in types_of(Settings), fixed
 
 
