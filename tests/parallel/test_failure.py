@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from torch._C._distributed_c10d import HashStore
+from torch.distributed import HashStore
 
 from digirl_dist.errors import EmulatorError, PeerError
 from digirl_dist.parallel.failure import telling

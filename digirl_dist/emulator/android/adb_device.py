@@ -22,7 +22,6 @@ TAP_DISTANCE = 0.04
 """A swipe no longer than this share of the screen is a tap, the rule of AndroidInTheWild (README, action matching)."""
 
 _SWIPE_MS = 300
-_RESTLESS = "could not get idle state"
 _KEYS = {"back": "KEYCODE_BACK", "home": "KEYCODE_HOME", "enter": "KEYCODE_ENTER"}
 
 
@@ -81,7 +80,7 @@ class AndroidDevice:
         said = self.window()
         if elements.is_dump(said):
             return elements.labels_of(said, width, height)
-        if _RESTLESS in said:
+        if elements.is_restless(said):
             return []
         told = " ".join(said.split())[:200]
         raise EmulatorError(
