@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 SPLITS = "train", "test"
+_ALGORITHMS = "algorithms"
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,8 @@ class Series:
 
     Each has ``iterations`` with ``episodes`` in each, after ``offline`` updates without any. ``seeds``: instead of
     those that are asked for. ``measured``: episodes of each split, on instances that training never meets, on which the
-    last policy is measured. ``after``: the runs, one of each seed, whose policies these begin with.
+    last policy is measured. ``after``: the runs, one of each seed, whose policies these begin with. ``group``: where
+    another group makes these runs, its name.
     """
 
     name: str
@@ -26,6 +28,7 @@ class Series:
     offline: int = 0
     measured: int = 0
     after: Path | None = None
+    group: str = ""
 
     @property
     def updates(self) -> int:
@@ -97,7 +100,7 @@ def measurements_of(run: Run) -> list[Measurement]:
 def runs_of(group: Group, seeds: Sequence[int], root: Path) -> list[Run]:
     """All runs of a group, seed after seed, so that whoever stops early has whole seeds."""
     return [
-        Run(series, seed, _of_seed(root / group.name / series.name, seed))
+        Run(series, seed, _of_seed(root / (series.group or group.name) / series.name, seed))
         for seed in dict.fromkeys([*(seed for series in group.series for seed in series.seeds or ()), *seeds])
         for series in group.series
         if seed in (series.seeds or seeds)
@@ -137,7 +140,7 @@ def _phone() -> Group:
 
 def _algorithms() -> Group:
     return Group(
-        "algorithms",
+        _ALGORITHMS,
         "Algorithms on the multi-step tasks of the demo phone",
         "77 tasks of two to four steps. All rows have the same agent, the same number of episodes, and the shipped "
         "defaults of their algorithm.",
@@ -185,23 +188,25 @@ def _warm(root: Path) -> Group:
 
 def _ablations() -> Group:
     left_out = {
-        "nothing": (),
         "hindsight": ("algorithm.filtered_bc.hindsight.most=0",),
         "loop-erasure": ("algorithm.filtered_bc.erase_loops=false",),
         "unsolved": ("algorithm.filtered_bc.unsolved=0",),
         "memory": ("agent.memory=0",),
         "saliency": ("agent.saliency=0",),
         "reluctance": ("agent.reluctance=0",),
-        "grpo": ("train_algorithm=grpo",),
-        "grpo-groups": ("train_algorithm=grpo", "algorithm.grpo.group_size=1"),
     }
     return Group(
         "ablations",
         "What each ingredient is worth",
-        "The first rows are filtered cloning on the 77 multi-step tasks of the demo phone; each row leaves out one "
-        "ingredient. The last two are GRPO, and GRPO in groups of one, where only self-imitation is left because an "
-        "episode has no other to be compared with. `nothing` and `grpo` are the complete algorithms.",
-        tuple(_on_multistep(name, *without) for name, without in left_out.items()),
+        "The 77 multi-step tasks of the demo phone. `filtered_bc` and `grpo` are the complete algorithms, as above. "
+        "Each row between them is cloning without the ingredient that it names. `grpo-groups` is GRPO in groups of "
+        "one, where only self-imitation is left because an episode has no other to be compared with.",
+        (
+            replace(_on_multistep("filtered_bc"), group=_ALGORITHMS),
+            *(_on_multistep(name, *without) for name, without in left_out.items()),
+            replace(_on_multistep("grpo", "train_algorithm=grpo"), group=_ALGORITHMS),
+            _on_multistep("grpo-groups", "train_algorithm=grpo", "algorithm.grpo.group_size=1"),
+        ),
     )
 
 
