@@ -105,6 +105,7 @@ PAGES = [
 ]
 
 
+@pytest.mark.component
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_command_of_a_page_is_one_that_is_understood(page: Path) -> None:
     for name, *words in commands(page):

@@ -108,6 +108,7 @@ def test_a_run_that_stopped_early_does_not_count_as_finished(tmp_path: Path) -> 
     assert (curve.learned, curve.episodes) == ([0, 10], 20)
 
 
+@pytest.mark.component
 def test_every_planned_run_composes_and_only_equal_ones_share_a_folder(tmp_path: Path) -> None:
     planned = [run for group in groups(tmp_path) for run in runs_of(group, [0, 1, 2], tmp_path)]
     assert len({run.folder for run in planned}) == len({tuple(run.overrides()) for run in planned}) < len(planned)
@@ -183,6 +184,7 @@ def test_a_row_that_exists_is_not_run_again(tmp_path: Path, capsys: pytest.Captu
     assert leaderboard.rows(tmp_path / "leaderboard.jsonl") == [row]
 
 
+@pytest.mark.component
 def test_every_row_of_the_leaderboard_composes(tmp_path: Path) -> None:
     for task in leaderboard.TASKS:
         recipe = leaderboard.recipes_of(task)[-1]

@@ -36,6 +36,8 @@ from digirl_dist.storage.start import start_of
 from digirl_dist.trajectory import Observation
 from digirl_dist.user_code import packing
 
+pytestmark = pytest.mark.component
+
 ROOT = Path(__file__).resolve().parents[2]
 RELEASED_TWICE = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
 """The embeddings' other names."""
@@ -122,7 +124,6 @@ def test_weights_of_another_model_are_refused(wrong: str, tmp_path: Path) -> Non
         agent(make_autoui(tmp_path / "autoui", weights).parent)
 
 
-@pytest.mark.component
 @torch.no_grad()
 def test_an_answer_has_the_probability_it_is_told_to_have_whatever_it_was_batched_with(folders: Path) -> None:
     policy = agent(folders, temperature=0.8)
@@ -140,7 +141,6 @@ def test_an_answer_has_the_probability_it_is_told_to_have_whatever_it_was_batche
     assert {one.action["type"] for one in together} == {"wait"}, "random words are no action"
 
 
-@pytest.mark.component
 @torch.no_grad()
 def test_a_worker_without_the_folder_becomes_the_same_agent_by_what_it_is_sent(folders: Path, tmp_path: Path) -> None:
     make_autoui(tmp_path / "autoui")

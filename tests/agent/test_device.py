@@ -69,6 +69,7 @@ def act(agent: DevicePolicy, observations: list[Observation], seed: int = 0) -> 
         return agent.act(observations, [np.random.default_rng([seed, row]) for row in range(len(observations))])
 
 
+@pytest.mark.component
 @pytest.mark.parametrize("size", [(210, 160), (384, 216), (160, 240), (1920, 1080)])
 def test_log_prob_of_an_action_is_what_was_said_when_acting(size: tuple[int, int]) -> None:
     agent, observations = policy(size), screenshots(8, size)
@@ -97,6 +98,7 @@ def test_actions_are_device_actions_that_type_what_is_quoted() -> None:
     assert typed == {(1, "pizza"), (3, "a b")}
 
 
+@pytest.mark.component
 def test_probabilities_of_all_choices_sum_to_one() -> None:
     agent = policy()
     for observation in screenshots(3):

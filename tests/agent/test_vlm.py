@@ -31,6 +31,8 @@ from digirl_dist.settings import (
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
+pytestmark = pytest.mark.component
+
 SPEC = EmulatorSpec(DeviceActions(), image_size=(40, 30))
 
 

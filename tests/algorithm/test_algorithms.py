@@ -88,6 +88,7 @@ def saved_and_loaded(state: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
+@pytest.mark.component
 @pytest.mark.parametrize("name", ["filtered_bc", "digirl", "digirl as released"])
 def test_training_raises_the_probability_of_what_succeeded(name: str) -> None:
     """With episodes of another policy, from which GRPO must not move far away."""
@@ -105,6 +106,7 @@ def test_training_raises_the_probability_of_what_succeeded(name: str) -> None:
     assert all(type(value) is float and math.isfinite(value) for value in figures.values())
 
 
+@pytest.mark.component
 def test_training_that_was_interrupted_goes_on_bit_by_bit(build: Build) -> None:
     uninterrupted, first = policy(), policy()
     whole, half = build(uninterrupted), build(first)

@@ -22,6 +22,8 @@ from digirl_dist.settings import GenericAgentSettings, PpoSettings
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
+pytestmark = pytest.mark.component
+
 SPECS = {
     "vector to discrete": EmulatorSpec(DiscreteActions(3), vector_size=4),
     "both to box": EmulatorSpec(BoxActions((-2.0, -np.inf), (2.0, 1.0)), vector_size=4, image_size=(40, 40)),

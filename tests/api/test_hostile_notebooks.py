@@ -47,6 +47,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.component
 def test_no_text_becomes_markup_in_a_notebook(hostile: Path) -> None:
     episodes = Run(hostile).episodes()
     assert Markup(episodes._repr_html_()).active == []

@@ -64,6 +64,7 @@ def test_the_package_is_imported_without_anything_heavy_and_train_is_a_function_
     assert shown.stdout.split() == ["[]", "True", "True"], shown.stderr
 
 
+@pytest.mark.component
 def test_readers_change_nothing_in_a_run_folder(folder: Path) -> None:
     transfer = folder / "trajectories" / ".landing" / "incoming" / "w1-0-3-1"
     transfer.parent.mkdir(parents=True)
@@ -160,6 +161,7 @@ def test_an_explanation_has_probabilities_and_what_the_update_made_of_each_step(
     assert "return 0" in failed.outcomes[0].reason and "made less likely" in failed.outcomes[-1].reason
 
 
+@pytest.mark.component
 @pytest.mark.parametrize("algorithm", ["digirl", "grpo"])
 def test_other_algorithms_explain_themselves_too(tmp_path: Path, algorithm: str) -> None:
     more = {"algorithm": {"grpo": {"group_size": 2}}} if algorithm == "grpo" else {}

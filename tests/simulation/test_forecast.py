@@ -24,6 +24,7 @@ EPISODE_S = BENCH.reset_s + BENCH.steps * (BENCH.step_s + BENCH.policy_s)
 FIGURES = Figures(reset_s=2.0, step_s=1.0, steps=10.0)
 
 
+@pytest.mark.component
 @pytest.mark.parametrize(
     ("plan", "measured"), [(FleetPlan(1, 4, 32), (3.669, 3.611)), (FleetPlan(8, 4, 256), (24.07, 27.85))]
 )
@@ -41,6 +42,7 @@ def test_a_straggler_is_forecast_within_a_tenth_of_what_was_measured() -> None:
     assert by_collector(BENCH, plan, 8).iteration_s == pytest.approx(27.956, rel=0.1)
 
 
+@pytest.mark.component
 def test_one_slow_worker_keeps_a_fleet_no_further_from_its_best_than_the_tail_of_its_episodes_does() -> None:
     def over_ideal(*slowness: float) -> float:
         took_s = by_collector(BENCH, FleetPlan(4, 4, 128, slowness=slowness), 20).iteration_s
@@ -49,6 +51,7 @@ def test_one_slow_worker_keeps_a_fleet_no_further_from_its_best_than_the_tail_of
     assert over_ideal(1.0, 1.0, 1.0, 4.0) <= over_ideal(1.0, 1.0, 1.0, 1.0) + 0.02
 
 
+@pytest.mark.component
 @pytest.mark.parametrize(
     "plan",
     [
@@ -103,6 +106,7 @@ def test_a_figure_that_is_none_is_named(word: str) -> None:
         stated([word], FIGURES)
 
 
+@pytest.mark.component
 def test_a_plan_names_what_is_missing_and_prints_what_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
     figures = ["--figure", "reset_s=2", "--figure", "step_s=1"]
     assert main(["plan", "--fleet", "1,8", *figures]) == 2

@@ -7,6 +7,8 @@ from simulation.planted import BUGS, Patch
 
 from digirl_dist.simulation.search import examine
 
+pytestmark = pytest.mark.component
+
 _SEEDS = 300
 
 

@@ -23,6 +23,7 @@ from digirl_dist.tasks import Round, Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
 
+@pytest.mark.component
 def test_promises_hold_in_the_first_seeds() -> None:
     broken = [found.detail for found in map(examine, range(150)) if found.promise]
     assert not broken

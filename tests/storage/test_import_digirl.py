@@ -161,6 +161,7 @@ def inside_itself() -> list[Any]:
     return value
 
 
+@pytest.mark.component
 @pytest.mark.parametrize(
     "content",
     [

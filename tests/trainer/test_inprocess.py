@@ -36,6 +36,8 @@ from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trainer.inprocess import AlgorithmFactory, InProcessTrainer
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
+pytestmark = pytest.mark.component
+
 RELEASED = DigirlSettings(advantage="code", warmup_iterations=2)
 PICTURE = (64, 48)
 ALGORITHMS: dict[str, AlgorithmFactory] = {

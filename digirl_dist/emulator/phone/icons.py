@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 from PIL import Image, ImageDraw
@@ -122,8 +123,9 @@ GLYPHS: dict[str, tuple[Shape, ...]] = {
 }
 
 
+@cache
 def icon(app: App, size: int) -> Image.Image:
-    """The app's icon, RGBA, ``size`` x ``size`` pixels."""
+    """The app's icon, RGBA, ``size`` x ``size`` pixels: the same image for all phones, to be pasted, not changed."""
     edge = 100 * _UNIT
     large = Image.new("RGBA", (edge, edge), (*app.color, 0))
     draw = ImageDraw.Draw(large)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import colorsys
 import io
+from functools import cache
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -147,6 +148,7 @@ def _navigation_bar(draw: ImageDraw.ImageDraw, ink: Color) -> None:
             draw.ellipse((x - 5, y - 5, x + 5, y + 5), outline=ink)
 
 
+@cache
 def _switch(on: bool) -> Image.Image:
     width, height, margin = 38 * _SMOOTH, 22 * _SMOOTH, 3 * _SMOOTH
     large = Image.new("RGB", (width, height), _PAPER)
@@ -157,6 +159,7 @@ def _switch(on: bool) -> Image.Image:
     return large.resize((width // _SMOOTH, height // _SMOOTH), Image.Resampling.LANCZOS)
 
 
+@cache
 def _button(pressed: bool) -> Image.Image:
     edge = 34 * _SMOOTH
     large = Image.new("RGB", (edge, edge), _PAPER)
