@@ -164,8 +164,8 @@ class Group:
         except RuntimeError:
             missing = [0]  # the store was there
         who = named(missing) if missing else "a rank"
-        limit = f"within {self._limits.exchange_s:g} s"
-        return PeerError(f"{who} did not take part in an exchange {limit}: {str(error)[:200]}")
+        limit = f"the limit is {self._limits.exchange_s:g} s"
+        return PeerError(f"{who} did not take part in an exchange, or left it ({limit}): {str(error)[:200]}")
 
     def _exchange(self, collective: Callable[[], T]) -> T:
         try:
