@@ -195,12 +195,14 @@ def _ablations() -> Group:
         "saliency": ("agent.saliency=0",),
         "reluctance": ("agent.reluctance=0",),
     }
+    left_out["hindsight-unsolved"] = left_out["hindsight"] + left_out["unsolved"]
     return Group(
         "ablations",
         "What each ingredient is worth",
         "The 77 multi-step tasks of the demo phone. `filtered_bc` and `grpo` are the complete algorithms, as above. "
-        "Each row between them is cloning without the ingredient that it names. `grpo-groups` is GRPO in groups of "
-        "one, where only self-imitation is left because an episode has no other to be compared with.",
+        "Each row between them is cloning without what it names, of which `hindsight-unsolved` names two things. "
+        "`grpo-groups` is GRPO in groups of one, where only self-imitation is left because an episode has no other to "
+        "be compared with.",
         (
             replace(_on_multistep("filtered_bc"), group=_ALGORITHMS),
             *(_on_multistep(name, *without) for name, without in left_out.items()),
