@@ -187,7 +187,7 @@ def _warm(root: Path) -> Group:
 
 
 def _ablations() -> Group:
-    left_out = {
+    left_out: dict[str, tuple[str, ...]] = {
         "hindsight": ("algorithm.filtered_bc.hindsight.most=0",),
         "loop-erasure": ("algorithm.filtered_bc.erase_loops=false",),
         "unsolved": ("algorithm.filtered_bc.unsolved=0",),

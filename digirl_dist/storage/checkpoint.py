@@ -23,7 +23,7 @@ from digirl_dist.errors import CheckpointError
 from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files
 from digirl_dist.storage.digest import digest, file_digest
-from digirl_dist.storage.disk_full import FailFast, WritePolicy, full_disks_as_oserror
+from digirl_dist.storage.disk_full import FailFast, WritePolicy, library_errors_as_oserror
 from digirl_dist.types import Json, Natural
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class Checkpoints:
         policy = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in policy.items()}
         part = self._folder(iteration).with_suffix(".part")
         checkpoint = Checkpoint(self._folder(iteration), iteration, describe(policy), policy=self._policy)
-        name = f"checkpoint {iteration}"
+        name = str(checkpoint.folder)
         checkpoint = self._write_policy.wait_for(name, lambda: _write(part, checkpoint, policy, trainer, metrics))
         self._write_policy.wait_for(name, lambda: self._publish(part, checkpoint.folder))
         self._remove_superseded(iteration)
@@ -285,9 +285,11 @@ def _write(
 
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    with full_disks_as_oserror(part):
+    with library_errors_as_oserror(part / "policy.safetensors"):
         save_file(dict(policy), part / "policy.safetensors")
-        torch.save(dict(trainer), part / "trainer.pt")
+    # A file of Python's tells why it cannot be written; given a path, PyTorch does not.
+    with library_errors_as_oserror(part / "trainer.pt"), open(part / "trainer.pt", "wb") as file:
+        torch.save(dict(trainer), file)
     atomic_files.write_json(part / "metrics.json", dict(metrics))
     files = {name: file_digest(part / name) for name in ("trainer.pt", "metrics.json")}
     made_of = {"iteration": checkpoint.iteration, "policy": checkpoint.policy, "tensors": checkpoint.wire()}

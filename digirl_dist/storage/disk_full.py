@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -18,21 +19,25 @@ from digirl_dist.storage.status import Status
 T = TypeVar("T")
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
-_NEXT_TO_NOTHING = 1 << 20
 _SPARE = 1 << 16
+_IN_WORDS = re.compile(r"\(os error (\d+)\)")
 
 
 class WritePolicy(Protocol):
     """Decides what a write does while the disk is full."""
 
-    def wait_for(self, what: str, write: Callable[[], T]) -> T: ...
+    def wait_for(self, what: str, write: Callable[[], T]) -> T:
+        """Returns the result of ``write``. Raises RunFolderError naming ``what`` if the system refuses to write it."""
 
 
 class FailFast:
     """Lets a write on a full disk fail at once."""
 
     def wait_for(self, what: str, write: Callable[[], T]) -> T:
-        return write()
+        try:
+            return write()
+        except OSError as error:
+            raise _refused(what, error) from error
 
 
 class WaitForSpace:
@@ -50,7 +55,7 @@ class WaitForSpace:
         self._check = check
 
     def wait_for(self, what: str, write: Callable[[], T]) -> T:
-        """Returns the result of ``write``, which must be idempotent. Raises RunFolderError after ``limit_s``."""
+        """Returns the result of ``write``, which must be idempotent; waits for space at most ``limit_s``."""
         self._check()
         deadline = time.monotonic() + self._limit_s
         pause_s, doing = _FIRST_PAUSE_S, self._status.doing
@@ -62,14 +67,19 @@ class WaitForSpace:
                 return written
             except OSError as error:
                 if error.errno not in FULL:
-                    raise
-                reason = f"{what} cannot be written: {error.strerror}"
+                    raise _refused(what, error) from error
+                reason = str(_refused(what, error))
                 if time.monotonic() > deadline:
                     raise RunFolderError(f"{reason}, for {self._limit_s:.0f} s; free some space") from error
             self._events.emit("disk_full", reason=reason, remedy="free some space on the host")
             self._status.host(f"wait for space on the host's disk: {reason}")
             time.sleep(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+
+
+def _refused(what: str, error: OSError) -> RunFolderError:
+    """Returns what is said of a write that failed, whose own error often lacks the file."""
+    return RunFolderError(f"{what} cannot be written: {error.strerror or error}")
 
 
 def require_space(size: int, folder: Path) -> None:
@@ -79,13 +89,26 @@ def require_space(size: int, folder: Path) -> None:
 
 
 @contextmanager
-def full_disks_as_oserror(folder: Path) -> Iterator[None]:
-    """Turns a writing library's own error into OSError (ENOSPC) if the disk is full; safetensors raises such errors."""
+def library_errors_as_oserror(path: Path) -> Iterator[None]:
+    """Raises the OSError that a writing library had from the system in place of its own error.
+
+    PyTorch raises a RuntimeError of another kind while it handles the system's; safetensors puts the number in words.
+    """
     try:
         yield
     except OSError:
         raise
     except Exception as error:
-        if shutil.disk_usage(folder).free > _NEXT_TO_NOTHING:
+        if (number := _errno_behind(error)) is None:
             raise
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def _errno_behind(error: BaseException | None) -> int | None:
+    while error is not None:
+        if isinstance(error, OSError) and error.errno is not None:
+            return error.errno
+        if found := _IN_WORDS.search(str(error)):
+            return int(found[1])
+        error = error.__context__
+    return None

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +25,7 @@ from digirl_dist.report.loggers import LoggedRun
 from digirl_dist.report.loggers.tensorboard import TensorBoard
 from digirl_dist.report.metrics import Metrics
 from digirl_dist.storage.checkpoint import Checkpoints
-from digirl_dist.storage.disk_full import WaitForSpace
+from digirl_dist.storage.disk_full import FailFast, WaitForSpace
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
@@ -135,5 +138,28 @@ def test_other_errors_of_a_disk_are_not_waited_for(tmp_path: Path) -> None:
     def write() -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    with pytest.raises(PermissionError):
+    with pytest.raises(RunFolderError, match="^metrics cannot be written: Permission denied$"):
         write_policy.wait_for("metrics", write)
+
+
+@contextmanager
+def files_no_larger_than(size: int) -> Iterator[None]:
+    """As a quota or a file system with small files does; Python ignores the signal that comes with it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("write", [save_checkpoint, append_metrics, append_harvest, land_episode])
+def test_what_the_file_system_refuses_is_refused_with_the_file(tmp_path: Path, write: Callable[[Any], object]) -> None:
+    disk = SimpleNamespace(folder=tmp_path, write_policy=FailFast())
+    with files_no_larger_than(50), pytest.raises(RunFolderError, match="cannot be written: .*File too large"):
+        write(disk)
+
+
+def test_so_is_the_part_of_a_checkpoint_that_pytorch_writes(tmp_path: Path) -> None:
+    with files_no_larger_than(60_000), pytest.raises(RunFolderError, match="cannot be written: File too large"):
+        Checkpoints(tmp_path).save(1, {"few": torch.zeros(9)}, {"state": torch.rand(200_000)}, {})
