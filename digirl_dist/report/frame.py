@@ -56,6 +56,8 @@ def _host(progress: Progress) -> Text:
     parts = [status.doing, None if status.round is None else status.round.name]
     text.append(one_line("; ".join(part for part in parts if part)), "default")
     text.append(f"  {duration(progress.ago_s(status.since_now))}", "cyan")
+    if code := progress.users_code():
+        text.append(f"  {one_line(code)}", "yellow")
     return text
 
 

@@ -14,12 +14,14 @@ from digirl_dist.report.repeats import Repeats
 from digirl_dist.storage.status import RoundStatus, Status
 from digirl_dist.tasks import Round
 from digirl_dist.types import Clock, Json
+from digirl_dist.user_code.blame import at_work
 
 if TYPE_CHECKING:
     from digirl_dist.report.metrics import Figures
 
 _EARLIEST_GUESS = 0.2
 """Share of the first iteration's episodes from which its length is extrapolated."""
+_PATIENCE_S = 10.0
 
 
 class Output(Protocol):
@@ -160,11 +162,16 @@ class Progress:
         left_s, rate = self.left_s(), self.success_rate if self.status.round else None
         parts = [
             f"{self.status.now}, for {duration(self.ago_s(self.status.since_now))}",
+            self.users_code(),
             f"success {rate:.2f}" if rate is not None else "",
             f"{at_work} of {len(workers)} workers run emulators" if workers else "",
             f"about {duration(left_s)} left" if left_s is not None else "",
         ]
         return "; ".join(part for part in parts if part)
+
+    def users_code(self) -> str:
+        """Returns in which line of the user's own code the command is; empty in its first ten seconds with a thing."""
+        return at_work() if self.ago_s(self.status.since_now) >= _PATIENCE_S else ""
 
     def _enter(self, round: Round) -> None:
         """Counts anew in a new collection; episodes that it took over count in it."""

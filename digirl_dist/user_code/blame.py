@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 import sysconfig
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +35,19 @@ def described(error: BaseException) -> str:
     frame = _users_frame(error) or traceback.extract_tb(error.__traceback__)[-1]
     said = " ".join(str(error).split())[:_LONGEST]
     return f"{type(error).__name__}: {said} (at {frame.filename}:{frame.lineno} in {frame.name})"
+
+
+def at_work() -> str:
+    """Returns the innermost line of the user's own code that the main thread runs now; empty where it runs none.
+
+    The file that Python was started with does not count: all that the process does runs below it.
+    """
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        if frame.f_globals.get("__name__") != "__main__" and is_users(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return ""
 
 
 def is_users(path: str) -> bool:

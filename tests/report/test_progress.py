@@ -205,3 +205,12 @@ def test_an_engine_is_told_of_with_figures_where_its_log_probabilities_are_other
         site.progress.listen("engine_checked", told)
     (line,) = site.kept.lines
     assert "differ from agent.model's by up to 0.012 in 4 answers, 0.002 per token" in line
+
+
+def test_a_long_wait_names_the_line_of_the_users_code_that_it_is_in() -> None:
+    site = Site(workers=0)
+    site.now += 9.0
+    assert "test_progress.py" not in site.progress.sentence()
+    site.now += 2.0
+    here = "test_progress.py:"
+    assert here in site.progress.sentence() and any(here in row for row in site.shown(width=300))
