@@ -165,9 +165,9 @@ def _long() -> Group:
         "96 tasks of five or six steps: two things to do in different apps, each for half of the reward. An episode "
         "succeeds if it does both.",
         (
-            Series("filtered_bc", 24, 96, told, measured=192),
-            Series("digirl-paper", 24, 96, (*told, "train_algorithm=digirl"), measured=192),
-            Series("grpo", 24, 96, (*told, "train_algorithm=grpo"), measured=192),
+            Series("filtered_bc", 14, 96, told, measured=192),
+            Series("digirl-paper", 14, 96, (*told, "train_algorithm=digirl"), measured=192),
+            Series("grpo", 14, 96, (*told, "train_algorithm=grpo"), measured=192),
         ),
     )
 
