@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from digirl_dist.api.episodes import Episodes
 from digirl_dist.api.run import Run
 from digirl_dist.errors import SettingsError
 from digirl_dist.report.picture import embed
@@ -60,7 +61,7 @@ def bundle(runs: Sequence[Run]) -> str:
 
 def _chosen(viewed: ViewedRun) -> dict[str, Trajectory]:
     """Returns episodes from the whole run, evenly."""
-    episodes = viewed.run.episodes()
+    episodes = Episodes(viewed.run.index.table(), viewed.run.index.read)  # the page tells of unreadable files
     keys = episodes.table["key"].to_pylist()
     count = min(EPISODES, len(keys))
     places = sorted({round(place * (len(keys) - 1) / max(1, count - 1)) for place in range(count)})
