@@ -13,9 +13,10 @@ from pathlib import Path
 
 from digirl_dist.api.episodes import Episodes
 from digirl_dist.api.run import Run
-from digirl_dist.errors import SettingsError
+from digirl_dist.errors import RunFolderError, SettingsError
 from digirl_dist.report.picture import embed
 from digirl_dist.settings.paths import PathUse, refuse_unwritable
+from digirl_dist.storage import atomic_files
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 from digirl_dist.viewer.data import STATIC, ViewedRun, clean, named, observations
@@ -31,18 +32,29 @@ _EXPORTED = re.compile(r"^export (?:async )?(?:function|class|const) (\w+)", re.
 
 
 def write_bundle(runs: Sequence[Run], path: Path) -> Path:
-    """Writes ``path``: .html, or .zip with the page in it. Raises SettingsError for another suffix or place."""
+    """Writes ``path``: .html, or .zip with the page in it; all of it or nothing.
+
+    Raises SettingsError for another suffix or place, and RunFolderError if it cannot be written.
+    """
     if path.suffix not in (".html", ".zip"):
         raise SettingsError(f"--bundle {path}: the file ends in .html or .zip")
     refuse_unwritable("--bundle", path, PathUse.file)
     page = bundle(runs)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".html":
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_files.appearing(path, flushed=False) as part:
+            _write(page, part, path.suffix == ".zip")
+    except OSError as error:
+        raise RunFolderError(f"--bundle {path} cannot be written: {error.strerror}") from error
+    return path
+
+
+def _write(page: str, path: Path, zipped: bool) -> None:
+    if not zipped:
         path.write_text(page)
-        return path
+        return
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("index.html", page)
-    return path
 
 
 def bundle(runs: Sequence[Run]) -> str:

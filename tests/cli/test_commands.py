@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 import sys
@@ -84,6 +85,18 @@ def test_init_writes_one_file_to_edit_which_the_other_configurations_build_on(
     assert main(["init", "--config-path", "my folder"]) == 0
     assert "run --config-path 'my folder'`" in capsys.readouterr().out
     assert "10.1.2.3" in path.read_text()
+
+
+def test_init_leaves_no_file_where_the_disk_is_full(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert main(["init", "--config-path", str(tmp_path / "new")]) == 2
+    assert "new cannot be written: No space left on device" in capsys.readouterr().err
+    assert not list((tmp_path / "new").iterdir())
 
 
 def test_the_configuration_in_a_run_folder_is_one_to_start_from(tmp_path: Path) -> None:
