@@ -51,7 +51,7 @@ def write_bundle(runs: Sequence[Run], path: Path) -> Path:
 
 def _write(page: str, path: Path, zipped: bool) -> None:
     if not zipped:
-        path.write_text(page)
+        path.write_text(page, "utf-8")
         return
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("index.html", page)
@@ -86,10 +86,10 @@ def _pictures(one: Trajectory) -> list[str]:
 
 
 def _page(data: str) -> str:
-    style, script = STATIC.joinpath("style.css").read_text(), _script()
+    style, script = STATIC.joinpath("style.css").read_text("utf-8"), _script()
     policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}"
     head = f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">\n<style>{style}</style>'
-    page = STATIC.joinpath("index.html").read_text()
+    page = STATIC.joinpath("index.html").read_text("utf-8")
     page = page.replace('<link rel="stylesheet" href="/static/style.css">', head)
     page = page.replace('<script type="module" src="/static/app.js"></script>\n', "")
     last = f'<script type="application/json" id="bundle">{data}</script>\n<script>{script}</script>\n</body>'
@@ -100,7 +100,7 @@ def _script() -> str:
     """Returns the modules in one script: each is a function whose exports the later ones find by its name."""
     made = ['"use strict";', "const modules = {};"]
     for name in (*_SCRIPTS, *_VIEWS):
-        body = STATIC.joinpath(f"{name}.js").read_text()
+        body = STATIC.joinpath(f"{name}.js").read_text("utf-8")
         exports = ", ".join(_EXPORTED.findall(body))
         body = _SOME_OF.sub(r"const \1 = modules.\2;", _ALL_OF.sub(r"const \1 = modules.\2;", body))
         body = re.sub(r"^export ", "", body, flags=re.MULTILINE)

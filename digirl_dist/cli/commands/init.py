@@ -24,7 +24,7 @@ def execute(options: argparse.Namespace) -> int:
         raise SettingsError(f"{file} is there already: edit it, or name another --config-path")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        atomic_files.write_text(file, (own_folder() / "host.yaml").read_text())
+        atomic_files.write_text(file, (own_folder() / "host.yaml").read_text("utf-8"))
     except OSError as error:
         raise SettingsError(f"--config-path {options.config_path} cannot be written: {error.strerror}") from error
     named = "" if options.config_path == HERE else f" --config-path {shlex.quote(str(file.parent))}"
