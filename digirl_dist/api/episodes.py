@@ -14,6 +14,7 @@ from PIL import Image
 
 from digirl_dist.api import arguments
 from digirl_dist.errors import SettingsError
+from digirl_dist.plain_text import one_line
 from digirl_dist.report import episodes as film
 from digirl_dist.report.markup import element, to_html
 from digirl_dist.report.picture import SHOWN_FORMATS
@@ -44,7 +45,7 @@ class Episode(Trajectory):
 
     def __repr__(self) -> str:
         task, end = self.ticket.task, "success" if self.success else "failure"
-        where = f"iteration {self.ticket.iteration}, worker {self.worker}"
+        where = f"iteration {self.ticket.iteration}, worker {one_line(self.worker):.100}"
         return f"<{end} at {task.id!r:.100} in {len(self.steps)} steps, reward {self.reward:g}, {where}>"
 
     def _repr_html_(self) -> str:

@@ -52,8 +52,8 @@ class Fleet(Closeable):
         if isinstance(workers, str | Mapping):
             raise SettingsError(f"workers are a list of machines: Fleet([{workers!r}])")
         arguments.of_kind("workers", workers or (), Sequence, "a list of machines, as Fleet(['10.0.0.2'])")
-        self._keeps = "save_path" in settings
         kept = settings.pop("save_path", None)
+        self._keeps = bool(kept)
         folder = arguments.folder("save_path", kept) if kept else tempfile.mkdtemp(prefix="digirl-dist-fleet-")
         named = {"worker_ips": list(workers)} if workers else {}
         try:
@@ -70,6 +70,7 @@ class Fleet(Closeable):
         self._pushed: tuple[Policy, Checkpoint] | None = None
         self._rounds = 0
         self._collecting = threading.Lock()
+        self._sending = threading.Lock()
         self._is_closed = False
 
     @classmethod
@@ -94,7 +95,8 @@ class Fleet(Closeable):
 
     def push(self, policy: Policy) -> None:
         """Starts to send the policy to the workers, so that the next ``collect`` with it need not wait."""
-        self._start(policy).push(self._checkpoint(policy))
+        fleet, checkpoint = self._send(policy)
+        fleet.push(checkpoint)
 
     def collect(
         self,
@@ -116,8 +118,7 @@ class Fleet(Closeable):
         count = len(chosen) if episodes is None else arguments.whole("episodes", episodes, 1, _MOST_EPISODES)
         plan = Plan(chosen, count, arguments.whole("seed", seed, 0), "sequential")
         with self._collecting:
-            fleet = self._start(policy)
-            checkpoint = self._checkpoint(policy)
+            fleet, checkpoint = self._send(policy)
             tickets = [replace(one, iteration=self._rounds) for one in plan.tickets(0, checkpoint.iteration)]
             self._rounds += 1  # also if this fails: what it began must not land in the next one
             result = fleet.collector.collect(checkpoint, tickets)
@@ -138,6 +139,11 @@ class Fleet(Closeable):
         """Ends the emulators and worker programs; a second call is harmless."""
         self._is_closed = True
         self._stack.close()
+
+    def _send(self, policy: Policy) -> tuple[OpenFleet, Checkpoint]:
+        """Returns the fleet and the policy as one of its checkpoints; of threads at once the first one starts it."""
+        with self._sending:
+            return self._start(policy), self._checkpoint(policy)
 
     def _start(self, policy: Policy) -> OpenFleet:
         from digirl_dist.api.policy import Policy
@@ -171,7 +177,7 @@ class Fleet(Closeable):
     def _chosen(self, tasks: Sequence[str | Task] | None) -> Sequence[Task]:
         known = {task.id: task for task in self._device.tasks}
         wanted = list(known) if tasks is None else tasks
-        if isinstance(wanted, str) or not isinstance(wanted, Collection) or not wanted:
+        if isinstance(wanted, str) or not isinstance(wanted, Collection) or not len(wanted):
             raise SettingsError(f"tasks are a list of at least one task, not {tasks!r:.80}")
         if missing := [task for task in wanted if isinstance(task, str) and task not in known]:
             raise SettingsError(f"there is no task {missing[0]!r}; {nearest(missing[0], list(known))}")

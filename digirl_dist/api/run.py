@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from digirl_dist.api import arguments
 from digirl_dist.api.episodes import Episode, Episodes, import_pandas
 from digirl_dist.errors import CheckpointError, RunFolderError, TrajectoryError
+from digirl_dist.plain_text import one_line
 from digirl_dist.report import metrics
 from digirl_dist.report.record import config_of, metrics_of
 from digirl_dist.storage import json_lines
@@ -73,7 +74,7 @@ class Run:
         """
         self.index.refresh()
         for note in self.index.notes:
-            warnings.warn(f"{note}; its episodes are left out", stacklevel=2)
+            warnings.warn(f"{one_line(note)}; its episodes are left out", stacklevel=2)
         return Episodes(self.index.table(), self.index.read)
 
     def episode(self, key: str) -> Episode:

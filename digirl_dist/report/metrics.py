@@ -17,6 +17,7 @@ from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import RunFolderError
 from digirl_dist.report.interval import wilson
 from digirl_dist.rollout.slot_time import ACTIVITIES
+from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files, strict_json
 from digirl_dist.storage.disk_full import FailFast, WritePolicy
 from digirl_dist.trainer import Update
@@ -42,7 +43,7 @@ class Metrics:
     def __init__(self, path: Path, write_policy: WritePolicy | None = None) -> None:
         self.path = path
         self._write_policy = write_policy or FailFast()
-        self._texts = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        self._texts = _content(path).split(b"\n")[:-1] if path.exists() else []
         self.iterations = [_iteration(text, f"line {place} of {path}") for place, text in enumerate(self._texts, 1)]
 
     @property
@@ -202,6 +203,12 @@ def _append_whole(path: Path, line: bytes) -> None:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def _content(path: Path) -> bytes:
+    """Raises OSError for what is no regular file, such as a named pipe, which would hold up the reader for ever."""
+    with regular_file.opened(path) as file:
+        return file.read()
 
 
 def _iteration(line: bytes, place: str) -> int:

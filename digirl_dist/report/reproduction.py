@@ -7,10 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import pyarrow.parquet as pq
-
 from digirl_dist.report.metrics import Figures, Metrics
-from digirl_dist.storage import json_lines
+from digirl_dist.storage import json_lines, parquet
 from digirl_dist.types import Json
 
 _OF_THE_MACHINE = re.compile(
@@ -25,11 +23,12 @@ Ticket = tuple[tuple[str, Json], ...]
 
 
 def tickets_of(run: Path, iterations: int) -> set[Ticket]:
-    """Returns the tickets whose episodes a run folder holds, of its first iterations."""
+    """Returns the tickets whose episodes a run folder holds, of its first iterations. Raises TrajectoryError."""
     found: set[Ticket] = set()
     for path in sorted((run / "trajectories").glob("[0-9]*.parquet"))[:iterations]:
-        columns = [name for name in _TICKET if name in pq.read_schema(path).names]
-        rows = pq.read_table(path, columns=columns).to_pylist()
+        with parquet.opened(path) as file:
+            columns = [name for name in _TICKET if name in file.columns]
+            rows = file.read(columns).to_pylist()
         found.update(tuple((name, str(row[name])) for name in columns) for row in rows if row["iteration"] < iterations)
     return found
 

@@ -79,7 +79,9 @@ def load(config_path: str, config_name: str, overrides: Sequence[str]) -> Settin
     composed = _compose(*translated(find_folder(config_path), config_name, overrides))
     given = OmegaConf.to_container(composed)
     hide(secrets_of(given))
-    if hidden := _hidden_keys(given):
+    if cut := _keys_with(given, "\0"):
+        raise SettingsError(f"{cut[0]} has a NUL in it, which no command, path or address may have: leave it out")
+    if hidden := _keys_with(given, HIDDEN):
         raise SettingsError(
             f"{config_name}.yaml hides the secrets in {', '.join(hidden)}; give them again, as key=value"
         )
@@ -156,13 +158,13 @@ def _compose(folder: Path, name: str, overrides: Sequence[str]) -> DictConfig:
     return composed
 
 
-def _hidden_keys(value: Any, key: str = "") -> list[str]:
-    """Returns the keys of secrets that a run folder does not tell."""
+def _keys_with(value: Any, sign: str, key: str = "") -> list[str]:
+    """Returns the keys of texts that hold ``sign``, such as those of secrets that a run folder does not tell."""
     if isinstance(value, dict):
-        return [each for name, entry in value.items() for each in _hidden_keys(entry, f"{key}.{name}".lstrip("."))]
+        return [each for name, one in value.items() for each in _keys_with(one, sign, f"{key}.{name}".lstrip("."))]
     if isinstance(value, list):
-        return [each for number, entry in enumerate(value) for each in _hidden_keys(entry, f"{key}[{number}]")]
-    return [key] if isinstance(value, str) and HIDDEN in value else []
+        return [each for number, one in enumerate(value) for each in _keys_with(one, sign, f"{key}[{number}]")]
+    return [key] if isinstance(value, str) and sign in value else []
 
 
 @cache

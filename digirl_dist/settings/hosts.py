@@ -94,7 +94,8 @@ def split_host(text: str) -> tuple[str | None, str, int | None]:
         host, port = rest.split(":")
     elif ":" in rest:
         ipaddress.IPv6Address(rest)
-    if not re.fullmatch(r"[^\s/@\[\]\-][^\s/@\[\]]*", host) or (rest.endswith(":") and ":" not in host):
+    is_name = text.strip().isprintable() and re.fullmatch(r"[^\s/@\[\]\-][^\s/@\[\]]*", host)
+    if not is_name or (rest.endswith(":") and ":" not in host):
         raise ValueError("no name or address of a machine")
     if port and not (port.isascii() and port.isdigit() and 0 < int(port[:6]) <= 65_535):
         raise ValueError(f"{shown(port)} is no port: ports are 1 to 65,535")
@@ -151,6 +152,8 @@ def _located(entry: WorkerEntry, where: str) -> WorkerEntry:
     for key, own, other in (("port", entry.port, port), ("username", entry.username, user)):
         if own is not None and other is not None and own != other:
             raise SettingsError(f"{where}: {shown(entry.host)} contradicts {key}={own}: leave one of them out")
+    if entry.username is not None and not entry.username.isprintable():
+        raise SettingsError(f"{where}: username={entry.username!r:.100} is no name of a user")
     if port is not None and entry.name is None:
         entry.name = f"{host}-{port}"
     try:

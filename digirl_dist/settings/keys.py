@@ -58,7 +58,7 @@ def written(value: Any) -> str:
         case bool() | int() | float():
             return str(value).lower()
         case Mapping():
-            return "{" + ",".join(f"{written(key)}:{written(each)}" for key, each in value.items()) + "}"
+            return "{" + ",".join(f"{_key(key)}:{written(each)}" for key, each in value.items()) + "}"
         case list() | tuple():
             return "[" + ",".join(map(written, value)) + "]"
         case str():
@@ -66,6 +66,11 @@ def written(value: Any) -> str:
         case _ if callable(value):
             return f"'{value.__module__}:{value.__qualname__}'"
     return f"'{value}'"
+
+
+def _key(key: Any) -> str:
+    """Returns a key of a mapping: in Hydra's grammar it is never in quotes, but may hold escaped signs."""
+    return re.sub(r"[\\()\[\]{}:=, \t]", r"\\\g<0>", key) if isinstance(key, str) else written(key)
 
 
 def quoted(text: str) -> str:

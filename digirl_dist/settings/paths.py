@@ -108,4 +108,14 @@ def _cannot_be_made(path: Path) -> str:
         return f"cannot be written: {there} is not for this user; allow it, or name another folder"
     if any(len(os.fsencode(part)) > os.pathconf(there, "PC_NAME_MAX") for part in path.relative_to(there).parts):
         return "has a name that is too long: name another folder"
+    if not _is_utf8(path):
+        return "is no UTF-8, and Arrow and safetensors write no other: name another folder"
     return ""
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

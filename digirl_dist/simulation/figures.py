@@ -96,8 +96,21 @@ def of_rehearsal(settings: RehearsalSettings) -> Figures:
 
 
 def of_run(folder: Path) -> Figures:
-    """Returns what a run measured, its first iteration left out. Raises RunFolderError if it measured nothing."""
-    measured = json_lines.read(existing_run(folder) / "metrics.jsonl")
+    """Returns what a run measured, its first iteration left out. Raises RunFolderError if it measured nothing or its
+    lines are damaged, and TrajectoryError for a damaged file."""
+    root = existing_run(folder)
+    try:
+        found = _of_lines(root)
+        if not all(math.isfinite(getattr(found, each.name)) for each in fields(found)):
+            raise ValueError("it has figures that are not finite")
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {str(error)[:100]}"
+        raise RunFolderError(f"{root}/metrics.jsonl or events.jsonl is damaged ({reason}); restore it") from error
+    return found
+
+
+def _of_lines(folder: Path) -> Figures:
+    measured = json_lines.read(folder / "metrics.jsonl")
     lines = [line for line in measured if line.get("slot_seconds") and line.get("episodes")]
     lines = lines[1:] or lines
     seconds: defaultdict[str, float] = defaultdict(float)
@@ -134,11 +147,12 @@ def _pushes(folder: Path) -> list[tuple[int, float]]:
 
 
 def _steps_spread(folder: Path) -> float:
-    """Returns the spread of the newest iteration's lengths."""
-    import pyarrow.parquet
+    """Returns the spread of the newest iteration's lengths. Raises TrajectoryError for a damaged file."""
+    from digirl_dist.storage import parquet
 
     paths = sorted((folder / "trajectories").glob("[0-9]*.parquet"))
     if not paths:
         return 0.4
-    rows = pyarrow.parquet.read_table(paths[-1], columns=["episode_id"]).column("episode_id").to_pylist()
+    with parquet.opened(paths[-1]) as file:
+        rows = file.read(["episode_id"]).column("episode_id").to_pylist()
     return pstdev([math.log(count) for count in Counter(rows).values()])

@@ -39,7 +39,7 @@ def appearing(path: Path, flushed: bool = True) -> Iterator[Path]:
 def write_text(path: Path, text: str, flushed: bool = True) -> None:
     """Writes a small text file."""
     with appearing(path, flushed) as part:
-        part.write_text(text)
+        part.write_text(text, "utf-8")
 
 
 def write_json(path: Path, value: Json, flushed: bool = True) -> None:

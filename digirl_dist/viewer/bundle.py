@@ -11,10 +11,12 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from digirl_dist.api.episodes import Episodes
 from digirl_dist.api.run import Run
-from digirl_dist.errors import SettingsError
+from digirl_dist.errors import RunFolderError, SettingsError
 from digirl_dist.report.picture import embed
 from digirl_dist.settings.paths import PathUse, refuse_unwritable
+from digirl_dist.storage import atomic_files
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 from digirl_dist.viewer.data import STATIC, ViewedRun, clean, named, observations
@@ -30,18 +32,29 @@ _EXPORTED = re.compile(r"^export (?:async )?(?:function|class|const) (\w+)", re.
 
 
 def write_bundle(runs: Sequence[Run], path: Path) -> Path:
-    """Writes ``path``: .html, or .zip with the page in it. Raises SettingsError for another suffix or place."""
+    """Writes ``path``: .html, or .zip with the page in it; all of it or nothing.
+
+    Raises SettingsError for another suffix or place, and RunFolderError if it cannot be written.
+    """
     if path.suffix not in (".html", ".zip"):
         raise SettingsError(f"--bundle {path}: the file ends in .html or .zip")
     refuse_unwritable("--bundle", path, PathUse.file)
     page = bundle(runs)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".html":
-        path.write_text(page)
-        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_files.appearing(path, flushed=False) as part:
+            _write(page, part, path.suffix == ".zip")
+    except OSError as error:
+        raise RunFolderError(f"--bundle {path} cannot be written: {error.strerror}") from error
+    return path
+
+
+def _write(page: str, path: Path, zipped: bool) -> None:
+    if not zipped:
+        path.write_text(page, "utf-8")
+        return
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("index.html", page)
-    return path
 
 
 def bundle(runs: Sequence[Run]) -> str:
@@ -60,7 +73,7 @@ def bundle(runs: Sequence[Run]) -> str:
 
 def _chosen(viewed: ViewedRun) -> dict[str, Trajectory]:
     """Returns episodes from the whole run, evenly."""
-    episodes = viewed.run.episodes()
+    episodes = Episodes(viewed.run.index.table(), viewed.run.index.read)  # the page tells of unreadable files
     keys = episodes.table["key"].to_pylist()
     count = min(EPISODES, len(keys))
     places = sorted({round(place * (len(keys) - 1) / max(1, count - 1)) for place in range(count)})
@@ -73,10 +86,10 @@ def _pictures(one: Trajectory) -> list[str]:
 
 
 def _page(data: str) -> str:
-    style, script = STATIC.joinpath("style.css").read_text(), _script()
+    style, script = STATIC.joinpath("style.css").read_text("utf-8"), _script()
     policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}"
     head = f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">\n<style>{style}</style>'
-    page = STATIC.joinpath("index.html").read_text()
+    page = STATIC.joinpath("index.html").read_text("utf-8")
     page = page.replace('<link rel="stylesheet" href="/static/style.css">', head)
     page = page.replace('<script type="module" src="/static/app.js"></script>\n', "")
     last = f'<script type="application/json" id="bundle">{data}</script>\n<script>{script}</script>\n</body>'
@@ -87,7 +100,7 @@ def _script() -> str:
     """Returns the modules in one script: each is a function whose exports the later ones find by its name."""
     made = ['"use strict";', "const modules = {};"]
     for name in (*_SCRIPTS, *_VIEWS):
-        body = STATIC.joinpath(f"{name}.js").read_text()
+        body = STATIC.joinpath(f"{name}.js").read_text("utf-8")
         exports = ", ".join(_EXPORTED.findall(body))
         body = _SOME_OF.sub(r"const \1 = modules.\2;", _ALL_OF.sub(r"const \1 = modules.\2;", body))
         body = re.sub(r"^export ", "", body, flags=re.MULTILINE)

@@ -51,5 +51,9 @@ def test_calls_that_are_refused_or_come_at_once_leave_every_collection_whole(tmp
         for words in wrong:
             with pytest.raises(SettingsError, match="no whole number|neither a Task nor the id"):
                 fleet.collect(policy, **words)
+        ids = np.array([task.id for task in fleet.tasks[:2]])
+        pushes = [threads.submit(fleet.push, policy) for _ in range(2)]  # of calls at once the first starts the fleet
+        assert [one.ticket.task.id for one in fleet.collect(policy, ids)] == list(ids)  # type: ignore[arg-type]
+        assert [push.result() for push in pushes] == [None, None]
         found = list(threads.map(lambda seed: fleet.collect(policy, episodes=np.int64(3), seed=seed), range(3)))
     assert [len(each) for each in found] == [3, 3, 3]

@@ -56,6 +56,14 @@ def test_no_text_becomes_markup_in_a_notebook(hostile: Path) -> None:
     assert all("".join(page.texts).strip() for page in shown)
 
 
+def test_no_text_steers_the_terminal_that_shows_an_episode_or_a_warning(hostile: Path, tmp_path: Path) -> None:
+    assert [str(one) for one in Run(hostile).episodes() if not repr(one).isprintable()] == []
+    folder = make_run(tmp_path / "run", iterations=1)
+    (folder / "trajectories" / "0\x1b[2J.parquet").write_bytes(b"PAR1")
+    with pytest.warns(UserWarning, match=r"0\\x1b\[2J\.parquet is not a trajectory file"):
+        Run(folder).episodes()
+
+
 def test_no_text_becomes_markup_in_the_report(hostile: Path) -> None:
     write_page(hostile)
     page = Markup((hostile / "report.html").read_text())

@@ -284,6 +284,19 @@ def test_any_text_reaches_the_settings_as_it_is(value: str) -> None:
     assert settings.agent.kwargs["word"] == [value, 1, None]  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("key", ["plain", "a b", "a-b", "a:b", "a=b", "a,b", "a\\b", "{a}", "(", "]", "a.b", "${seed}"])
+def test_a_mapping_reaches_the_settings_as_it_is(key: str) -> None:
+    kwargs = {"outer": [{key: {key: "value"}}]}
+    written = list(overrides({"agent": {"name": "custom", "entry_point": "a:b", "kwargs": kwargs}}))
+    settings = configuration.load("config/multimachine", "host", written)
+    assert settings.agent.kwargs == kwargs  # type: ignore[attr-defined]
+
+
+def test_a_worker_of_a_fleet_may_be_a_mapping() -> None:
+    with Fleet(["10.0.0.2", {"host": "10.0.0.3", "bsize": 8}]) as fleet:
+        assert fleet._settings.worker_ips == ["10.0.0.2", {"host": "10.0.0.3", "bsize": 8}]
+
+
 def test_a_class_stands_for_its_import_path() -> None:
     assert list(overrides({"algorithm": {"entry_point": Policy}})) == [
         "algorithm.entry_point='digirl_dist.api.policy:Policy'"

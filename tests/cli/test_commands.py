@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from small_run import make_run
 
 import digirl_dist
 from digirl_dist.child_process import environment
@@ -84,6 +86,31 @@ def test_init_writes_one_file_to_edit_which_the_other_configurations_build_on(
     assert main(["init", "--config-path", "my folder"]) == 0
     assert "run --config-path 'my folder'`" in capsys.readouterr().out
     assert "10.1.2.3" in path.read_text()
+
+
+@pytest.mark.component
+def test_files_are_utf8_whatever_the_locale(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", iterations=1)
+    ascii_only = {**os.environ, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    export = ["export", str(run), "--to", "datasets", "export"]
+    for words in (["init"], ["view", "--bundle", "out.html", str(run)], export):
+        command = [sys.executable, "-m", "digirl_dist", *words]
+        done = subprocess.run(command, cwd=tmp_path, env=ascii_only, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert "…" in (tmp_path / "export" / "README.md").read_text("utf-8")
+    assert "…" in (tmp_path / "out.html").read_text("utf-8")
+
+
+def test_init_leaves_no_file_where_the_disk_is_full(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert main(["init", "--config-path", str(tmp_path / "new")]) == 2
+    assert "new cannot be written: No space left on device" in capsys.readouterr().err
+    assert not list((tmp_path / "new").iterdir())
 
 
 def test_the_configuration_in_a_run_folder_is_one_to_start_from(tmp_path: Path) -> None:

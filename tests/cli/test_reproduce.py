@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from small_run import make_run
 
 from digirl_dist.cli.main import main
+from digirl_dist.report.reproduction import tickets_of
 
 pytestmark = pytest.mark.component
 
@@ -36,6 +38,17 @@ def test_the_beginning_of_an_inline_run_is_equal_when_made_again(
     for iterations in ("0", "3"):
         assert main(["reproduce", str(tmp_path / "first"), "--into", "new", "--iterations", iterations]) == 2
         assert "has 2 finished iterations" in capsys.readouterr().err
+
+
+def test_a_damaged_file_and_a_folder_that_is_no_utf8_are_named_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tickets_of(make_run(tmp_path / "run", iterations=1).rename(tmp_path / "run\udcff"), 1)
+    broken = make_run(tmp_path / "broken", iterations=1)
+    next((broken / "trajectories").glob("*.parquet")).write_bytes(b"PAR1")
+    assert main(["reproduce", str(broken)]) == 1
+    assert "000000.parquet is not a trajectory file" in capsys.readouterr().err
+    assert not (tmp_path / "broken-again").exists()
 
 
 def test_what_is_no_run_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,12 @@ def test_a_file_that_needs_no_mending_is_left_as_it_is(tmp_path: Path) -> None:
         file.write('{"iteration": 2, "cut')
     Metrics(path).keep_until(2)
     assert path.read_text().endswith("}\n")
+
+
+def test_a_named_pipe_in_place_of_the_file_holds_up_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.raises(OSError, match="it is no regular file"):
+        Metrics(tmp_path / "metrics.jsonl")
 
 
 @pytest.mark.parametrize(("measured_s", "expected"), [(0.0, 11.0), (8.0, 3.0), (12.0, 1.0)])

@@ -93,6 +93,7 @@ def test_workers_of_a_site_relay_unless_relays_are_off(tmp_path: Path) -> None:
     ("override", "message"),
     [
         ("relay=always", "relay must be auto or off"),
+        ("worker_ips=[{host: h, python: 'a\0b'}]", "worker_ips[0].python has a NUL in it"),
         ("bsiez=2", "no key 'bsiez'; did you mean 'bsize'?"),
         ("learning_rate=2", "or 'algorithm.filtered_bc.actor.learning_rate' or"),
         ("algorithm.reset_s=2", "did you mean 'emulator.reset_s' or 'limits.reset_s'?"),

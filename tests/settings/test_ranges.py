@@ -136,8 +136,9 @@ def test_every_path_says_what_it_is_for() -> None:
 
 def test_every_path_is_refused_by_name_where_it_cannot_be_used(tmp_path: Any) -> None:
     (tmp_path / "file").write_text("")
+    below = tmp_path / "file" / "below"
     wrong = {
-        PathUse.output_folder: [tmp_path / "file", tmp_path / "file" / "below", "/proc/mine", "", "a\0b", "x" * 300],
+        PathUse.output_folder: [tmp_path / "file", below, "/proc/mine", "", "a\0b", "x" * 300, "\udcff"],
         PathUse.folder: [tmp_path / "missing", tmp_path / "file", "", "a\0b", "x" * 300],
         PathUse.file: [tmp_path / "missing", tmp_path, "", "a\0b", "x" * 5000],
         PathUse.either: [tmp_path / "missing", "", "a\0b", "x" * 300, "~nobody-of-that-name/x"],
@@ -182,7 +183,10 @@ def test_hosts_are_read_as_people_write_them(typed: str, meant: tuple[str | None
 
 @pytest.mark.parametrize(
     "typed",
-    ["", "a:", ":22", "a:b", "a:0", "a:99999", "a:1:2", "[zz]:3", "ssh://a", "a b", "-oX=y", "a/b", "x:" + "9" * 5000],
+    [
+        *("", "a:", ":22", "a:b", "a:0", "a:99999", "a:1:2", "[zz]:3", "ssh://a", "a b", "-oX=y", "a/b"),
+        *("x:" + "9" * 5000, "a\0b", "\u202ea"),
+    ],
     ids=lambda typed: typed[:9],
 )
 def test_what_is_no_host_is_refused_with_the_forms(composed: Settings, typed: str) -> None:
@@ -217,6 +221,7 @@ def test_a_port_in_a_host_names_the_worker_and_may_not_contradict() -> None:
         ({"host": "h", "site": "a", "site_address": "-oProxyCommand=x"}, "is no machine"),
         ({"host": "h", "site_address": "h"}, "give the worker a site"),
         ({"host": "h", "emulator": 3}, "emulator"),
+        ({"host": "h", "username": "a\ud800"}, "is no name of a user"),
         (7, "must be a host name"),
         (None, "must be a host name"),
     ],

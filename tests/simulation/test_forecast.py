@@ -10,7 +10,7 @@ import pytest
 
 from digirl_dist.cli.main import main
 from digirl_dist.collect.iteration import Closing
-from digirl_dist.errors import RunFolderError, SettingsError
+from digirl_dist.errors import RunFolderError, SettingsError, TrajectoryError
 from digirl_dist.settings import RehearsalSettings
 from digirl_dist.simulation.figures import Figures, of_rehearsal, of_run, stated
 from digirl_dist.simulation.forecast import FleetPlan, by_collector, by_queue, forecast
@@ -98,6 +98,15 @@ def test_figures_of_a_run_are_read_from_its_files_without_its_first_iteration(tm
     assert (found.push_mb, found.link_mb_s) == (8.0, 4.0)
     with pytest.raises(RunFolderError, match="elsewhere is no run folder"):
         of_run(tmp_path / "elsewhere")
+    for wrong in ('"slot_seconds": 3', '"slot_seconds": {"step": "x"}', '"pull_bytes": NaN', '"steps_mean": [1]'):
+        (tmp_path / "metrics.jsonl").write_text(line(0, 16.0)[:-1] + f", {wrong}}}\n")
+        with pytest.raises(RunFolderError, match="is damaged"):
+            of_run(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text(line(0, 16.0) + "\n")
+    (tmp_path / "trajectories").mkdir()
+    (tmp_path / "trajectories" / "000000.parquet").write_bytes(b"PAR1")
+    with pytest.raises(TrajectoryError, match="is not a trajectory file"):
+        of_run(tmp_path)
 
 
 @pytest.mark.parametrize("word", ["step=1", "step_s=-1", "step_s=nan", "step_s=", "link_mb_s=0", "steps=inf"])

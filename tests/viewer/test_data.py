@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
 import subprocess
 import sys
 import threading
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -246,6 +248,13 @@ def test_a_file_with_texts_that_are_none_is_named_and_hides_no_other(folder: Pat
     assert viewed.rows(0)["count"] == 18 and "000009.parquet" in str(viewed.summary()["notes"])
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_bundle_tells_of_a_damaged_file_on_its_page(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", iterations=2)
+    (folder / "trajectories" / "000000.parquet").write_bytes(b"PAR1")
+    assert "000000.parquet is not a trajectory file" in bundle([Run(folder)])
+
+
 def test_a_bundle_is_one_file_without_addresses_and_its_data_cannot_end_the_script(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", iterations=1)
     words = "</script><script>alert(1)</script><!--"
@@ -256,3 +265,19 @@ def test_a_bundle_is_one_file_without_addresses_and_its_data_cannot_end_the_scri
     assert write_bundle([Run(folder)], tmp_path / "out.zip").stat().st_size > 10_000
     with pytest.raises(SettingsError, match=r"ends in \.html or \.zip"):
         write_bundle([Run(folder)], tmp_path / "out.pdf")
+
+
+@pytest.mark.parametrize("name", ["out.html", "out.zip"])
+def test_a_bundle_that_cannot_be_written_leaves_the_one_before(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder, path = make_run(tmp_path / "run", iterations=1), write_bundle([], tmp_path / name)
+    before = path.read_bytes()
+    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(zipfile.ZipFile, "writestr", full)
+    with pytest.raises(RunFolderError, match=f"--bundle .*{name} cannot be written: No space left"):
+        write_bundle([Run(folder)], path)
+    assert path.read_bytes() == before and sorted(tmp_path.iterdir()) == sorted([folder, path])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 
 from digirl_dist.cli.configured import path
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.places import HERE, own_folder
+from digirl_dist.storage import atomic_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,12 +20,11 @@ def execute(options: argparse.Namespace) -> int:
     file = path(options.config_path) / "host.yaml"
     if file.parent.exists() and not file.parent.is_dir():
         raise SettingsError(f"--config-path {options.config_path} is no folder")
+    if os.path.lexists(file):
+        raise SettingsError(f"{file} is there already: edit it, or name another --config-path")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("x") as opened:
-            opened.write((own_folder() / "host.yaml").read_text())
-    except FileExistsError as error:
-        raise SettingsError(f"{file} is there already: edit it, or name another --config-path") from error
+        atomic_files.write_text(file, (own_folder() / "host.yaml").read_text("utf-8"))
     except OSError as error:
         raise SettingsError(f"--config-path {options.config_path} cannot be written: {error.strerror}") from error
     named = "" if options.config_path == HERE else f" --config-path {shlex.quote(str(file.parent))}"

@@ -42,10 +42,11 @@ def execute(options: argparse.Namespace) -> int:
     iterations = made if options.iterations is None else options.iterations
     if not 1 <= iterations <= made:
         raise SettingsError(f"--iterations {iterations} cannot be compared: {first} has {made} finished iterations")
+    wanted = tickets_of(first, iterations)  # a damaged file is told before the work
     words = (*source.overrides, f"save_path={quoted(str(second))}")
     status = run(replace(source, overrides=words), watched=False, last=iterations)
     with shown("compare the runs", sys.stderr):
-        tickets = tickets_of(first, iterations) == tickets_of(second, iterations)
+        tickets = wanted == tickets_of(second, iterations)
         found = differences(first, second, iterations)
     print(f"{second}: tickets {'equal' if tickets else 'DIFFER'}; figures {'equal' if not found else 'DIFFER'}")
     changed = [f"the first run had another environment: {each}" for each in conditions(first, second)]

@@ -38,7 +38,7 @@ def write(source: Source, folder: Path) -> None:
             "final_metrics": {"total_steps": len(episode.steps) + 1, "extra": {"reward": episode.reward}},
             "extra": _origin(episode),
         }
-        (place / "trajectory.json").write_text(strict_json.dumps(content))
+        (place / "trajectory.json").write_text(strict_json.dumps(content), "utf-8")
 
 
 def _steps(episode: Trajectory, place: Path) -> list[Json]:

@@ -37,7 +37,7 @@ def write(source: Source, folder: Path) -> None:
                 for each in some:
                     count, won = tally.get(each.ticket.task.id, (0, 0))
                     tally[each.ticket.task.id] = (count + 1, won + each.success)
-    (folder / "README.md").write_text(dataset_card(source, tally, rows))
+    (folder / "README.md").write_text(dataset_card(source, tally, rows), "utf-8")
 
 
 def _flattened(rows: pa.Table) -> pa.Table:

@@ -19,4 +19,4 @@ def write(source: Source, folder: Path) -> None:
     newest.state()  # against its digests
     for name in ("policy.safetensors", "manifest.json"):
         shutil.copyfile(newest.folder / name, folder / name)
-    (folder / "README.md").write_text(model_card(source, newest.iteration))
+    (folder / "README.md").write_text(model_card(source, newest.iteration), "utf-8")
