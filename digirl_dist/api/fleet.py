@@ -31,14 +31,20 @@ _MOST_EPISODES = 10**6
 """All tickets of a round are in memory."""
 _MEASURES = {"task_mode": "evaluate"}
 """Nothing is learned, so every episode is awaited."""
+_DECIDED = {
+    "task_mode": "a fleet measures: it learns nothing",
+    "agent": "a fleet acts with the agent of the policy that it is given",
+}
+"""Settings of ``train`` that are none of a fleet's -> why."""
 
 
 class Fleet(Closeable):
     """Emulators on machines that you can ssh to: ``Fleet(["10.0.0.2", "10.0.0.3"], bsize=8, emulator="phone")``.
 
     ``Fleet.dry_run()`` starts localhost workers behind real SSH servers, ``Fleet.ray()`` actors of a Ray cluster, and
-    ``Fleet.inline()`` emulators on this machine only. All take the settings of ``train``. ``workers`` are entries of
-    ``worker_ips``; without them, those of the YAML file are used. Use a fleet as a context manager, or call ``close``.
+    ``Fleet.inline()`` emulators on this machine only. All take the settings of ``train``, but for ``agent`` and
+    ``task_mode``. ``workers`` are entries of ``worker_ips``; without them, those of the YAML file are used. Use a fleet
+    as a context manager, or call ``close``.
 
     The workers start with the first policy. All later policies must have the same agent, but may have other weights.
     With ``save_path``, episodes are kept in that run folder, which ``digirl-dist view`` shows.
@@ -52,6 +58,8 @@ class Fleet(Closeable):
         if isinstance(workers, str | Mapping):
             raise SettingsError(f"workers are a list of machines: Fleet([{workers!r}])")
         arguments.of_kind("workers", workers or (), Sequence, "a list of machines, as Fleet(['10.0.0.2'])")
+        for key in settings.keys() & _DECIDED.keys():
+            raise SettingsError(f"Fleet({key}=…): {_DECIDED[key]}; leave it out")
         kept = settings.pop("save_path", None)
         self._keeps = bool(kept)
         folder = arguments.folder("save_path", kept) if kept else tempfile.mkdtemp(prefix="digirl-dist-fleet-")

@@ -112,10 +112,12 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def digirl_key(key: str) -> str | None:
-    """Says what DigiRL's key of that name is here; None for a key that it does not have."""
+    """Says what DigiRL's key of that name is here; None for a key that it does not have, or that has its name here."""
     if key not in KEYS:
         return None
     places = became(key, {key: 1, "train_mode": "offline", "task_mode": "evaluate"}).settings
+    if key in places:
+        return None
     if not places:
         return f"DigiRL's {key} becomes something else here: `digirl-dist migrate FILE` tells what"
     return f"DigiRL's {key} is {next(iter(places))} here"

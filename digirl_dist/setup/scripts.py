@@ -24,7 +24,7 @@ class Steps:
 def steps(emulator: EmulatorSettings, worker_config: WorkerConfig, install: InstallSettings, dry_run: bool) -> Steps:
     """Returns the scripts of one worker. An emulator without its own script needs only Python."""
     folder = _folder()
-    frame = (folder / "steps.sh").read_text()
+    frame = (folder / "steps.sh").read_text("utf-8")
     name = (isinstance(emulator, EmulatorPlugin) and emulator.machine) or emulator.name
     own, after = (_text(folder / place / f"{name}.sh") for place in ("emulators", "after"))
     variables = {
@@ -35,12 +35,12 @@ def steps(emulator: EmulatorSettings, worker_config: WorkerConfig, install: Inst
     if isinstance(emulator, EmulatorPlugin):
         told = emulator.setup_variables(install)
         variables |= {name: value for name, value in told.items() if value}
-    before = "\n".join([frame, (folder / "python.sh").read_text(), own])
+    before = "\n".join([frame, (folder / "python.sh").read_text("utf-8"), own])
     return Steps(before, f"{frame}\n{after}" if after else "", variables)
 
 
 def _text(path: Path) -> str:
-    return path.read_text() if path.is_file() else ""
+    return path.read_text("utf-8") if path.is_file() else ""
 
 
 def _folder() -> Path:

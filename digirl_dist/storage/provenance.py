@@ -38,6 +38,8 @@ _MEASURED = (
     *("task_order", "task_set", "task_split"),
 )
 """What decides which episodes measure a checkpoint, and how they are acted and judged."""
+_TOLD = 5
+"""Changes that are told of many."""
 _GIT_S = 10.0
 _MOST_DIFFERENCE = 1 << 20
 
@@ -77,13 +79,17 @@ def refuse_other_measurement(folder: Path, configuration: Mapping[str, Json]) ->
 
 
 def refuse_changes(run: Path, configuration: Mapping[str, Json]) -> None:
-    """Raises SettingsError, with both values, for a change that makes the run in ``run`` another one."""
-    for key, (before, now) in changes_of(run, configuration).items():
-        if any(key == fixed or key.startswith(f"{fixed}.") for fixed in _FIXED):
-            raise SettingsError(
-                f"{key}={now}, but the run in save_path={run} has {key}={before} and continues with that alone -> "
-                f"leave {key} as it was, or use another save_path"
-            )
+    """Raises SettingsError, with both values, for the changes that make the run in ``run`` another one."""
+    changes = changes_of(run, configuration)
+    fixed = [key for key in changes if any(key == one or key.startswith(f"{one}.") for one in _FIXED)]
+    others = [key.removesuffix("name") for key in fixed if key.endswith(".name")]  # their other keys follow from that
+    told = [key for key in fixed if key.endswith(".name") or not key.startswith(tuple(others))][:_TOLD]
+    if told:
+        before, now = (", ".join(f"{key}={changes[key][place]}" for key in told) for place in (0, 1))
+        raise SettingsError(
+            f"{now}, but the run in save_path={run} has {before} and continues with that alone -> "
+            f"leave {', '.join(told)} as before, or use another save_path"
+        )
 
 
 def record_start(run: Path, changes: Changes) -> None:

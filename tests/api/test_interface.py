@@ -310,6 +310,9 @@ def test_a_fleet_refuses_what_is_wrong_before_it_connects() -> None:
         Fleet()
     with pytest.raises(SettingsError, match=r"a list of machines: Fleet\(\['10.0.0.2'\]\)"):
         Fleet("10.0.0.2")
+    for key, said in (("agent", "of the policy"), ("task_mode", "learns nothing")):
+        with pytest.raises(SettingsError, match=rf"Fleet\({key}=…\): .*{said}.*leave it out"):
+            Fleet.inline(**{key: "custom"})
     nobody = Policy(lambda: Coin(Counter.spec))
     with Fleet.inline() as fleet:
         for wrong, said in WRONG:

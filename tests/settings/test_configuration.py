@@ -128,6 +128,7 @@ def test_workers_of_a_site_relay_unless_relays_are_off(tmp_path: Path) -> None:
         ("agent=custom", "entry_point"),
         ("bsize", "not of the form key=value"),
         ("temperature=1", "DigiRL's temperature is agent.temperature here"),
+        ("emulator.max_steps=3", "there is no key 'emulator.max_steps'; did you mean 'max_steps'?"),
         ("capacity=100", "DigiRL's capacity is trainer.replay_size here"),
         ("lm_lr=1e-4", "DigiRL's lm_lr is algorithm.digirl.actor.learning_rate here"),
         ("bsize=[1", "bsize=[1"),

@@ -64,7 +64,19 @@ def test_what_may_not_change_is_refused_with_both_values(
         provenance.refuse_changes(tmp_path, now)
     key, _, value = before.partition("=")
     value_now = dict(flat(now, whole=key_places.free_keys()))[key]
-    assert f"has {key}={value} and" in str(refusal.value) and str(refusal.value).startswith(f"{key}={value_now}, but")
+    asked, _, has = str(refusal.value).partition(", but the run in ")
+    assert f", {key}={value_now}," in f", {asked}," and re.search(
+        rf"( has|,) {re.escape(key)}={re.escape(value)}(,| and)", has
+    )
+
+
+def test_all_that_may_not_change_is_told_at_once(tmp_path: Path) -> None:
+    started(tmp_path)
+    now = configuration.as_mapping(composed("seed=1", "rollout_size=64", "agent=generic", "train_iterations=99"))
+    with pytest.raises(SettingsError) as refusal:
+        provenance.refuse_changes(tmp_path, now)
+    assert str(refusal.value).startswith("rollout_size=64, seed=1, agent.name=generic, but the run in save_path=")
+    assert " has rollout_size=128, seed=0, agent.name=device and " in str(refusal.value)
 
 
 def test_every_key_that_may_not_change_is_one() -> None:
