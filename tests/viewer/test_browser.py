@@ -162,6 +162,15 @@ def test_the_keyboard_leads_through_steps_and_episodes(browser: Browser) -> None
     browser.wait("!document.querySelector('dialog').open")
 
 
+def test_an_episode_that_the_list_lacks_has_neighbours_too(browser: Browser) -> None:
+    browser.go("#/episodes?run=seed-0&iteration_from=3&iteration_to=3")
+    browser.says("6 of 30")
+    browser.go("#/episode/seed-0/t1.0")
+    browser.says("Step 0")
+    browser.press("j")
+    browser.wait("location.hash.startsWith('#/episode/seed-0/t1.1')")
+
+
 def test_the_list_is_as_it_was_left(browser: Browser) -> None:
     browser.go("#/episodes?run=seed-0")
     browser.says("30 of 30")

@@ -85,8 +85,8 @@ class View {
   }
 
   beside(side) {
-    const listed = this.state.selection?.run === this.run;
-    const rows = (this.rows ??= listed ? this.state.selection.rows : this.index.filter({}));
+    const chosen = this.state.selection?.run === this.run ? this.state.selection.rows : [];
+    const rows = (this.rows ??= chosen.includes(this.row) ? chosen : this.index.filter({}));
     const place = rows.indexOf(this.row);
     const other = place < 0 ? undefined : rows[place + side];
     return other === undefined ? null : this.index.key(other);
