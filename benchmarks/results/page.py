@@ -95,11 +95,11 @@ def draw(section: Section, path: Path) -> bool:
     shown = [found for found in section.found if found.curves]
     if not shown:
         return False
-    figure = Figure(figsize=(7.0, 4.0), layout="constrained")
+    figure = Figure(figsize=(8.5, 4.0), layout="constrained")
     axis = figure.subplots()
     for found in shown:
         _draw_curve(axis, found)
-    axis.legend(loc="upper left")
+    figure.legend(loc="outside right upper")
     figure.supxlabel("episodes learned from", fontsize=9)
     figure.supylabel("success rate", fontsize=9)
     figure.savefig(path, dpi=110)
