@@ -47,10 +47,15 @@ def overrides(settings: Mapping[str, Any], group: str = "") -> Iterator[str]:
     """Yields settings in the grammar of the command line; an option's choice comes before its values."""
     for key, value in settings.items():
         name = f"{group}{key}"
-        if not isinstance(value, Mapping) or not value or not all(str(each).isidentifier() for each in value):
+        if not isinstance(value, Mapping) or not value or not all(map(_is_simple, value)):
             yield f"{name}={written(value)}"
         elif "name" in value and not group:
             yield f"{name}={value['name']}"
             yield from overrides({each: value[each] for each in value if each != "name"}, f"{name}.")
         else:
             yield from overrides(value, f"{name}.")
+
+
+def _is_simple(key: Any) -> bool:
+    """Whether the grammar has the key between dots."""
+    return isinstance(key, str) and key.isascii() and key.isidentifier()

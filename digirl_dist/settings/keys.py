@@ -8,7 +8,13 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, get_type_hints
 
+from digirl_dist.errors import SettingsError
 from digirl_dist.types import Json
+
+_KEY = re.compile(r"[\w\-+.$%*@?|/\\()\[\]{}:=, \t]+", re.ASCII)
+_OTHER_KINDS = re.compile(
+    r"\s*(null|true|false|[+-]?[_.]*[0-9][0-9_.]*(e[+-]?[0-9_]+)?|[+-]?(inf|nan))\s*", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -69,8 +75,16 @@ def written(value: Any) -> str:
 
 
 def _key(key: Any) -> str:
-    """Returns a key of a mapping: in Hydra's grammar it is never in quotes, but may hold escaped signs."""
-    return re.sub(r"[\\()\[\]{}:=, \t]", r"\\\g<0>", key) if isinstance(key, str) else written(key)
+    """Returns a key of a mapping: in Hydra's grammar it is never in quotes, but may hold escaped signs.
+
+    Raises SettingsError for a key that the grammar lacks, or takes for another kind than a text.
+    """
+    if not isinstance(key, str) or not _KEY.fullmatch(key) or _OTHER_KINDS.fullmatch(key):
+        raise SettingsError(
+            f"the key {key!r:.100} of a mapping cannot be given here: keys are texts of ASCII letters, digits, blanks "
+            "and -+.$%*@?|/\\()[]{}:=, and no numbers; write it in a YAML file"
+        )
+    return re.sub(r"[\\()\[\]{}:=, \t]", r"\\\g<0>", key)
 
 
 def quoted(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -290,6 +291,12 @@ def test_a_mapping_reaches_the_settings_as_it_is(key: str) -> None:
     written = list(overrides({"agent": {"name": "custom", "entry_point": "a:b", "kwargs": kwargs}}))
     settings = configuration.load("config/multimachine", "host", written)
     assert settings.agent.kwargs == kwargs  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("key", ["ümlaut", "it's", "a#b", "12", "1e5", "-inf", "", 3, None])
+def test_a_key_that_the_grammar_lacks_is_refused_by_name(key: object) -> None:
+    with pytest.raises(SettingsError, match=rf"the key {re.escape(repr(key))} of a mapping cannot be given here"):
+        list(overrides({"emulator": {"name": "gymnasium", "kwargs": {key: 1}}}))
 
 
 def test_a_worker_of_a_fleet_may_be_a_mapping() -> None:
