@@ -21,6 +21,8 @@ from digirl_dist.emulator.aitw import (
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError
 
+pytestmark = pytest.mark.long_file(6)
+
 MANY = settings(max_examples=1000, deadline=None)
 
 shares = st.floats(0, 1) | st.integers(0, 10_000).map(lambda value: value / 10_000)

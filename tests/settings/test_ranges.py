@@ -19,6 +19,8 @@ from digirl_dist.settings.paths import OnEmulators, PathUse, refuse_bad_paths, u
 from digirl_dist.settings.places import HERE
 from digirl_dist.settings.ranges import bounds_of, refuse_out_of_range
 
+pytestmark = pytest.mark.long_file(8)
+
 BAD = (-1, 0, float("nan"), float("inf"), -float("inf"), 1e300, 10**400, True)
 
 

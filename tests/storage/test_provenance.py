@@ -22,6 +22,8 @@ from digirl_dist.storage import provenance
 from digirl_dist.storage.machine import dependency_versions, machine_facts
 from digirl_dist.types import Json
 
+pytestmark = pytest.mark.long_file(8)
+
 
 @cache
 def composed(*overrides: str) -> Settings:
