@@ -21,8 +21,6 @@ from digirl_dist.emulator.aitw import (
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError
 
-pytestmark = pytest.mark.long_file(6)
-
 MANY = settings(max_examples=1000, deadline=None)
 
 shares = st.floats(0, 1) | st.integers(0, 10_000).map(lambda value: value / 10_000)
@@ -43,18 +41,21 @@ aitw_actions = st.one_of(
 )
 
 
+@pytest.mark.component
 @MANY
 @given(actions)
 def test_a_device_action_survives_the_way_through_the_data_sets_format(action: DeviceAction) -> None:
     assert from_aitw(to_aitw(action)) == action
 
 
+@pytest.mark.component
 @MANY
 @given(aitw_actions)
 def test_an_action_of_the_data_set_survives_the_way_through_ours(action: AitwAction) -> None:
     assert to_aitw(from_aitw(action)) == action
 
 
+@pytest.mark.component
 @MANY
 @given(actions)
 def test_a_device_action_survives_the_way_through_text(action: DeviceAction) -> None:
@@ -66,6 +67,7 @@ def test_a_device_action_survives_the_way_through_text(action: DeviceAction) -> 
     assert reader.malformed == 0
 
 
+@pytest.mark.component
 @MANY
 @given(actions)
 def test_an_action_is_the_same_after_json(action: DeviceAction) -> None:
@@ -84,6 +86,7 @@ def mangled(draw: st.DrawFn) -> str:
     return text[:start] + draw(st.text(max_size=4)) + text[start + draw(st.integers(0, 20)) :]
 
 
+@pytest.mark.component
 @MANY
 @given(st.text() | pieces | mangled())
 def test_what_a_model_writes_never_raises_and_always_is_an_action(text: str) -> None:

@@ -20,8 +20,6 @@ from digirl_dist.settings import (
     configuration,
 )
 
-pytestmark = pytest.mark.long_file(12)
-
 pytestmark = pytest.mark.long_file(15)
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,7 +19,7 @@ from digirl_dist.settings.paths import OnEmulators, PathUse, refuse_bad_paths, u
 from digirl_dist.settings.places import HERE
 from digirl_dist.settings.ranges import bounds_of, refuse_out_of_range
 
-pytestmark = pytest.mark.long_file(8)
+pytestmark = pytest.mark.long_file(5)
 
 BAD = (-1, 0, float("nan"), float("inf"), -float("inf"), 1e300, 10**400, True)
 
@@ -97,6 +97,7 @@ def meta_allows(bounds: Any, value: float) -> bool:
     return bool(low and value <= meta.le)
 
 
+@pytest.mark.component
 def test_every_numeric_key_is_refused_by_name_whatever_its_yaml_says() -> None:
     for place, kind, name, _ in NUMBERS:
         if kind is Settings:  # which is composed of all, see below
