@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = [
     ["__init__", "capacity", "child_process", "errors", "plain_text", "types"],
-    ["exit_status"],
+    ["exit_status", "strands"],
     ["parallel", "settings", "tasks", "user_code"],
     ["chat", "protocol", "trajectory"],
     ["collection", "emulator"],

@@ -124,9 +124,15 @@ class Fleet(Generic[AnySpec]):
             self._policy.close()
 
     def _ping(self) -> None:
-        while not self._closing.wait(_PING_S):
-            for worker in self.workers.values():
+        """Visits one worker after the other, evenly in time: lines for all of them at once would take many threads."""
+        while not self._closing.is_set():
+            workers = list(self.workers.values())
+            for worker in workers:
                 worker.ping()
+                if self._closing.wait(_PING_S / len(workers)):
+                    break
+            if not workers:
+                self._closing.wait(_PING_S)
 
 
 def _part_from(workers: Sequence[RemoteWorker], limit_s: float) -> None:

@@ -1,13 +1,13 @@
-"""Lines for a worker program, written in a thread of its own, so that nobody waits for a link that is stuck."""
+"""Lines for a worker program, written on a strand of their own, so that nobody waits for a link that is stuck."""
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable
+from functools import partial
 
-from digirl_dist.errors import WorkerError
+from digirl_dist.errors import WorkerError, failure_here
 from digirl_dist.fleet.connection import WorkerConnection
+from digirl_dist.strands.strand import Strand
 
 
 class Outbox:
@@ -15,21 +15,18 @@ class Outbox:
 
     def __init__(self, connection: WorkerConnection, worker: str, failed: Callable[[WorkerError], None]) -> None:
         self._connection = connection
+        self._worker = worker
         self._failed = failed
-        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        threading.Thread(target=self._write, name=f"outbox-{worker}", daemon=True).start()
+        self._strand = Strand(f"outbox-{worker}", self._fail)
 
     def send(self, line: bytes) -> None:
         """Queues a line; returns at once."""
-        self._lines.put(line)
+        self._strand.do(partial(self._connection.write, line))
 
     def close(self) -> None:
-        """Ends once the lines before have been sent."""
-        self._lines.put(None)
+        """Takes no more lines; those before are sent."""
+        self._strand.close()
 
-    def _write(self) -> None:
-        try:
-            while (line := self._lines.get()) is not None:
-                self._connection.write(line)
-        except WorkerError as error:
-            self._failed(error)
+    def _fail(self, error: Exception) -> None:
+        told = error if isinstance(error, WorkerError) else failure_here(self._worker, "tell it what to do", error)
+        self._failed(told)

@@ -1,14 +1,13 @@
-"""Files to and from one worker: a thread that carries them, and threads of all that check what came and flush it."""
+"""Files to and from one worker: a strand that carries them, and threads of all that check what came and flush it."""
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from digirl_dist.emulator.episode_guard import EpisodeGuard
@@ -19,6 +18,7 @@ from digirl_dist.fleet.worker_events import DiskFull, Pulled, PullRefused, Worke
 from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.storage import atomic_files, episode_file
 from digirl_dist.storage.disk_full import FULL, require_space
+from digirl_dist.strands.strand import Strand
 from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Trajectory
 
@@ -29,8 +29,6 @@ _CHECKERS = 32
 """Episodes of all workers that are checked and flushed at the same time: most of that is done outside of Python."""
 
 _PAUSE_S = 0.5
-
-Work = Callable[[], None]
 
 
 class Transfers:
@@ -57,14 +55,13 @@ class Transfers:
         self._guard = guard
         self._full_disk_s = full_disk_s
         self._closing = threading.Event()
-        self._jobs: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._pulls: deque[tuple[Path, EpisodeManifest, Ticket]] = deque()
         self._unchecked = threading.Semaphore(_UNCHECKED)
-        threading.Thread(target=self._carry, name=f"transfers-{worker}", daemon=True).start()
+        self._strand = Strand(f"transfers-{worker}", self._fail)
 
     def push(self, blobs: Sequence[Blob], then: Callable[[int], None]) -> None:
         """Brings the blobs to the worker, then calls ``then`` with the number of bytes that were sent."""
-        self._jobs.put(lambda: then(self._files.push(blobs, self._post)))
+        self._strand.do(lambda: then(self._files.push(blobs, self._post)))
 
     def pull(self, manifest: EpisodeManifest, ticket: Ticket, path: Path) -> None:
         """Brings the episode to ``path`` and checks it; Pulled or PullRefused tells how it went.
@@ -72,30 +69,21 @@ class Transfers:
         Episodes that wait are pulled together, ahead of pushes between them.
         """
         self._pulls.append((path, manifest, ticket))
-        self._jobs.put(self._pull_waiting)
+        self._strand.do(self._pull_waiting)
 
     def close(self) -> None:
-        """Ends once the transfers before have been made, or as soon as one waits for space."""
+        """Takes no more; the transfers before are made, unless one waits for space."""
         self._closing.set()
-        self._jobs.put(None)
+        self._strand.close()
 
-    def _carry(self) -> None:
-        """Does what comes until there is no more, or something fails."""
-        while (work := self._jobs.get()) is not None and self._succeeds(work):
-            pass
-
-    def _succeeds(self, work: Work) -> bool:
-        """Returns False if the work failed, after telling it."""
-        try:
-            work()
-            return True
-        except WorkerError as error:
-            self._failed(error)
-        except RunFolderError as error:  # the host's disk is full: try again later, with all that is still spooled
-            self._failed(LinkLostError(self._worker, str(error), "free some space on the host"))
-        except Exception as error:  # a defect of ours must not end this thread without a word
-            self._failed(failure_here(self._worker, "carry or check its files", error))
-        return False
+    def _fail(self, error: Exception) -> None:
+        match error:
+            case WorkerError():
+                self._failed(error)
+            case RunFolderError():  # the host's disk is full: try again later, with all that is still spooled
+                self._failed(LinkLostError(self._worker, str(error), "free some space on the host"))
+            case _:  # a defect of ours must not pass without a word
+                self._failed(failure_here(self._worker, "carry or check its files", error))
 
     def _pull_waiting(self) -> None:
         if not self._pulls:
@@ -116,7 +104,7 @@ class Transfers:
                 manifest, ticket = pulls[path]
                 if problem is None:
                     self._unchecked.acquire()
-                    _checkers().submit(self._succeeds, partial(self._arrived, manifest, ticket, path, started))
+                    _checkers().submit(self._arrived, manifest, ticket, path, started)
                 else:
                     self._post(PullRefused(self._worker, manifest, str(problem)))
                 started = time.monotonic()
@@ -143,17 +131,24 @@ class Transfers:
     def _arrived(self, manifest: EpisodeManifest, ticket: Ticket, path: Path, started: float) -> None:
         """Checks an episode and makes its file durable."""
         try:
+            self._post(self._made_durable(manifest, ticket, path, started))
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._unchecked.release()
+
+    def _made_durable(
+        self, manifest: EpisodeManifest, ticket: Ticket, path: Path, started: float
+    ) -> Pulled | PullRefused:
+        try:
             trajectory = self._checked(path, manifest, ticket)
             atomic_files.flush(path)
         except TrajectoryError as error:
             path.unlink(missing_ok=True)
-            self._post(PullRefused(self._worker, manifest, str(error)))
+            return PullRefused(self._worker, manifest, str(error))
         except OSError as error:
             raise RunFolderError(f"cannot write {path} on this machine: {error.strerror}") from error
-        else:
-            self._post(Pulled(self._worker, manifest, trajectory, path, time.monotonic() - started))
-        finally:
-            self._unchecked.release()
+        return Pulled(self._worker, manifest, trajectory, path, time.monotonic() - started)
 
     def _checked(self, path: Path, manifest: EpisodeManifest, ticket: Ticket) -> Trajectory:
         """Returns the episode in the file. Raises TrajectoryError unless it is the ticket's, as announced."""

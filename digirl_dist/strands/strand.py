@@ -1,0 +1,113 @@
+"""Work in order on threads that all strands share, so that a strand with nothing to do costs no thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+
+Work = Callable[[], object]
+
+_IDLE_S = 10.0
+
+
+class Threads:
+    """Daemon threads for work that may wait as long as it likes: if none is idle, one more is started.
+
+    One that has been idle for ``idle_s`` ends. None is joined at the end of the interpreter.
+    """
+
+    def __init__(self, idle_s: float = _IDLE_S) -> None:
+        self._idle_s = idle_s
+        self._idle: list[queue.SimpleQueue[Work]] = []
+
+    def run(self, work: Work) -> None:
+        """Has a thread do the work; returns at once. Raises RuntimeError if a thread is needed and is refused."""
+        try:
+            self._idle.pop().put(work)  # the latest to become idle, so that those beyond the need grow old
+        except IndexError:
+            threading.Thread(target=self._live, args=[deque([work])], name="strand", daemon=True).start()
+
+    def _live(self, work: deque[Work]) -> None:
+        """Keeps no reference to work that is done: it may hold the last one to a connection."""
+        given: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        while work:
+            work.pop()()
+            self._idle.append(given)
+            work.extend(self._next(given))
+
+    def _next(self, given: queue.SimpleQueue[Work]) -> list[Work]:
+        """Returns the next work; none once this thread was idle for too long."""
+        try:
+            return [given.get(timeout=self._idle_s)]
+        except queue.Empty:
+            pass
+        try:
+            self._idle.remove(given)
+        except ValueError:  # it was chosen at the last moment
+            return [given.get()]
+        return []
+
+
+_ALL = Threads()
+
+
+class Strand:
+    """Does pieces of work one after the other, in the order in which they came.
+
+    The first that raises ends it: ``failed`` gets the exception, and what waits is never done.
+    """
+
+    def __init__(self, name: str, failed: Callable[[Exception], None], threads: Threads = _ALL) -> None:
+        """``name`` is that of the thread that works for it, meanwhile."""
+        self._name = name
+        self._failed = failed
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._waiting: deque[Work] = deque()
+        self._has_thread = False
+        self._is_closed = False
+
+    def do(self, work: Work) -> None:
+        """Queues the work; returns at once. Where the machine refuses a thread for it, ``failed`` is called here."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._waiting.append(work)
+            if self._has_thread:
+                return
+            self._has_thread = True
+        try:
+            self._threads.run(self._work)
+        except RuntimeError as error:  # can't start new thread
+            self._fail(error)
+
+    def close(self) -> None:
+        """Takes no more work; what came before is done."""
+        with self._lock:
+            self._is_closed = True
+
+    def _work(self) -> None:
+        thread = threading.current_thread()
+        shared, thread.name = thread.name, self._name
+        try:
+            while (work := self._next()) is not None:
+                work()
+        except Exception as error:
+            self._fail(error)
+        finally:
+            thread.name = shared
+
+    def _next(self) -> Work | None:
+        with self._lock:
+            if not self._waiting:
+                self._has_thread = False
+                return None
+            return self._waiting.popleft()
+
+    def _fail(self, error: Exception) -> None:
+        with self._lock:
+            self._is_closed = True
+            self._waiting.clear()
+        self._failed(error)
