@@ -49,6 +49,7 @@ class OpenSshConnection(Connection):
         self.fingerprint = fingerprint(master.log())
         self._settings = settings
         self._master = master
+        self._sessions: list[Session] = []
 
     @property
     def alive(self) -> bool:
@@ -72,11 +73,14 @@ class OpenSshConnection(Connection):
         except OSError as error:
             why = self._master.ended(_ANSWER_S) or str(error)
             raise LinkLostError(self.worker, f"the connection broke while starting `{line}` ({why})") from error
+        self._sessions = [*(one for one in self._sessions if not one.is_over), session]
         pace = self._settings.stall_s, 1024 * self._settings.slowest_kb_s
         return OpenSshChannel(session, self.worker, line, *pace, self._master.ended)
 
     def close(self) -> None:
         self._master.close()
+        for session in self._sessions:  # nothing else closes this process's ends of their pipes
+            session.close()
 
     def _session(self, line: str, timeout_s: float) -> Session:
         return Session(self._master.socket, line, timeout_s)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from process_watch import eventually
 
 from digirl_dist.errors import HostKeyError, LinkLostError, LoginError, UnreachableError, WorkerError
 from digirl_dist.settings import SshSettings
@@ -140,6 +141,20 @@ def test_twenty_channels_in_turn_and_five_at_once_share_a_connection(link: Conne
     for n, channel in enumerate(channels):
         channel.write(b"%d\n" % n)
     assert [channel.readline() for channel in channels] == [b"%d\n" % n for n in range(5)]
+
+
+def test_a_closed_connection_leaves_no_descriptors_of_its_channels(server: Server, limits: SshSettings) -> None:
+    def descriptors_after_a_connection() -> int:
+        with connect(server.address, limits) as link:
+            channels = [link.open(["cat"]) for _ in range(3)]
+            channels[0].write(b"x\n")
+            assert channels[0].readline() == b"x\n"
+        with pytest.raises(LinkLostError):
+            channels[1].read()
+        return psutil.Process().num_fds()
+
+    before = descriptors_after_a_connection()
+    eventually(lambda: descriptors_after_a_connection() <= before)
 
 
 def test_an_eleventh_channel_is_refused_with_the_remedy(openssh: Server, limits: SshSettings) -> None:
