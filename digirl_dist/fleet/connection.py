@@ -11,6 +11,7 @@ from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.fleet.worker_events import WorkerEvent
 from digirl_dist.protocol.messages import EpisodeManifest
+from digirl_dist.strands.course import Waits
 
 
 class Files(Protocol):
@@ -34,10 +35,11 @@ class WorkerConnection(Protocol):
     def write(self, line: bytes) -> None:
         """Sends one line to the program. May wait for a slow link; see ``Outbox``."""
 
-    def readline(self, timeout_s: float) -> bytes:
+    def readline(self, timeout_s: float) -> Waits[bytes]:
         """Returns what the program says next; empty at its end, a part of a line that is longer than ``MOST_BYTES``.
 
-        Raises LinkLostError when no whole line came in that time.
+        Yields in place of waiting, so that a silent worker holds no thread. Raises LinkLostError when no whole line
+        came in that time.
         """
 
     def read(self, size: int, timeout_s: float) -> bytes:

@@ -21,6 +21,7 @@ from digirl_dist.ssh.channel import Channel
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address, Connection
 from digirl_dist.ssh.courier import CourierClient, Get
+from digirl_dist.strands.course import Waits
 
 _LOGINS_AT_ONCE = 32
 """``sshd`` drops logins that come in large numbers (MaxStartups), and each costs the host some processor time."""
@@ -78,8 +79,8 @@ class SshWorkerConnection:
     def write(self, line: bytes) -> None:
         self._control.write(line)
 
-    def readline(self, timeout_s: float) -> bytes:
-        return self._control.readline(timeout_s, MOST_BYTES)
+    def readline(self, timeout_s: float) -> Waits[bytes]:
+        return self._control.await_line(timeout_s, MOST_BYTES)
 
     def read(self, size: int, timeout_s: float) -> bytes:
         return self._control.read_exactly(size, timeout_s)

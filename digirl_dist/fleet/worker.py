@@ -1,6 +1,7 @@
 """One worker's life on the host: connect, install, attach and stay; come back after a loss.
 
 What to do is decided by ``Session`` and ``Reconnecting``; this is their rim of threads, links and clocks.
+A worker that is attached and silent holds no thread: its life is a ``Course``.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from digirl_dist.protocol.messages import (
     encode,
 )
 from digirl_dist.settings import LimitSettings
+from digirl_dist.strands.course import Course, Waits
 from digirl_dist.tasks import Ticket
 
 _NEVER_THERE_S = 0.2
@@ -73,19 +75,20 @@ class _Attached:
         except Exception as error:
             self.fail(failure_here(self._worker.spec.name, "tell it what to do", error))
 
-    def serve(self) -> None:
+    def serve(self) -> Waits[None]:
         """Acts on what the program says until it ends. Raises WorkerError when that is too early."""
         self.ask(Session.greet)
         while True:
-            self._hear(*self._next_message())
+            message, attached = yield from self._next_message()
+            self._hear(message, attached)
 
-    def dismiss(self, limit_s: float) -> None:
+    def dismiss(self, limit_s: float) -> Waits[None]:
         """Stops a program to which nobody will come back, so that it ends its emulators now."""
         deadline = time.monotonic() + limit_s
         try:
             self.ask(Session.stop)
             while time.monotonic() < deadline:
-                self._next_message()
+                yield from self._next_message()
         except WorkerError:
             pass  # it has ended, or cannot be told
 
@@ -105,9 +108,9 @@ class _Attached:
     def _hear(self, message: WorkerMessage, attached: bytes) -> None:
         self.ask(lambda session: session.receive(message, attached, time.monotonic()))
 
-    def _next_message(self) -> tuple[WorkerMessage, bytes]:
+    def _next_message(self) -> Waits[tuple[WorkerMessage, bytes]]:
         try:
-            line = self._connection.readline(timeout_s=self._session.patience_s)
+            line = yield from self._connection.readline(timeout_s=self._session.patience_s)
         except WorkerError as error:
             raise self._error or self._session.silent(self._connection.answers(), error) from error
         if not line:
@@ -131,7 +134,7 @@ class _Attached:
                 self._decide(request)
             case Tell(event):
                 self._worker.post(event)
-            case HangUp(error):  # only what the program says leads here, so it ends the thread that reads
+            case HangUp(error):  # only what the program says leads here, so it ends what serves it
                 raise error
 
     def _decide(self, request: InferenceRequest) -> None:
@@ -141,7 +144,7 @@ class _Attached:
 
 
 class RemoteWorker(Commands):
-    """Keeps one worker attached in threads of its own and tells ``post`` what happens there.
+    """Keeps one worker attached and tells ``post`` what happens there.
 
     ``publish``, ``lease``, ``pull`` and ``forget`` may be called from any thread at any time and never wait; while the
     worker is away they do nothing, and what still matters is settled when it comes back.
@@ -167,10 +170,10 @@ class RemoteWorker(Commands):
         self._has_been_there = False
         self._did_not_end = False
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._live, name=f"worker-{spec.name}", daemon=True)
+        self._life = Course(f"worker-{spec.name}", self._live())
 
     def start(self) -> None:
-        self._thread.start()
+        self._life.start()
 
     def post(self, event: WorkerEvent) -> None:
         """Tells an event, unless the worker is not wanted any more: its name may be another's by now."""
@@ -194,7 +197,7 @@ class RemoteWorker(Commands):
 
     def join(self, limit_s: float) -> None:
         """Waits for the end of the program, at most ``limit_s``. Returns at once if no program was ever reached."""
-        self._thread.join(limit_s if self._has_been_there else min(limit_s, _NEVER_THERE_S))
+        self._life.ended.wait(limit_s if self._has_been_there else min(limit_s, _NEVER_THERE_S))
 
     def refuse(self, error: WorkerError) -> None:
         """Ends the connection for this reason; see ``Reconnecting`` for when there is another one."""
@@ -214,11 +217,11 @@ class RemoteWorker(Commands):
         if (attached := self._attached) is not None:
             attached.command(action)
 
-    def _live(self) -> None:
+    def _live(self) -> Waits[None]:
         coming_back = Reconnecting(self.limits, random.uniform)
         while not self._stopping.is_set():
             coming_back.connecting(time.monotonic())
-            error = self._stay(coming_back)
+            error = yield from self._stay(coming_back)
             pause_s = coming_back.lost(error, time.monotonic())
             if self._stopping.is_set():
                 break
@@ -229,9 +232,9 @@ class RemoteWorker(Commands):
             self._stopping.wait(pause_s)
         if coming_back.replace or self._did_not_end:  # a frozen program cannot end by itself when it is orphaned
             coming_back.replace = True
-            self._stay(coming_back)
+            yield from self._stay(coming_back)
 
-    def _stay(self, coming_back: Reconnecting) -> WorkerError:
+    def _stay(self, coming_back: Reconnecting) -> Waits[WorkerError]:
         """Keeps one connection from its beginning to its end; returns why it ended."""
         attached: _Attached | None = None
         try:
@@ -241,23 +244,23 @@ class RemoteWorker(Commands):
             self._attached, self._has_been_there = attached, True
             self._ask(self._announce_newest)  # one may have been published while the connection was made
             if self._stopping.is_set():  # what was started must not wait for a host until it is orphaned
-                attached.dismiss(self.limits.stop_s)
+                yield from attached.dismiss(self.limits.stop_s)
                 return LinkLostError(self.spec.name, "the worker program was stopped")
-            return self._served(attached)
+            return (yield from self._served(attached))
         except WorkerError as error:
             return error
-        except Exception as error:  # a defect of ours must not end this thread without a word
+        except Exception as error:  # a defect of ours must not end this life without a word
             return failure_here(self.spec.name, "act on what it says", error)
         finally:
             self._attached = None
             if attached is not None:
                 attached.close()
 
-    def _served(self, attached: _Attached) -> WorkerError:
+    def _served(self, attached: _Attached) -> Waits[WorkerError]:
         try:
-            attached.serve()
+            yield from attached.serve()
         except JobError:
-            attached.dismiss(self.limits.stop_s)
+            yield from attached.dismiss(self.limits.stop_s)
             raise
         except WorkerError as error:
             return error

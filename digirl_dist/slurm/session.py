@@ -22,6 +22,7 @@ from digirl_dist.ssh import tied_process
 from digirl_dist.ssh.connection import Address, Connection, quote, user_name
 from digirl_dist.ssh.mux import PipeEnd, Pipes
 from digirl_dist.ssh.openssh_channel import OpenSshChannel
+from digirl_dist.strands.course import Course, Waits, pause
 
 _JOB_END_S = 3.0
 """The steps of a job that is ended end so long after one another, at most."""
@@ -99,7 +100,7 @@ class SrunConnection(Connection):
             OpenSshChannel,
         )
         self.host = self._first_word()
-        threading.Thread(target=self._ping, name=f"srun-ping-{address.name}", daemon=True).start()
+        Course(f"srun-ping-{address.name}", self._ping()).start()
 
     @property
     def alive(self) -> bool:
@@ -141,15 +142,15 @@ class SrunConnection(Connection):
             raise UnreachableError(self.worker, f"srun could not start a step: {said}")
         return line.decode(errors="replace").strip()
 
-    def _ping(self) -> None:
+    def _ping(self) -> Waits[None]:
         """Ends the connection where the step ends, or is silent for too long."""
         try:
             while not self._ended.is_set():
                 self._life.write(b"\n")
-                if not self._life.readline(self._settings.silence_s):
+                if not (yield from self._life.await_line(self._settings.silence_s)):
                     break
                 self._heard_at = time.monotonic()
-                self._ended.wait(self._settings.ping_s)
+                yield pause(self._settings.ping_s)
         except WorkerError as error:
             self._why = error.reason
         if said := re.findall(r"\*\*\* (.*?) \*\*\*", self._life.stderr_tail()):

@@ -13,10 +13,9 @@ from functools import partial
 from typing import BinaryIO
 
 from digirl_dist.errors import LinkLostError, TooSlowError, WorkerError
+from digirl_dist.strands.course import Patience, Waits
+from digirl_dist.strands.lookout import HELD_S, Call
 
-HELD_S = 2.0
-"""A thread that oversleeps by this long was stopped itself (process suspended, machine overloaded): the peer's silence
-during that time counts for nothing. A suspended host does not declare its peers dead."""
 READ_BYTES = 1 << 20
 LINK_END_S = 0.5
 """A link's end is known so much later than that of its channels, at most."""
@@ -182,6 +181,15 @@ class Channel(ABC):
             raise self._silent(timeout_s or 0.0)
         return line
 
+    def await_line(self, timeout_s: float, longest: int = _LONGEST_LINE) -> Waits[bytes]:
+        """Returns a line as ``readline`` does, but holds no thread while it waits."""
+        patience = Patience(timeout_s)
+        while (line := self._line(Deadline(0.0), longest)) is None:
+            if patience.is_over:
+                raise self._silent(timeout_s)
+            yield partial(patience.wait, self._when_readable)
+        return line
+
     def pull_line(self, longest: int, allowance: Allowance, moved: int = 0) -> bytes:
         """Returns a line as ``readline`` does, within the allowance; it confirms that ``moved`` bytes have arrived."""
         deadline = self._left(allowance)
@@ -235,6 +243,10 @@ class Channel(ABC):
     @abstractmethod
     def _take_in(self, wait_s: float) -> bytes | None:
         """Returns the next output, ``b""`` at its end, or None if none comes in that time. Raises LinkLostError."""
+
+    @abstractmethod
+    def _when_readable(self, call: Call) -> None:
+        """Calls, from any thread, when either output has something or ends, or the channel is closed."""
 
     @abstractmethod
     def _take_in_stderr(self) -> bytes:

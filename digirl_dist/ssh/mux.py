@@ -19,6 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from digirl_dist.strands.lookout import LOOKOUT, Call
+
 _VERSION = 4
 _HELLO, _NEW_SESSION = 0x00000001, 0x10000002
 _DENIED, _FAILED, _EXIT, _OPENED = 0x80000002, 0x80000003, 0x80000004, 0x80000006
@@ -86,11 +88,23 @@ class PipeEnd:
             time.sleep(_DRAIN_S)
         return moved
 
-    def close(self) -> None:
+    def when_readable(self, call: Call) -> None:
+        """Calls once, from any thread, when there is something to read, its end has come, or this is closed."""
         with self._lock:
             if self._number is not None:
+                LOOKOUT.when_readable(self._number, call)
+                return
+        call()
+
+    def close(self) -> None:
+        call: Call | None = None
+        with self._lock:
+            if self._number is not None:
+                call = LOOKOUT.forget(self._number)
                 os.close(self._number)
             self._number = None
+        if call is not None:
+            call()
 
 
 def _widen(pipe: int) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 from digirl_dist.errors import LinkLostError
 from digirl_dist.ssh.channel import LINK_END_S, READ_BYTES, Allowance, Channel, FilePart
 from digirl_dist.ssh.mux import Pipes
+from digirl_dist.strands.lookout import Call
 
 _SIGNALLED = -1
 
@@ -74,6 +75,10 @@ class OpenSshChannel(Channel):
 
     def _take_in(self, wait_s: float) -> bytes | None:
         return self._pipes.stdout.read(READ_BYTES, wait_s, also=self._pipes.stderr)
+
+    def _when_readable(self, call: Call) -> None:
+        self._pipes.stdout.when_readable(call)
+        self._pipes.stderr.when_readable(call)
 
     def _take_in_stderr(self) -> bytes:
         return self._pipes.stderr.read(READ_BYTES, wait_s=0.0) or b""

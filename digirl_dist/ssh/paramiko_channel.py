@@ -10,9 +10,28 @@ import paramiko
 from digirl_dist.errors import LinkLostError
 from digirl_dist.ssh.channel import LINK_END_S, READ_BYTES, Channel
 from digirl_dist.ssh.wire import Transport
+from digirl_dist.strands.lookout import Call
 
 _BROKEN = (OSError, EOFError, paramiko.SSHException)
 """Exceptions of paramiko once a link or its channel is gone."""
+
+
+class _Readable(threading.Event):
+    """Set by paramiko while something can be read; also calls who asked for that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[Call] = []
+
+    def set(self) -> None:
+        super().set()
+        while self._calls:
+            self._calls.pop()()
+
+    def when_set(self, call: Call) -> None:
+        self._calls = [call]
+        if self.is_set():
+            call()
 
 
 class ParamikoChannel(Channel):
@@ -26,8 +45,9 @@ class ParamikoChannel(Channel):
         # paramiko measures timeouts by the time of day: if that jumps back, they may take hours. So paramiko never
         # waits; this class does, on the monotonic clock.
         raw.settimeout(0.0)
-        self._readable = threading.Event()
+        self._readable, self._stderr_readable = _Readable(), _Readable()
         raw.in_buffer.set_event(self._readable)
+        raw.in_stderr_buffer.set_event(self._stderr_readable)
         self._raw = raw
 
     def close_input(self) -> None:
@@ -68,6 +88,10 @@ class ParamikoChannel(Channel):
             return None
         except _BROKEN as error:  # recv sends window adjustments to the other side
             raise self._link_ended() from error
+
+    def _when_readable(self, call: Call) -> None:
+        self._readable.when_set(call)
+        self._stderr_readable.when_set(call)
 
     def _take_in_stderr(self) -> bytes:
         return self._raw.recv_stderr(READ_BYTES) if self._raw.recv_stderr_ready() else b""

@@ -41,7 +41,7 @@ class ParamikoConnection(Connection):
         self._session = session
         self._settings = settings
         self._transport: Transport = session.transport
-        self._watch = Watch(self._transport, settings, address.name)
+        self._watch = Watch(self._transport, settings)
         key = self._transport.get_remote_server_key()
         self.fingerprint = f"{key.fingerprint} ({key.get_name()})"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import socket
-import threading
 import time
 from typing import Any, cast
 
@@ -12,7 +11,8 @@ import paramiko
 from paramiko.common import cMSG_GLOBAL_REQUEST
 
 from digirl_dist.settings import SshSettings
-from digirl_dist.ssh.channel import HELD_S
+from digirl_dist.strands.lookout import LOOKOUT, Once
+from digirl_dist.strands.strand import ALL
 
 _MOST_BEFORE_LOGIN = 1 << 20
 _FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
@@ -88,29 +88,33 @@ def open_transport(sock: Any, disabled_algorithms: Any = None, *, settings: SshS
 
 
 class Watch:
-    """A thread that cuts the transport after ``silence_s`` without data from the peer.
+    """Cuts the transport after ``silence_s`` without data from the peer.
 
     Cutting it wakes every blocked read and write, so no call on the connection outlasts a dead peer.
     """
 
-    def __init__(self, transport: Transport, settings: SshSettings, name: str) -> None:
-        self.cut_after_s: float | None = None
+    def __init__(self, transport: Transport, settings: SshSettings) -> None:
         self._transport = transport
         self._silence_s = settings.silence_s
-        self._stop = threading.Event()
+        self._every_s = min(settings.ping_s, 1.0)
+        self._is_over = False
+        self._heard = transport.heard()
+        self._heard_at = LOOKOUT.now
         transport.ping_when_quiet(settings.ping_s)
-        threading.Thread(target=self._watch, args=[settings.ping_s], name=f"ssh-watch-{name}", daemon=True).start()
+        self._look_later()
 
     def stop(self) -> None:
-        self._stop.set()
+        self._is_over = True
 
-    def _watch(self, every_s: float) -> None:
-        every_s = min(every_s, 1.0)
-        looked_at = time.monotonic()
-        while not self._stop.wait(every_s) and self._transport.is_active():
-            silent_s = self._transport.silent_s()
-            was_held = time.monotonic() - looked_at > every_s + HELD_S  # data may have arrived and still be unread
-            looked_at = time.monotonic()
-            if silent_s > self._silence_s and not was_held:
-                self.cut_after_s = silent_s
-                self._transport.close()
+    def _look_later(self) -> None:
+        LOOKOUT.at(LOOKOUT.now + self._every_s, Once(self._look))
+
+    def _look(self) -> None:
+        if self._is_over or not self._transport.is_active():
+            return
+        self._look_later()
+        if (heard := self._transport.heard()) != self._heard:
+            self._heard, self._heard_at = heard, LOOKOUT.now
+        if LOOKOUT.now - self._heard_at > self._silence_s:
+            ALL.run(self._transport.close)  # which waits for its thread
+            self._is_over = True

@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 Work = Callable[[], object]
 
@@ -50,7 +51,18 @@ class Threads:
         return []
 
 
-_ALL = Threads()
+ALL = Threads()
+
+
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """Gives this thread another name for a while, for whoever looks at what this process does."""
+    thread = threading.current_thread()
+    before, thread.name = thread.name, name
+    try:
+        yield
+    finally:
+        thread.name = before
 
 
 class Strand:
@@ -59,7 +71,7 @@ class Strand:
     The first that raises ends it: ``failed`` gets the exception, and what waits is never done.
     """
 
-    def __init__(self, name: str, failed: Callable[[Exception], None], threads: Threads = _ALL) -> None:
+    def __init__(self, name: str, failed: Callable[[Exception], None], threads: Threads = ALL) -> None:
         """``name`` is that of the thread that works for it, meanwhile."""
         self._name = name
         self._failed = failed
@@ -89,15 +101,12 @@ class Strand:
             self._is_closed = True
 
     def _work(self) -> None:
-        thread = threading.current_thread()
-        shared, thread.name = thread.name, self._name
         try:
-            while (work := self._next()) is not None:
-                work()
+            with named(self._name):
+                while (work := self._next()) is not None:
+                    work()
         except Exception as error:
             self._fail(error)
-        finally:
-            thread.name = shared
 
     def _next(self) -> Work | None:
         with self._lock:

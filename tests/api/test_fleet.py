@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from process_watch import eventually
 from small_run import make_run
 
 from digirl_dist import Fleet, Run, Task
 from digirl_dist.errors import SettingsError
 
 pytestmark = pytest.mark.system
+
+
+def threads_of_workers() -> list[str]:
+    prefixes = ("worker-", "outbox-", "transfers-", "ssh-")
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(prefixes)]
 
 
 @pytest.mark.long(30)
@@ -23,6 +30,7 @@ def test_a_fleet_over_ssh_collects_the_same_episodes_again_with_the_same_seed(tm
         fleet.push(policy)
         tasks = [task.id for task in fleet.tasks[:2]]
         first, second = (fleet.collect(policy, tasks, episodes=4, seed=5) for _ in range(2))
+        eventually(lambda: not threads_of_workers(), what="an instant at which workers hold no thread")
         assert set(fleet.status()) == {"localhost-0", "localhost-1"}
         with pytest.raises(SettingsError, match="no task 'fly'"):
             fleet.collect(policy, ["fly"])

@@ -18,6 +18,7 @@ from digirl_dist.fleet.worker import RemoteWorker
 from digirl_dist.fleet.worker_events import Lost, Said
 from digirl_dist.protocol.messages import PROTOCOL, Ready, SlotLimits, Working, encode
 from digirl_dist.settings import LimitSettings
+from digirl_dist.strands.course import Waits
 
 LIMITS = LimitSettings(back_off_s=0.01, back_off_max_s=0.01, quarantine_s=300.0, worker_offences=3)
 SAID = [encode(Ready(PROTOCOL, "package", "3.11", 1)), encode(Working(2, "", []))]
@@ -39,7 +40,8 @@ class Honest:
     def write(self, line: bytes) -> None:
         """Nobody answers."""
 
-    def readline(self, timeout_s: float) -> bytes:
+    def readline(self, timeout_s: float) -> Waits[bytes]:
+        yield from ()
         return self._lines.get(timeout=timeout_s)
 
     def why_ended(self) -> LinkLostError:
