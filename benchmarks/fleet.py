@@ -50,6 +50,7 @@ def main() -> None:
         result, seconds = fleet.iteration(1, WORKERS * SLOTS * TICKETS_PER_SLOT)
         cpu_s = sum(host.cpu_times()[:2]) - before
         cores = cpu_s / (time.monotonic() - started)
+        threads = host.num_threads()
         acting = {manifest.episode_id.split("-", 2)[2] for _, manifest in fleet.fleet.manifests}
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     values = {"slots": (len(acting), ">=10000"), "host_cores": (cores, "<=1"), "host_rss_mb": (peak_mb, "<=1500")}
@@ -57,7 +58,7 @@ def main() -> None:
         "iteration_s": round(seconds, 1),
         "episodes": len(result.trajectories),
         "host_ms_per_episode": round(1000 * cpu_s / len(result.trajectories), 2),
-        "host_threads": host.num_threads(),
+        "host_threads": threads,
         "attached_after_s": round(ready_s, 1),
     }
     losses = sum(len(worker_result.losses) for worker_result in result.worker_results)
