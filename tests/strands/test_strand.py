@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from process_watch import eventually
@@ -135,7 +135,8 @@ def test_a_refused_thread_ends_the_strand_that_needs_it(
     assert done == [1]
 
 
-def test_a_thread_that_idles_keeps_nothing_of_its_last_work(threads: Threads) -> None:
+@pytest.mark.parametrize("do", [Threads(300.0).run, Strand("of-one", refuse, Threads(300.0)).do])
+def test_a_thread_that_idles_keeps_nothing_of_its_last_work(do: Callable[[Work], None]) -> None:
     class Kept:
         def __init__(self) -> None:
             self.gone = gone
@@ -148,7 +149,7 @@ def test_a_thread_that_idles_keeps_nothing_of_its_last_work(threads: Threads) ->
 
     gone = threading.Event()
     work: list[Work] = [Kept()]
-    Strand("of-one", refuse, Threads(idle_s=300.0)).do(work.pop())
+    do(work.pop())
     assert gone.wait(120.0)
 
 
