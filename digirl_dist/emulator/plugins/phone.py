@@ -8,6 +8,7 @@ from functools import partial
 
 from digirl_dist.capacity import Needs
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
+from digirl_dist.settings.ranges import FewOrNone, Share
 from digirl_dist.tasks import Task
 
 
@@ -18,6 +19,11 @@ class PhoneSettings(EmulatorPlugin):
     name: str = "phone"
     shuffle_icons: bool = False
     """Reorder the icons of the home screen in each episode."""
+    updates: FewOrNone = 0
+    """Updates that each app offers, one after another, when it is opened. Accepting and declining take two steps
+    each, so raise ``max_steps`` with this."""
+    endless_updates: Share = 0.3
+    """Share of the updates that never end once they are accepted. The screen does not tell which."""
 
     def build(self) -> Device:
         from digirl_dist.emulator.phone import MAX_STEPS, PHONE_SPEC, DemoPhone
