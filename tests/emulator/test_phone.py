@@ -158,6 +158,11 @@ def test_a_task_takes_six_steps_through_two_offers_whether_they_are_accepted_or_
         assert len({answer.observation.image for answer in answers}) == 6, "a way without loops"
 
 
+def test_the_step_limit_has_room_for_the_offers() -> None:
+    assert PhoneSettings().build().max_steps == MAX_STEPS
+    assert PhoneSettings(updates=2).build().max_steps == MAX_STEPS + 4
+
+
 def test_an_endless_update_is_seen_by_nothing_but_that_it_does_not_end() -> None:
     endless, short = offering(1, 1.0), offering(1, 0.0)
     for one in (endless, short):

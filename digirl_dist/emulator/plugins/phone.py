@@ -21,14 +21,15 @@ class PhoneSettings(EmulatorPlugin):
     """Reorder the icons of the home screen in each episode."""
     updates: FewOrNone = 0
     """Updates that each app offers, one after another, when it is opened. Accepting and declining take two steps
-    each, so raise ``max_steps`` with this."""
+    each, for which there is room in ``max_steps`` unless it is set."""
     endless_updates: Share = 0.3
     """Share of the updates that never end once they are accepted. The screen does not tell which."""
 
     def build(self) -> Device:
         from digirl_dist.emulator.phone import MAX_STEPS, PHONE_SPEC, DemoPhone
 
-        return Device(partial(DemoPhone, self), PHONE_SPEC, max_steps=MAX_STEPS, needs=Needs(60, 0.25))
+        most = MAX_STEPS + 2 * self.updates
+        return Device(partial(DemoPhone, self), PHONE_SPEC, max_steps=most, needs=Needs(60, 0.25))
 
     def tasks(self, task_set: str, split: str) -> Sequence[Task]:
         from digirl_dist.emulator.phone import phone_tasks
