@@ -122,7 +122,7 @@ def shortened(group: Group) -> Group:
 
 def groups(root: Path) -> tuple[Group, ...]:
     """All of them; ``root`` is where the runs are kept, for those that learn from others."""
-    return (_phone(), _algorithms(), _warm(root), _long(), _ablations(), _off2on(root))
+    return (_phone(), _algorithms(), _warm(root), _luck(root), _long(), _ablations(), _off2on(root))
 
 
 def _phone() -> Group:
@@ -182,6 +182,29 @@ def _warm(root: Path) -> Group:
         (
             Series("filtered_bc", 8, 96, told, measured=154, after=imitated),
             Series("grpo", 8, 96, (*told, "train_algorithm=grpo"), measured=154, after=imitated),
+        ),
+    )
+
+
+def _luck(root: Path) -> Group:
+    told, imitated = ("task_set=switches", "emulator.updates=2", "max_steps=12"), root / "luck" / "imitation"
+    after: dict[str, tuple[str, ...]] = {
+        "filtered_bc": (),
+        "digirl-paper": ("train_algorithm=digirl", "algorithm.digirl.hindsight.most=0", "algorithm.digirl.lam=0.1"),
+        "grpo": ("train_algorithm=grpo",),
+        "grpo-groups": ("train_algorithm=grpo", "algorithm.grpo.replay_weight=0", "algorithm.grpo.unsolved=0"),
+    }
+    return Group(
+        "luck",
+        "Where luck decides: reinforcement or more imitation",
+        "42 tasks of six steps: an app, two updates that it offers, and a switch or a button. The first row learns "
+        "them from nothing, on phones where every update ends. The other runs start from its policy of the same "
+        "seed, which accepts most updates, on phones where three in ten accepted updates never end. To decline takes "
+        "as many steps and always works. `grpo-groups` learns from its groups alone (`replay_weight=0`, "
+        "`unsolved=0`); `digirl-paper` has `lam=0.1` and no hindsight, which helped it here.",
+        (
+            Series("imitation", 10, 96, (*told, "emulator.endless_updates=0")),
+            *(Series(name, 8, 96, (*told, *ours), measured=84, after=imitated) for name, ours in after.items()),
         ),
     )
 

@@ -134,6 +134,78 @@ def test_screens_have_the_size_of_the_spec() -> None:
     assert pixels(phone().reset(ALL_TASKS[0], 0)).shape[:2] == PHONE_SPEC.image_size
 
 
+SWITCHES = phone_tasks("switches", "train")
+UPDATE, LATER, ANYWHERE = tap(layout.UPDATE_KEY), tap(layout.LATER_KEY), {"type": "back"}
+
+
+def offering(updates: int, endless: float) -> DemoPhone:
+    return DemoPhone(PhoneSettings(updates=updates, endless_updates=endless))
+
+
+def through(updates: int, key: Json, task: Task) -> list[Json]:
+    """The solution, answering every offer with the same key."""
+    first, *others = solution(task.params)
+    return [first, *([key, ANYWHERE] * updates), *others]
+
+
+@pytest.mark.parametrize("task", SWITCHES, ids=lambda task: task.id)
+def test_a_task_takes_six_steps_through_two_offers_whether_they_are_accepted_or_not(task: Task) -> None:
+    for key, endless in ((LATER, 1.0), (UPDATE, 0.0)):
+        emulator, actions = offering(2, endless), through(2, key, task)
+        emulator.reset(task, seed=3)
+        answers = [emulator.step(action) for action in actions]
+        assert len(actions) == 6 and [answer.success for answer in answers] == [False] * 5 + [True]
+        assert len({answer.observation.image for answer in answers}) == 6, "a way without loops"
+
+
+def test_the_step_limit_has_room_for_the_offers() -> None:
+    assert PhoneSettings().build().max_steps == MAX_STEPS
+    assert PhoneSettings(updates=2).build().max_steps == MAX_STEPS + 4
+
+
+def test_an_endless_update_is_seen_by_nothing_but_that_it_does_not_end() -> None:
+    endless, short = offering(1, 1.0), offering(1, 0.0)
+    for one in (endless, short):
+        one.reset(SWITCHES[0], seed=3)
+    for action in through(1, UPDATE, SWITCHES[0])[:2]:
+        assert endless.step(action).observation.image == short.step(action).observation.image
+    stuck = [endless.step(action) for action in (ANYWHERE, {"type": "home"}, LATER, SWIPE_UP)]
+    assert len({answer.observation.image for answer in stuck}) == 1
+    assert stuck[0].observation.image != short.step(ANYWHERE).observation.image
+
+
+def test_the_seed_chooses_which_updates_are_endless() -> None:
+    def ended(seed: int) -> bool:
+        emulator = offering(1, 0.3)
+        emulator.reset(SWITCHES[0], seed)
+        return [emulator.step(action) for action in through(1, UPDATE, SWITCHES[0])][-1].success
+
+    luck = [ended(seed) for seed in range(200)]
+    assert luck == [ended(seed) for seed in range(200)] and 0.6 < sum(luck) / len(luck) < 0.8
+
+
+def test_an_app_that_was_left_repeats_its_offer_and_one_that_was_answered_does_not() -> None:
+    emulator, into = offering(1, 0.0), tap(layout.icon_rect(0))
+    emulator.reset(SWITCHES[0], seed=3)
+    offer = emulator.step(into).observation.image
+    emulator.step({"type": "back"})
+    assert emulator.step(into).observation.image == offer
+    for action in (LATER, ANYWHERE, {"type": "back"}):
+        emulator.step(action)
+    assert emulator.step(into).observation.image != offer
+
+
+def test_an_offer_hides_the_keyboard_until_it_is_answered() -> None:
+    [task] = [task for task in ALL_TASKS if task.id == "submit-maps-chess"]
+    emulator = offering(1, 0.0)
+    emulator.reset(task, seed=3)
+    way = solution(task.params)
+    opened = [emulator.step(action) for action in way[:2]][-1]
+    assert emulator.step(way[2]).observation.image == opened.observation.image, "there is nothing to type into yet"
+    answers = [emulator.step(action) for action in (LATER, ANYWHERE, *way[2:])]
+    assert answers[-1].success
+
+
 def test_typing_into_nothing_does_nothing() -> None:
     emulator, task = phone(), ALL_TASKS[0]
     before = emulator.reset(task, 0).image
@@ -172,7 +244,7 @@ def test_a_phone_without_a_task_says_so() -> None:
 
 
 def test_an_unknown_task_set_names_the_known_ones() -> None:
-    with pytest.raises(SettingsError, match="default, easy, multistep, all, long"):
+    with pytest.raises(SettingsError, match="default, easy, multistep, all, long, switches"):
         phone_tasks("hard", "train")
 
 
@@ -180,7 +252,8 @@ def test_an_unknown_task_set_names_the_known_ones() -> None:
 def test_task_ids_are_unique_and_sets_are_parts_of_all(split: str) -> None:
     known = {task.id for task in phone_tasks("all", split)}
     assert len(known) == len(phone_tasks("all", split))
-    assert all({task.id for task in phone_tasks(name, split)} <= known for name in ("default", "easy", "multistep"))
+    parts = "default", "easy", "multistep", "switches"
+    assert all({task.id for task in phone_tasks(name, split)} <= known for name in parts)
 
 
 def test_the_splits_share_no_instruction() -> None:

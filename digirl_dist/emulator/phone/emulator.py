@@ -41,7 +41,8 @@ class DemoPhone:
 
     def reset(self, task: Task, seed: int) -> Observation:
         self._task = task
-        self._state = PhoneState.fresh(seed, self._settings.shuffle_icons)
+        told = self._settings
+        self._state = PhoneState.fresh(seed, told.shuffle_icons, told.updates, told.endless_updates)
         make_unreached(task.params, self._state)
         self._start = deepcopy(self._state)
         self._parts = 0

@@ -18,6 +18,7 @@ from digirl_dist.emulator.phone.state import PhoneState
 _INK, _GREY, _RULE, _WHITE = (32, 33, 36), (118, 122, 130), (226, 228, 232), (255, 255, 255)
 _PAPER, _KEYBOARD, _ACCENT, _OFF = (250, 250, 252), (214, 217, 223), (24, 120, 230), (190, 194, 202)
 _KEYS = ("QWERTYUIOP", "ASDFGHJKL", "ZXCVBNM")
+_SAID = {None: "An update is available", True: "Updating, please wait", False: "Maybe later, then"}
 _SMOOTH = 4
 """Round things are drawn this much larger and scaled down: Pillow draws them without smooth edges."""
 
@@ -77,10 +78,28 @@ class Screen:
         draw.text((14, (layout.TOP + layout.ROWS_TOP) / 2), app.name, _WHITE, self._large, "lm")
         for widget, rect in state.rows():
             self._row(image, draw, state, app, widget, rect)
+        if state.offer is not None:
+            self._offer(draw, app, state.offer, state.answer)
         if state.focused:
             image.paste(self._keyboard, (layout.KEYBOARD.left, layout.KEYBOARD.top))
         _navigation_bar(draw, _GREY)
         return image
+
+    def _offer(self, draw: ImageDraw.ImageDraw, app: App, number: int, accepted: bool | None) -> None:
+        card, middle = layout.OFFER, layout.WIDTH / 2
+        draw.rounded_rectangle(card, 10, fill=_WHITE, outline=_RULE)
+        draw.text((middle, card.top + 26), f"{app.name} {number + 2}.0", _INK, self._large, "mm")
+        draw.text((middle, card.top + 56), _SAID[accepted], _GREY, self._medium, "mm")
+        if accepted is None:
+            for rect, text, fill, ink in (
+                (layout.UPDATE_KEY, "Update now", _ACCENT, _WHITE),
+                (layout.LATER_KEY, "Later", _KEYBOARD, _INK),
+            ):
+                draw.rounded_rectangle((*rect[:2], rect.right - 1, rect.bottom - 1), 8, fill=fill)
+                draw.text((middle, _middle(rect)), text, ink, self._medium, "mm")
+        elif accepted:
+            draw.rounded_rectangle((40, 200, layout.WIDTH - 40, 208), 4, fill=_RULE)
+            draw.rounded_rectangle((40, 200, layout.WIDTH // 2, 208), 4, fill=app.color)
 
     def _row(
         self, image: Image.Image, draw: ImageDraw.ImageDraw, state: PhoneState, app: App, widget: Widget, rect: Rect

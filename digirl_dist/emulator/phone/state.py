@@ -33,17 +33,31 @@ class PhoneState:
     scroll: int = 0
     focused: bool = False
     typed: str = ""
+    updates: int = 0
+    """Updates that each app offers, one after another, when it is opened for the first time."""
+    endless: set[tuple[str, int]] = field(default_factory=set)
+    """Those that never end, by app and number; the screen does not tell them from the others."""
+    decided: dict[str, int] = field(default_factory=dict)
+    """How many of its offers each app has had an answer to."""
+    answer: bool | None = None
+    """To the offer that the screen still acknowledges: whether it was accepted. The next action ends that."""
 
     @classmethod
-    def fresh(cls, seed: int, shuffle_icons: bool) -> PhoneState:
-        """A phone as ``seed`` would have it: time, wallpaper, which switches are on, and the order of icons."""
+    def fresh(cls, seed: int, shuffle_icons: bool, updates: int = 0, endless: float = 0.0) -> PhoneState:
+        """A phone as ``seed`` would have it: time, wallpaper, which switches are on, and the order of icons.
+
+        With ``updates``, also which of these never end: a share of ``endless``.
+        """
         rng = np.random.default_rng(seed)
         minutes, tint = int(rng.integers(24 * 60)), float(rng.random())
         switches = [(app.name, widget.name) for app in APPS for widget in app.widgets if isinstance(widget, Switch)]
         on = {switch for switch in switches if rng.random() < 0.5}
         names = [app.name for app in APPS]
         icons = [names[place] for place in rng.permutation(len(names))] if shuffle_icons else names
-        return cls(icons, minutes, tint, on)
+        offers = [(app.name, number) for app in APPS for number in range(updates)]
+        luck = np.random.default_rng((seed, 1))
+        never_end = {offer for offer in offers if luck.random() < endless}
+        return cls(icons, minutes, tint, on, updates=updates, endless=never_end)
 
     @property
     def pages(self) -> int:
@@ -52,6 +66,13 @@ class PhoneState:
     def icons_on_page(self) -> list[str]:
         return self.icons[self.page * layout.PER_PAGE : (self.page + 1) * layout.PER_PAGE]
 
+    @property
+    def offer(self) -> int | None:
+        """The number of the update that the open app offers or makes; None if it has come to its rows."""
+        if self.app is None or (number := self.decided.get(self.app.name, 0)) >= self.updates:
+            return None
+        return number
+
     def rows(self) -> list[tuple[Widget, Rect]]:
         """The open app's rows that can be seen, and where."""
         rows = [(widget, layout.row_rect(index, self.scroll)) for index, widget in enumerate(self._widgets())]
@@ -59,6 +80,9 @@ class PhoneState:
 
     def perform(self, action: DeviceAction) -> None:
         """Change as the phone does when it is touched or written on; what has no effect changes nothing."""
+        if self.answer is not None:
+            self._wait()
+            return
         match action.type:
             case "tap":
                 self._tap(action.x * layout.WIDTH, action.y * layout.HEIGHT)
@@ -75,11 +99,25 @@ class PhoneState:
 
     def open(self, app: App) -> None:
         self.app, self.scroll, self.typed = app, 0, ""
-        self.focused = any(isinstance(widget, Field) for widget in app.widgets)
+        self._show_rows()
+
+    def _show_rows(self) -> None:
+        """Focuses the app's field, unless there is an offer in front of it."""
+        assert self.app is not None
+        self.focused = self.offer is None and any(isinstance(widget, Field) for widget in self.app.widgets)
+
+    def _wait(self) -> None:
+        """Whatever is touched, time passes: an update ends or never does, a declined one is gone."""
+        assert self.app is not None and self.offer is not None
+        if self.answer and (self.app.name, self.offer) in self.endless:
+            return
+        self.answer = None
+        self.decided[self.app.name] = self.offer + 1
+        self._show_rows()
 
     def _widgets(self) -> list[Widget]:
         """The open app's widgets, with the answers to what was submitted below its field."""
-        if self.app is None:
+        if self.app is None or self.offer is not None:
             return []
         text = self.submitted.get(self.app.name)
         widgets: list[Widget] = []
@@ -96,6 +134,8 @@ class PhoneState:
             self._home()
         elif self.app is None:
             self._tap_home_screen(x, y)
+        elif self.offer is not None:
+            self._tap_offer(x, y)
         elif self.focused and layout.KEYBOARD.contains(x, y):
             if layout.ENTER_KEY.contains(x, y) and self.typed:
                 self._submit()
@@ -107,6 +147,12 @@ class PhoneState:
             if layout.icon_touch_rect(place).contains(x, y):
                 self.open(app_named(name))
                 return
+
+    def _tap_offer(self, x: float, y: float) -> None:
+        if layout.UPDATE_KEY.contains(x, y):
+            self.answer = True
+        elif layout.LATER_KEY.contains(x, y):
+            self.answer = False
 
     def _tap_app(self, app: App, x: float, y: float) -> None:
         for widget, rect in self.rows():

@@ -44,6 +44,7 @@ def phone_tasks(task_set: str, split: str) -> list[Task]:
     an untrained agent meets each of them often, so that training shows within minutes.
     ``long``: two such tasks in different apps in one instruction (five or six steps; ``max_steps=12`` leaves as much
     room as the other sets have), in any order; each earns half of the reward.
+    ``switches``: turn a switch or press a button that an app of the first page shows when it opens (two steps).
 
     ``split`` is ``train`` or ``test``: ``test`` asks for the same things in other words and with other texts.
     Raises SettingsError naming the sets.
@@ -54,6 +55,7 @@ def phone_tasks(task_set: str, split: str) -> list[Task]:
         "multistep": _multistep(split),
         "all": _easy(split) + _multistep(split),
         "long": _long(split),
+        "switches": _switches(split),
     }
     if task_set not in sets:
         raise SettingsError(f"the demo phone has no task set {task_set!r}; its sets are {', '.join(sets)}")
@@ -175,10 +177,20 @@ def _long(split: str) -> list[Task]:
     ]
 
 
+def _switches(split: str) -> list[Task]:
+    """What an app of the first page shows at once, in all wordings."""
+    turns = [task for app in APPS[:PER_PAGE] for name in _seen_at_once(app) for task in _switch(app, name, split)]
+    return [*turns, *_press(split)]
+
+
+def _seen_at_once(app: App) -> list[str]:
+    return [widget.name for widget in app.widgets[: rows_that_fit()] if isinstance(widget, Switch)]
+
+
 def _without_scrolling(app: App, split: str) -> list[Task]:
     """One task for each switch and button of the app that is seen when it opens, and for its field."""
-    switches = [widget.name for widget in app.widgets[: rows_that_fit()] if isinstance(widget, Switch)]
-    turns = [_switch(app, name, split)[number % 2 * len(_SWITCH[split])] for number, name in enumerate(switches)]
+    names = _seen_at_once(app)
+    turns = [_switch(app, name, split)[number % 2 * len(_SWITCH[split])] for number, name in enumerate(names)]
     others = [*_press(split), *_submit(split, _TEXTS[split][:1])]
     return [*turns, *(task for task in others if task.params["app"] == app.name)]
 

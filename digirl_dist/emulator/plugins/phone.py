@@ -8,6 +8,7 @@ from functools import partial
 
 from digirl_dist.capacity import Needs
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
+from digirl_dist.settings.ranges import FewOrNone, Share
 from digirl_dist.tasks import Task
 
 
@@ -18,11 +19,17 @@ class PhoneSettings(EmulatorPlugin):
     name: str = "phone"
     shuffle_icons: bool = False
     """Reorder the icons of the home screen in each episode."""
+    updates: FewOrNone = 0
+    """Updates that each app offers, one after another, when it is opened. Accepting and declining take two steps
+    each, for which there is room in ``max_steps`` unless it is set."""
+    endless_updates: Share = 0.3
+    """Share of the updates that never end once they are accepted. The screen does not tell which."""
 
     def build(self) -> Device:
         from digirl_dist.emulator.phone import MAX_STEPS, PHONE_SPEC, DemoPhone
 
-        return Device(partial(DemoPhone, self), PHONE_SPEC, max_steps=MAX_STEPS, needs=Needs(60, 0.25))
+        most = MAX_STEPS + 2 * self.updates
+        return Device(partial(DemoPhone, self), PHONE_SPEC, max_steps=most, needs=Needs(60, 0.25))
 
     def tasks(self, task_set: str, split: str) -> Sequence[Task]:
         from digirl_dist.emulator.phone import phone_tasks
