@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from digirl_dist.fleet.connection import Connector
 from digirl_dist.fleet.outgoing import Named, Outgoing, PublishedPolicy, Weights
+from digirl_dist.fleet.session import PING_S
 from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.fleet.worker import RemoteWorker
 from digirl_dist.fleet.worker_events import Added, Leaving, RosterRefused, WorkerEvent
@@ -19,7 +20,6 @@ from digirl_dist.storage.checkpoint import Checkpoint
 
 AnySpec = TypeVar("AnySpec", bound=Spec)
 
-_PING_S = 3.0
 _IN_ORDER = 0.7
 """The share of the wait for programs in which they may end in order."""
 
@@ -128,11 +128,11 @@ class Fleet(Generic[AnySpec]):
         while not self._closing.is_set():
             workers = list(self.workers.values())
             for worker in workers:
-                worker.ping()
-                if self._closing.wait(_PING_S / len(workers)):
+                worker.ping(time.monotonic())
+                if self._closing.wait(PING_S / len(workers)):
                     break
             if not workers:
-                self._closing.wait(_PING_S)
+                self._closing.wait(PING_S)
 
 
 def _part_from(workers: Sequence[RemoteWorker], limit_s: float) -> None:

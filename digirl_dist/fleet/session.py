@@ -48,6 +48,9 @@ from digirl_dist.tasks import Key, Ticket
 
 Effects = list[Effect]
 
+PING_S = 3.0
+"""How often each program is told that its host is there."""
+
 
 class ProgramSilent(LinkLostError):
     """The connection stands but the program does not answer: it must be replaced."""
@@ -73,7 +76,8 @@ class Session:
         self._pushed_bytes = 0
         self._is_loaded = False
         self._greeted_it = False
-        self._heard_first_at: float | None = None
+        self._has_heard = False
+        self._pinging_since = self._pinged_at = -math.inf
         self._working = False
         self._claims_refused = False
         self._has_loaded = False
@@ -85,7 +89,8 @@ class Session:
         """How long the program may be silent: while it imports a large library none of its threads runs."""
         return self._limits.silence_s if self._has_loaded else max(self._limits.silence_s, self._limits.start_s)
 
-    def greet(self) -> Effects:
+    def greet(self, now: float) -> Effects:
+        self._pinging_since = self._pinged_at = now
         return [Send(Hello(self._job.run, list(SPOKEN)))]
 
     def announce(self, policy: PublishedPolicy, now: float) -> Effects:
@@ -131,8 +136,16 @@ class Session:
         self._conduct.answered(reply.number)
         return [Send(reply.to_message())]
 
-    def ping(self) -> Effects:
+    def ping(self, now: float) -> Effects:
+        if self._pinged_for(now) == 0:
+            self._pinging_since = now
+        self._pinged_at = now
         return [Send(Ping())]
+
+    def _pinged_for(self, now: float) -> float:
+        """Returns for how long the program was pinged without a break, such as the suspension of this host."""
+        has_paused = now - self._pinged_at > max(self._limits.silence_s / 2, 2 * PING_S)
+        return 0.0 if has_paused else now - self._pinging_since
 
     def stop(self) -> Effects:
         return [Send(Stop())]
@@ -152,7 +165,7 @@ class Session:
 
     def malformed(self, line: bytes, error: ProtocolError) -> WorkerError:
         """Returns what a line that is no message means: before the program has said anything, a shell may print it."""
-        if self._heard_first_at is not None or line.startswith(b"{") or len(line) > MOST_BYTES:
+        if self._has_heard or line.startswith(b"{") or len(line) > MOST_BYTES:
             return MisconductError(self._spec.name, f"the worker program sends what is no message: {error}")
         return JobError(
             self._spec.name,
@@ -162,8 +175,7 @@ class Session:
 
     def receive(self, message: WorkerMessage, attached: bytes, now: float) -> Effects:
         """Acts on one message of the program."""
-        if self._heard_first_at is None:
-            self._heard_first_at = now
+        self._has_heard = True
         try:
             self._conduct.check(message, len(attached), now)
             return self._receive(message, attached, now)
@@ -243,8 +255,7 @@ class Session:
         if beat.for_s > limits.stuck_s:  # heartbeats come from a thread of the program; its loop must get on as well
             reason = f"the worker program is stuck: {beat.doing} since {beat.for_s:.0f} s"
             return [HangUp(ProgramSilent(name, reason))]
-        here_s = math.inf if self._working else now - (self._heard_first_at or now)  # no host may have come for long
-        if min(beat.unheard_s, here_s) > limits.silence_s:  # it is pinged more often than that
+        if min(beat.unheard_s, self._pinged_for(now)) > limits.silence_s:
             reason = f"the worker program has not heard of this host for {beat.unheard_s:.0f} s: the link is half-open"
             return [HangUp(ProgramDeaf(name, reason))]
         effects: Effects = [Tell(Said(name, beat))]
@@ -295,6 +306,6 @@ class Commands(ABC):
         """Tells the worker that the iteration is over; SlotSeconds answers where the slots' time went."""
         self._ask(Session.collected)
 
-    def ping(self) -> None:
+    def ping(self, now: float) -> None:
         """Tells the worker program that its host is there."""
-        self._ask(Session.ping)
+        self._ask(lambda session: session.ping(now))

@@ -77,7 +77,7 @@ class _Attached:
 
     def serve(self) -> Waits[None]:
         """Acts on what the program says until it ends. Raises WorkerError when that is too early."""
-        self.ask(Session.greet)
+        self.ask(lambda session: session.greet(time.monotonic()))
         while True:
             message, attached = yield from self._next_message()
             self._hear(message, attached)

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from digirl_dist.fleet.outgoing import Blob
+from digirl_dist.fleet.session import PING_S
 from digirl_dist.fleet.worker_events import Added, Leaving, Pulled, Said, WorkerEvent
 from digirl_dist.protocol.messages import SlotSeconds, TensorEntry
 from digirl_dist.settings import LimitSettings
 from digirl_dist.simulation.machine import Machine
 from digirl_dist.simulation.worker import SimulatedWorker
 from digirl_dist.simulation.world import World
-
-_PING_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class SimulatedFleet:
     def start(self) -> None:
         for worker in self.workers.values():
             worker.start()
-        self.later(_PING_S, self._ping)
+        self.later(PING_S, self._ping)
 
     def publish(self, checkpoint: Any, in_use: Any = frozenset()) -> None:
         self._announced = SimulatedPolicy(checkpoint.iteration, self.policy_bytes)
@@ -169,5 +168,5 @@ class SimulatedFleet:
 
     def _ping(self) -> None:
         for worker in self.workers.values():
-            worker.ping()
-        self.later(_PING_S, self._ping)
+            worker.ping(self.world.now)
+        self.later(PING_S, self._ping)

@@ -250,7 +250,7 @@ class SimulatedWorker(Commands):
         session = Session(self.machine.spec, self._job, self.fleet.limits, self._policy)
         attached = self.attached = _Attached(self, session)
         program.say, program.ends = attached.say, attached.program_ended
-        attached.ask(Session.greet)
+        attached.ask(lambda session: session.greet(self.fleet.world.now))
         self.fleet.later(1.0, attached.watch)
         self.fleet.world.later(_BEAT_S, attached.beat)
 

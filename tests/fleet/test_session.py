@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from digirl_dist.errors import HostKeyError, InstallError, JobError, LinkLostError, LoginError, MisconductError
 from digirl_dist.fleet.effects import Decide, HangUp, Push, Send, Tell
 from digirl_dist.fleet.outgoing import Named
 from digirl_dist.fleet.reconnecting import Reconnecting
-from digirl_dist.fleet.session import ProgramSilent, Session
+from digirl_dist.fleet.session import PING_S, ProgramSilent, Session
 from digirl_dist.fleet.spec import Job
 from digirl_dist.fleet.worker_events import ClaimsRefused, LeasesLost, PolicyLoaded, Said
 from digirl_dist.protocol import messages
@@ -51,6 +53,12 @@ def hung_up(effects: Any) -> Any:
     return error
 
 
+def ping(here: Session, begin: float, end: float) -> None:
+    """Pings as often as a fleet does, from ``begin`` up to ``end``."""
+    for now in [*np.arange(begin, end, PING_S).tolist(), end]:
+        here.ping(now)
+
+
 def beat(held: list[Key], order: int, **more: Any) -> messages.Heartbeat:
     fields: dict[str, Any] = {"doing": "run", "for_s": 0.1, "unheard_s": 0.1, "slots": [], "in_service": 4, **more}
     return messages.Heartbeat(held=held, order=order, **fields)
@@ -58,7 +66,7 @@ def beat(held: list[Key], order: int, **more: Any) -> messages.Heartbeat:
 
 def test_a_greeting_leads_to_the_job_and_the_newest_policy() -> None:
     here = session(Named(3))
-    assert sent(here.greet()) == [messages.Hello("r1", [PROTOCOL])]
+    assert sent(here.greet(0.0)) == [messages.Hello("r1", [PROTOCOL])]
     (job,) = sent(here.receive(READY, b"", 0.0))
     assert isinstance(job, messages.StartJob) and job.name == "w1" and job.slots == 4
     effects = here.receive(WORKING, b"", 0.0)
@@ -140,15 +148,29 @@ def test_a_request_goes_to_the_hosts_policy_and_a_malformed_one_ends_the_connect
 def test_heartbeats_show_a_program_that_is_stuck_and_a_link_that_is_half_open() -> None:
     stuck = hung_up(working().receive(beat([], 0, for_s=31.0), b"", 0.0))
     assert isinstance(stuck, ProgramSilent) and "stuck" in str(stuck)
-    half_open = hung_up(working().receive(beat([], 0, unheard_s=9.0), b"", 0.0))
+    here = working()
+    ping(here, 100.0, 109.0)
+    half_open = hung_up(here.receive(beat([], 0, unheard_s=9.0), b"", 109.0))
     assert "half-open" in str(half_open) and not isinstance(half_open, ProgramSilent)
 
 
-def test_a_link_that_is_half_open_before_the_job_runs_is_noticed_and_a_program_without_a_host_is_not_blamed() -> None:
-    here = session()
+@pytest.mark.parametrize("make", [session, working], ids=["before the job runs", "while it runs"])
+def test_a_half_open_link_is_noticed_and_a_program_without_a_host_is_not_blamed(make: Callable[[], Session]) -> None:
+    here = make()
     assert told(here.receive(beat([], 0, unheard_s=500.0), b"", 100.0)), "no host had come for long"
+    ping(here, 100.0, 110.0)
     assert told(here.receive(beat([], 0, unheard_s=7.9), b"", 107.9))
     assert "half-open" in str(hung_up(here.receive(beat([], 0, unheard_s=10.0), b"", 110.0)))
+
+
+def test_a_host_that_was_suspended_blames_no_link() -> None:
+    here = working()
+    ping(here, 100.0, 121.0)
+    for unheard_s in (9.0, 20.0):  # what was said meanwhile comes at once, before the next ping and after it
+        assert told(here.receive(beat([], 0, unheard_s=unheard_s), b"", 145.0))
+        ping(here, 145.0, 145.0)
+    ping(here, 148.0, 154.0)
+    assert "half-open" in str(hung_up(here.receive(beat([], 0, unheard_s=33.0), b"", 154.0)))
 
 
 def test_a_lost_lease_counts_once_two_heartbeats_that_know_of_it_say_so() -> None:
