@@ -192,8 +192,11 @@ def _luck(root: Path) -> Group:
         "filtered_bc": (),
         "digirl-paper": ("train_algorithm=digirl", "algorithm.digirl.hindsight.most=0", "algorithm.digirl.lam=0.1"),
         "grpo": ("train_algorithm=grpo",),
-        "grpo-groups": ("train_algorithm=grpo", "algorithm.grpo.replay_weight=0", "algorithm.grpo.unsolved=0"),
-    }
+        "grpo-groups": (
+            "train_algorithm=grpo", "algorithm.grpo.replay_weight=0", "algorithm.grpo.unsolved=0",
+            "algorithm.grpo.actor.learning_rate=5e-4",
+        ),
+    }  # fmt: skip
     return Group(
         "luck",
         "Where luck decides: reinforcement or more imitation",
@@ -201,7 +204,8 @@ def _luck(root: Path) -> Group:
         "them from nothing, on phones where every update ends. The other runs start from its policy of the same "
         "seed, which accepts most updates, on phones where three in ten accepted updates never end. To decline takes "
         "as many steps and always works. `grpo-groups` learns from its groups alone (`replay_weight=0`, "
-        "`unsolved=0`); `digirl-paper` has `lam=0.1` and no hindsight, which helped it here.",
+        "`unsolved=0`) at half the learning rate; `digirl-paper` has `lam=0.1` and no hindsight, which helped it "
+        "here.",
         (
             Series("imitation", 10, 96, (*told, "emulator.endless_updates=0")),
             *(Series(name, 8, 96, (*told, *ours), measured=84, after=imitated) for name, ours in after.items()),
