@@ -6,7 +6,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 Work = Callable[[], object]
 
@@ -16,18 +16,23 @@ _IDLE_S = 10.0
 class Threads:
     """Daemon threads for work that may wait as long as it likes: if none is idle, one more is started.
 
-    One that has been idle for ``idle_s`` ends. None is joined at the end of the interpreter.
+    One that has been idle for ``idle_s`` ends, except for the last: with that one, work goes on even while the machine
+    refuses any more. None is joined at the end of the interpreter.
     """
 
     def __init__(self, idle_s: float = _IDLE_S) -> None:
         self._idle_s = idle_s
+        self._lock = threading.Lock()
         self._idle: list[queue.SimpleQueue[Work]] = []
 
     def run(self, work: Work) -> None:
         """Has a thread do the work; returns at once. Raises RuntimeError if a thread is needed and is refused."""
-        try:
-            self._idle.pop().put(work)  # the latest to become idle, so that those beyond the need grow old
-        except IndexError:
+        with self._lock:
+            # The latest to become idle, so that those beyond the need grow old.
+            given = self._idle.pop() if self._idle else None
+        if given is not None:
+            given.put(work)
+        else:
             threading.Thread(target=self._live, args=[deque([work])], name="strand", daemon=True).start()
 
     def _live(self, work: deque[Work]) -> None:
@@ -35,20 +40,19 @@ class Threads:
         given: queue.SimpleQueue[Work] = queue.SimpleQueue()
         while work:
             work.pop()()
-            self._idle.append(given)
+            with self._lock:
+                self._idle.append(given)
             work.extend(self._next(given))
 
     def _next(self, given: queue.SimpleQueue[Work]) -> list[Work]:
-        """Returns the next work; none once this thread was idle for too long."""
-        try:
-            return [given.get(timeout=self._idle_s)]
-        except queue.Empty:
-            pass
-        try:
-            self._idle.remove(given)
-        except ValueError:  # it was chosen at the last moment
-            return [given.get()]
-        return []
+        """Returns the next work; none once this thread was idle for too long and is not the last that is."""
+        while True:
+            with suppress(queue.Empty):
+                return [given.get(timeout=self._idle_s)]
+            with self._lock:
+                if given in self._idle and len(self._idle) > 1:
+                    self._idle.remove(given)
+                    return []
 
 
 ALL = Threads()

@@ -53,7 +53,7 @@ def test_a_course_that_waits_holds_no_thread_and_goes_on_with_what_comes(pipe: t
     acts.set()
     for number in range(3):
         eventually(lambda: pipe[0] in LOOKOUT._readers)
-        eventually(lambda: not threads._idle and not at_work("hears"))
+        eventually(lambda: len(threads._idle) == 1 and not at_work("hears"))
         assert len(heard) == number and not course.ended.is_set()
         os.write(pipe[1], b"%d" % number)
         eventually(lambda count=number + 1: len(heard) == count)  # type: ignore[misc]
@@ -137,16 +137,18 @@ def test_a_course_goes_on_when_the_machine_has_threads_again(
     def steps() -> Waits[None]:
         yield readable(pipe[0])
 
-    threads = Threads(idle_s=0.0)
+    threads, busy = Threads(LONG_S), threading.Event()
     course = Course("resumes", steps(), threads)
     course.start()
-    eventually(lambda: pipe[0] in LOOKOUT._readers and not threads._idle)
+    eventually(lambda: pipe[0] in LOOKOUT._readers and len(threads._idle) == 1)
+    threads.run(busy.wait)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
         os.write(pipe[1], b"x")
         eventually(lambda: len(refused) >= 2)
         assert not course.ended.is_set()
     assert course.ended.wait(LONG_S)
+    busy.set()
 
 
 def lookout_that_did(*calls: Callable[[], object]) -> tuple[Lookout, float]:

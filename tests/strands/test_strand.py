@@ -70,7 +70,7 @@ def test_strands_that_are_stuck_delay_no_other_and_their_threads_bear_their_name
     assert {f"of-{number}" for number in range(20)} <= names
 
 
-def test_threads_are_used_again_and_end_when_they_have_been_idle(threads: Threads) -> None:
+def test_threads_are_used_again(threads: Threads) -> None:
     used, strand = set[threading.Thread](), Strand("of-one", refuse, threads)
     for _ in range(20):
         done = threading.Event()
@@ -79,11 +79,38 @@ def test_threads_are_used_again_and_end_when_they_have_been_idle(threads: Thread
         eventually(lambda: threads._idle)
         strand.do(lambda: used.add(threading.current_thread()))
         eventually(lambda: threads._idle)
-    assert len(used) <= 3  # one, unless this machine held us up for longer than a thread stays
-    eventually(lambda: not any(thread.is_alive() for thread in used), what="the end of idle threads")
-    assert not threads._idle
-    strand.do(done.clear)
-    eventually(lambda: not done.is_set(), what="work after that")
+    assert len(used) == 1
+
+
+def test_threads_that_have_been_idle_end_except_for_one(threads: Threads, gate: threading.Event) -> None:
+    used = list[threading.Thread]()
+
+    def wait() -> None:
+        used.append(threading.current_thread())
+        gate.wait()
+
+    for _ in range(5):
+        threads.run(wait)
+    eventually(lambda: len(set(used)) == 5)
+    gate.set()
+    eventually(lambda: sum(thread.is_alive() for thread in used) == 1, what="the end of idle threads")
+    assert len(threads._idle) == 1
+
+
+def test_work_goes_on_while_the_machine_refuses_threads(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads.run(int)
+    eventually(lambda: threads._idle)
+    monkeypatch.setattr(threading.Thread, "start", raise_no_thread)
+    time.sleep(0.5)  # longer than a thread stays idle
+    for _ in range(3):
+        done = threading.Event()
+        threads.run(done.set)
+        assert done.wait(120.0)
+        eventually(lambda: threads._idle)
+
+
+def raise_no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def test_what_work_raises_is_told_and_ends_the_strand_but_no_other(threads: Threads, gate: threading.Event) -> None:
@@ -121,11 +148,7 @@ def test_a_refused_thread_ends_the_strand_that_needs_it(
     done, told = list[int](), list[Exception]()
     first, second = Strand("of-first", refuse, threads), Strand("of-second", told.append, threads)
     first.do(gate.wait)
-
-    def refused(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refused)
+    monkeypatch.setattr(threading.Thread, "start", raise_no_thread)
     second.do(lambda: done.append(2))
     assert [str(error) for error in told] == ["can't start new thread"]
     first.do(lambda: done.append(1))
@@ -159,7 +182,7 @@ def test_work_that_comes_just_as_a_thread_ends_is_done() -> None:
         threads.run(lambda number=number: done.append(number))  # type: ignore[misc]
         time.sleep(0.0001 * (number % 5))
     eventually(lambda: len(done) == 2000)
-    eventually(lambda: not threads._idle)
+    eventually(lambda: len(threads._idle) == 1)
 
 
 STUCK = """
