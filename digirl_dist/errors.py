@@ -199,7 +199,12 @@ _SHORTAGES = {
 
 
 def failure_here(worker: str, doing: str, error: Exception) -> WorkerError:
-    """Returns what to tell of a worker that this host cannot serve: what the host lacks, or else a HandlingError."""
+    """Returns what to tell of a worker that this host cannot serve.
+
+    That is what the error tells of it already, or what the host lacks, or else a HandlingError.
+    """
+    if isinstance(error, WorkerError):
+        return error
     if isinstance(error, OSError) and error.errno in _SHORTAGES:
         return LinkLostError(worker, f"this host cannot {doing}: {error.strerror}", _SHORTAGES[error.errno])
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):

@@ -28,5 +28,4 @@ class Outbox:
         self._strand.close()
 
     def _fail(self, error: Exception) -> None:
-        told = error if isinstance(error, WorkerError) else failure_here(self._worker, "tell it what to do", error)
-        self._failed(told)
+        self._failed(failure_here(self._worker, "tell it what to do", error))

@@ -77,13 +77,9 @@ class Transfers:
         self._strand.close()
 
     def _fail(self, error: Exception) -> None:
-        match error:
-            case WorkerError():
-                self._failed(error)
-            case RunFolderError():  # the host's disk is full: try again later, with all that is still spooled
-                self._failed(LinkLostError(self._worker, str(error), "free some space on the host"))
-            case _:  # a defect of ours must not pass without a word
-                self._failed(failure_here(self._worker, "carry or check its files", error))
+        if isinstance(error, RunFolderError):  # the host's disk is full: try again later, with all still spooled
+            error = LinkLostError(self._worker, str(error), "free some space on the host")
+        self._failed(failure_here(self._worker, "carry or check its files", error))
 
     def _pull_waiting(self) -> None:
         if not self._pulls:

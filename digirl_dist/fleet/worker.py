@@ -70,8 +70,6 @@ class _Attached:
         """As ``ask``, for threads that serve other workers too: a failure ends this connection alone."""
         try:
             self.ask(action)
-        except WorkerError as error:
-            self.fail(error)
         except Exception as error:
             self.fail(failure_here(self._worker.spec.name, "tell it what to do", error))
 
@@ -247,8 +245,6 @@ class RemoteWorker(Commands):
                 yield from attached.dismiss(self.limits.stop_s)
                 return LinkLostError(self.spec.name, "the worker program was stopped")
             return (yield from self._served(attached))
-        except WorkerError as error:
-            return error
         except Exception as error:  # a defect of ours must not end this life without a word
             return failure_here(self.spec.name, "act on what it says", error)
         finally:
