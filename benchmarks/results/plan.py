@@ -187,12 +187,12 @@ def _warm(root: Path) -> Group:
 
 
 def _luck(root: Path) -> Group:
-    told, imitated = ("task_set=switches", "emulator.updates=2", "max_steps=12"), root / "luck" / "imitation"
+    told, imitated = ("task_set=switches", "emulator.updates=2"), root / "luck" / "imitation"
     after: dict[str, tuple[str, ...]] = {
         "filtered_bc": (),
         "digirl-paper": ("train_algorithm=digirl", "algorithm.digirl.hindsight.most=0", "algorithm.digirl.lam=0.1"),
         "grpo": ("train_algorithm=grpo",),
-        "grpo-groups": (
+        "grpo-alone": (
             "train_algorithm=grpo", "algorithm.grpo.replay_weight=0", "algorithm.grpo.unsolved=0",
             "algorithm.grpo.actor.learning_rate=5e-4",
         ),
@@ -203,7 +203,7 @@ def _luck(root: Path) -> Group:
         "42 tasks of six steps: an app, two updates that it offers, and a switch or a button. The first row learns "
         "them from nothing, on phones where every update ends. The other runs start from its policy of the same "
         "seed, which accepts most updates, on phones where three in ten accepted updates never end. To decline takes "
-        "as many steps and always works. `grpo-groups` learns from its groups alone (`replay_weight=0`, "
+        "as many steps and always works. `grpo-alone` learns from its groups alone (`replay_weight=0`, "
         "`unsolved=0`) at half the learning rate; `digirl-paper` has `lam=0.1` and no hindsight, which helped it "
         "here.",
         (
