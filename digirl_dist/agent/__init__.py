@@ -75,7 +75,7 @@ class ExplainingAgent(Protocol):
 
 
 class CriticAgent(Protocol):
-    """Optional methods of an Agent: inputs of PPO's value function that replace ``features``."""
+    """Optional methods of an Agent: inputs of value functions (DigiRL, PPO) that replace ``features``."""
 
     @property
     def critic_size(self) -> int:
@@ -87,7 +87,7 @@ class CriticAgent(Protocol):
 
 
 def critic(agent: Agent) -> tuple[str, int]:
-    """Returns the agent's method that computes the inputs of PPO's value function, and their width."""
+    """Returns the agent's method that computes the inputs of value functions, and their width."""
     if hasattr(agent, "critic_inputs"):  # features change with each update while the value function learns
         return "critic_inputs", cast(CriticAgent, agent).critic_size
     return "features", agent.feature_size

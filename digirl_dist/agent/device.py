@@ -15,6 +15,7 @@ from digirl_dist.agent.plugins.device import DeviceAgentSettings
 from digirl_dist.agent.sampling import draw
 from digirl_dist.agent.shift import shifted
 from digirl_dist.agent.touch import Choice, Kind, TouchGrid, kinds_of
+from digirl_dist.agent.touch_critic import CriticInputs
 from digirl_dist.agent.touch_encoder import STRIDE, Encoder, Seen, contrast
 from digirl_dist.agent.traces import Shift, Traces, traces
 from digirl_dist.agent.words import quoted
@@ -68,6 +69,8 @@ class DevicePolicy(nn.Module):
         self._encoder = Encoder(settings, self._grid, len(self._placed), self._reads)
         self.feature_size = self._encoder.feature_size + 2 * len(kinds)
         self._kind_head = _kind_head(self.feature_size, settings.width, [kind.prior for kind in kinds])
+        self._critic_inputs = CriticInputs(settings.word_buckets, settings.width, self._grid.cells, STRIDE)
+        self.critic_size = self._critic_inputs.size + 2 * len(kinds)
         self._saliency = nn.Parameter(torch.full((len(self._placed), 1), settings.saliency))
         self._reluctance = nn.Parameter(torch.full((len(self._placed), 1), settings.reluctance))
         free = torch.tensor([0.0 if kind.placed else settings.reluctance for kind in kinds])
@@ -105,6 +108,14 @@ class DevicePolicy(nn.Module):
             images = self._pictures.remembered([observation.image for observation in observations])
             seen, done = self._look(images, [_read(observation) for observation in observations], None)
             return _all_features(seen, done)
+
+    def critic_inputs(self, observations: Sequence[Observation]) -> torch.Tensor:
+        """Returns colours of the screen, words of the instruction, and kinds of the latest actions."""
+        images = self._pictures.remembered([observation.image for observation in observations]).to(self._device)
+        read = [_read(observation) for observation in observations]
+        done = traces([each.memories for each in read], self._grid).to(self._device)
+        seen = self._critic_inputs(images, [each.instruction for each in read])
+        return torch.cat([seen, done.latest, done.here], dim=1)
 
     def probabilities(self, observations: Sequence[Observation]) -> list[ActionProbabilities]:
         """The cells are those of a tap."""

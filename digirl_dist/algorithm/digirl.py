@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from digirl_dist.agent import Agent, contract
+from digirl_dist.agent import Agent, contract, critic
 from digirl_dist.algorithm import LOOP, StepOutcome
 from digirl_dist.algorithm.advantages import (
     doubly_robust_advantages,
@@ -136,7 +137,7 @@ def rule_of(settings: DigirlSettings, horizon: int | None, own: OwnAdvantage | N
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """An episode, and the features [H + 1, F] of all that was seen in it, the final observation last."""
+    """An episode, and what value functions read [H + 1, F] of all that was seen in it, the final observation last."""
 
     episode: Trajectory
     features: torch.Tensor
@@ -173,8 +174,10 @@ class DigiRL:
         self._rule = rule_of(settings, horizon, own)
         self._peers = peers
         self._imitation = Imitation(agent, settings.actor, seed, peers)
-        self._instruction_value = SuccessValue(agent.feature_size, settings.instruction_value, seed + 1, peers)
-        stacked = agent.feature_size * settings.frames
+        method, self._input_size = critic(agent)
+        self._inputs = partial(contract.inputs, agent, method, self._input_size)
+        self._instruction_value = SuccessValue(self._input_size, settings.instruction_value, seed + 1, peers)
+        stacked = self._input_size * settings.frames
         self._step_value = SuccessValue(stacked, settings.step_value, seed + 2, peers, self._rule.critics)
         self._updates = 0
 
@@ -269,14 +272,14 @@ class DigiRL:
     def _features(self, observations: Sequence[Observation]) -> torch.Tensor:
         """Of any number of observations: [N, F]."""
         firsts = range(0, len(observations), _OBSERVATIONS_AT_ONCE)
-        parts = [contract.features(self._agent, observations[k : k + _OBSERVATIONS_AT_ONCE]).cpu() for k in firsts]
-        return torch.cat([torch.empty(0, self._agent.feature_size), *parts]).detach()
+        parts = [self._inputs(observations[k : k + _OBSERVATIONS_AT_ONCE]).cpu() for k in firsts]
+        return torch.cat([torch.empty(0, self._input_size), *parts]).detach()
 
     def _fit_values(self, seen: Sequence[Seen]) -> dict[str, float]:
         """The instruction-level one on what was tried alone, for what is relabelled always succeeds."""
         tried = [each for each in seen if each.tried]
         return {
-            "instruction_value_loss": self._instruction_value.fit(*_starts(tried, self._agent.feature_size)),
+            "instruction_value_loss": self._instruction_value.fit(*_starts(tried, self._input_size)),
             "step_value_loss": self._step_value.fit(*self._step_rows(seen)),
         }
 
@@ -284,7 +287,7 @@ class DigiRL:
         if not seen:
             return {}
         measured = {
-            "instruction_value": self._instruction_value.measure(*_starts(seen, self._agent.feature_size)),
+            "instruction_value": self._instruction_value.measure(*_starts(seen, self._input_size)),
             "step_value": self._step_value.measure(*self._step_rows(seen)),
         }
         figures = {
@@ -309,13 +312,13 @@ class DigiRL:
         if self._rule.after:
             features += [rows[1:] for rows in stacked]
             labels += labels
-        width = self._agent.feature_size * self._settings.frames
+        width = self._input_size * self._settings.frames
         return torch.cat([torch.empty(0, width), *features]), labels
 
     def _chosen(self, seen: Sequence[Seen], offline: bool) -> list[Seen]:
         """The episodes that ended better than their instruction let expect, as heavy as they did."""
         returns = np.array([each.episode.reward for each in seen])
-        values = self._instruction_value(_starts(seen, self._agent.feature_size)[0]).double().numpy()
+        values = self._instruction_value(_starts(seen, self._input_size)[0]).double().numpy()
         scores = self._rule.scores(returns, values, offline)
         leading = top_quantile(scores, self._settings.top_share)
         return [replace(seen[index], weight=float(scores[index])) for index in leading if scores[index] > 0]

@@ -223,6 +223,28 @@ def test_features_have_their_size_and_no_gradient() -> None:
     assert features.shape == (3, agent.feature_size) and not features.requires_grad
 
 
+def test_what_value_functions_read_stays_as_it_is_while_the_policy_learns() -> None:
+    agent, seen = policy(), screenshots(8)
+    before = agent.critic_inputs(seen)
+    assert before.shape == (8, agent.critic_size) and not before.requires_grad
+    with torch.no_grad():
+        for weight in agent.parameters():
+            weight += torch.randn_like(weight)
+    assert torch.equal(agent.critic_inputs(seen), before)
+    assert len({tuple(row) for row in before.tolist()}) == len(seen)
+    assert not [name for name in agent.state_dict() if "critic" in name], "workers need none of it"
+
+
+def test_value_functions_tell_screens_apart_by_the_words_on_them() -> None:
+    [one, *_], agent = screenshots(1), policy()
+    picture = np.full((210, 160, 3), 255, np.uint8)
+    picture[96:104, 40:48] = 0
+    other = picture.copy()
+    other[96:104, 40:48] = np.indices((8, 8)).sum(axis=0)[..., None] % 2 * 255
+    rows = agent.critic_inputs([replace(one, image=png(each)) for each in (picture, other)])
+    assert 0.1 < (rows[0] - rows[1]).abs().max() <= 1
+
+
 def test_an_action_that_cannot_be_chosen_is_refused() -> None:
     agent, [observation] = policy(), screenshots(1)
     for action in ({"type": "type", "text": "other"}, {"type": "swipe", "x": 0, "y": 0, "to_x": 1, "to_y": 1}):
