@@ -190,6 +190,9 @@ def _luck(root: Path) -> Group:
     told, imitated = ("task_set=switches", "emulator.updates=2"), root / "luck" / "imitation"
     after: dict[str, tuple[str, ...]] = {
         "filtered_bc": (),
+        "filtered_bc-alone": (
+            "algorithm.filtered_bc.hindsight.most=0", "algorithm.filtered_bc.actor.learning_rate=1e-3"
+        ),
         "digirl-paper": (
             "train_algorithm=digirl", "algorithm.digirl.hindsight.most=0", "algorithm.digirl.lam=0.1",
             "algorithm.digirl.actor.learning_rate=1e-3",
@@ -207,8 +210,8 @@ def _luck(root: Path) -> Group:
         "them from nothing, on phones where every update ends. The other runs start from its policy of the same "
         "seed, which accepts most updates, on phones where three in ten accepted updates never end. To decline takes "
         "as many steps and always works. `grpo-alone` learns from its groups alone (`replay_weight=0`, "
-        "`unsolved=0`) at half the learning rate; `digirl-paper` has `lam=0.1`, half the learning rate and no "
-        "hindsight.",
+        "`unsolved=0`) at half the learning rate; `filtered_bc-alone` and `digirl-paper` also have half "
+        "the learning rate, and no hindsight; `digirl-paper` has `lam=0.1`.",
         (
             Series("imitation", 10, 96, (*told, "emulator.endless_updates=0")),
             *(Series(name, 8, 96, (*told, *ours), measured=84, after=imitated) for name, ours in after.items()),
