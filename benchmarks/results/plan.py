@@ -235,12 +235,13 @@ def _ablations() -> Group:
         "The 77 multi-step tasks of the demo phone. `filtered_bc` and `grpo` are the complete algorithms, as above. "
         "Each row between them is cloning without what it names, of which `hindsight-unsolved` names two things. "
         "`grpo-groups` is GRPO in groups of one, where only self-imitation is left because an episode has no other to "
-        "be compared with.",
+        "be compared with; `grpo-hindsight` is GRPO without hindsight.",
         (
             replace(_on_multistep("filtered_bc"), group=_ALGORITHMS),
             *(_on_multistep(name, *without) for name, without in left_out.items()),
             replace(_on_multistep("grpo", "train_algorithm=grpo"), group=_ALGORITHMS),
             _on_multistep("grpo-groups", "train_algorithm=grpo", "algorithm.grpo.group_size=1"),
+            _on_multistep("grpo-hindsight", "train_algorithm=grpo", "algorithm.grpo.hindsight.most=0"),
         ),
     )
 
