@@ -44,13 +44,8 @@ def log_prob(agent: Agent, observations: Sequence[Observation], actions: Sequenc
     return found
 
 
-def features(agent: Agent, observations: Sequence[Observation]) -> torch.Tensor:
-    """Returns what value functions look at, shape [B, F]. Raises TrainingError."""
-    return inputs(agent, "features", agent.feature_size, observations)
-
-
 def inputs(agent: Agent, method: str, size: int, observations: Sequence[Observation]) -> torch.Tensor:
-    """Returns what a method tells of observations, shape [B, size]. Raises TrainingError."""
+    """Returns what value functions read (see ``digirl_dist.agent.critic``), shape [B, size]. Raises TrainingError."""
     return _shaped(agent, method, getattr(agent, method)(observations), (len(observations), size))
 
 

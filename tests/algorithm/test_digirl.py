@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -289,6 +290,27 @@ def test_it_learns_the_action_that_succeeds() -> None:
         figures = algorithm.update(batch(seed), batch(seed))
     assert figures["kept_trajectories"] > 0 and figures["kept_steps"] > 0
     assert algorithm._agent.log_prob([], [1]).item() > before
+
+
+def test_value_functions_read_what_the_agent_gives_them_in_place_of_its_features() -> None:
+    class Blind(Coin):
+        """Its features are the same everywhere."""
+
+        critic_size = 3
+
+        def features(self, observations: Sequence[Observation]) -> torch.Tensor:
+            return torch.zeros(len(observations), self.feature_size)
+
+        def critic_inputs(self, observations: Sequence[Observation]) -> torch.Tensor:
+            return torch.stack([torch.eye(3)[min(int(each.vector[0]), 2)] for each in observations])
+
+    value = ValueSettings(epochs=100, learning_rate=1e-2)
+    algorithm = DigiRL(Blind(Counter.spec), DigirlSettings(frames=1, step_value=value), seed=0)
+    won_at_once = [episode(index, [1]) for index in range(20)]
+    lost_later = [episode(index, [0, 0]) for index in range(20, 40)]
+    algorithm.update([*won_at_once, *lost_later], [*won_at_once, *lost_later])
+    at_first, later = algorithm._step_value(torch.eye(3)[:2]).tolist()
+    assert later < 0.1 < 0.4 < at_first < 0.6
 
 
 def test_continuing_from_its_state_is_continuing() -> None:
