@@ -168,8 +168,9 @@ class InProcessTrainer:
             self._replayed = state["replayed"]
         except (RuntimeError, KeyError, ValueError) as error:
             raise CheckpointError(
-                f"{checkpoint.folder} does not fit the configured agent and algorithm; use another save_path, or the "
-                f"configuration that the run was started with ({' '.join(str(error).split())[:200]} …)"
+                f"{checkpoint.folder} does not fit the configured agent and algorithm, or is of an earlier version; "
+                "use the configuration that the run was started with, or another save_path, and start_from to "
+                f"begin with this one's policy ({' '.join(str(error).split())[:200]} …)"
             ) from error
         self._iteration = checkpoint.iteration
 
