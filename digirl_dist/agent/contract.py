@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from digirl_dist.agent import critic
 from digirl_dist.errors import AgentError, TrainingError
 from digirl_dist.trajectory import Decision, NoDecision
 from digirl_dist.types import Json
@@ -44,8 +45,9 @@ def log_prob(agent: Agent, observations: Sequence[Observation], actions: Sequenc
     return found
 
 
-def inputs(agent: Agent, method: str, size: int, observations: Sequence[Observation]) -> torch.Tensor:
-    """Returns what value functions read (see ``digirl_dist.agent.critic``), shape [B, size]. Raises TrainingError."""
+def inputs(agent: Agent, observations: Sequence[Observation]) -> torch.Tensor:
+    """Returns what value functions read, as wide as ``critic`` tells: [B, V]. Raises TrainingError."""
+    method, size = critic(agent)
     return _shaped(agent, method, getattr(agent, method)(observations), (len(observations), size))
 
 

@@ -69,7 +69,7 @@ class DevicePolicy(nn.Module):
         self._encoder = Encoder(settings, self._grid, len(self._placed), self._reads)
         self.feature_size = self._encoder.feature_size + 2 * len(kinds)
         self._kind_head = _kind_head(self.feature_size, settings.width, [kind.prior for kind in kinds])
-        self._critic_inputs = CriticInputs(settings.word_buckets, settings.width, self._grid.cells, STRIDE)
+        self._critic_inputs = CriticInputs(settings.word_buckets, settings.width, self._grid.cells)
         self.critic_size = self._critic_inputs.size + 2 * len(kinds)
         self._saliency = nn.Parameter(torch.full((len(self._placed), 1), settings.saliency))
         self._reluctance = nn.Parameter(torch.full((len(self._placed), 1), settings.reluctance))

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from digirl_dist.agent.touch_encoder import of_cells
 from digirl_dist.agent.words import bags
 
 _PER_CELL = 6
@@ -23,20 +24,16 @@ class CriticInputs(nn.Module):
 
     _vectors: torch.Tensor
 
-    def __init__(self, buckets: int, width: int, cells: int, cell_pixels: int) -> None:
+    def __init__(self, buckets: int, width: int, cells: int) -> None:
         super().__init__()
         self._buckets = buckets
-        self._cell_pixels = cell_pixels
         self.size = _PER_CELL * cells + width
         vectors = torch.randn(buckets, width, generator=torch.Generator().manual_seed(_SEED))
         self.register_buffer("_vectors", 0.3 * vectors, persistent=False)
 
     def forward(self, images: torch.Tensor, instructions: Sequence[str]) -> torch.Tensor:
         """Returns [B, size] for pictures [B, 3, H, W] (uint8) and as many instructions."""
-        colours = images.float() / 255
-        mean = functional.avg_pool2d(colours, self._cell_pixels)
-        square = functional.avg_pool2d(colours**2, self._cell_pixels)
-        deviation = (square - mean**2).clamp(min=0).sqrt()
+        mean, deviation = of_cells(images.float() / 255)
         words, starts = bags(instructions, self._buckets)
         text = functional.embedding_bag(words.to(images.device), self._vectors, starts.to(images.device), mode="sum")
         return torch.cat([mean.flatten(1), deviation.flatten(1), text], dim=1)

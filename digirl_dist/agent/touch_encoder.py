@@ -88,7 +88,12 @@ def contrast(images: torch.Tensor) -> torch.Tensor:
 
     At most 0, which is the cell with the most to see.
     """
-    bright = images.float().mean(dim=1, keepdim=True) / 255
-    mean, square = functional.avg_pool2d(bright, STRIDE), functional.avg_pool2d(bright**2, STRIDE)
-    found = ((square - mean**2).clamp(min=0).sqrt() + _FLAT).log()[:, 0]
+    _, deviation = of_cells(images.float().mean(dim=1, keepdim=True) / 255)
+    found = (deviation + _FLAT).log()[:, 0]
     return found - found.amax(dim=(1, 2), keepdim=True)
+
+
+def of_cells(pictures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns mean and deviation of the pixels of each cell of pictures [B, C, H, W]: [B, C, rows, columns] both."""
+    mean, square = functional.avg_pool2d(pictures, STRIDE), functional.avg_pool2d(pictures**2, STRIDE)
+    return mean, (square - mean**2).clamp(min=0).sqrt()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -174,8 +173,7 @@ class DigiRL:
         self._rule = rule_of(settings, horizon, own)
         self._peers = peers
         self._imitation = Imitation(agent, settings.actor, seed, peers)
-        method, self._input_size = critic(agent)
-        self._inputs = partial(contract.inputs, agent, method, self._input_size)
+        _, self._input_size = critic(agent)
         self._instruction_value = SuccessValue(self._input_size, settings.instruction_value, seed + 1, peers)
         stacked = self._input_size * settings.frames
         self._step_value = SuccessValue(stacked, settings.step_value, seed + 2, peers, self._rule.critics)
@@ -272,7 +270,7 @@ class DigiRL:
     def _features(self, observations: Sequence[Observation]) -> torch.Tensor:
         """Of any number of observations: [N, F]."""
         firsts = range(0, len(observations), _OBSERVATIONS_AT_ONCE)
-        parts = [self._inputs(observations[k : k + _OBSERVATIONS_AT_ONCE]).cpu() for k in firsts]
+        parts = [contract.inputs(self._agent, observations[k : k + _OBSERVATIONS_AT_ONCE]).cpu() for k in firsts]
         return torch.cat([torch.empty(0, self._input_size), *parts]).detach()
 
     def _fit_values(self, seen: Sequence[Seen]) -> dict[str, float]:

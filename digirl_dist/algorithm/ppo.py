@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -101,8 +100,7 @@ class PPO:
         self._iterations = iterations
         self._peers = peers
         self._device = next(agent.parameters()).device
-        method, self._input_size = critic(agent)
-        self._inputs = partial(contract.inputs, agent, method, self._input_size)
+        _, self._input_size = critic(agent)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._value = _value_function(self._input_size, settings.width).to(self._device)
@@ -167,7 +165,9 @@ class PPO:
 
     def _look_at(self, piece: Trajectory) -> tuple[torch.Tensor, np.ndarray]:
         """Returns what the value function sees of it, [H + 1, V], and the values [H + 1]."""
-        seen = self._inputs([*(step.observation for step in piece.steps), piece.final_observation]).detach()
+        seen = contract.inputs(
+            self._agent, [*(step.observation for step in piece.steps), piece.final_observation]
+        ).detach()
         with torch.no_grad():
             return seen, self._scale.returns(self._value(seen)[:, 0].double().cpu().numpy())
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from digirl_dist.agent import contract, critic
+from digirl_dist.agent import contract
 from digirl_dist.agent.plugins.custom import CustomAgentSettings
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import AgentError, SettingsError, TrainingError
@@ -79,7 +79,7 @@ def test_log_probabilities_and_features_of_another_shape_are_refused(answer: Any
     with pytest.raises(TrainingError, match=r"^Faulty.log_prob returned .*, not a tensor of shape \[2\]$"):
         contract.log_prob(of(answer), SEEN, [0, 1])
     with pytest.raises(TrainingError, match=r"^Faulty.features returned .*, not a tensor of shape \[2, 3\]$"):
-        contract.inputs(of(answer), *critic(of(answer)), SEEN)
+        contract.inputs(of(answer), SEEN)
 
 
 def test_log_probabilities_without_a_gradient_teach_nothing_and_are_refused() -> None:
