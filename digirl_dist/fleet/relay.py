@@ -19,7 +19,7 @@ import msgspec
 
 from digirl_dist.errors import ProtocolError, WorkerError
 from digirl_dist.fleet.outgoing import Blob
-from digirl_dist.fleet.sites import LinkRate, Patience, Site
+from digirl_dist.fleet.sites import FetchLimits, LinkRate, Site
 from digirl_dist.fleet.spec import WorkerSpec
 from digirl_dist.fleet.worker_events import Relayed, WorkerEvent
 from digirl_dist.protocol.messages import MOST_BYTES
@@ -218,13 +218,13 @@ class Relay:
             channel.close()
 
     def _follow(self, channel: Channel, source: str, wanted: Mapping[str, Blob], came: set[str]) -> None:
-        patience = Patience(sum(blob.size for blob in wanted.values()), time.monotonic())
+        limits = FetchLimits(sum(blob.size for blob in wanted.values()), time.monotonic())
         while len(came) < len(wanted):
             said = self._next(channel, Fetched)
             came |= wanted.keys() & set(said.digests)
             gets_more = self.site.gets_more(source)
             floor = (self.link.rate() or _SLOWEST) / max(1, len(self.site))
-            problem = said.error or patience.problem(said.size, bool(gets_more), floor, time.monotonic())
+            problem = said.error or limits.problem(said.size, bool(gets_more), floor, time.monotonic())
             if len(came) == len(wanted):
                 return
             if gets_more is None:

@@ -139,7 +139,7 @@ class Site:
             source = None if member is None else member.source
 
 
-class Patience:
+class FetchLimits:
     """Bounds one fetch of ``whole`` bytes; ``now`` are monotonic seconds."""
 
     def __init__(self, whole: int, now: float) -> None:

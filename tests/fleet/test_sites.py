@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from digirl_dist.fleet.sites import Patience, Site
+from digirl_dist.fleet.sites import FetchLimits, Site
 
 POLICY = frozenset("abc")
 NOW = 1000.0
@@ -114,18 +114,18 @@ def test_a_worker_that_cannot_serve_is_tried_once_by_all_together() -> None:
 def test_a_fetch_is_given_up_when_the_host_would_be_faster(
     size: int, gets_more: bool, after_s: float, gives_up: bool
 ) -> None:
-    patience = Patience(100_000, now=0.0)
-    assert (patience.problem(size, gets_more, floor=1000.0, now=after_s) is not None) == gives_up
+    limits = FetchLimits(100_000, now=0.0)
+    assert (limits.problem(size, gets_more, floor=1000.0, now=after_s) is not None) == gives_up
 
 
 def test_a_worker_that_floods_the_host_with_its_progress_fetches_no_more() -> None:
-    patience = Patience(100_000, now=50.0)
-    assert all(patience.problem(0, True, 1000.0, 50.0 + 0.2 * beat) is None for beat in range(1000))
-    assert any(patience.problem(0, True, 1000.0, 250.0) for _ in range(2000))
+    limits = FetchLimits(100_000, now=50.0)
+    assert all(limits.problem(0, True, 1000.0, 50.0 + 0.2 * beat) is None for beat in range(1000))
+    assert any(limits.problem(0, True, 1000.0, 250.0) for _ in range(2000))
 
 
 def test_a_fetch_that_waited_for_its_source_has_its_time_from_then_on() -> None:
-    patience = Patience(100_000, now=0.0)
-    assert patience.problem(5000, True, 1000.0, 300.0) is None
-    assert patience.problem(6000, False, 1000.0, 314.0) is None
-    assert patience.problem(6000, False, 1000.0, 330.0) is not None
+    limits = FetchLimits(100_000, now=0.0)
+    assert limits.problem(5000, True, 1000.0, 300.0) is None
+    assert limits.problem(6000, False, 1000.0, 314.0) is None
+    assert limits.problem(6000, False, 1000.0, 330.0) is not None
