@@ -266,6 +266,16 @@ class Checkpoints:
                 shutil.rmtree(self._folder(iteration))
 
 
+def does_not_fit(checkpoint: str, error: Exception) -> CheckpointError:
+    """Returns the error for the checkpoint of a run whose agent or algorithm cannot load it because of ``error``."""
+    why = " ".join(str(error).split())[:200]
+    return CheckpointError(
+        f"{checkpoint} does not fit the configured agent and algorithm, or is of an earlier version; use the "
+        "configuration that the run was started with, or another save_path, and start_from to begin with this one's "
+        f"policy ({why})"
+    )
+
+
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Returns the checkpoint in ``folder``, whatever its name. Raises CheckpointError naming the file."""
     path = folder / "manifest.json"

@@ -11,12 +11,11 @@ import torch
 
 from digirl_dist.algorithm.plugins import LearnsFrom
 from digirl_dist.assembly.parts import algorithm_plugin
-from digirl_dist.errors import CheckpointError
 from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.parallel.statistics import EpisodeWindow
 from digirl_dist.settings import Settings
-from digirl_dist.storage.checkpoint import Checkpoints
+from digirl_dist.storage.checkpoint import Checkpoints, does_not_fit
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Round
@@ -56,10 +55,7 @@ class ResumedState:
             learner.agent.load_state_dict(self.policy)
             learner.algorithm.load_state_dict(with_random_states(self.trainer["algorithm"], own.get("random", {})))
         except (RuntimeError, KeyError, ValueError) as error:
-            raise CheckpointError(
-                "the newest checkpoint does not fit what is configured, or is of an earlier version; use another "
-                f"save_path, and start_from to begin with this one's policy ({' '.join(str(error).split())[:200]})"
-            ) from error
+            raise does_not_fit("the newest checkpoint", error) from error
         if own:
             streams.load_state(own["streams"])
             window.load_state(own["window"])

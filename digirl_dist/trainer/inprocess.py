@@ -12,7 +12,7 @@ from digirl_dist.agent import AgentFactory
 from digirl_dist.algorithm import AlgorithmFactory
 from digirl_dist.errors import CheckpointError, TrainingError, TrajectoryError
 from digirl_dist.parallel.peers import ALONE, Peers
-from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints, State
+from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints, State, does_not_fit
 from digirl_dist.storage.refused_episodes import RefusedEpisode
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Round
@@ -167,11 +167,7 @@ class InProcessTrainer:
             self._algorithm.load_state_dict(state["algorithm"])
             self._replayed = state["replayed"]
         except (RuntimeError, KeyError, ValueError) as error:
-            raise CheckpointError(
-                f"{checkpoint.folder} does not fit the configured agent and algorithm, or is of an earlier version; "
-                "use the configuration that the run was started with, or another save_path, and start_from to "
-                f"begin with this one's policy ({' '.join(str(error).split())[:200]} …)"
-            ) from error
+            raise does_not_fit(str(checkpoint.folder), error) from error
         self._iteration = checkpoint.iteration
 
     def _state(self) -> tuple[State, dict[str, Any]]:
