@@ -21,7 +21,7 @@ from digirl_dist.slurm.commands import EXPORT, environment, words
 from digirl_dist.ssh import tied_process
 from digirl_dist.ssh.connection import Address, Connection, quote, user_name
 from digirl_dist.ssh.mux import PipeEnd, Pipes
-from digirl_dist.ssh.openssh_channel import OpenSshChannel
+from digirl_dist.ssh.openssh_channel import OpenSshChannel, PipedSessions
 from digirl_dist.strands.course import Course, Waits, pause
 
 _JOB_END_S = 3.0
@@ -89,7 +89,7 @@ class SrunConnection(Connection):
         self._settings = settings
         self._srun = ["srun", "--quiet", *place, "--overlap", "--nodes=1", "--ntasks=1", "--unbuffered"]
         self._srun += ["--mpi=none", "--cpu-bind=none", "--chdir=/", EXPORT]
-        self._sessions: list[SrunSession] = []
+        self._sessions = PipedSessions()
         self._ended = threading.Event()
         self._why = "the step that answers pings has ended"
         self._heard_at = time.monotonic()
@@ -117,14 +117,16 @@ class SrunConnection(Connection):
 
     def _open(self, line: str, kind: type[OpenSshChannel]) -> OpenSshChannel:
         session = SrunSession([*self._srun, "sh", "-c", line])
-        self._sessions.append(session)
+        try:
+            self._sessions.add(session)
+        except OSError as error:
+            raise LinkLostError(self.worker, f"the connection ended while starting `{line}` ({error})") from error
         pace = self._settings.stall_s, 1024 * self._settings.slowest_kb_s
         return kind(session, self.worker, line, *pace, self._end_within)
 
     def close(self) -> None:
         self._ended.set()
-        for session in self._sessions:
-            session.close()
+        self._sessions.close()
 
     def _end_within(self, wait_s: float) -> str | None:
         return self._why if self._ended.wait(wait_s) else None

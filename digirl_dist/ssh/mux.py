@@ -45,6 +45,10 @@ class PipeEnd:
         self._number: int | None = number
         self._lock = threading.Lock()
 
+    @property
+    def is_closed(self) -> bool:
+        return self._number is None
+
     def read(self, size: int, wait_s: float, also: PipeEnd | None = None) -> bytes | None:
         """Returns what has come, ``b""`` at the end, None if nothing comes in that time or ``also`` can be read."""
         with self._lock:
@@ -138,6 +142,10 @@ class Pipes:
     stdin: PipeEnd
     stdout: PipeEnd
     stderr: PipeEnd
+
+    @property
+    def are_closed(self) -> bool:
+        return self.stdout.is_closed and self.stderr.is_closed
 
     def close(self) -> None:
         for end in (self.stdin, self.stdout, self.stderr):

@@ -26,7 +26,7 @@ from digirl_dist.ssh import tied_process
 from digirl_dist.ssh.connection import Address, Connection, for_login_shell, quote, too_many_channels
 from digirl_dist.ssh.login import check_key_file
 from digirl_dist.ssh.mux import Session, SessionRefused
-from digirl_dist.ssh.openssh_channel import OpenSshChannel
+from digirl_dist.ssh.openssh_channel import OpenSshChannel, PipedSessions
 from digirl_dist.ssh.openssh_log import Target, explain, fingerprint, last_words
 from digirl_dist.ssh.socket_folders import SocketFolders
 
@@ -49,7 +49,7 @@ class OpenSshConnection(Connection):
         self.fingerprint = fingerprint(master.log())
         self._settings = settings
         self._master = master
-        self._sessions: list[Session] = []
+        self._sessions = PipedSessions()
 
     @property
     def alive(self) -> bool:
@@ -68,19 +68,18 @@ class OpenSshConnection(Connection):
         line = quote(command)
         try:
             session = self._session(for_login_shell(command), self._settings.connect_s + self._settings.silence_s)
+            self._sessions.add(session)
         except SessionRefused as error:
             raise too_many_channels(self.worker, line, str(error)) from error
         except OSError as error:
             why = self._master.ended(_ANSWER_S) or str(error)
             raise LinkLostError(self.worker, f"the connection broke while starting `{line}` ({why})") from error
-        self._sessions = [*(one for one in self._sessions if not one.is_over), session]
         pace = self._settings.stall_s, 1024 * self._settings.slowest_kb_s
         return OpenSshChannel(session, self.worker, line, *pace, self._master.ended)
 
     def close(self) -> None:
         self._master.close()
-        for session in self._sessions:  # nothing else closes this process's ends of their pipes
-            session.close()
+        self._sessions.close()
 
     def _session(self, line: str, timeout_s: float) -> Session:
         return Session(self._master.socket, line, timeout_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -25,6 +26,29 @@ class PipedSession(Protocol):
     def is_over(self) -> bool: ...
 
     def close(self) -> None: ...
+
+
+class PipedSessions:
+    """The sessions of a connection, which end with it: nothing else closes pipes that their users have forgotten."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: list[PipedSession] | None = []
+
+    def add(self, session: PipedSession) -> None:
+        """Raises OSError, and closes the session, if ``close`` came first."""
+        with self._lock:
+            if self._open is not None:
+                self._open = [*(one for one in self._open if not one.pipes.are_closed), session]
+                return
+        session.close()
+        raise ConnectionAbortedError("it was closed meanwhile")
+
+    def close(self) -> None:
+        with self._lock:
+            sessions, self._open = self._open or [], None
+        for session in sessions:
+            session.close()
 
 
 class OpenSshChannel(Channel):

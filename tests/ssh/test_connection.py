@@ -149,6 +149,8 @@ def test_a_closed_connection_leaves_no_descriptors_of_its_channels(server: Serve
             channels = [link.open(["cat"]) for _ in range(3)]
             channels[0].write(b"x\n")
             assert channels[0].readline() == b"x\n"
+            for _ in range(4):
+                assert link.open(["true"]).wait(10.0) == 0  # and nobody closes the channel
         with pytest.raises(LinkLostError):
             channels[1].read()
         return psutil.Process().num_fds()

@@ -17,11 +17,12 @@ import pytest
 from process_watch import eventually, nothing_is_left_of
 
 from digirl_dist import child_process
-from digirl_dist.errors import HostKeyError, LoginError, SettingsError, UnreachableError
+from digirl_dist.errors import HostKeyError, LinkLostError, LoginError, SettingsError, UnreachableError
 from digirl_dist.settings import SshSettings, SshTransport
 from digirl_dist.ssh.carrier import carrier
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address
+from digirl_dist.ssh.mux import Session
 from digirl_dist.ssh.openssh import OpenSshConnection
 from digirl_dist.ssh.openssh_log import last_words
 from digirl_dist.ssh.reachable import reach
@@ -152,6 +153,24 @@ def test_a_host_that_is_killed_leaves_no_ssh_behind(openssh: Server) -> None:
         [master] = [child.pid for child in psutil.Process(host.pid).children() if child.name() == "ssh"]
         host.send_signal(signal.SIGKILL)
     eventually(lambda: not psutil.pid_exists(master))
+
+
+def test_a_command_that_starts_while_the_connection_is_closed_keeps_no_descriptors(
+    openssh: Server, limits: SshSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = connect(openssh.address, limits)
+    assert isinstance(link, OpenSshConnection)
+    start, started = link._session, []
+
+    def close_meanwhile(line: str, timeout_s: float) -> Session:
+        started.append(start(line, timeout_s))
+        link.close()
+        return started[0]
+
+    monkeypatch.setattr(link, "_session", close_meanwhile)
+    with pytest.raises(LinkLostError, match="broke while starting"):
+        link.open("cat")
+    assert started[0].pipes.are_closed
 
 
 def test_what_ssh_counts_at_its_end_is_no_reason_for_it() -> None:
