@@ -109,7 +109,7 @@ class Site:
                 slot_failures=2,
                 silence_s=silence_s,
                 no_worker_s=no_worker_s or kind.no_worker_s,
-                orphan_s=3,
+                orphan_s=6,
             ),
         )
         self.folder = RunFolder(folder, "")

@@ -90,7 +90,7 @@ class OnlyTwo(Counter):
 @pytest.mark.parametrize("kind", [Parallel.single, Parallel.host])
 def test_slots_that_do_not_boot_are_given_up_and_the_episodes_come_home(tmp_path: Path, kind: Parallel) -> None:
     heard: list[tuple[str, dict[str, Any]]] = []
-    limits = LimitSettings(slot_failures=1, no_worker_s=60, orphan_s=3)
+    limits = LimitSettings(slot_failures=1, no_worker_s=60, orphan_s=6)
     settings = Settings(
         parallel=kind, dry_run=True, dry_run_workers=1, bsize="auto", limits=limits, trainer=InProcessSettings()
     )

@@ -185,6 +185,11 @@ def _refuse_unread_labels(settings: Settings) -> None:
 
 
 def _refuse_collection(settings: Settings) -> None:
+    ssh = settings.ssh
+    if ssh.silence_s < 2 * ssh.ping_s:
+        raise SettingsError(
+            f"ssh.silence_s={ssh.silence_s:g} is no time for two pings, which come every ssh.ping_s={ssh.ping_s:g} s"
+        )
     if settings.parallel is Parallel.host and needs_emulators(settings):
         collector_plugin(settings).check(settings)
 

@@ -14,6 +14,8 @@ Seconds = Annotated[float, Meta(gt=0, le=1e8)]
 """A limit of time; three years are as good as none."""
 Pause = Annotated[float, Meta(ge=0, le=1e8)]
 """A time that may be none."""
+Silence = Annotated[float, Meta(ge=6, le=1e8)]
+"""A silence of host or worker, each of which speaks every 2 or 3 s."""
 Share = Annotated[float, Meta(ge=0, le=1)]
 SomeShare = Annotated[float, Meta(gt=0, le=1)]
 Amount = Annotated[float, Meta(ge=0, le=1e9)]

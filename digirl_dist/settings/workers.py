@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from digirl_dist.settings.ranges import Count, Pause, Positive, Seconds, Share
+from digirl_dist.settings.ranges import Count, Pause, Positive, Seconds, Share, Silence
 
 
 class SshTransport(Enum):
@@ -28,7 +28,7 @@ class SshSettings:
     ping_s: Seconds = 2.0
     """Time between pings on a quiet link."""
     silence_s: Seconds = 12.0
-    """Longest silence of a link before the host drops it."""
+    """Longest silence of a link before the host drops it; two pings at least."""
     stall_s: Seconds = 60.0
     """Longest time without progress of a transfer although the link itself answers (a hanging disk, for example)."""
     slowest_kb_s: Positive = 16.0
@@ -62,7 +62,7 @@ class LimitSettings:
     """Largest file of an episode, in MiB. A larger one is refused before it is fetched."""
     worker_offences: Count = 3
     """Breaches of the protocol, within minutes, that take a worker out of service for ``quarantine_s``."""
-    silence_s: Seconds = 14.0
+    silence_s: Silence = 14.0
     """Longest silence of a worker that has a policy before it counts as lost. It sends a heartbeat every 2 s."""
     start_s: Seconds = 60.0
     """Longest silence of a worker that has no policy yet, because it may load libraries from a slow disk."""
@@ -76,7 +76,7 @@ class LimitSettings:
     """Duration of a connection after which earlier losses no longer count."""
     no_worker_s: Pause = 300.0
     """An iteration fails if no worker can run anything for this long."""
-    orphan_s: Pause = 60.0
+    orphan_s: Silence = 60.0
     """A worker program without a host for this long finishes its episodes and ends."""
     full_disk_s: Pause = 3600.0
     """Longest wait for space on the host's disk. Then the run ends, and the same command continues it."""

@@ -7,6 +7,7 @@ another.
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Collection, Mapping, Sequence
 
@@ -72,6 +73,8 @@ from digirl_dist.worker_program.effects import (
 )
 
 _LONGEST_NAME = 256
+_GRACE_S = 2.0
+"""A program that was stopped itself reads within this time what the host has said meanwhile."""
 _DOING: Mapping[type[HostMessage], str] = {
     Hello: "greet the host",
     StartJob: "look for the files of the job",
@@ -116,6 +119,8 @@ class ProgramCore:
         self._settled: tuple[list[Key], int] = ([], 0)
         """What heartbeats say of tickets; replaced once the host has been told how they ended."""
         self._doing: tuple[str, float] | None = None
+        self._alone_since = math.inf
+        """When a turn found that the host had been gone for too long."""
 
     def wait(self, now: float) -> None:
         """Notes that the program waits for its slots and its host."""
@@ -141,6 +146,10 @@ class ProgramCore:
         """
         self._held = {ticket.key: ticket for ticket in held}
         if now - heard_at < self._orphan_s:
+            self._alone_since = math.inf
+            return []
+        self._alone_since = min(self._alone_since, now)
+        if now - self._alone_since < _GRACE_S:
             return []
         if self._job is None:
             return [End(stopped=False)]

@@ -63,7 +63,7 @@ class Browsers:
         self, folder: Path, kind: Parallel, stack: ExitStack, episodes: int, fault: Callable[[], None] | None
     ) -> None:
         emulator = MiniwobSettings(task=PAGES)
-        limits = LimitSettings(step_s=8, reset_s=20, no_worker_s=60, orphan_s=5)
+        limits = LimitSettings(step_s=8, reset_s=20, no_worker_s=60, orphan_s=6)
         settings = Settings(
             parallel=kind,
             dry_run=True,

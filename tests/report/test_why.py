@@ -40,7 +40,7 @@ def test_a_run_without_a_status_is_called_one(tmp_path: Path) -> None:
 def test_why_points_at_a_hung_emulator_and_tells_of_a_killed_host(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["dry_run=true", "dry_run_workers=1", f"save_path={tmp_path}", "limits.step_s=20", "limits.orphan_s=3"]
+    words = ["dry_run=true", "dry_run_workers=1", f"save_path={tmp_path}", "limits.step_s=20", "limits.orphan_s=6"]
     process = subprocess.Popen(
         [*RUN, *MINE, *words, "emulator.kwargs={step_s: 30}"],
         cwd=ROOT / "tests",

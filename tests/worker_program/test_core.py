@@ -183,6 +183,20 @@ def test_heartbeats_tell_what_the_program_is_doing_and_how_long_it_heard_nobody(
     assert core.heartbeat(13.0, 13.0, [], 0).doing == "delete episodes that have landed"
 
 
+def test_an_idle_program_ends_a_moment_after_it_has_been_without_a_host_for_too_long() -> None:
+    core = ProgramCore(60.0, "", "3.12", 1)
+    assert [core.tick(now, 10.0, [], []) for now in (69.0, 70.5, 72.0)] == [[], [], []]
+    assert core.tick(73.0, 10.0, [], []) == [effects.End(stopped=False)]
+
+
+def test_a_program_that_was_stopped_itself_first_reads_what_the_host_has_said() -> None:
+    core = ProgramCore(60.0, "", "3.12", 1)
+    assert core.tick(10.0, 10.0, [], []) == []
+    assert core.tick(500.0, 10.0, [], []) == []  # it goes on after minutes, and has read nothing yet
+    assert core.tick(503.0, 501.0, [], []) == []
+    assert core.tick(562.0, 501.0, [], []) == []  # the host has gone
+
+
 def test_what_the_slots_lost_is_no_longer_claimed() -> None:
     host = Host(forgets=lambda ticket: ticket.index == 1)
     host.work()
