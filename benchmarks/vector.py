@@ -8,6 +8,7 @@ rules: four frames a step, and 210 x 160 pixels in color, which ours encodes as 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -27,6 +28,7 @@ from digirl_dist.emulator import DiscreteActions
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.settings import configuration
 from digirl_dist.train.launch import RankContext, stream_of
+from digirl_dist.train.watched_emulator import Watch
 from digirl_dist.trajectory import Decision
 
 ENVS, ROUNDS = sized((8, 5), (2, 1))
@@ -65,9 +67,10 @@ GAMES = (
 def _ours(game: Game) -> Iterator[Step]:
     told = [f"emulator.id={game.name}", f"bsize={ENVS}"]
     settings = configuration.load("config/multimachine", "ranks", told)
-    context = RankContext(settings, build_device(settings, settings.emulator), Rank())
-    assert context.emulator.spec.actions == DiscreteActions(game.actions)
     with ExitStack() as stack:
+        watch = stack.enter_context(Watch(sys.stderr.write).kept())
+        context = RankContext(settings, build_device(settings, settings.emulator), Rank(), watch)
+        assert context.emulator.spec.actions == DiscreteActions(game.actions)
         streams = [stack.enter_context(closing(stream_of(context, slot))) for slot in range(ENVS)]
 
         def step(actions: np.ndarray) -> None:

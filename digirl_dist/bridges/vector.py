@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from digirl_dist.assembly.parts import build_device
 from digirl_dist.assembly.validate import Command, refuse_contradictions
 from digirl_dist.emulator import BoxActions, DiscreteActions, EmulatorSpec, ProductActions
 from digirl_dist.errors import SettingsError
+from digirl_dist.parallel.failure import say
 from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.settings import configuration
 from digirl_dist.train.launch import RankContext, stream_of
 from digirl_dist.train.rendezvous import join_ranks
 from digirl_dist.train.streams import Stream
+from digirl_dist.train.watched_emulator import Watch
 from digirl_dist.trajectory import Decision
 
 
@@ -102,14 +105,14 @@ def ranked_vector(
     """
     settings = configuration.load(config_path, config_name, overrides)
     refuse_contradictions(settings, command=Command.ranks)
-    with join_ranks(settings) as rendezvous:
+    with ExitStack() as stack:
+        rendezvous = stack.enter_context(join_ranks(settings))
         rank = rendezvous.group.rank
-        envs = _vector(RankContext(settings, build_device(settings, settings.emulator), rank))
-        try:
-            folder = Path(settings.save_path).expanduser().resolve()
-            yield RankedVector(envs, rank, rendezvous.device, rendezvous.group, folder)
-        finally:
-            envs.close()
+        watch = stack.enter_context(Watch(partial(say, rank)).kept())
+        envs = _vector(RankContext(settings, build_device(settings, settings.emulator), rank, watch))
+        stack.callback(envs.close)
+        folder = Path(settings.save_path).expanduser().resolve()
+        yield RankedVector(envs, rank, rendezvous.device, rendezvous.group, folder)
 
 
 def _vector(context: RankContext) -> EmulatorVector:

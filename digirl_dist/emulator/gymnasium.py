@@ -156,8 +156,15 @@ def gymnasium_tasks(settings: GymnasiumSettings) -> list[Task]:
 
 
 def _env_spec(settings: GymnasiumSettings) -> EnvSpec:
-    if (settings.id is None) == (settings.entry_point is None):
-        raise SettingsError("a Gymnasium emulator needs either id (as CartPole-v1) or entry_point (as my_file:MyEnv)")
+    if settings.id is None and settings.entry_point is None:
+        raise SettingsError(
+            "a Gymnasium emulator needs emulator.id, as CartPole-v1, or emulator.entry_point, as my_file:MyEnv"
+        )
+    if settings.id is not None and settings.entry_point is not None:
+        raise SettingsError(
+            f"emulator.id={settings.id} and emulator.entry_point={settings.entry_point} name two environments: set "
+            "emulator.id=null or emulator.entry_point=null"
+        )
     if settings.entry_point is not None:
         creator = load_entry_point(settings.entry_point)
         return EnvSpec(id=f"{settings.entry_point}-v0", entry_point=creator, kwargs=dict(settings.kwargs))

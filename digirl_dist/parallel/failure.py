@@ -19,6 +19,12 @@ FAILED = re.compile(r"rank \d+ of \d+ failed:")
 _PATIENCE_S = 10.0
 
 
+def say(rank: Rank, words: str) -> None:
+    """Prints words of a rank, a line or more, in one write."""
+    sys.stderr.write(f"rank {rank.rank} of {rank.world_size} {printable(words)}")
+    sys.stderr.flush()
+
+
 @contextmanager
 def telling(rank: Rank) -> Iterator[None]:
     """Prints rank and traceback of an error that passes through, in one write, so that ranks do not interleave.
@@ -30,10 +36,10 @@ def telling(rank: Rank) -> Iterator[None]:
     except SettingsError:
         raise  # one line says it all
     except (CheckpointError, EmulatorError, PeerError, RunFolderError) as error:  # so it does of these
-        _say(rank, f"failed: {error}\n")
+        say(rank, f"failed: {error}\n")
         raise
     except Exception:
-        _say(rank, f"failed:\n{traceback.format_exc()}")
+        say(rank, f"failed:\n{traceback.format_exc()}")
         raise
 
 
@@ -42,7 +48,7 @@ def telling_a_wait(rank: Rank, limit_s: float, what: Callable[[], str]) -> Itera
     """Prints once, after ten seconds, what the rank waits for, and for how long it will."""
 
     def tell() -> None:
-        _say(rank, f"waits for {what()}, for up to {limit_s:g} s\n")
+        say(rank, f"waits for {what()}, for up to {limit_s:g} s\n")
 
     timer = threading.Timer(_PATIENCE_S, tell)
     timer.daemon = True
@@ -51,8 +57,3 @@ def telling_a_wait(rank: Rank, limit_s: float, what: Callable[[], str]) -> Itera
         yield
     finally:
         timer.cancel()
-
-
-def _say(rank: Rank, words: str) -> None:
-    sys.stderr.write(f"rank {rank.rank} of {rank.world_size} {printable(words)}")
-    sys.stderr.flush()

@@ -26,6 +26,7 @@ from digirl_dist.assembly.parts import (
 from digirl_dist.assembly.policy import describe_policy
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.parallel.agreement import agree
+from digirl_dist.parallel.failure import say
 from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.peers import OwnRows
 from digirl_dist.parallel.rank import Rank
@@ -40,6 +41,7 @@ from digirl_dist.train.loop import NullReporter, RankLoop, Reporter
 from digirl_dist.train.rendezvous import Rendezvous, join_ranks
 from digirl_dist.train.resume import ResumedState, checkpoints_of, resumed_state
 from digirl_dist.train.streams import Stream, Streams
+from digirl_dist.train.watched_emulator import Watch, WatchedEmulator
 from digirl_dist.trajectory import Trajectory
 
 _EVALUATION_SLOT = 10**6
@@ -53,6 +55,7 @@ class RankContext:
     settings: Settings
     emulator: Device
     rank: Rank
+    watch: Watch
 
     @property
     def bsize(self) -> int:
@@ -67,7 +70,8 @@ def train(settings: Settings, distributed: bool) -> None:
     with ExitStack() as stack:
         rendezvous = stack.enter_context(join_ranks(settings, distributed))
         group, rank = rendezvous.group, rendezvous.group.rank
-        context = RankContext(settings, build_device(settings, settings.emulator), rank)
+        watch = stack.enter_context(Watch(partial(say, rank)).kept())
+        context = RankContext(settings, build_device(settings, settings.emulator), rank, watch)
         agree(group, facts_of(settings, context.emulator))
         learner = _learner(context, rendezvous)
         streams = Streams([stream_of(context, slot) for slot in range(context.bsize)], context.emulator.max_steps)
@@ -93,14 +97,16 @@ def stream_of(context: RankContext, slot: int) -> Stream:
     """Returns a stream of this rank; its seed is the configured one plus the rank."""
     rank, emulator, settings = context.rank.rank, context.emulator, context.settings
     seed, group_size = settings.seed + rank, algorithm_plugin(settings).episodes_per_start
-    return Stream(emulator.factory(), emulator.tasks, f"rank{rank}", slot, seed, group_size)
+    watched = WatchedEmulator(emulator.factory(), context.watch, f"emulator {slot}")
+    return Stream(watched, emulator.tasks, f"rank{rank}", slot, seed, group_size)
 
 
 def evaluation_stream(context: RankContext) -> Stream:
     """Returns the stream of the evaluations: tasks of the test split, on seeds that training never draws."""
     settings, name = context.settings, f"rank{context.rank.rank}"
     tasks = schedule.test_tasks(settings)
-    return Stream(context.emulator.factory(), tasks, name, _EVALUATION_SLOT, settings.seed, share="validate")
+    watched = WatchedEmulator(context.emulator.factory(), context.watch, "the emulator that evaluates")
+    return Stream(watched, tasks, name, _EVALUATION_SLOT, settings.seed, share="validate")
 
 
 def _learner(context: RankContext, rendezvous: Rendezvous) -> RankLearner:

@@ -1,6 +1,7 @@
 """Emulators that this process steps itself, episode after episode, a fixed number of steps at a time.
 
-For environments that are quick and do not hang: no watchdog guards them. The episodes do not depend on how many steps
+For environments that are quick and do not hang: no watchdog ends them, but one that hangs is told of
+(``watched_emulator``). The episodes do not depend on how many steps
 an iteration has, and a stream can be resumed in the middle of an episode.
 """
 

@@ -140,6 +140,13 @@ def test_minigrid_is_played_with_its_mission_as_the_text() -> None:
     assert "MiniGrid-Empty-5x5-v0" in gymnasium.registry
 
 
+def test_neither_an_id_nor_a_class_is_refused_and_so_are_both() -> None:
+    with pytest.raises(SettingsError, match=r"needs emulator\.id, as CartPole-v1, or emulator\.entry_point"):
+        gymnasium_factory(GymnasiumSettings())
+    with pytest.raises(SettingsError, match=r"id=Pong-v5 and .*=my:Env name two environments: set emulator\.id=null"):
+        gymnasium_factory(GymnasiumSettings(id="Pong-v5", entry_point="my:Env"))
+
+
 def test_an_id_of_a_package_is_refused_with_how_to_name_and_install_it() -> None:
     told = r"minigrid:MiniGrid-X-v0.*pip install minigrid.*emulator.packages=\[minigrid\]"
     with pytest.raises(SettingsError, match=told):

@@ -1,0 +1,77 @@
+"""Emulators that a rank steps itself, watched: no other process can tell where one of them hangs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from digirl_dist.emulator import Emulator
+from digirl_dist.tasks import Task
+from digirl_dist.trajectory import Observation, Transition
+from digirl_dist.types import Json
+from digirl_dist.user_code.blame import at_work
+
+Result = TypeVar("Result")
+
+_PATIENCE_S = 10.0
+_LOOK_S = 1.0
+
+
+class Watch:
+    """Says which call of an emulator does not return: after ten seconds, and again when that time has doubled."""
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self.call: tuple[str, str] | None = None
+        """The call under way and its emulator; another object for each call."""
+        self._say = say
+
+    @contextmanager
+    def kept(self) -> Iterator[Watch]:
+        """Watches until the block ends."""
+        ended = threading.Event()
+        threading.Thread(target=self._look, args=[ended], name="emulator-watch", daemon=True).start()
+        try:
+            yield self
+        finally:
+            ended.set()
+
+    def _look(self, ended: threading.Event) -> None:
+        seen, since, patience_s = self.call, time.monotonic(), _PATIENCE_S
+        while not ended.wait(_LOOK_S):
+            if self.call is not seen:
+                seen, since, patience_s = self.call, time.monotonic(), _PATIENCE_S
+            took_s = time.monotonic() - since
+            if seen is not None and took_s >= patience_s:
+                patience_s *= 2
+                what, name = seen
+                place = at_work()
+                at = f" (at {place})" if place else ""
+                self._say(f"has waited {took_s:.0f} s for the {what} of {name}{at}; no limit ends it\n")
+
+
+class WatchedEmulator:
+    """An emulator whose calls a ``Watch`` knows of."""
+
+    def __init__(self, emulator: Emulator, watch: Watch, name: str) -> None:
+        self._emulator = emulator
+        self._watch = watch
+        self._name = name
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        return self._watched("reset", self._emulator.reset, task, seed)
+
+    def step(self, action: Json) -> Transition:
+        return self._watched("step", self._emulator.step, action)
+
+    def close(self) -> None:
+        self._watched("close", self._emulator.close)
+
+    def _watched(self, what: str, call: Callable[..., Result], *arguments: Any) -> Result:
+        self._watch.call = (what, self._name)
+        try:
+            return call(*arguments)
+        finally:
+            self._watch.call = None
