@@ -10,6 +10,7 @@ import torch
 
 from digirl_dist.agent import AgentFactory
 from digirl_dist.algorithm import AlgorithmFactory
+from digirl_dist.algorithm.contract import state_of
 from digirl_dist.errors import CheckpointError, TrainingError, TrajectoryError
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints, State
@@ -176,7 +177,7 @@ class InProcessTrainer:
 
     def _state(self) -> tuple[State, dict[str, Any]]:
         """Returns the policy's and the trainer's state. All ranks must call it together: weights may be sharded."""
-        return self._agent.state_dict(), {"algorithm": self._algorithm.state_dict(), "replayed": self._replayed}
+        return self._agent.state_dict(), {"algorithm": state_of(self._algorithm), "replayed": self._replayed}
 
     def _replay(self, iteration: int, store: Store, fresh: int) -> list[Trajectory]:
         """Returns the newest collected episodes, ``fresh`` of them new. Raises TrajectoryError if some are missing."""

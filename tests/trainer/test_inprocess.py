@@ -21,7 +21,7 @@ from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.algorithm.grpo import Grpo
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator import DeviceActions, DiscreteActions, EmulatorSpec
-from digirl_dist.errors import TrainingError, TrajectoryError
+from digirl_dist.errors import CheckpointError, TrainingError, TrajectoryError
 from digirl_dist.parallel.peers import Peers
 from digirl_dist.settings import (
     DeviceAgentSettings,
@@ -208,6 +208,31 @@ def test_figures_that_are_none_are_refused_by_the_algorithms_name(tmp_path: Path
 
     with pytest.raises(TrainingError, match="Returns.update returned .*, not a dict of numbers by name. A run with"):
         run(tmp_path, partial(Returns), 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ({"baseline": np.float64(0.5)}, r"a numpy.float64 at \['baseline'\]"),
+        ({"returns": [np.zeros(2)]}, r"a numpy.ndarray at \['returns'\]\[0\]"),
+        ({"counts": {np.int64(3): 1}}, r"a numpy.int64 at "),
+        (None, "a builtins.NoneType"),
+    ],
+)
+def test_a_state_that_no_resume_could_read_is_refused_before_a_checkpoint_has_it(
+    tmp_path: Path, state: Any, told: str
+) -> None:
+    asked: list[Any] = []
+
+    class Keeps(Breaks):
+        def state_dict(self) -> Any:
+            asked.append(state if self._updates else {"updates": 0})
+            return asked[-1]
+
+    with pytest.raises(CheckpointError, match=rf"^Keeps.state_dict returned {told}.*which no resume could read"):
+        run(tmp_path, partial(Keeps), 1)  # type: ignore[arg-type]
+    assert Checkpoints(tmp_path / "checkpoints").iterations() == [0]
+    assert asked == [{"updates": 0}, state]  # no episode is suspected
 
 
 def test_offline_episodes_come_before_the_collected_ones_and_are_all_seen(tmp_path: Path) -> None:
