@@ -100,19 +100,21 @@ class InProcessTrainer:
         self._refused = ()
         try:
             with blaming(f"{type(self._algorithm).__name__}.update", TrainingError):
-                figures = self._fit_or_sift(checkpoint, store, fresh, collected)
+                figures = self._figures_of(self._fit_or_sift(checkpoint, store, fresh, collected))
         except TrainingError as error:
             raise TrainingError(f"{error}. A run with this save_path resumes from {checkpoint.folder}") from error
         self._iteration = iteration + 1
         return {**figures, "too_old": float(too_old), "episodes_refused": float(len(self._refused))}
 
-    def _fit(self, iteration: int, fresh: Sequence[Trajectory], collected: Sequence[Trajectory]) -> dict[str, float]:
+    def _fit(self, iteration: int, fresh: Sequence[Trajectory], collected: Sequence[Trajectory]) -> Any:
+        """Makes one update and returns what the algorithm returned."""
+        self._agent.train(False)  # an attempt that broke off may have left it in training mode
         with seeded(self._seed, iteration):
-            figures = self._figures_of(self._algorithm.update(fresh, [*self._offline, *collected]))
+            returned = self._algorithm.update(fresh, [*self._offline, *collected])
         self._replayed = len(collected)
         self._whole = self._state()
         self._refuse_broken_weights()
-        return figures
+        return returned
 
     def _figures_of(self, returned: Any) -> dict[str, float]:
         try:
@@ -123,7 +125,7 @@ class InProcessTrainer:
 
     def _fit_or_sift(
         self, checkpoint: Checkpoint, store: Store, fresh: Sequence[Trajectory], collected: Sequence[Trajectory]
-    ) -> dict[str, float]:
+    ) -> Any:
         """Makes the update, if need be without the episodes that break it. Raises its error if none does."""
         try:
             return self._fit(checkpoint.iteration, fresh, collected)
@@ -133,21 +135,21 @@ class InProcessTrainer:
             if not self._alone:
                 raise
             error = raised
-        figures: dict[str, float] = {}
+        returned: Any = None
 
         def attempt(episodes: Sequence[Trajectory]) -> Exception | None:
-            nonlocal figures
+            nonlocal returned
             chosen = set(map(id, episodes))
             self._load(checkpoint)
             try:
-                figures = self._fit(checkpoint.iteration, [one for one in fresh if id(one) in chosen], episodes)
+                returned = self._fit(checkpoint.iteration, [one for one in fresh if id(one) in chosen], episodes)
             except Exception as raised:
                 return raised
             return None
 
         broken = sift(collected, attempt, error)
         self._refused = tuple(store.refuse(one, f"{type(raised).__name__}: {raised}") for one, raised in broken)
-        return figures
+        return returned
 
     def save(self, iteration: int, figures: dict[str, float]) -> Checkpoint:
         """Saves the learned weights as the checkpoint of an iteration."""

@@ -202,12 +202,16 @@ def test_episodes_that_got_lost_between_two_updates_are_missed(tmp_path: Path) -
 
 @pytest.mark.parametrize("returned", [None, 0.3, {"loss": "low"}, {"loss": None}])
 def test_figures_that_are_none_are_refused_by_the_algorithms_name(tmp_path: Path, returned: Any) -> None:
+    updates: list[int] = []
+
     class Returns(Breaks):
         def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> Any:
+            updates.append(len(fresh))
             return returned
 
     with pytest.raises(TrainingError, match="Returns.update returned .*, not a dict of numbers by name. A run with"):
         run(tmp_path, partial(Returns), 1)  # type: ignore[arg-type]
+    assert updates == [24]  # no episode is suspected
 
 
 @pytest.mark.parametrize(
