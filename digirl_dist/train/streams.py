@@ -16,7 +16,7 @@ from digirl_dist.agent import Actor, contract
 from digirl_dist.emulator import Emulator
 from digirl_dist.errors import AgentError
 from digirl_dist.tasks import Share, Task, Ticket, emulator_seeds
-from digirl_dist.trajectory import Decision, NoDecision, Observation, Step, Trajectory
+from digirl_dist.trajectory import Decision, NoDecision, Observation, Step, Trajectory, recorded
 from digirl_dist.types import Json
 
 
@@ -63,21 +63,10 @@ class Stream:
         transition = self._emulator.step(decision.action)
         cut = max_steps is not None and len(self._steps) + 1 >= max_steps
         truncated = transition.truncated or (cut and not transition.terminated)
-        reward, terminated = float(transition.reward), transition.terminated
-        self._steps.append(
-            Step(
-                self.observation,
-                decision.action,
-                decision.log_prob,
-                reward,
-                terminated,
-                truncated,
-                transition.achieved,
-            )
-        )
+        self._steps.append(recorded(self.observation, decision, transition, truncated))
         self.observation = transition.observation
         self._success = transition.success
-        return terminated or truncated
+        return transition.terminated or truncated
 
     @property
     def last(self) -> Step:

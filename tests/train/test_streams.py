@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from user_classes import Counter
 
+from digirl_dist.train.parquet_bytes import from_parquet_bytes, to_parquet_bytes
 from digirl_dist.train.streams import Collected, Stream, Streams
-from digirl_dist.trajectory import Decision, Observation, Trajectory
+from digirl_dist.trajectory import Decision, Observation, Trajectory, Transition
 
 
 class Dice:
@@ -58,6 +60,23 @@ def test_a_stream_is_resumed_in_the_middle_of_an_episode() -> None:
     here, there = left.collect(Dice(), 1, steps=9), resumed.collect(Dice(), 1, steps=9)
     assert actions(here.fragments) == actions(there.fragments)
     assert actions(here.episodes) == actions(there.episodes)
+
+
+class Thirds(Counter):
+    """Gives rewards that float32 does not have."""
+
+    def step(self, action: int) -> Transition:
+        return replace(super().step(action), reward=1 / 3)
+
+
+def test_what_is_learned_from_is_what_a_resume_reads_back() -> None:
+    stream = Stream(Thirds(), Counter.tasks("default", "train"), "rank0", 0, seed=3)
+    [episode] = Streams([stream], None).collect(Dice(), 0, steps=3).episodes
+    [read_back] = from_parquet_bytes(to_parquet_bytes([episode]))
+    assert [(step.reward, step.log_prob) for step in episode.steps] == [
+        (step.reward, step.log_prob) for step in read_back.steps
+    ]
+    assert episode.reward == read_back.reward
 
 
 def test_long_episodes_are_cut_and_not_called_ended() -> None:
