@@ -59,7 +59,7 @@ class PaperRule:
 
     H is the horizon of the task, the most steps that an episode may have, and not what this episode took: a success in
     its first step has the advantage 1, which no threshold below it may refuse. Where there is no horizon, it is what
-    the episode took.
+    the episode took. An H of 1 counts as 2, for no advantage exceeds 1.
     """
 
     lam: float
@@ -74,7 +74,7 @@ class PaperRule:
         return doubly_robust_advantages(rewards, values, self.lam)
 
     def threshold(self, steps: int) -> float:
-        return 1 / (self.horizon or steps)
+        return 1 / max(2, self.horizon or steps)
 
 
 @dataclass(frozen=True)
