@@ -109,11 +109,12 @@ class OwnRule:
         return instruction_advantages(returns, values)
 
     def advantages(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Raises TrainingError for a function that does not return a number per step."""
-        found = np.asarray(self.advantage(rewards, values))
+        """Raises TrainingError for a function that does not return a finite number per step."""
+        found, name = np.asarray(self.advantage(rewards, values)), getattr(self.advantage, "__name__", self.advantage)
         if found.shape != rewards.shape:
-            name = getattr(self.advantage, "__name__", self.advantage)
             raise TrainingError(f"{name} returned the shape {found.shape} for {len(rewards)} steps")
+        if found.dtype.kind not in "biuf" or not np.isfinite(found).all():
+            raise TrainingError(f"{name} returned {found.tolist()!r:.100}, not a finite number for each step")
         return found
 
     def threshold(self, steps: int) -> float:
