@@ -73,6 +73,10 @@ def test_b2_an_empty_part_weighs_nothing_and_an_unused_parameter_stays_without_g
     assert found[0]["total"] == found[1]["total"] == [3.0]
 
 
+def test_b2_parameters_may_have_several_precisions_and_their_weights_are_exact(found: list[dict[str, Any]]) -> None:
+    assert found[0]["low precision"] == found[1]["low precision"] == [[0.5], [0.5], 1.875]
+
+
 def test_b5_averages_are_over_the_windows_of_all_ranks(found: list[dict[str, Any]]) -> None:
     for windows in (found[0]["windows"], found[1]["windows"]):
         assert windows["empty"] == {}

@@ -156,6 +156,15 @@ def gradients(group: Group) -> list[Any]:
     return [used.grad.tolist(), unused.grad, loss]
 
 
+def low_precision(group: Group) -> list[Any]:
+    """A gradient in bfloat16, which has no 257, beside one in float32; rank 1 has twice the loss."""
+    parameters = [nn.Parameter(torch.ones(1, dtype=dtype)) for dtype in (torch.bfloat16, torch.float32)]
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, float(group.rank.is_first))
+    loss = average(group, parameters, 257.0, 1.25 * (1 + group.rank.rank))
+    return [*(each.grad.tolist() for each in parameters if each.grad is not None), loss]
+
+
 def shares(spread: Sharded) -> dict[str, Any]:
     """How many numbers are on this rank, and of how many."""
     parameters: list[Any] = list(spread().parameters())
@@ -222,6 +231,7 @@ def main(folder: Path) -> None:
             "shares": shares(spread),
             "windows": windows(group),
             "gradients": gradients(group),
+            "low precision": low_precision(group),
             "total": own.total(torch.tensor([1.0 + rank.rank])).tolist(),
             "broadcast": group.broadcast(b"" if rank.rank else b"word").decode(),
             "gathered": [part.decode() for part in group.gather(f"of {rank.rank}".encode() * rank.rank)],
