@@ -12,7 +12,7 @@ import torch
 
 from digirl_dist.agent import Agent
 from digirl_dist.algorithm import StepOutcome
-from digirl_dist.algorithm.advantages import group_advantages
+from digirl_dist.algorithm.advantages import ROUNDING, alike, group_advantages
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
 from digirl_dist.algorithm.imitation import (
     Example,
@@ -219,8 +219,9 @@ def expected_returns(episodes: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def surpluses(returns: Sequence[float], tasks: Sequence[str], expected: Mapping[str, float]) -> list[float]:
-    """(R − V)₊ of each episode; a task without any of its own has V = 0."""
-    return [max(0.0, found - expected.get(task, 0.0)) for found, task in zip(returns, tasks, strict=True)]
+    """(R − V)₊ of each episode, 0 within rounding; a task without any of its own has V = 0."""
+    found = [one - expected.get(task, 0.0) for one, task in zip(returns, tasks, strict=True)]
+    return [more if more > ROUNDING * abs(one) else 0.0 for more, one in zip(found, returns, strict=True)]
 
 
 def importance(log_probs: torch.Tensor, acted: torch.Tensor, most: float) -> torch.Tensor:
@@ -248,7 +249,7 @@ def _counts(fresh: Sequence[Trajectory], groups: Sequence[Members], telling: Seq
 
 def _differ(members: Members) -> bool:
     """A group whose episodes all came out alike says nothing."""
-    return len({episode.reward for episode in members}) > 1
+    return not alike(np.array([episode.reward for episode in members]))
 
 
 def _tasks(episodes: Sequence[Trajectory]) -> list[str]:
