@@ -12,6 +12,7 @@ from digirl_dist.agent import AgentFactory
 from digirl_dist.algorithm import AlgorithmFactory
 from digirl_dist.algorithm.contract import state_of
 from digirl_dist.errors import CheckpointError, TrainingError, TrajectoryError
+from digirl_dist.parallel.compute_device import device_failed
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints, State
 from digirl_dist.storage.refused_episodes import RefusedEpisode
@@ -132,7 +133,7 @@ class InProcessTrainer:
         except _NOT_OF_EPISODES:
             raise
         except Exception as raised:
-            if not self._alone:
+            if not self._alone or device_failed(raised):
                 raise
             error = raised
         returned: Any = None

@@ -239,6 +239,19 @@ def test_a_state_that_no_resume_could_read_is_refused_before_a_checkpoint_has_it
     assert asked == [{"updates": 0}, state]  # no episode is suspected
 
 
+def test_a_device_that_failed_is_told_as_such(tmp_path: Path) -> None:
+    updates: list[int] = []
+
+    class Asserts(Breaks):
+        def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
+            updates.append(len(fresh))
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    with pytest.raises(TrainingError, match="device-side assert triggered .*. A run with this save_path resumes"):
+        run(tmp_path, partial(Asserts), 1)  # type: ignore[arg-type]
+    assert updates == [24]
+
+
 def test_offline_episodes_come_before_the_collected_ones_and_are_all_seen(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 
