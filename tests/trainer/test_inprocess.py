@@ -30,6 +30,7 @@ from digirl_dist.settings import (
     GenericAgentSettings,
     GrpoSettings,
 )
+from digirl_dist.storage import provenance
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Task, Ticket
@@ -148,6 +149,13 @@ def test_an_update_leaves_the_global_random_state_alone(tmp_path: Path) -> None:
     before = torch.get_rng_state()
     run(tmp_path, ALGORITHMS["filtered_bc"], 1)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_update_on_the_cpu_leaves_devices_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A driver that is too old counts its devices nevertheless; all else fails, as without CUDA."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    run(tmp_path, ALGORITHMS["filtered_bc"], 1)
+    provenance.record_start(tmp_path, provenance.changes_of(tmp_path, {}))
 
 
 class Breaks:
