@@ -169,7 +169,8 @@ class InProcessTrainer:
             state = checkpoint.trainer_state()
             self._agent.load_state_dict(checkpoint.state())
             self._algorithm.load_state_dict(state["algorithm"])
-            self._replayed = state["replayed"]
+            is_counted_alike = state.get("max_staleness", self._max_staleness) == self._max_staleness
+            self._replayed = state["replayed"] if is_counted_alike else 0
         except (RuntimeError, KeyError, ValueError) as error:
             raise CheckpointError(
                 f"{checkpoint.folder} does not fit the configured agent and algorithm, or is of an earlier version; "
@@ -180,7 +181,8 @@ class InProcessTrainer:
 
     def _state(self) -> tuple[State, dict[str, Any]]:
         """Returns the policy's and the trainer's state. All ranks must call it together: weights may be sharded."""
-        return self._agent.state_dict(), {"algorithm": state_of(self._algorithm), "replayed": self._replayed}
+        counted = {"replayed": self._replayed, "max_staleness": self._max_staleness}
+        return self._agent.state_dict(), {"algorithm": state_of(self._algorithm), **counted}
 
     def _replay(self, iteration: int, store: Store, fresh: int) -> list[Trajectory]:
         """Returns the newest collected episodes, ``fresh`` of them new. Raises TrajectoryError if some are missing."""
