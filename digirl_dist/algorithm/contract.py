@@ -1,4 +1,4 @@
-"""Asks an algorithm for its state, and holds it against the protocol: what a checkpoint cannot give back is named."""
+"""Holds what an algorithm returns against the protocol: an error names its class, its method and what is wrong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from digirl_dist.errors import CheckpointError
+from digirl_dist.errors import CheckpointError, TrainingError
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import Algorithm
@@ -28,6 +28,15 @@ def state_of(algorithm: Algorithm) -> dict[str, Any]:
             "numbers, strings, lists and dicts, and tensors (of NumPy: x.item() and torch.from_numpy(x))"
         )
     return dict(state)
+
+
+def figures_of(algorithm: Algorithm, returned: Any) -> dict[str, float]:
+    """Returns the figures that an update of the algorithm ``returned``. Raises TrainingError for anything else."""
+    try:
+        return {str(name): float(figure) for name, figure in returned.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        name = f"{type(algorithm).__name__}.update"
+        raise TrainingError(f"{name} returned {returned!r:.100}, not a dict of numbers by name") from error
 
 
 def _unreadable(value: Any, place: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from digirl_dist.agent import Agent
 from digirl_dist.algorithm import Algorithm
+from digirl_dist.algorithm.contract import figures_of
 from digirl_dist.parallel.group import Group
 from digirl_dist.train.data_selector import UpdateData
 from digirl_dist.trainer.replicas import check_replicas
@@ -31,7 +32,7 @@ class RankLearner:
         if self.group.largest(len(data.replay)) == 0:
             return {}
         with seeded(self.seed, iteration):
-            figures = self.algorithm.update(data.fresh, data.replay)
+            figures = figures_of(self.algorithm, self.algorithm.update(data.fresh, data.replay))
         self.agent.train(False)  # it acts next, and an algorithm of the user's may have left it in training mode
         check_replicas(self.group, self.agent.state_dict())
         return figures

@@ -10,7 +10,7 @@ import torch
 
 from digirl_dist.agent import AgentFactory
 from digirl_dist.algorithm import AlgorithmFactory
-from digirl_dist.algorithm.contract import state_of
+from digirl_dist.algorithm.contract import figures_of, state_of
 from digirl_dist.errors import CheckpointError, TrainingError, TrajectoryError
 from digirl_dist.parallel.compute_device import device_failed
 from digirl_dist.parallel.peers import ALONE, Peers
@@ -101,7 +101,7 @@ class InProcessTrainer:
         self._refused = ()
         try:
             with blaming(f"{type(self._algorithm).__name__}.update", TrainingError):
-                figures = self._figures_of(self._fit_or_sift(checkpoint, store, fresh, collected))
+                figures = figures_of(self._algorithm, self._fit_or_sift(checkpoint, store, fresh, collected))
         except TrainingError as error:
             raise TrainingError(f"{error}. A run with this save_path resumes from {checkpoint.folder}") from error
         self._iteration = iteration + 1
@@ -116,13 +116,6 @@ class InProcessTrainer:
         self._whole = self._state()
         self._refuse_broken_weights()
         return returned
-
-    def _figures_of(self, returned: Any) -> dict[str, float]:
-        try:
-            return {str(name): float(figure) for name, figure in returned.items()}
-        except (AttributeError, TypeError, ValueError) as error:
-            name = f"{type(self._algorithm).__name__}.update"
-            raise TrainingError(f"{name} returned {returned!r:.100}, not a dict of numbers by name") from error
 
     def _fit_or_sift(
         self, checkpoint: Checkpoint, store: Store, fresh: Sequence[Trajectory], collected: Sequence[Trajectory]
