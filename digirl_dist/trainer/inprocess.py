@@ -19,6 +19,7 @@ from digirl_dist.storage.refused_episodes import RefusedEpisode
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Round
 from digirl_dist.trainer import Update
+from digirl_dist.trainer.replicas import refuse_broken
 from digirl_dist.trainer.seeding import seeded
 from digirl_dist.trainer.sifting import sift
 from digirl_dist.trajectory import Trajectory
@@ -114,7 +115,7 @@ class InProcessTrainer:
             returned = self._algorithm.update(fresh, [*self._offline, *collected])
         self._replayed = len(collected)
         self._whole = self._state()
-        self._refuse_broken_weights()
+        refuse_broken(self.weights())
         return returned
 
     def _fit_or_sift(
@@ -187,8 +188,3 @@ class InProcessTrainer:
                 "learns from; restore the missing files, or start another run"
             )
         return replay
-
-    def _refuse_broken_weights(self) -> None:
-        for name, tensor in self.weights().items():
-            if not torch.isfinite(tensor).all():
-                raise TrainingError(f"the weight {name} is not finite; lower the learning rate")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,18 @@ def test_figures_that_are_none_are_refused_by_the_algorithms_name(returned: Any)
     coin = Coin(Counter.spec)
     learner = RankLearner(Group(Rank(), HashStore(), OneRank(), GroupLimits()), coin, Returns(coin), 0)
     with pytest.raises(TrainingError, match="Returns.update returned .*, not a dict of numbers by name"):
+        learner.update(0, UpdateData([], [stream().episode(0)]))
+
+
+def test_a_weight_that_is_no_number_is_no_weight_of_a_checkpoint() -> None:
+    class Breaks(Careless):
+        def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
+            self._agent.logits.data += math.nan
+            return {}
+
+    coin = Coin(Counter.spec)
+    learner = RankLearner(Group(Rank(), HashStore(), OneRank(), GroupLimits()), coin, Breaks(coin), 0)
+    with pytest.raises(TrainingError, match="the weight logits is not finite"):
         learner.update(0, UpdateData([], [stream().episode(0)]))
 
 
