@@ -81,6 +81,25 @@ class Step:
     achieved: Sequence[Goal] = ()
 
 
+def float32(number: float) -> float:
+    """Returns the number as files have it."""
+    with np.errstate(over="ignore"):  # infinity is refused later, with the step
+        return float(np.float32(float(number)))  # which refuses None
+
+
+def recorded(seen: Observation, decision: Decision, transition: Transition, truncated: bool) -> Step:
+    """Returns the step as it will be read back, so that a run that was continued learns from the very same numbers."""
+    return Step(
+        seen,
+        decision.action,
+        float32(decision.log_prob),
+        float32(transition.reward),
+        transition.terminated,
+        truncated,
+        transition.achieved,
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Trajectory:
     """One episode from reset to end, with its origin."""

@@ -61,7 +61,7 @@ def read(answer: str) -> DeviceAction:
     for said in reversed(list(_objects(text))):
         try:
             return _from_object(said)
-        except ActionError:
+        except (ActionError, OverflowError, RecursionError):  # a number of 400 digits, or lists in lists
             continue
     lines = _LINE.findall(text)
     if not lines:

@@ -36,19 +36,19 @@ def decisions(
 
 
 def log_prob(agent: Agent, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
-    """Returns the actions' log-probabilities, shape [B]. Raises TrainingError."""
+    """Returns the actions' log-probabilities, shape [B], in float32 at least. Raises TrainingError."""
     import torch
 
     found = _shaped(agent, "log_prob", agent.log_prob(observations, actions), (len(actions),))
     if torch.is_grad_enabled() and not found.requires_grad:
         raise TrainingError(f"{type(agent).__name__}.log_prob returned a tensor without gradient to the weights")
-    return found
+    return found.to(torch.promote_types(found.dtype, torch.float32))
 
 
 def inputs(agent: Agent, observations: Sequence[Observation]) -> torch.Tensor:
-    """Returns what value functions read, as wide as ``critic`` tells: [B, V]. Raises TrainingError."""
+    """Returns what value functions read, as wide as ``critic`` tells: [B, V], float32. Raises TrainingError."""
     method, size = critic(agent)
-    return _shaped(agent, method, getattr(agent, method)(observations), (len(observations), size))
+    return _shaped(agent, method, getattr(agent, method)(observations), (len(observations), size)).float()
 
 
 def _plain(decision: Any, name: str) -> Decision | NoDecision:
@@ -64,16 +64,18 @@ def _plain(decision: Any, name: str) -> Decision | NoDecision:
 
 
 def _shaped(agent: Agent, method: str, found: Any, shape: tuple[int, ...]) -> torch.Tensor:
-    if tuple(getattr(found, "shape", ("none",))) != shape:
+    import torch
+
+    if not isinstance(found, torch.Tensor) or tuple(found.shape) != shape:
         name = f"{type(agent).__name__}.{method}"
         raise TrainingError(f"{name} returned {_described(found)}, not a tensor of shape {list(shape)}")
-    tensor: torch.Tensor = found
-    return tensor
+    return found
 
 
 def _described(thing: Any) -> str:
     if hasattr(thing, "shape"):
-        return f"a tensor of shape {list(thing.shape)}"
+        kind = "an array" if type(thing).__module__ == "numpy" else "a tensor"
+        return f"{kind} of shape {list(thing.shape)}"
     if isinstance(thing, Sequence) and not isinstance(thing, str):
         return f"{len(thing)} of {type(thing[0]).__name__}" if thing else "none"
     return "None" if thing is None else f"a {type(thing).__name__}"

@@ -81,7 +81,10 @@ class ShardedAgent(nn.Module):
         return cast(list[Decision], self("act", observations, rngs))
 
     def log_prob(self, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
-        return cast(torch.Tensor, self("log_prob", observations, actions))
+        """Computes as many rows on every rank, by repeating the last: some agents gather weights for every few rows."""
+        more = self._group.largest(len(actions)) - len(actions)
+        repeated = [*observations, *more * [observations[-1]]], [*actions, *more * [actions[-1]]]
+        return cast(torch.Tensor, self("log_prob", *repeated))[: len(actions)]
 
     def features(self, observations: Sequence[Observation]) -> torch.Tensor:
         return cast(torch.Tensor, self("features", observations))

@@ -33,5 +33,5 @@ def bags(texts: Sequence[str], buckets: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 def quoted(text: str) -> list[str]:
-    """The parts of ``text`` in double quotes, without them."""
-    return [one or other for one, other in _QUOTED.findall(text)]
+    """The parts of ``text`` in double quotes, without them; each once, as no two kinds of action may type the same."""
+    return list(dict.fromkeys(one or other for one, other in _QUOTED.findall(text)))

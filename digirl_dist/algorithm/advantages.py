@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+ROUNDING = float(np.finfo(np.float32).eps)
+"""By how much two equal sums of rewards in float32 may differ, as a share."""
+
 
 def returns_to_go(rewards: Sequence[float], discount: float) -> list[float]:
     """What came after each step: sum over k of ``discount``^k times the reward k steps later (Sutton & Barto, 3.8)."""
@@ -49,6 +52,11 @@ def group_advantages(returns: np.ndarray) -> np.ndarray:
     arXiv 2402.03300 (GRPO), section 4.1.2.
     A group whose episodes all came out alike says nothing: zeros.
     """
-    if np.ptp(returns) == 0:
+    if alike(returns):
         return np.zeros(len(returns))
     return np.asarray((returns - returns.mean()) / returns.std())
+
+
+def alike(returns: np.ndarray) -> bool:
+    """Whether returns [N] differ by the rounding of their rewards at most: 0.1 + 0.2 is not 0.3 in float32."""
+    return bool(np.ptp(returns) <= ROUNDING * np.abs(returns).max())

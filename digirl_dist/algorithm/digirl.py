@@ -59,7 +59,7 @@ class PaperRule:
 
     H is the horizon of the task, the most steps that an episode may have, and not what this episode took: a success in
     its first step has the advantage 1, which no threshold below it may refuse. Where there is no horizon, it is what
-    the episode took.
+    the episode took. An H of 1 counts as 2, for no advantage exceeds 1.
     """
 
     lam: float
@@ -74,7 +74,7 @@ class PaperRule:
         return doubly_robust_advantages(rewards, values, self.lam)
 
     def threshold(self, steps: int) -> float:
-        return 1 / (self.horizon or steps)
+        return 1 / max(2, self.horizon or steps)
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,12 @@ class OwnRule:
         return instruction_advantages(returns, values)
 
     def advantages(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Raises TrainingError for a function that does not return a number per step."""
-        found = np.asarray(self.advantage(rewards, values))
+        """Raises TrainingError for a function that does not return a finite number per step."""
+        found, name = np.asarray(self.advantage(rewards, values)), getattr(self.advantage, "__name__", self.advantage)
         if found.shape != rewards.shape:
-            name = getattr(self.advantage, "__name__", self.advantage)
             raise TrainingError(f"{name} returned the shape {found.shape} for {len(rewards)} steps")
+        if found.dtype.kind not in "biuf" or not np.isfinite(found).all():
+            raise TrainingError(f"{name} returned {found.tolist()!r:.100}, not a finite number for each step")
         return found
 
     def threshold(self, steps: int) -> float:

@@ -12,10 +12,11 @@ import torch
 
 from digirl_dist.agent import Agent
 from digirl_dist.algorithm import StepOutcome
-from digirl_dist.algorithm.advantages import group_advantages
+from digirl_dist.algorithm.advantages import ROUNDING, alike, group_advantages
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
 from digirl_dist.algorithm.imitation import (
     Example,
+    log_probs_in_parts,
     log_probs_of,
     unsolved_steps,
     weights_in,
@@ -119,7 +120,7 @@ class Grpo(OptimizerIsTheState):
     def _batch(self, telling: Sequence[Members], rows: Sequence[Example]) -> Batch:
         acted = torch.tensor([step.log_prob for members in telling for step in _steps(members)])
         with torch.no_grad():
-            old = log_probs_of(self._agent, rows).cpu() if rows else acted
+            old = log_probs_in_parts(self._agent, rows).cpu() if rows else acted
         found = [group_advantages(np.array([one.reward for one in members])) for members in telling]
         lengths = torch.tensor([len(episode.steps) for members in telling for episode in members], dtype=torch.long)
         advantages = torch.tensor(np.concatenate([np.empty(0), *found])).repeat_interleave(lengths)
@@ -156,21 +157,29 @@ class Grpo(OptimizerIsTheState):
 
     def _loss(self, rows: Sequence[Example], batch: Batch, chosen: list[int]) -> torch.Tensor:
         """Ratios must be exact; what is imitated is fitted in training mode, as the imitating algorithms do."""
-        parts = [[index for index in chosen if batch.imitated[index] == imitated] for imitated in (False, True)]
-        log_probs = []
-        for part, training in zip(parts, (False, True), strict=True):
-            self._agent.train(training)
-            log_probs += [log_probs_of(self._agent, [rows[index] for index in part])] if part else []
+        log_probs, order = [], []
+        for imitated in (False, True):
+            part = [index for index in chosen if batch.imitated[index] == imitated]
+            if asked := part or self._stand_in(batch, imitated):
+                self._agent.train(imitated)
+                log_probs.append(log_probs_of(self._agent, [rows[index] for index in asked])[: len(part)])
+                order += part
         self._agent.train(False)
-        together = batch[[*parts[0], *parts[1]]]
-        return clipped_loss(torch.cat(log_probs), together, self._settings.clip_low, self._settings.clip_high)
+        return clipped_loss(torch.cat(log_probs), batch[order], self._settings.clip_low, self._settings.clip_high)
+
+    def _stand_in(self, batch: Batch, imitated: bool) -> list[int]:
+        """Any row of a kind that a rank's part of a minibatch lacks, to be computed and left out.
+
+        Ranks that have a part of the weights each must call the agent equally often.
+        """
+        return [] if self._peers.replicas else torch.nonzero(batch.imitated == imitated)[:1, 0].tolist()
 
     def _moved(self, rows: Sequence[Example], batch: Batch) -> dict[str, float]:
         """How far the update went: the share of clipped ratios, and the mean of −log ratio."""
         if not rows:
             return {}
         with torch.no_grad():
-            moved = log_probs_of(self._agent, rows).cpu() - batch.old
+            moved = log_probs_in_parts(self._agent, rows).cpu() - batch.old
         ratio = moved.exp()
         outside = (ratio < 1 - self._settings.clip_low) | (ratio > 1 + self._settings.clip_high)
         return {"clipped_share": float(outside.double().mean()), "kl_from_old": float(-moved.double().mean())}
@@ -210,8 +219,9 @@ def expected_returns(episodes: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def surpluses(returns: Sequence[float], tasks: Sequence[str], expected: Mapping[str, float]) -> list[float]:
-    """(R − V)₊ of each episode; a task without any of its own has V = 0."""
-    return [max(0.0, found - expected.get(task, 0.0)) for found, task in zip(returns, tasks, strict=True)]
+    """(R − V)₊ of each episode, 0 within rounding; a task without any of its own has V = 0."""
+    found = [one - expected.get(task, 0.0) for one, task in zip(returns, tasks, strict=True)]
+    return [more if more > ROUNDING * abs(one) else 0.0 for more, one in zip(found, returns, strict=True)]
 
 
 def importance(log_probs: torch.Tensor, acted: torch.Tensor, most: float) -> torch.Tensor:
@@ -239,7 +249,7 @@ def _counts(fresh: Sequence[Trajectory], groups: Sequence[Members], telling: Seq
 
 def _differ(members: Members) -> bool:
     """A group whose episodes all came out alike says nothing."""
-    return len({episode.reward for episode in members}) > 1
+    return not alike(np.array([episode.reward for episode in members]))
 
 
 def _tasks(episodes: Sequence[Trajectory]) -> list[str]:

@@ -86,13 +86,15 @@ def _key(goal: Goal) -> str:
 
 
 def _named(achieved: Achieved, episode: Trajectory, tasks: Sequence[Task]) -> Iterable[tuple[int, Task]]:
-    known = {task.instruction: task for task in tasks}
-    for answer in achieved(episode):
+    known, name = {task.instruction: task for task in tasks}, getattr(achieved, "__name__", achieved)
+    answers = achieved(episode)
+    if not isinstance(answers, Iterable):
+        raise TrainingError(f"{name} answered {answers!r:.100}, not a list of pairs; of what achieved nothing, []")
+    for answer in answers:
         match answer:
             case (int(steps), str(instruction)) if 0 < steps <= len(episode.steps):
                 yield steps, known.get(instruction) or Task(instruction, instruction)
             case _:
-                name = getattr(achieved, "__name__", achieved)
                 raise TrainingError(f"{name} answered {answer!r}, not a number of steps taken and an instruction")
 
 

@@ -122,21 +122,22 @@ class Imitation(OptimizerIsTheState):
         if not rows:
             return 0.0
         with torch.no_grad():
-            log_probs = log_probs_of(self._agent, rows)
+            log_probs = log_probs_in_parts(self._agent, rows)
             return float(imitation_loss(log_probs, _weights(rows, log_probs)))
 
     def _loss_of(self, rows: Sequence[Example]) -> torch.Tensor:
-        log_probs = _log_probs(self._agent, rows)
+        log_probs = log_probs_of(self._agent, rows)
         return imitation_loss(log_probs, _weights(rows, log_probs))
 
 
-def log_probs_of(agent: Agent, rows: Sequence[Example]) -> torch.Tensor:
+def log_probs_in_parts(agent: Agent, rows: Sequence[Example]) -> torch.Tensor:
     """Of any number of rows, shape [N], a bounded number at once. Not empty."""
     parts = [rows[first : first + _ROWS_AT_ONCE] for first in range(0, len(rows), _ROWS_AT_ONCE)]
-    return torch.cat([_log_probs(agent, part) for part in parts])
+    return torch.cat([log_probs_of(agent, part) for part in parts])
 
 
-def _log_probs(agent: Agent, rows: Sequence[Example]) -> torch.Tensor:
+def log_probs_of(agent: Agent, rows: Sequence[Example]) -> torch.Tensor:
+    """Of the rows of a minibatch, shape [B]: one call of the agent."""
     return contract.log_prob(agent, [row.observation for row in rows], [row.action for row in rows])
 
 

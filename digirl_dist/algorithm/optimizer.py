@@ -37,8 +37,8 @@ class Adam(torch.optim.Adam):
 class MinibatchOptimizer:
     """Adam with accumulated and clipped gradients and a ramped learning rate. Keeps its state and its random numbers.
 
-    ``what`` names the loss in errors. The learning rate is that of the settings also after a resume, so a run that
-    stopped because its loss exploded can go on with a lower one. With ``peers``, a minibatch is that of all ranks
+    ``what`` names the loss in errors. Learning rate and epsilon are those of the settings also after a resume, so a run
+    that stopped because its loss exploded can go on with a lower rate. With ``peers``, a minibatch is that of all ranks
     together: every rank must call ``fit``, also one without rows.
     """
 
@@ -102,7 +102,7 @@ class MinibatchOptimizer:
         sane(length, math.inf, f"the gradient of {self._what}")
         rate *= self._settings.learning_rate * ramp(self._steps, self._settings.ramp_steps)
         for parameters in self._optimizer.param_groups:
-            parameters["lr"] = rate
+            parameters["lr"], parameters["eps"] = rate, self._settings.adam_eps
         self._optimizer.step()
         self._steps += 1
         return loss

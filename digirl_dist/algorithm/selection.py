@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from digirl_dist.algorithm.advantages import ROUNDING
 from digirl_dist.storage.digest import digest
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
@@ -14,13 +15,14 @@ from digirl_dist.trajectory import Observation, Step, Trajectory
 def best(scores: np.ndarray, share: float, above: float) -> list[int]:
     """Indices of the best ``share`` of ``scores`` (at least one) that lie strictly above ``above``.
 
-    Whoever ties with the last of them is kept too: of 0/1 rewards with successes in more than ``share`` of all
-    trajectories, all successes are.
+    Whoever ties with the last of them, within rounding, is kept too: of 0/1 rewards with successes in more than
+    ``share`` of all trajectories, all successes are.
     """
     if len(scores) == 0:
         return []
     rank = max(1, round(share * len(scores)))
-    threshold = np.sort(scores)[-rank]
+    last = np.sort(scores)[-rank]
+    threshold = last - ROUNDING * abs(last)
     return [int(index) for index in np.flatnonzero((scores >= threshold) & (scores > above))]
 
 

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from digirl_dist.exit_status import end_without_a_search_for_garbage
 from digirl_dist.inference.local import LocalPolicies
 from digirl_dist.inference.requests import InferenceFailure, InferenceReply, InferenceRequest
+from digirl_dist.parallel.compute_device import device_failed
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.user_code.packing import unpack
 
@@ -49,7 +50,9 @@ class RequestHandler:
         for version in checkpoints.keys() - set(self._policies):
             try:
                 self._policies.load(version, checkpoints[version].state())
-            except Exception:
+            except Exception as error:
+                if device_failed(error):
+                    raise  # so this process ends, and its owner starts another
                 self._missing[version] = traceback.format_exc(limit=_FRAMES)
         return self._missing
 
@@ -59,7 +62,9 @@ class RequestHandler:
         unknown = [self._unknown(request) for request in requests if request.version not in self._policies]
         try:
             self._policies.ask(known)
-        except Exception:
+        except Exception as error:
+            if device_failed(error):
+                raise
             self._policies.answers()
             if len(known) == 1:
                 return [*unknown, InferenceFailure(known[0].number, traceback.format_exc(limit=_FRAMES))]

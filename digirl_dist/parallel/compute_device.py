@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from digirl_dist.errors import DeviceError
@@ -60,6 +61,15 @@ def visible_devices(mask: str | None) -> Visible:
     import torch
 
     return Visible(torch.cuda.device_count() if torch.cuda.is_available() else 0, masked=mask is not None)
+
+
+def device_failed(error: Exception) -> bool:
+    """Returns whether an accelerator failed, which then refuses whatever else this process asks of it.
+
+    torch tells from version 2.8 on.
+    """
+    torch = sys.modules.get("torch")  # not imported where an agent does without
+    return isinstance(error.__cause__ or error, getattr(torch, "AcceleratorError", ()))
 
 
 def _of_rank(rank: Rank, visible: Visible) -> int:

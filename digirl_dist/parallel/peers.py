@@ -7,6 +7,7 @@ number of ranks as one process makes on all their rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
@@ -114,21 +115,22 @@ class OwnRows(_Together):
 def average(group: Group, parameters: Sequence[torch.nn.Parameter], weight: float, loss: float) -> float:
     """Averages the ranks' gradients and losses by their weights, in one exchange; see ``Peers.backward``.
 
-    A parameter that has no gradient on any rank has none afterwards.
+    A parameter that has no gradient on any rank has none afterwards. Sums are in float32 at least: bfloat16 counts to
+    256.
     """
     import torch
 
     learning = [parameter for parameter in parameters if parameter.requires_grad]
-    device = learning[0].device
+    dtype = reduce(torch.promote_types, (parameter.dtype for parameter in learning), torch.float32)
     has = [0.0 if parameter.grad is None else 1.0 for parameter in learning]
-    gradients = [_gradient(parameter).reshape(-1) * weight for parameter in learning]
-    figures = torch.tensor([weight, weight * loss if weight else 0.0, *has], device=device)
-    summed = group.sum(torch.cat([*gradients, figures.to(gradients[0].dtype)]))
+    gradients = [_gradient(parameter).reshape(-1).to(dtype) * weight for parameter in learning]
+    figures = torch.tensor([weight, weight * loss if weight else 0.0, *has], dtype=dtype, device=gradients[0].device)
+    summed = group.sum(torch.cat([*gradients, figures]))
     everywhere = float(summed[-len(figures)])
     offset = 0
     for parameter, holders in zip(learning, summed[-len(has) :].tolist(), strict=True):
         mean = summed[offset : offset + parameter.numel()].view_as(parameter) / (everywhere or 1.0)
-        parameter.grad = mean if holders else None
+        parameter.grad = mean.to(parameter.dtype) if holders else None
         offset += parameter.numel()
     return float(summed[1 - len(figures)]) / (everywhere or 1.0)
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from digirl_dist.collection import CollectionResult
-from digirl_dist.errors import RunFolderError
+from digirl_dist.errors import RunFolderError, TrainingError
 from digirl_dist.report.interval import wilson
 from digirl_dist.rollout.slot_time import ACTIVITIES
 from digirl_dist.settings import regular_file
@@ -70,6 +70,13 @@ class Metrics:
         self._texts.append(text)
         self.iterations.append(figures["iteration"])
         self._write_policy.wait_for(str(self.path), lambda: _append_whole(self.path, text + b"\n"))
+
+
+def together(own: Mapping[str, Json], learned: Mapping[str, float]) -> Figures:
+    """Returns the run's ``own`` figures and those of its algorithm. Raises TrainingError for a name that both have."""
+    if taken := sorted(own.keys() & learned.keys()):
+        raise TrainingError(f"the algorithm's figure {taken[0]!r} has the name of one of the run's own: rename it")
+    return {**own, **learned}
 
 
 def results(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:

@@ -7,10 +7,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from digirl_dist.collection import CollectionResult
-from digirl_dist.errors import TrainingError
 from digirl_dist.report.experiment_log import ExperimentLog
 from digirl_dist.report.media import Media
-from digirl_dist.report.metrics import Figures, Metrics, collection, confidence, measured_version, overhead_s, results
+from digirl_dist.report.metrics import (
+    Figures,
+    Metrics,
+    collection,
+    confidence,
+    measured_version,
+    overhead_s,
+    results,
+    together,
+)
 from digirl_dist.report.page import write_page
 from digirl_dist.report.progress import Progress
 from digirl_dist.storage.checkpoint import Checkpoint
@@ -77,16 +85,14 @@ class Report:
             self._progress.say(f"continuing at iteration {checkpoint.iteration} of {self._folder.root}")
 
     def iteration(self, result: CollectionResult, update: Update) -> None:
-        figures: Figures = {
+        own: Figures = {
             **self._results(result.iteration, result.trajectories),
             **collection(result),
             "update_s": round(update.learned_at - update.started_at, 4),
             "overhead_s": overhead_s(result, self._before, self._measured_s),
             "iteration_s": round(time.monotonic() - max(result.started_at, self._told_at), 4),
         }
-        if taken := sorted(figures.keys() & update.figures.keys()):
-            raise TrainingError(f"the algorithm's figure {taken[0]!r} has the name of one of the run's own: rename it")
-        figures |= update.figures
+        figures = together(own, update.figures)
         for refused in update.refused:
             self._events.emit("episode_set_aside", **asdict(refused))
         self._before, self._measured_s = update, 0.0

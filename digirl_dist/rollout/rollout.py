@@ -23,7 +23,7 @@ from digirl_dist.protocol.messages import Acting, EpisodeFailed, SlotChanged, Sl
 from digirl_dist.rollout.slot import Slot, State
 from digirl_dist.rollout.slot_time import SlotTime
 from digirl_dist.tasks import Key, Ticket
-from digirl_dist.trajectory import Decision, Observation, Step, Trajectory, Transition
+from digirl_dist.trajectory import Decision, Observation, Step, Trajectory, Transition, recorded
 
 
 class Policies(Protocol):
@@ -259,12 +259,9 @@ class Rollout:
         assert episode.observation is not None and episode.decision is not None
         cut = self._max_steps is not None and len(episode.steps) + 1 >= self._max_steps
         truncated = transition.truncated or (cut and not transition.terminated)
-        action, log_prob = episode.decision.action, episode.decision.log_prob
-        reward, terminated = float(transition.reward), transition.terminated
-        achieved = transition.achieved
-        episode.steps.append(Step(episode.observation, action, log_prob, reward, terminated, truncated, achieved))
+        episode.steps.append(recorded(episode.observation, episode.decision, transition, truncated))
         episode.observation = transition.observation
-        if terminated or truncated:
+        if transition.terminated or truncated:
             self._finish(slot, episode, transition)
         elif self._max_steps is None:
             self._watch(slot, episode)

@@ -23,7 +23,7 @@ from digirl_dist.errors import TrajectoryError
 from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files
 from digirl_dist.tasks import Purpose, Task, Ticket
-from digirl_dist.trajectory import Goal, Observation, Step, Trajectory
+from digirl_dist.trajectory import Goal, Observation, Step, Trajectory, float32
 from digirl_dist.types import Natural
 
 SUFFIX = ".episode"
@@ -194,17 +194,12 @@ def _done(step: Step) -> _Done:
     goals = json.dumps([dict(goal) for goal in step.achieved])
     return _Done(
         json.dumps(step.action),
-        _float32(step.log_prob),
-        _float32(step.reward),
+        float32(step.log_prob),
+        float32(step.reward),
         bool(step.terminated),
         bool(step.truncated),
         goals,
     )
-
-
-def _float32(number: float) -> float:
-    with np.errstate(over="ignore"):  # infinity is refused later, with the step
-        return float(np.float32(number))
 
 
 def _observation(seen: _Seen, images: Sequence[bytes]) -> Observation:

@@ -157,4 +157,6 @@ class WorkerRecord:
 
 def _gpus() -> list[str]:
     torch = sys.modules.get("torch")  # whoever trains has it; nobody else needs to know
-    return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())] if torch else []
+    if torch is None or not torch.cuda.is_available():  # devices are counted also where their driver is too old
+        return []
+    return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]

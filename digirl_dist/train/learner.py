@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from digirl_dist.agent import Agent
 from digirl_dist.algorithm import Algorithm
+from digirl_dist.algorithm.contract import figures_of
 from digirl_dist.parallel.group import Group
 from digirl_dist.train.data_selector import UpdateData
-from digirl_dist.trainer.replicas import check_replicas
+from digirl_dist.trainer.replicas import check_replicas, refuse_broken
 from digirl_dist.trainer.seeding import seeded
 
 
@@ -26,12 +27,15 @@ class RankLearner:
         """Makes one update from the data of all ranks and returns the algorithm's figures.
 
         Makes none, and returns no figures, if no rank has any data; a rank without data contributes empty minibatches.
-        Every rank must call it. Raises PeerError when a rank does not take part or ends with other weights.
+        Every rank must call it. Raises PeerError when a rank does not take part or ends with other weights, and
+        TrainingError for weights that are no numbers.
         """
         if self.group.largest(len(data.replay)) == 0:
             return {}
         with seeded(self.seed, iteration):
-            figures = self.algorithm.update(data.fresh, data.replay)
+            figures = figures_of(self.algorithm, self.algorithm.update(data.fresh, data.replay))
         self.agent.train(False)  # it acts next, and an algorithm of the user's may have left it in training mode
-        check_replicas(self.group, self.agent.state_dict())
+        weights = self.agent.state_dict()
+        check_replicas(self.group, weights)
+        refuse_broken(weights)
         return figures

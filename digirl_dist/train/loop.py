@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from digirl_dist.algorithm.contract import state_of
 from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.statistics import EpisodeWindow
 from digirl_dist.train.data_selector import DataSelector
@@ -88,7 +89,7 @@ class RankLoop:
         return self.window.averages(self.group)
 
     def _gathered(self, iteration: int, figures: dict[str, float], episodes: Sequence[Trajectory]) -> IterationReport:
-        random = random_states(self.learner.algorithm.state_dict())
+        random = random_states(state_of(self.learner.algorithm))
         state = {"streams": self.streams.state(), "window": self.window.state(), "random": random}
         everyones = merge_ranks(self.group.gather(to_parquet_bytes(episodes)))
         states = [json.loads(part) for part in self.group.gather(json.dumps(state).encode())]

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 _GENERATOR = "generator"
-"""The name under which every optimiser saves the state of its generator."""
+"""The name under which every optimiser saves the state of its generator; of a user's algorithm it may be anything."""
 
 
 def random_states(state: Any, path: str = "") -> dict[str, str]:
     """Returns the generators in an algorithm's state: their path in it, and their state in hexadecimal digits."""
     found: dict[str, str] = {}
     for name, value in state.items() if isinstance(state, Mapping) else ():
-        if name == _GENERATOR:
+        if name == _GENERATOR and isinstance(value, torch.Tensor) and value.dtype == torch.uint8:
             found[path] = bytes(value.tolist()).hex()
         else:
             found |= random_states(value, f"{path}/{name}")

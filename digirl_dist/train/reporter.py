@@ -12,7 +12,7 @@ import torch
 from digirl_dist.agent import Agent, contract
 from digirl_dist.collection import CollectionResult
 from digirl_dist.report.experiment_log import ExperimentLog
-from digirl_dist.report.metrics import Metrics, results
+from digirl_dist.report.metrics import Metrics, results, together
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.train.learner import RankLearner
@@ -75,14 +75,14 @@ class RankZeroReporter:
 
     def report(self, report: IterationReport) -> None:
         self.global_step += self.steps
-        figures = {
+        own = {
             **results(report.iteration, report.episodes),
             "policy_version": report.iteration,
             "world_size": len(report.states),
             "global_step": self.global_step,
-            **{name: round(value, 6) for name, value in report.figures.items()},
             **self.evaluator.figures(self.learner.agent, report.iteration),
         }
+        figures = together(own, {name: round(value, 6) for name, value in report.figures.items()})
         self._store(report)
         self._save(report)
         figures["iteration_s"] = round(time.monotonic() - self._began_at, 4)

@@ -7,6 +7,7 @@ an iteration has, and a stream can be resumed in the middle of an episode.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,9 +16,9 @@ import numpy as np
 
 from digirl_dist.agent import Actor, contract
 from digirl_dist.emulator import Emulator
-from digirl_dist.errors import AgentError
+from digirl_dist.errors import AgentError, EmulatorError
 from digirl_dist.tasks import Share, Task, Ticket, emulator_seeds
-from digirl_dist.trajectory import Decision, NoDecision, Observation, Step, Trajectory
+from digirl_dist.trajectory import Decision, NoDecision, Observation, Step, Trajectory, recorded
 from digirl_dist.types import Json
 
 
@@ -58,27 +59,24 @@ class Stream:
         self.observation = self._begin(0)
 
     def advance(self, decision: Decision | NoDecision, max_steps: int | None) -> bool:
-        """Carries out one action and returns whether the episode is over. Raises AgentError for NoDecision."""
+        """Carries out one action and returns whether the episode is over.
+
+        Raises AgentError for NoDecision and for a log-probability that is no number, EmulatorError for such a reward.
+        """
         if isinstance(decision, NoDecision):
             raise AgentError(decision.reason)
         transition = self._emulator.step(decision.action)
         cut = max_steps is not None and len(self._steps) + 1 >= max_steps
         truncated = transition.truncated or (cut and not transition.terminated)
-        reward, terminated = float(transition.reward), transition.terminated
-        self._steps.append(
-            Step(
-                self.observation,
-                decision.action,
-                decision.log_prob,
-                reward,
-                terminated,
-                truncated,
-                transition.achieved,
-            )
-        )
+        step, place = recorded(self.observation, decision, transition, truncated), f"task {self._task.id}"
+        if not math.isfinite(step.log_prob):
+            raise AgentError(f"{place}: the agent says that the log-probability of its action is {decision.log_prob}")
+        if not math.isfinite(step.reward):
+            raise EmulatorError(f"{place}: the reward is {transition.reward}")
+        self._steps.append(step)
         self.observation = transition.observation
         self._success = transition.success
-        return terminated or truncated
+        return transition.terminated or truncated
 
     @property
     def last(self) -> Step:

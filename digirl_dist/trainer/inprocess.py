@@ -10,13 +10,16 @@ import torch
 
 from digirl_dist.agent import AgentFactory
 from digirl_dist.algorithm import AlgorithmFactory
+from digirl_dist.algorithm.contract import figures_of, state_of
 from digirl_dist.errors import CheckpointError, TrainingError, TrajectoryError
+from digirl_dist.parallel.compute_device import device_failed
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints, State, does_not_fit
 from digirl_dist.storage.refused_episodes import RefusedEpisode
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Round
 from digirl_dist.trainer import Update
+from digirl_dist.trainer.replicas import refuse_broken
 from digirl_dist.trainer.seeding import seeded
 from digirl_dist.trainer.sifting import sift
 from digirl_dist.trajectory import Trajectory
@@ -99,54 +102,49 @@ class InProcessTrainer:
         self._refused = ()
         try:
             with blaming(f"{type(self._algorithm).__name__}.update", TrainingError):
-                figures = self._fit_or_sift(checkpoint, store, fresh, collected)
+                figures = figures_of(self._algorithm, self._fit_or_sift(checkpoint, store, fresh, collected))
         except TrainingError as error:
             raise TrainingError(f"{error}. A run with this save_path resumes from {checkpoint.folder}") from error
         self._iteration = iteration + 1
         return {**figures, "too_old": float(too_old), "episodes_refused": float(len(self._refused))}
 
-    def _fit(self, iteration: int, fresh: Sequence[Trajectory], collected: Sequence[Trajectory]) -> dict[str, float]:
+    def _fit(self, iteration: int, fresh: Sequence[Trajectory], collected: Sequence[Trajectory]) -> Any:
+        """Makes one update and returns what the algorithm returned."""
+        self._agent.train(False)  # an attempt that broke off may have left it in training mode
         with seeded(self._seed, iteration):
-            figures = self._figures_of(self._algorithm.update(fresh, [*self._offline, *collected]))
+            returned = self._algorithm.update(fresh, [*self._offline, *collected])
         self._replayed = len(collected)
         self._whole = self._state()
-        self._refuse_broken_weights()
-        return figures
-
-    def _figures_of(self, returned: Any) -> dict[str, float]:
-        try:
-            return {str(name): float(figure) for name, figure in returned.items()}
-        except (AttributeError, TypeError, ValueError) as error:
-            name = f"{type(self._algorithm).__name__}.update"
-            raise TrainingError(f"{name} returned {returned!r:.100}, not a dict of numbers by name") from error
+        refuse_broken(self.weights())
+        return returned
 
     def _fit_or_sift(
         self, checkpoint: Checkpoint, store: Store, fresh: Sequence[Trajectory], collected: Sequence[Trajectory]
-    ) -> dict[str, float]:
+    ) -> Any:
         """Makes the update, if need be without the episodes that break it. Raises its error if none does."""
         try:
             return self._fit(checkpoint.iteration, fresh, collected)
         except _NOT_OF_EPISODES:
             raise
         except Exception as raised:
-            if not self._alone:
+            if not self._alone or device_failed(raised):
                 raise
             error = raised
-        figures: dict[str, float] = {}
+        returned: Any = None
 
         def attempt(episodes: Sequence[Trajectory]) -> Exception | None:
-            nonlocal figures
+            nonlocal returned
             chosen = set(map(id, episodes))
             self._load(checkpoint)
             try:
-                figures = self._fit(checkpoint.iteration, [one for one in fresh if id(one) in chosen], episodes)
+                returned = self._fit(checkpoint.iteration, [one for one in fresh if id(one) in chosen], episodes)
             except Exception as raised:
                 return raised
             return None
 
         broken = sift(collected, attempt, error)
         self._refused = tuple(store.refuse(one, f"{type(raised).__name__}: {raised}") for one, raised in broken)
-        return figures
+        return returned
 
     def save(self, iteration: int, figures: dict[str, float]) -> Checkpoint:
         """Saves the learned weights as the checkpoint of an iteration."""
@@ -165,14 +163,16 @@ class InProcessTrainer:
             state = checkpoint.trainer_state()
             self._agent.load_state_dict(checkpoint.state())
             self._algorithm.load_state_dict(state["algorithm"])
-            self._replayed = state["replayed"]
+            is_counted_alike = state.get("max_staleness", self._max_staleness) == self._max_staleness
+            self._replayed = state["replayed"] if is_counted_alike else 0
         except (RuntimeError, KeyError, ValueError) as error:
             raise does_not_fit(str(checkpoint.folder), error) from error
         self._iteration = checkpoint.iteration
 
     def _state(self) -> tuple[State, dict[str, Any]]:
         """Returns the policy's and the trainer's state. All ranks must call it together: weights may be sharded."""
-        return self._agent.state_dict(), {"algorithm": self._algorithm.state_dict(), "replayed": self._replayed}
+        counted = {"replayed": self._replayed, "max_staleness": self._max_staleness}
+        return self._agent.state_dict(), {"algorithm": state_of(self._algorithm), **counted}
 
     def _replay(self, iteration: int, store: Store, fresh: int) -> list[Trajectory]:
         """Returns the newest collected episodes, ``fresh`` of them new. Raises TrajectoryError if some are missing."""
@@ -184,8 +184,3 @@ class InProcessTrainer:
                 "learns from; restore the missing files, or start another run"
             )
         return replay
-
-    def _refuse_broken_weights(self) -> None:
-        for name, tensor in self.weights().items():
-            if not torch.isfinite(tensor).all():
-                raise TrainingError(f"the weight {name} is not finite; lower the learning rate")

@@ -69,6 +69,8 @@ def test_every_kind_of_action_is_read(answer: str, action: DeviceAction) -> None
         "{" * 5000,
         '{"type": ["tap"]}',
         '{\n"type": "tap"\n}',
+        pytest.param('{"type": "tap", "x": ' + "9" * 400 + ', "y": 0.5}', id="a number beyond float"),
+        pytest.param('{"type": "tap", "x": ' + "[" * 800 + "]" * 800 + "}", id="lists in lists"),
     ],
 )
 def test_what_is_no_action_waits(answer: str) -> None:

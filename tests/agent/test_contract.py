@@ -82,6 +82,20 @@ def test_log_probabilities_and_features_of_another_shape_are_refused(answer: Any
         contract.inputs(of(answer), SEEN)
 
 
+def test_arrays_are_no_tensors() -> None:
+    with pytest.raises(TrainingError, match=r"^Faulty.log_prob returned an array of shape \[2\], not a tensor"):
+        contract.log_prob(of(np.zeros(2)), SEEN, [0, 1])
+    with pytest.raises(TrainingError, match=r"^Faulty.features returned an array of shape \[2, 3\], not a tensor"):
+        contract.inputs(of(np.zeros((2, 3))), SEEN)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_what_is_learned_from_is_at_least_in_single_precision(dtype: torch.dtype) -> None:
+    assert contract.inputs(of(torch.zeros(2, 3, dtype=dtype)), SEEN).dtype == torch.float32
+    found = contract.log_prob(of(torch.zeros(2, dtype=dtype, requires_grad=True)), SEEN, [0, 1])
+    assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32) and found.requires_grad
+
+
 def test_log_probabilities_without_a_gradient_teach_nothing_and_are_refused() -> None:
     with pytest.raises(TrainingError, match="without gradient"):
         contract.log_prob(of(torch.zeros(2)), SEEN, [0, 1])

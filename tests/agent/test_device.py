@@ -79,6 +79,18 @@ def test_log_prob_of_an_action_is_what_was_said_when_acting(size: tuple[int, int
         np.testing.assert_allclose(again.detach(), [decision.log_prob for decision in decisions], atol=1e-4)
 
 
+def test_log_prob_is_what_was_said_also_where_a_text_is_quoted_twice() -> None:
+    agent = policy()
+    observation = replace(screenshots(1)[0], text='Enter "bob", again "bob", and "ann"')
+    typed = set()
+    for seed in range(60):
+        [decision] = act(agent, [observation], seed)
+        assert float(agent.log_prob([observation], [decision.action])) == pytest.approx(decision.log_prob, abs=1e-4)
+        DeviceAgentSettings().check_action(EmulatorSpec(DeviceActions()), observation, decision.action)
+        typed.add(decision.action.get("text"))
+    assert typed == {None, "bob", "ann"}
+
+
 def test_only_in_training_mode_are_the_pictures_shifted() -> None:
     agent, observations = policy(shift=8), screenshots(8)
     actions = [decision.action for decision in act(agent, observations)]

@@ -317,6 +317,8 @@ def test_returns_to_go_are_discounted_sums() -> None:
 def test_the_top_decile_is_kept_with_ties() -> None:
     assert best(np.arange(40.0), 0.1, above=0.0) == [36, 37, 38, 39]
     assert best(np.array([0.0, 1.0, 0.0, 1.0, 1.0]), 0.1, above=0.0) == [1, 3, 4]
+    tenth, fifth, three = (float(np.float32(reward)) for reward in (0.1, 0.2, 0.3))
+    assert best(np.array([tenth + fifth, three, 0.0]), 0.1, above=0.0) == [0, 1]
 
 
 def test_nothing_that_earned_nothing_is_kept() -> None:

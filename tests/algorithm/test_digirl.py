@@ -123,6 +123,12 @@ def test_a_success_in_the_first_step_is_imitated_by_the_paper_s_rule() -> None:
     assert good_steps(PaperRule(0.5, horizon=8), np.array([1.0]), np.array([0.9, 0.9])).tolist() == [True]
 
 
+@pytest.mark.parametrize("horizon", [None, 1])
+def test_where_one_step_is_all_there_is_a_success_is_good_and_a_failure_is_not(horizon: int | None) -> None:
+    rule = PaperRule(0.5, horizon)
+    assert [good_steps(rule, np.array([end]), np.array([0.9, 0.9])).tolist() for end in (1.0, 0.0)] == [[True], [False]]
+
+
 @given(
     st.integers(1, 40).flatmap(lambda count: arrays.arrays(np.float64, count, elements=st.floats(-1, 1, width=16))),
     st.floats(0.05, 0.95),

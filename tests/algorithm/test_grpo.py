@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from user_classes import Coin, Counter
 
-from digirl_dist.algorithm.advantages import group_advantages
+from digirl_dist.algorithm.advantages import ROUNDING, group_advantages
 from digirl_dist.algorithm.grpo import Batch, Grpo, clipped_loss, expected_returns, importance, surpluses
 from digirl_dist.algorithm.imitation import Example
 from digirl_dist.algorithm.ppo import PPO
 from digirl_dist.settings import GrpoActorSettings, GrpoSettings, PpoSettings
 from digirl_dist.tasks import Plan, Task, Ticket
-from digirl_dist.trajectory import Observation, Step, Trajectory
+from digirl_dist.trajectory import Observation, Step, Trajectory, float32
 
 UNIT = st.floats(0, 1, width=32)
 LOG_PROB = st.floats(-6, 0, width=32)
@@ -34,7 +35,7 @@ def vectors(elements: st.SearchStrategy[float], size: int = 7) -> st.SearchStrat
 def test_the_group_advantage_is_the_return_against_mean_and_deviation(returns: np.ndarray) -> None:
     mean = sum(returns) / len(returns)
     deviation = math.sqrt(sum((each - mean) ** 2 for each in returns) / len(returns))
-    if max(returns) == min(returns):
+    if max(returns) - min(returns) <= ROUNDING * max(map(abs, returns)):
         expected = [0.0] * len(returns)
     else:
         expected = [(each - mean) / deviation for each in returns]
@@ -204,6 +205,20 @@ def test_what_is_expected_of_a_task_is_the_mean_of_its_newest_episodes() -> None
         own = [action for name, action in zip(names, actions, strict=True) if name == task]
         assert found[task] == pytest.approx(sum(own[-16:]) / 16)
     assert surpluses([1.0, 0.0, 1.0], ["a", "a", "new"], {"a": 0.25}) == [0.75, 0.0, 1.0]
+
+
+def test_returns_that_differ_by_the_rounding_of_their_rewards_alone_teach_nothing() -> None:
+    tenth, fifth, third, whole = (float32(reward) for reward in (0.1, 0.2, 1 / 3, 1.0))
+    for one, other in ((tenth + fifth, float32(0.3)), (3 * third, whole), (-tenth - fifth, float32(-0.3))):
+        assert one != other
+        assert group_advantages(np.array([one, other, one, other])).tolist() == [0.0] * 4
+        assert surpluses([one, other], ["a", "a"], {"a": (one + other) / 2}) == [0.0, 0.0]
+    earned = 2 * [[tenth, fifth], [0.0, float32(0.3)]]
+    fresh = [
+        replace(each, steps=[replace(each.steps[0], reward=reward) for reward in rewards])
+        for each, rewards in zip(group([0, 0, 0, 0]), earned, strict=True)
+    ]
+    assert learn(made()[1], fresh)["groups_alike_share"] == 1.0
 
 
 def test_successes_of_earlier_iterations_are_imitated_the_more_the_less_they_were_expected() -> None:

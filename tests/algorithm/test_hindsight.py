@@ -132,6 +132,14 @@ def test_a_function_that_answers_something_else_is_named(answer: object) -> None
         Hindsight(TASKS, 3, my_function).relabelled(episode("abc", {}))  # type: ignore[arg-type]
 
 
+def test_a_function_that_answers_nothing_at_all_is_named() -> None:
+    def my_function(met: Trajectory) -> None:
+        pass
+
+    with pytest.raises(TrainingError, match=r"my_function answered None, not a list of pairs; .* \[\]"):
+        Hindsight(TASKS, 3, my_function).relabelled(episode("abc", {}))  # type: ignore[arg-type]
+
+
 def test_every_relabelled_episode_follows_its_own() -> None:
     first, second = episode("abc", {0: {"goal": 3}}), episode("abc", {})
     found, added = Hindsight(TASKS, 3).added([first, second])

@@ -103,11 +103,13 @@ def test_a_gradient_that_is_no_number_stops_before_it_moves_anything() -> None:
     assert weight.item() == 0.0
 
 
-def test_a_resumed_run_may_go_on_with_another_learning_rate() -> None:
+@pytest.mark.parametrize("smaller_steps", [{"learning_rate": 1e-9}, {"adam_eps": 1e6}])
+def test_a_resumed_run_may_go_on_with_another_learning_rate_or_epsilon(smaller_steps: dict[str, float]) -> None:
     weight = parameter()
     state = fit(OptimizerSettings(batch_size=12, epochs=1), weight).state_dict()
     before = weight.detach().clone()
-    lower = MinibatchOptimizer([weight], OptimizerSettings(learning_rate=1e-9, batch_size=12, epochs=1), 0, "the loss")
+    settings = OptimizerSettings(batch_size=12, epochs=1, **smaller_steps)  # type: ignore[arg-type]
+    lower = MinibatchOptimizer([weight], settings, 0, "the loss")
     lower.load_state_dict(state)
     lower.fit(12, lambda batch: ((ROWS[batch] @ weight) ** 2).mean())
     assert (weight - before).abs().max() < 1e-6

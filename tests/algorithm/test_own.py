@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,6 +112,16 @@ def test_an_advantage_that_is_not_one_per_step_is_refused_with_its_name() -> Non
 
     with pytest.raises(TrainingError, match=r"total returned the shape \(\) for 2 steps"):
         good_steps(rule_of(DigirlSettings(), None, total), np.zeros(2), np.zeros(3))
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("answer", [[0.5, np.nan], [0.5, None], ["0.5", "1"]])
+def test_an_advantage_that_is_no_number_is_refused_with_its_name(answer: list[Any]) -> None:
+    def unsure(rewards: np.ndarray, values: np.ndarray) -> list[Any]:
+        return answer
+
+    with pytest.raises(TrainingError, match=r"unsure returned \['?0.5.*, not a finite number for each step"):
+        good_steps(rule_of(DigirlSettings(), None, unsure), np.zeros(2), np.zeros(3))
 
 
 @pytest.mark.parametrize(

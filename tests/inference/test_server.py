@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from user_classes import Coin, Counter
 
 from digirl_dist.errors import PolicyLostError
@@ -46,6 +47,8 @@ class Moody(Coin):
             import os
 
             os._exit(3)
+        if "assert" in words:
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
         return [Decision(len(words), float(self.logits.sum())) for _ in words]
 
 
@@ -110,8 +113,12 @@ def test_batches_are_bounded_in_size_and_time_and_survive_the_process(
         blown = answers.get(timeout=120)
         assert isinstance(blown, InferenceFailure) and "ended while it had to decide 1 actions" in blown.reason
         assert told == ["policy_lost", "policy_lost"]
-        running.ask(ask(8), answers.put)
-        assert answers.get(timeout=120) == InferenceResult(8, Decision(1, 2.0))
+        running.ask(ask(8, "assert"), answers.put)
+        failed = answers.get(timeout=120)
+        assert isinstance(failed, InferenceFailure) and "device-side assert triggered" in failed.reason
+        assert told == ["policy_lost"] * 4  # a device that failed serves a process no more
+        running.ask(ask(9), answers.put)
+        assert answers.get(timeout=120) == InferenceResult(9, Decision(1, 2.0))
         status.write()
         said = explain(tmp_path)
         assert "the host's policy: wait for requests" in said

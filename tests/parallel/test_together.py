@@ -35,8 +35,15 @@ WAYS = {
 }
 """What two ranks learn, and who learns the same alone."""
 
-SHARDED = {"sharded": "alone, 5 of 16", "sharded, frozen": "alone, frozen", "sharded, ppo": "alone, ppo"}
-"""The same for ranks with a part of the weights each; the last minibatch has fewer rows than there are ranks."""
+SHARDED = {
+    "sharded": "alone, 5 of 16",
+    "sharded, frozen": "alone, frozen",
+    "sharded, ppo": "alone, ppo",
+    "sharded, grpo that imitates": "alone, grpo that imitates",
+    "sharded, in parts": "alone, 11 of 16",
+}
+"""The same for ranks with a part of the weights each; a minibatch may have fewer rows than there are ranks, one more on
+one of them, or rows to imitate on one alone."""
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -64,6 +71,10 @@ def test_b2_an_empty_part_weighs_nothing_and_an_unused_parameter_stays_without_g
 ) -> None:
     assert found[0]["gradients"] == found[1]["gradients"] == [[3.0, 3.0], None, 2.0]
     assert found[0]["total"] == found[1]["total"] == [3.0]
+
+
+def test_b2_parameters_may_have_several_precisions_and_their_weights_are_exact(found: list[dict[str, Any]]) -> None:
+    assert found[0]["low precision"] == found[1]["low precision"] == [[0.5], [0.5], 1.875]
 
 
 def test_b5_averages_are_over_the_windows_of_all_ranks(found: list[dict[str, Any]]) -> None:

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,19 @@ def partly_frozen() -> GenericPolicy:
     policy = agent()
     next(policy.parameters()).requires_grad_(False)
     return policy
+
+
+class InParts(GenericPolicy):
+    """Computes two rows at a time, as agents with large models do."""
+
+    def log_prob(self, observations: Sequence[Observation], actions: Sequence[Any]) -> torch.Tensor:
+        parts = [slice(first, first + 2) for first in range(0, len(actions), 2)]
+        return torch.cat([super(InParts, self).log_prob(observations[part], actions[part]) for part in parts])
+
+
+def in_parts() -> InParts:
+    torch.manual_seed(7)
+    return InParts(GenericAgentSettings(width=8), EmulatorSpec(DiscreteActions(3), vector_size=4))
 
 
 def rows() -> list[Example]:
@@ -92,12 +105,19 @@ def episodes(starts: range, length: int) -> list[Trajectory]:
     return found
 
 
-def compare(fresh: list[Trajectory], peers: Peers) -> tuple[list[float], list[float]]:
-    """The weights after some updates by GRPO and the losses on the way; a pass is one minibatch."""
-    policy = agent()
-    actor = GrpoActorSettings(1e-2, batch_size=1000)
-    grpo = Grpo(policy, GrpoSettings(group_size=4, clip_high=0.2, replay_weight=0.0, actor=actor), 1, peers)
-    losses = [grpo.update(fresh, fresh)["actor_loss"] for _ in range(5)]
+def compare(
+    fresh: list[Trajectory],
+    peers: Peers,
+    made: Callable[[], Agent] = agent,
+    size: int = 1000,
+    replay_weight: float = 0.0,
+    updates: int = 5,
+) -> tuple[list[float], list[float]]:
+    """The weights after some updates by GRPO and the losses on the way; a pass is one minibatch by default."""
+    policy = made()
+    actor = GrpoActorSettings(1e-2, batch_size=size)
+    grpo = Grpo(policy, GrpoSettings(group_size=4, clip_high=0.2, replay_weight=replay_weight, actor=actor), 1, peers)
+    losses = [grpo.update(fresh, fresh)["actor_loss"] for _ in range(updates)]
     return flat(policy), losses
 
 
@@ -134,6 +154,15 @@ def gradients(group: Group) -> list[Any]:
     loss = average(group, [used, unused], 5.0 if group.rank.is_first else 0.0, 2.0 if group.rank.is_first else 0.0)
     assert used.grad is not None
     return [used.grad.tolist(), unused.grad, loss]
+
+
+def low_precision(group: Group) -> list[Any]:
+    """A gradient in bfloat16, which has no 257, beside one in float32; rank 1 has twice the loss."""
+    parameters = [nn.Parameter(torch.ones(1, dtype=dtype)) for dtype in (torch.bfloat16, torch.float32)]
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, float(group.rank.is_first))
+    loss = average(group, parameters, 257.0, 1.25 * (1 + group.rank.rank))
+    return [*(each.grad.tolist() for each in parameters if each.grad is not None), loss]
 
 
 def shares(spread: Sharded) -> dict[str, Any]:
@@ -175,6 +204,7 @@ def main(folder: Path) -> None:
         shared, own, sharded = SharedRows(group), OwnRows(group), ShardedRows(group)
         spread = Sharded(agent, group, "cpu", ("Linear",))
         part_spread = Sharded(partly_frozen, group, "cpu")
+        spread_in_parts = Sharded(in_parts, group, "cpu", ("Linear",))
         found = {
             "alone": learn(examples, ALONE, ROWS),
             "shared": learn(examples, shared, ROWS),
@@ -194,9 +224,14 @@ def main(folder: Path) -> None:
             "sharded": learn(examples, sharded, 5, made=spread, updates=FEWER),
             "alone, frozen": learn(examples, ALONE, 5, accumulate=4, made=partly_frozen, updates=FEWER),
             "sharded, frozen": learn(examples, sharded, 5, accumulate=4, made=part_spread, updates=FEWER),
+            "alone, grpo that imitates": compare(every, ALONE, agent, 5, 1.0, 2),
+            "sharded, grpo that imitates": compare(every, sharded, spread, 5, 1.0, 2),
+            "alone, 11 of 16": learn(examples, ALONE, 11, updates=FEWER),
+            "sharded, in parts": learn(examples, sharded, 11, made=spread_in_parts, updates=FEWER),
             "shares": shares(spread),
             "windows": windows(group),
             "gradients": gradients(group),
+            "low precision": low_precision(group),
             "total": own.total(torch.tensor([1.0 + rank.rank])).tolist(),
             "broadcast": group.broadcast(b"" if rank.rank else b"word").decode(),
             "gathered": [part.decode() for part in group.gather(f"of {rank.rank}".encode() * rank.rank)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from user_classes import Coin, Counter
+from user_classes import Coin, Counter, FairCoin
 
 from digirl_dist.inference.local import LocalPolicies
 from digirl_dist.protocol.messages import Acting, EpisodeFailed, SlotChanged, SlotLimits
@@ -18,6 +19,7 @@ from digirl_dist.rollout import rollout as rollout_module
 from digirl_dist.rollout.rollout import Finished, Happening, Rollout
 from digirl_dist.rollout.slot import Slot, State
 from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trajectory import float32
 from digirl_dist.user_code.packing import pack
 
 pytestmark = pytest.mark.component
@@ -26,10 +28,12 @@ LIMITS = SlotLimits(boot_s=20, reset_s=2, step_s=2, failures=2, back_off_s=0.05)
 
 
 @contextmanager
-def rollout(folder: Path, slots: int = 2, max_steps: int | None = None, **options: Any) -> Iterator[Rollout]:
+def rollout(
+    folder: Path, slots: int = 2, max_steps: int | None = None, agent: Any = Coin, **options: Any
+) -> Iterator[Rollout]:
     (folder / "factory").write_bytes(pack(partial(Counter, **options)))
-    policies = LocalPolicies(partial(Coin, Counter.spec))
-    policies.load(0, Coin(Counter.spec).state_dict())
+    policies = LocalPolicies(partial(agent, Counter.spec))
+    policies.load(0, agent(Counter.spec).state_dict())
     made = [Slot(k, folder / "factory", LIMITS, folder / f"{k}.log") for k in range(slots)]
     running = Rollout("w1", made, policies, max_steps)
     try:
@@ -78,6 +82,13 @@ def test_an_episode_says_where_it_came_from_and_where_its_time_went(tmp_path: Pa
     assert trajectory.final_observation.vector is not None and trajectory.final_observation.vector[0] == 3
     assert 0.15 <= done.spent["step"] <= done.ended_at - done.started_at
     assert [type(one) for one in happened] == [SlotChanged, Acting, Finished]
+
+
+def test_numbers_are_those_that_a_resume_reads_back(tmp_path: Path) -> None:
+    with rollout(tmp_path, slots=1, agent=FairCoin) as running:
+        running.lease(tickets(1))
+        (done,) = finished(run(running, lambda happened: bool(finished(happened))))
+    assert {step.log_prob for step in done.trajectory.steps} == {float32(-math.log(2))} != {-math.log(2)}
 
 
 def test_an_episode_that_is_too_long_is_truncated(tmp_path: Path) -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.distributed import HashStore
 from user_classes import Coin, Counter
 
+from digirl_dist.errors import TrainingError
 from digirl_dist.parallel.group import Group, GroupLimits
 from digirl_dist.parallel.rank import Rank
+from digirl_dist.report.metrics import Metrics
+from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.tasks import SEEDS
 from digirl_dist.train.data_selector import UpdateData
 from digirl_dist.train.learner import RankLearner
+from digirl_dist.train.loop import IterationReport
+from digirl_dist.train.reporter import RankZeroReporter, StreamEvaluator
 from digirl_dist.train.streams import Stream
 from digirl_dist.trajectory import Trajectory
 
@@ -57,6 +65,47 @@ def test_a_rank_acts_in_evaluation_mode_whatever_its_algorithm_left() -> None:
     learner = RankLearner(Group(Rank(), HashStore(), OneRank(), GroupLimits()), coin, Careless(coin), 0)
     learner.update(0, UpdateData([], [stream().episode(0)]))
     assert not coin.training
+
+
+@pytest.mark.parametrize("returned", [None, {"loss": None}])
+def test_figures_that_are_none_are_refused_by_the_algorithms_name(returned: Any) -> None:
+    class Returns(Careless):
+        def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> Any:
+            return returned
+
+    coin = Coin(Counter.spec)
+    learner = RankLearner(Group(Rank(), HashStore(), OneRank(), GroupLimits()), coin, Returns(coin), 0)
+    with pytest.raises(TrainingError, match="Returns.update returned .*, not a dict of numbers by name"):
+        learner.update(0, UpdateData([], [stream().episode(0)]))
+
+
+def test_a_weight_that_is_no_number_is_no_weight_of_a_checkpoint() -> None:
+    class Breaks(Careless):
+        def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
+            self._agent.logits.data += math.nan
+            return {}
+
+    coin = Coin(Counter.spec)
+    learner = RankLearner(Group(Rank(), HashStore(), OneRank(), GroupLimits()), coin, Breaks(coin), 0)
+    with pytest.raises(TrainingError, match="the weight logits is not finite"):
+        learner.update(0, UpdateData([], [stream().episode(0)]))
+
+
+def test_a_figure_named_like_one_of_the_runs_own_is_refused_before_anything_is_stored(tmp_path: Path) -> None:
+    coin = Coin(Counter.spec)
+    reporter = RankZeroReporter(
+        RankLearner(Group(Rank(), HashStore(), OneRank(), GroupLimits()), coin, Careless(coin), 0),
+        StreamEvaluator(stream, None, every=0, episodes=0),
+        tmp_path / "trajectories",
+        Checkpoints(tmp_path / "checkpoints"),
+        Metrics(tmp_path / "metrics.jsonl"),
+        log=None,  # type: ignore[arg-type]  # it comes last
+        say=print,
+        steps=1,
+    )
+    with pytest.raises(TrainingError, match="the algorithm's figure 'iteration' has the name of one of the run's own"):
+        reporter.report(IterationReport(3, {"iteration": 5.0}, [stream().episode(3)], []))
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_stream_that_evaluates_has_seeds_of_its_own() -> None:

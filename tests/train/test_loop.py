@@ -71,3 +71,8 @@ def test_a_rank_resumes_with_the_generators_that_it_had_and_another_keeps_those_
     assert torch.equal(resumed["actor"]["generator"], state(2)["actor"]["generator"])
     assert resumed["actor"]["steps"] == 3 and resumed["value"] == [1]
     assert torch.equal(with_random_states(first, {})["actor"]["generator"], first["actor"]["generator"])
+
+
+def test_what_a_users_algorithm_calls_a_generator_is_left_to_it() -> None:
+    state = {"generator": np.random.default_rng(0).bit_generator.state, "inner": {"generator": 3}}
+    assert random_states(state) == {} and with_random_states(state, {}) == state

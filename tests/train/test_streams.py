@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+import pytest
 from user_classes import Counter
 
+from digirl_dist.errors import AgentError, EmulatorError
+from digirl_dist.train.parquet_bytes import from_parquet_bytes, to_parquet_bytes
 from digirl_dist.train.streams import Collected, Stream, Streams
-from digirl_dist.trajectory import Decision, Observation, Trajectory
+from digirl_dist.trajectory import Decision, Observation, Trajectory, Transition
 
 
 class Dice:
@@ -58,6 +63,43 @@ def test_a_stream_is_resumed_in_the_middle_of_an_episode() -> None:
     here, there = left.collect(Dice(), 1, steps=9), resumed.collect(Dice(), 1, steps=9)
     assert actions(here.fragments) == actions(there.fragments)
     assert actions(here.episodes) == actions(there.episodes)
+
+
+class Thirds(Counter):
+    """Gives rewards that float32 does not have."""
+
+    def step(self, action: int) -> Transition:
+        return replace(super().step(action), reward=1 / 3)
+
+
+def test_what_is_learned_from_is_what_a_resume_reads_back() -> None:
+    stream = Stream(Thirds(), Counter.tasks("default", "train"), "rank0", 0, seed=3)
+    [episode] = Streams([stream], None).collect(Dice(), 0, steps=3).episodes
+    [read_back] = from_parquet_bytes(to_parquet_bytes([episode]))
+    assert [(step.reward, step.log_prob) for step in episode.steps] == [
+        (step.reward, step.log_prob) for step in read_back.steps
+    ]
+    assert episode.reward == read_back.reward
+
+
+@pytest.mark.parametrize(
+    ("log_prob", "reward", "error", "told"),
+    [
+        (math.nan, 0.0, AgentError, "task count: the agent says that the log-probability of its action is nan"),
+        (-0.7, math.nan, EmulatorError, "task count: the reward is nan"),
+        (-0.7, 1e39, EmulatorError, "the reward is 1e"),
+    ],
+)
+def test_what_is_no_number_is_told_where_it_comes_from(
+    log_prob: float, reward: float, error: type[Exception], told: str
+) -> None:
+    class Odd(Counter):
+        def step(self, action: int) -> Transition:
+            return replace(super().step(action), reward=reward)
+
+    stream = Stream(Odd(), Counter.tasks("default", "train"), "rank0", 0, seed=3)
+    with pytest.raises(error, match=told):
+        stream.advance(Decision(1, log_prob), None)
 
 
 def test_long_episodes_are_cut_and_not_called_ended() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.algorithm.grpo import Grpo
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator import DeviceActions, DiscreteActions, EmulatorSpec
-from digirl_dist.errors import TrainingError, TrajectoryError
+from digirl_dist.errors import CheckpointError, TrainingError, TrajectoryError
 from digirl_dist.parallel.peers import Peers
 from digirl_dist.settings import (
     DeviceAgentSettings,
@@ -30,6 +31,7 @@ from digirl_dist.settings import (
     GenericAgentSettings,
     GrpoSettings,
 )
+from digirl_dist.storage import provenance
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Task, Ticket
@@ -150,6 +152,13 @@ def test_an_update_leaves_the_global_random_state_alone(tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_an_update_on_the_cpu_leaves_devices_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A driver that is too old counts its devices nevertheless; all else fails, as without CUDA."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    run(tmp_path, ALGORITHMS["filtered_bc"], 1)
+    provenance.record_start(tmp_path, provenance.changes_of(tmp_path, {}))
+
+
 class Breaks:
     """An algorithm whose second update spoils a weight without noticing."""
 
@@ -200,14 +209,71 @@ def test_episodes_that_got_lost_between_two_updates_are_missed(tmp_path: Path) -
         run(tmp_path, ALGORITHMS["filtered_bc"], 3)
 
 
+def test_a_run_may_go_on_with_another_limit_of_staleness(tmp_path: Path) -> None:
+    def late(iteration: int) -> list[Trajectory]:
+        """Half of them by the policy before."""
+        pairs = ((one, replace(one.ticket, policy_version=max(0, iteration - 1))) for one in episodes(iteration))
+        return [replace(one, ticket=ticket) if ticket.index % 2 else one for one, ticket in pairs]
+
+    for until, limit in ((2, None), (3, 0), (4, None)):
+        checkpoints, store = Checkpoints(tmp_path / "checkpoints"), Store(tmp_path / "trajectories")
+        learner = InProcessTrainer(Forgetful, ALGORITHMS["filtered_bc"], checkpoints, 60, 4, max_staleness=limit)
+        learn_until(until, learner, store, late)
+    (tmp_path / "trajectories" / "000003.parquet").unlink()
+    with pytest.raises(TrajectoryError, match="of the 60 newest episodes"):
+        run(tmp_path, ALGORITHMS["filtered_bc"], 5)
+
+
 @pytest.mark.parametrize("returned", [None, 0.3, {"loss": "low"}, {"loss": None}])
 def test_figures_that_are_none_are_refused_by_the_algorithms_name(tmp_path: Path, returned: Any) -> None:
+    updates: list[int] = []
+
     class Returns(Breaks):
         def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> Any:
+            updates.append(len(fresh))
             return returned
 
     with pytest.raises(TrainingError, match="Returns.update returned .*, not a dict of numbers by name. A run with"):
         run(tmp_path, partial(Returns), 1)  # type: ignore[arg-type]
+    assert updates == [24]  # no episode is suspected
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ({"baseline": np.float64(0.5)}, r"a numpy.float64 at \['baseline'\]"),
+        ({"returns": [np.zeros(2)]}, r"a numpy.ndarray at \['returns'\]\[0\]"),
+        ({"counts": {np.int64(3): 1}}, r"a numpy.int64 at "),
+        (None, "a builtins.NoneType"),
+    ],
+)
+def test_a_state_that_no_resume_could_read_is_refused_before_a_checkpoint_has_it(
+    tmp_path: Path, state: Any, told: str
+) -> None:
+    asked: list[Any] = []
+
+    class Keeps(Breaks):
+        def state_dict(self) -> Any:
+            asked.append(state if self._updates else {"updates": 0})
+            return asked[-1]
+
+    with pytest.raises(CheckpointError, match=rf"^Keeps.state_dict returned {told}.*which no resume could read"):
+        run(tmp_path, partial(Keeps), 1)  # type: ignore[arg-type]
+    assert Checkpoints(tmp_path / "checkpoints").iterations() == [0]
+    assert asked == [{"updates": 0}, state]  # no episode is suspected
+
+
+def test_a_device_that_failed_is_told_as_such(tmp_path: Path) -> None:
+    updates: list[int] = []
+
+    class Asserts(Breaks):
+        def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
+            updates.append(len(fresh))
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    with pytest.raises(TrainingError, match="device-side assert triggered .*. A run with this save_path resumes"):
+        run(tmp_path, partial(Asserts), 1)  # type: ignore[arg-type]
+    assert updates == [24]
 
 
 def test_offline_episodes_come_before_the_collected_ones_and_are_all_seen(tmp_path: Path) -> None:

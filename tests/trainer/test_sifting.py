@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import TrainingError
 from digirl_dist.parallel.peers import Peers
 from digirl_dist.storage import parquet
+from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Round
+from digirl_dist.trainer.inprocess import InProcessTrainer
 from digirl_dist.trainer.sifting import sift
-from digirl_dist.trajectory import Trajectory
-from tests.trainer.test_inprocess import ALGORITHMS, episodes, learn_until, run, trainer
+from digirl_dist.trajectory import Observation, Trajectory
+from tests.trainer.test_inprocess import ALGORITHMS, Forgetful, episodes, flat, learn_until, run, trainer
 
 
 def breaks_on(*broken: int) -> Any:
@@ -120,6 +123,37 @@ def test_a_poisoned_episode_moves_aside_and_the_run_goes_on_as_if_it_had_never_b
     ]
     note = json.loads((folder / ".refused" / "000001-00005.json").read_text())
     assert (note["worker"], note["ticket"]) == ("w7", 5)
+
+
+class Fragile(Forgetful):
+    """Breaks off in the middle of fitting, where it is in training mode, in which value functions see noise."""
+
+    def critic_inputs(self, observations: Sequence[Observation]) -> torch.Tensor:
+        seen = super().critic_inputs(observations)
+        return seen + torch.randn_like(seen) if self.training else seen
+
+    def log_prob(self, observations: Sequence[Observation], actions: Sequence[Any]) -> torch.Tensor:
+        if any(seen.text == "poison" for seen in observations):
+            raise ZeroDivisionError
+        return super().log_prob(observations, actions)
+
+
+def test_an_attempt_that_broke_off_leaves_nothing_to_the_next_one(tmp_path: Path) -> None:
+    found = episodes(0)
+    place = next(number for number, one in enumerate(found) if one.reward > 0)
+    steps = [replace(step, observation=replace(step.observation, text="poison")) for step in found[place].steps]
+    poison = replace(found[place], steps=steps)
+    ends = []
+    for name, collected in (("poisoned", [poison, *found[place + 1 :]]), ("clean", found[place + 1 :])):
+        learner = InProcessTrainer(Fragile, ALGORITHMS["paper"], Checkpoints(tmp_path / name / "checkpoints"), 60, 4)
+        store = Store(tmp_path / name / "trajectories")
+        checkpoint = learner.resume()
+        store.append(CollectionResult(0, collected))
+        ends.append(learner.update(checkpoint, store))
+    assert [len(end.refused) for end in ends] == [1, 0]
+    poisoned_state, clean_state = (end.checkpoint.trainer_state()["algorithm"] for end in ends)
+    assert flat(poisoned_state) == flat(clean_state)
+    assert ends[0].checkpoint.tensors == ends[1].checkpoint.tensors
 
 
 def test_a_run_that_was_killed_after_the_move_goes_on(tmp_path: Path) -> None:
