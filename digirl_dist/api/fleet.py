@@ -16,6 +16,7 @@ from digirl_dist.api.episodes import Episodes
 from digirl_dist.api.training import compose
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.nearest import nearest
+from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage.episode_index import summarise
 from digirl_dist.tasks import Plan, Task
 from digirl_dist.types import Closeable, Json
@@ -47,7 +48,8 @@ class Fleet(Closeable):
     as a context manager, or call ``close``.
 
     The workers start with the first policy. All later policies must have the same agent, but may have other weights.
-    With ``save_path``, episodes are kept in that run folder, which ``digirl-dist view`` shows.
+    With ``save_path``, episodes are kept in that folder, which ``digirl-dist view`` shows: a new one, or one that a
+    fleet has made.
     """
 
     def __init__(self, workers: Sequence[str | Mapping[str, Any]] = (), /, **settings: Any) -> None:
@@ -67,6 +69,7 @@ class Fleet(Closeable):
         try:
             self._settings = compose("host", {**named, **settings, **_MEASURES, "save_path": str(folder)})
             refuse_contradictions(self._settings)
+            _refuse_others_run(Path(folder))
             self._device = build_device(_acted_by(None, self._settings), self._settings.emulator)
         except BaseException:
             self._forget(Path(folder))
@@ -201,6 +204,15 @@ class Fleet(Closeable):
     def _forget(self, folder: Path) -> None:
         if not self._keeps:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _refuse_others_run(folder: Path) -> None:
+    """Raises SettingsError for the folder of a training run, whose checkpoints and config.yaml would be replaced."""
+    if (folder / "config.yaml").exists() and read_mapping(folder / "config.yaml").get("task_mode") != "evaluate":
+        raise SettingsError(
+            f"Fleet(save_path={str(folder)!r}): that is a training run, and a fleet writes checkpoints of its own -> "
+            "name a new folder"
+        )
 
 
 def _acted_by(policy: Policy | None, settings: Settings) -> Settings:

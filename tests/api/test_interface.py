@@ -331,6 +331,18 @@ def test_a_fleet_refuses_what_is_wrong_before_it_connects() -> None:
         fleet.collect(nobody)
 
 
+def test_a_fleet_leaves_a_training_run_as_it_is(folder: Path, tmp_path: Path) -> None:
+    before = (folder / "config.yaml").read_bytes(), Run(folder).checkpoints()
+    with pytest.raises(SettingsError, match="that is a training run, .* name a new folder"):
+        Fleet.inline(save_path=folder)
+    assert ((folder / "config.yaml").read_bytes(), Run(folder).checkpoints()) == before
+    own = tmp_path / "own"
+    own.mkdir()
+    for _ in range(2):  # a later fleet may use the folder again
+        Fleet.inline(save_path=own).close()
+        (own / "config.yaml").write_text("task_mode: evaluate")
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tasks": "press-play"}, "tasks are a list"),
     ({"tasks": []}, "tasks are a list"),
