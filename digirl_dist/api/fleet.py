@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from digirl_dist.api.policy import Policy
     from digirl_dist.assembly.collector import OpenFleet
     from digirl_dist.settings import Settings
-    from digirl_dist.storage.checkpoint import Checkpoint
+    from digirl_dist.storage.checkpoint import Checkpoint, TensorInfo
 
 
 _MOST_EPISODES = 10**6
@@ -78,7 +78,7 @@ class Fleet(Closeable):
         self._stack = ExitStack()
         self._stack.callback(self._forget, self._folder)
         self._started: OpenFleet | None = None
-        self._pushed: tuple[Policy, Checkpoint] | None = None
+        self._sent: tuple[Policy, Checkpoint] | None = None
         self._rounds = 0
         self._collecting = threading.Lock()
         self._sending = threading.Lock()
@@ -172,18 +172,19 @@ class Fleet(Closeable):
         return self._started
 
     def _checkpoint(self, policy: Policy) -> Checkpoint:
-        """The policy under a version of the fleet's own: the number of policies before it."""
-        from digirl_dist.storage.checkpoint import Checkpoints
+        """The policy as it is now, under a version of the fleet's own: the number of policies before it."""
+        from digirl_dist.storage.checkpoint import Checkpoints, describe
 
-        if self._pushed is None or self._pushed[0] is not policy:
-            checkpoints = Checkpoints(self._folder / "checkpoints", keep=3)
+        state = {name: tensor.detach().cpu() for name, tensor in policy.agent.state_dict().items()}
+        weights = describe(state)
+        if self._sent is None or self._sent[0] is not policy or self._sent[1].tensors != weights:
+            checkpoints = Checkpoints(self._folder / "checkpoints", keep=3, policy=policy.described)
             newest = checkpoints.newest()
-            version = 0 if newest is None else newest.iteration + 1
-            state = policy.agent.state_dict()
-            if newest is not None and set(newest.tensors) != set(state):
+            if newest is not None and _shapes(newest.tensors) != _shapes(weights):
                 raise SettingsError("this fleet runs another agent; open a second Fleet for this policy")
-            self._pushed = policy, checkpoints.save(version, state, {}, {})
-        return self._pushed[1]
+            version = 0 if newest is None else newest.iteration + 1
+            self._sent = policy, checkpoints.save(version, state, {}, {})
+        return self._sent[1]
 
     def _chosen(self, tasks: Sequence[str | Task] | None) -> Sequence[Task]:
         known = {task.id: task for task in self._device.tasks}
@@ -204,6 +205,10 @@ class Fleet(Closeable):
     def _forget(self, folder: Path) -> None:
         if not self._keeps:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _shapes(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[int, ...]]:
+    return {name: info.shape for name, info in tensors.items()}
 
 
 def _refuse_others_run(folder: Path) -> None:
