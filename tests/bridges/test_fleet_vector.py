@@ -134,10 +134,10 @@ class Told(gymnasium.Env[Any, Any]):
 class Here:
     """A worker in this process, which may end; what it is told and answers goes through frames."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, make: Any = Told) -> None:
         self.name, self.is_lost = name, False
         self.envs: list[int] = []
-        self._hosted = Hosted(Told)
+        self._hosted = Hosted(make)
 
     def send(self, what: str, arguments: list[Any]) -> None:
         if self.is_lost:
@@ -200,6 +200,47 @@ def test_what_does_not_fit_the_environments_is_refused_before_any_is_asked() -> 
 def test_other_emulators_are_refused() -> None:
     with pytest.raises(SettingsError, match="has emulator=gymnasium, not phone"), fleet_vector_env(2, ["dry_run=true"]):
         pass
+
+
+class Won(gymnasium.Env[Any, Any]):
+    """Ends in success after two steps; infos tell how far it is."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._steps = 0
+        return np.zeros(2, np.float32), {"level": (options or {}).get("level", 0)}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        won = self._steps == 2
+        return np.ones(2, np.float32), 1.0, won, False, {"is_success": won, "deep": {"steps": self._steps}}
+
+
+def test_sb3_gets_the_infos_and_options_that_it_gets_from_environments_in_its_own_process() -> None:
+    vec_env = pytest.importorskip("stable_baselines3.common.vec_env")
+    from digirl_dist.bridges.sb3 import Sb3VecEnv
+
+    lost = Here("b", Won)
+    ours = Sb3VecEnv(FleetVectorEnv(Won, 2, [Here("a", Won), lost], LimitSettings()))  # type: ignore[list-item]
+    told = []
+    for envs in (ours, vec_env.DummyVecEnv([Won, Won])):
+        envs.set_options({"level": 3})
+        envs.reset()
+        told.append([list(envs.reset_infos)])
+        for _ in range(2):
+            envs.step_async(np.zeros(2, int))
+            told[-1].append(envs.step_wait()[3])
+        told[-1].append(envs.reset_infos)
+    assert lists(told[0]) == lists(told[1])
+    assert lists(told[0][0]) == [{"level": 3}] * 2 and told[0][2][0]["is_success"]
+    lost.is_lost = True
+    ours.step_async(np.zeros(2, int))
+    _, _, ended, infos = ours.step_wait()
+    assert ended.tolist() == [False, True] and "its link was lost" in infos[1]["lost"]
+    ours.set_options([{"level": 1}, {"level": 2}])
+    with pytest.raises(ValueError, match="share one mapping"):
+        ours.reset()
 
 
 @pytest.mark.system
