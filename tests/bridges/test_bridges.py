@@ -8,11 +8,13 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 from rank_launch import example, launch_together, torchrun
 
 from digirl_dist.bridges.vector import ranked_vector
 from digirl_dist.errors import SettingsError
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 CORRIDOR = ["emulator.id=null", "emulator.entry_point=examples.corridor:Corridor", "bsize=3", "seed=7"]
 
 
@@ -51,6 +53,11 @@ def test_what_a_vector_cannot_say_is_refused() -> None:
 
     with ranked_vector(CORRIDOR) as here, pytest.raises(SettingsError, match="discrete"):
         RslRlVecEnv(here.envs, "cpu", {})
+
+
+def test_no_gymnasium_is_allowed_that_lacks_what_the_bridges_import() -> None:
+    [wanted] = re.findall(r'"(gymnasium[^"]*)"', (ROOT / "setup.py").read_text())
+    assert "1.1.0" in Requirement(wanted).specifier and "1.0.0" not in Requirement(wanted).specifier, "AutoresetMode"
 
 
 @pytest.mark.system
