@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from pathlib import Path
 
 import gymnasium
@@ -53,6 +55,17 @@ def test_what_a_vector_cannot_say_is_refused() -> None:
 
     with ranked_vector(CORRIDOR) as here, pytest.raises(SettingsError, match="discrete"):
         RslRlVecEnv(here.envs, "cpu", {})
+
+
+@pytest.mark.parametrize(("bridge", "library"), [("skrl", "skrl"), ("rsl_rl", "rsl_rl"), ("sb3", "stable_baselines3")])
+def test_a_library_that_is_missing_is_named_with_its_extra(
+    bridge: str, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    for name in [name for name in sys.modules if name.startswith((f"{library}.", f"digirl_dist.bridges.{bridge}"))]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(SettingsError, match=r"pip install 'digirl_dist\[bridges\]'"):
+        importlib.import_module(f"digirl_dist.bridges.{bridge}").wrapped(None)
 
 
 def test_no_gymnasium_is_allowed_that_lacks_what_the_bridges_import() -> None:
