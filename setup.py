@@ -58,7 +58,7 @@ setup(
         "fabric>=3.2",
         "gymnasium>=1.1",
         "hydra-core>=1.3",
-        "msgspec>=0.18",
+        "msgspec>=0.18.6",
         "numpy>=1.26",
         "paramiko>=3.4",
         "pillow>=10.1",

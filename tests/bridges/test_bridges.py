@@ -68,9 +68,14 @@ def test_a_library_that_is_missing_is_named_with_its_extra(
         importlib.import_module(f"digirl_dist.bridges.{bridge}").wrapped(None)
 
 
-def test_no_gymnasium_is_allowed_that_lacks_what_the_bridges_import() -> None:
-    [wanted] = re.findall(r'"(gymnasium[^"]*)"', (ROOT / "setup.py").read_text())
-    assert "1.1.0" in Requirement(wanted).specifier and "1.0.0" not in Requirement(wanted).specifier, "AutoresetMode"
+@pytest.mark.parametrize(
+    ("package", "fits", "lacks"),
+    [("gymnasium", "1.1.0", "1.0.0"), ("msgspec", "0.18.6", "0.18.0"), ("huggingface_hub", "0.34.0", "0.33.5")],
+)
+def test_no_version_is_allowed_that_lacks_what_is_used(package: str, fits: str, lacks: str) -> None:
+    """AutoresetMode for the bridges, frozen dataclasses with lists for evaluation jobs, the command ``hf``."""
+    [wanted] = re.findall(rf'"({package}[^"]*)"', (ROOT / "setup.py").read_text())
+    assert fits in Requirement(wanted).specifier and lacks not in Requirement(wanted).specifier
 
 
 @pytest.mark.system
