@@ -170,7 +170,8 @@ def test_explanations_that_have_lost_their_process_get_another_one(tmp_path: Pat
     explainer = Explainer()
     with pytest.raises(RunFolderError, match="no config"):
         explainer.explain(tmp_path, "t0.0", None)
-    assert (pool := explainer._pool) is not None
+    pool = explainer._pool
+    assert pool is not None
     next(iter(pool._processes.values())).kill()  # while nobody asks
     eventually(lambda: bool(pool._broken), what="the pool's notice of its loss")
     with pytest.raises(RuntimeError, match="has died; is there too little memory"):
