@@ -13,7 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from rank_launch import example, launch_together, torchrun
 
-from digirl_dist.bridges.vector import ranked_vector
+from digirl_dist.bridges.vector import EmulatorVector, ranked_vector
+from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import SettingsError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -44,6 +45,11 @@ def test_what_is_met_follows_from_the_seed() -> None:
     one, again, other = (walked(seed, 30) for seed in ("seed=7", "seed=7", "seed=8"))
     assert all((a == b).all() for a, b in zip(one, again, strict=True))
     assert any((a != b).any() for a, b in zip(one, other, strict=True))
+
+
+def test_pictures_beside_vectors_are_not_left_out_without_a_word() -> None:
+    with pytest.raises(SettingsError, match=r"has pictures, too: .*emulator\.observe"):
+        EmulatorVector([], EmulatorSpec(DiscreteActions(2), vector_size=2, image_size=(8, 8)), None)
 
 
 @pytest.mark.component
