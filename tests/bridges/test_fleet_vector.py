@@ -43,6 +43,11 @@ def test_a_scalar_can_be_looked_up_as_in_gymnasiums_own_vector_environments() ->
     assert {2: "right"}[native(plain(np.int64(2)))] == "right"
 
 
+def test_texts_travel_alone_and_in_arrays() -> None:
+    assert native(plain(np.str_("left"))) == "left"
+    np.testing.assert_array_equal(native(plain(np.array([["a", "b"]]))), np.array([["a", "b"]]))
+
+
 def test_infos_that_cannot_travel_are_left_out() -> None:
     class Odd(gymnasium.Env[Any, Any]):
         def reset(self, **_: Any) -> Any:
@@ -72,7 +77,9 @@ def test_a_space_that_cannot_be_is_named_with_environment_and_key(seen: Any, act
         FleetVectorEnv(Odd, 2, [], LimitSettings())
 
 
-@pytest.mark.parametrize("wrong", [{"a": ["O", [1], b"x"]}, {"a": ["f4", [9], b"x"]}, {"x": 1}, {"a": 3}, b"x"])
+@pytest.mark.parametrize(
+    "wrong", [{"a": ["O", [1], b"x"]}, {"a": ["f4", [9], b"x"]}, {"x": 1}, {"a": 3}, {"t": 3}, b"x"]
+)
 def test_what_is_no_number_text_or_array_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
         native(wrong)
