@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from process_watch import descendants_with, eventually
 
+from digirl_dist.bridges import remote
 from digirl_dist.bridges.fleet_vector import FleetVectorEnv, fleet_vector_env
 from digirl_dist.errors import SettingsError, WorkerError
 from digirl_dist.settings import LimitSettings
+from digirl_dist.ssh.connect import connect
 from digirl_dist.worker_program.environments import Hosted, native, plain, write_frame
 
 CARTPOLE = ["dry_run=true", "emulator=gymnasium", "emulator.id=CartPole-v1"]
@@ -248,6 +251,26 @@ def test_sb3_gets_the_infos_and_options_that_it_gets_from_environments_in_its_ow
     ours.set_options([{"level": 1}, {"level": 2}])
     with pytest.raises(ValueError, match="share one mapping"):
         ours.reset()
+
+
+@pytest.mark.system
+def test_workers_that_were_reached_are_left_where_another_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, lock = [], threading.Lock()
+
+    def first_alone(address: Any, ssh: Any) -> Any:
+        with lock:
+            if told:
+                raise WorkerError("localhost-1", "it cannot be reached")
+            told.append("reached")
+            link = connect(address, ssh)
+        close = link.close
+        monkeypatch.setattr(link, "close", lambda: (told.append("left"), close()))
+        return link
+
+    monkeypatch.setattr(remote, "connect", first_alone)
+    with pytest.raises(WorkerError, match="it cannot be reached"), fleet_vector_env(2, CARTPOLE):
+        pass
+    assert told == ["reached", "left"]
 
 
 @pytest.mark.system
