@@ -29,7 +29,7 @@ RAY = ["ray>=2.40"]
 BRIDGES = ["rsl-rl-lib>=5.5,<6", "skrl>=2.1,<3", "stable-baselines3>=2.7"]
 # For `script/bench ray`. Not ray[rllib], which pins a gymnasium that miniwob refuses; RLlib runs with others.
 PEERS = ["ray>=2.40", "dm-tree", "lz4", "ormsgpack>=1.7", "pandas", "scipy", "tensorboardX>=1.9", "torchrl>=0.6"]
-HUB = ["huggingface_hub>=0.30"]
+HUB = ["huggingface_hub>=0.34"]
 VIEW = ["starlette>=0.45", "uvicorn>=0.34"]
 DATA = ["pandas>=2.0"]
 DOCS = ["zensical>=0.0.73", "griffelib>=2.0"]
@@ -56,9 +56,9 @@ setup(
         "asyncssh>=2.14",
         "cloudpickle>=3.0",
         "fabric>=3.2",
-        "gymnasium>=1.0",
+        "gymnasium>=1.1",
         "hydra-core>=1.3",
-        "msgspec>=0.18",
+        "msgspec>=0.18.6",
         "numpy>=1.26",
         "paramiko>=3.4",
         "pillow>=10.1",

@@ -29,4 +29,6 @@ def train(steps: int, overrides: list[str], callback: BaseCallback | None = None
 
 
 if __name__ == "__main__":
-    print(train(int(sys.argv[1]) if sys.argv[1:] else 50_000, sys.argv[2:] or ["dry_run=true"]))
+    has_steps = sys.argv[1:] and sys.argv[1].isdecimal()
+    steps, words = (int(sys.argv[1]), sys.argv[2:]) if has_steps else (50_000, sys.argv[1:])
+    print(train(steps, words or ["dry_run=true"]))

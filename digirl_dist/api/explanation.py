@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from digirl_dist.agent import ActionProbabilities
 from digirl_dist.algorithm import ExplainingAlgorithm, StepOutcome
 from digirl_dist.errors import DigirlDistError
+from digirl_dist.settings.modes import only_measures
 from digirl_dist.storage import parquet
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.trajectory_store import Store
@@ -72,6 +73,8 @@ def _outcomes(run: Run, episode: Trajectory) -> tuple[list[StepOutcome], str]:
     if not (run.folder / "trajectories" / f"{iteration:06d}.parquet").exists():
         return [], "its iteration has not ended yet"
     settings = _settings(run)
+    if only_measures(settings):
+        return [], "a fleet learns nothing"
     algorithm = _algorithm(settings, run.policy(iteration))
     if not hasattr(algorithm, "explain"):
         return [], f"{type(algorithm).__name__} does not tell what it makes of a step"

@@ -16,6 +16,7 @@ from digirl_dist.api.episodes import Episodes
 from digirl_dist.api.training import compose
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.nearest import nearest
+from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage.episode_index import summarise
 from digirl_dist.tasks import Plan, Task
 from digirl_dist.types import Closeable, Json
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from digirl_dist.api.policy import Policy
     from digirl_dist.assembly.collector import OpenFleet
     from digirl_dist.settings import Settings
-    from digirl_dist.storage.checkpoint import Checkpoint
+    from digirl_dist.storage.checkpoint import Checkpoint, TensorInfo
 
 
 _MOST_EPISODES = 10**6
@@ -47,7 +48,8 @@ class Fleet(Closeable):
     as a context manager, or call ``close``.
 
     The workers start with the first policy. All later policies must have the same agent, but may have other weights.
-    With ``save_path``, episodes are kept in that run folder, which ``digirl-dist view`` shows.
+    With ``save_path``, episodes are kept in that folder, which ``digirl-dist view`` shows: a new one, or one that a
+    fleet has made.
     """
 
     def __init__(self, workers: Sequence[str | Mapping[str, Any]] = (), /, **settings: Any) -> None:
@@ -67,6 +69,7 @@ class Fleet(Closeable):
         try:
             self._settings = compose("host", {**named, **settings, **_MEASURES, "save_path": str(folder)})
             refuse_contradictions(self._settings)
+            _refuse_others_run(Path(folder))
             self._device = build_device(_acted_by(None, self._settings), self._settings.emulator)
         except BaseException:
             self._forget(Path(folder))
@@ -75,7 +78,7 @@ class Fleet(Closeable):
         self._stack = ExitStack()
         self._stack.callback(self._forget, self._folder)
         self._started: OpenFleet | None = None
-        self._pushed: tuple[Policy, Checkpoint] | None = None
+        self._sent: tuple[Policy, Checkpoint] | None = None
         self._rounds = 0
         self._collecting = threading.Lock()
         self._sending = threading.Lock()
@@ -169,18 +172,19 @@ class Fleet(Closeable):
         return self._started
 
     def _checkpoint(self, policy: Policy) -> Checkpoint:
-        """The policy under a version of the fleet's own: the number of policies before it."""
-        from digirl_dist.storage.checkpoint import Checkpoints
+        """The policy as it is now, under a version of the fleet's own: the number of policies before it."""
+        from digirl_dist.storage.checkpoint import Checkpoints, describe
 
-        if self._pushed is None or self._pushed[0] is not policy:
-            checkpoints = Checkpoints(self._folder / "checkpoints", keep=3)
+        state = {name: tensor.detach().cpu() for name, tensor in policy.agent.state_dict().items()}
+        weights = describe(state)
+        if self._sent is None or self._sent[0] is not policy or self._sent[1].tensors != weights:
+            checkpoints = Checkpoints(self._folder / "checkpoints", keep=3, policy=policy.described)
             newest = checkpoints.newest()
-            version = 0 if newest is None else newest.iteration + 1
-            state = policy.agent.state_dict()
-            if newest is not None and set(newest.tensors) != set(state):
+            if newest is not None and _shapes(newest.tensors) != _shapes(weights):
                 raise SettingsError("this fleet runs another agent; open a second Fleet for this policy")
-            self._pushed = policy, checkpoints.save(version, state, {}, {})
-        return self._pushed[1]
+            version = 0 if newest is None else newest.iteration + 1
+            self._sent = policy, checkpoints.save(version, state, {}, {})
+        return self._sent[1]
 
     def _chosen(self, tasks: Sequence[str | Task] | None) -> Sequence[Task]:
         known = {task.id: task for task in self._device.tasks}
@@ -201,6 +205,19 @@ class Fleet(Closeable):
     def _forget(self, folder: Path) -> None:
         if not self._keeps:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _shapes(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[int, ...]]:
+    return {name: info.shape for name, info in tensors.items()}
+
+
+def _refuse_others_run(folder: Path) -> None:
+    """Raises SettingsError for the folder of a training run, whose checkpoints and config.yaml would be replaced."""
+    if (folder / "config.yaml").exists() and read_mapping(folder / "config.yaml").get("task_mode") != "evaluate":
+        raise SettingsError(
+            f"Fleet(save_path={str(folder)!r}): that is a training run, and a fleet writes checkpoints of its own -> "
+            "name a new folder"
+        )
 
 
 def _acted_by(policy: Policy | None, settings: Settings) -> Settings:

@@ -13,6 +13,7 @@ from digirl_dist.api import arguments
 from digirl_dist.errors import AgentError, CheckpointError
 from digirl_dist.storage.checkpoint import Checkpoint, read_checkpoint
 from digirl_dist.trajectory import Decision, NoDecision, Observation
+from digirl_dist.types import Json
 from digirl_dist.user_code.entry_point import construct
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Policy:
         """Number of updates that led to this policy."""
         self.settings: AgentSettings | None = None
         """The agent's settings, if a checkpoint names them."""
+        self.described: Mapping[str, Json] = {}
+        """What that checkpoint's manifest says of the agent."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.agent = construct(agent, _MEMBERS)
@@ -69,7 +72,7 @@ class Policy:
 
         settings, spec = agent_settings_of(checkpoint)
         made = cls(settings.build(spec), checkpoint.state(), checkpoint.iteration)
-        made.settings = settings
+        made.settings, made.described = settings, checkpoint.policy
         return made
 
     @classmethod

@@ -106,7 +106,8 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
             rewards[number], terminated[number], truncated[number] = reward, ends, cut
             own = _natives(info)
             if ends or cut:
-                own["final_obs"], own["final_info"] = (native(final[0]), _natives(final[1])) if final else (before, {})
+                lost = before, {"lost": own.get("lost")}
+                own["final_obs"], own["final_info"] = (native(final[0]), _natives(final[1])) if final else lost
             infos = self._add_info(infos, own, number)
         return self._seen(), rewards, terminated, truncated, infos
 

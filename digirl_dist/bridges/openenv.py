@@ -50,6 +50,8 @@ class OpenEnvFleet:
         self.limits = limits
         self._settings = settings
         self._machines = list(found)
+        self._lost: list[str] = []
+        """Why each worker that is not used any more was lost."""
         self._busy: Counter[str] = Counter()
         self._seed = seed
         self._providers: dict[str, SshProvider] = {}
@@ -94,7 +96,7 @@ class OpenEnvFleet:
         while True:
             with self._lock:
                 if not self._machines:
-                    raise WorkerError("the fleet", f"no worker is left: {'; '.join(self.moved[-3:])}")
+                    raise WorkerError("the fleet", f"no worker is left: {'; '.join(self._lost)}")
                 machine = min(self._machines, key=lambda each: self._busy[each.name])
                 self._busy[machine.name] += 1
             try:
@@ -115,8 +117,8 @@ class OpenEnvFleet:
         with self._lock:
             self._busy[remote.name] -= 1
             found = [machine for machine in self._machines if machine.name == remote.name]
-        for machine in found if error is not None else ():
-            if not machine.connection.answers():
+        for machine in found:
+            if error is not None and not machine.connection.answers():
                 self._lose(machine, error)
         if error is not None:
             self.moved.append(f"{remote.name}: {error}")
@@ -126,9 +128,10 @@ class OpenEnvFleet:
             self._seed += 1
             return self._seed
 
-    def _lose(self, machine: Machine, error: Exception | None) -> None:
+    def _lose(self, machine: Machine, error: Exception) -> None:
         with self._lock:
             self._machines = [each for each in self._machines if each is not machine]
+            self._lost.append(str(error))
         machine.connection.close()
 
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:

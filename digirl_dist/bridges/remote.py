@@ -84,14 +84,13 @@ def machines(settings: Settings) -> Iterator[list[Machine]]:
         if any(isinstance(each.address, SlurmAddress) for each in found):
             raise SettingsError("worker_ips: environments for other libraries are on machines over SSH, not on slurm")
         with ThreadPoolExecutor(len(found)) as pool:
-            reached = list(pool.map(partial(_reached, settings, folder), found))
-        for machine in reached:
-            stack.callback(machine.connection.close)
+            reached = list(pool.map(partial(_reached, settings, folder, stack), found))
         yield reached
 
 
-def _reached(settings: Settings, folder: Path, worker_config: WorkerConfig) -> Machine:
+def _reached(settings: Settings, folder: Path, stack: ExitStack, worker_config: WorkerConfig) -> Machine:
     connection = connect(worker_config.address, settings.ssh)
+    stack.callback(connection.close)
     python = this_python(None)
     if not settings.dry_run:
         extras = [*getattr(settings.emulator, "extras", ())]

@@ -6,12 +6,15 @@ from typing import Any
 
 import torch
 from gymnasium.spaces import Box
-from rsl_rl.env import VecEnv
-from rsl_rl.runners import OnPolicyRunner
-from tensordict import TensorDict
 
 from digirl_dist.bridges.vector import EmulatorVector, RankedVector
 from digirl_dist.errors import SettingsError
+from digirl_dist.settings.extras import extra_needed
+
+with extra_needed("a runner of rsl_rl", "rsl-rl-lib", "bridges"):
+    from rsl_rl.env import VecEnv
+    from rsl_rl.runners import OnPolicyRunner
+    from tensordict import TensorDict
 
 _ENDLESS = 2**31 - 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ with extra_needed("a runner of Stable-Baselines3", "stable-baselines3", "bridges
 
 
 class Sb3VecEnv(VecEnv):  # type: ignore[misc]
-    """Hands ``reset`` and ``step`` on, and puts what a vector environment tells of ended episodes into infos."""
+    """Hands ``reset`` and ``step`` on, with seeds, options and infos; an info is that of the episode which it ends."""
 
     def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
         """Raises SettingsError for a vector environment whose next episodes begin a step later."""
@@ -27,19 +27,28 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]
         self._actions: Any = None
 
     def reset(self) -> Any:
-        seeds, self._seeds = self._seeds, [None] * self.num_envs
-        return self._envs.reset(seed=seeds)[0]
+        """Raises ValueError for options that differ between environments, which a vector environment cannot tell."""
+        seeds, (options, *others) = self._seeds, self._options
+        if any(each != options for each in others):
+            raise ValueError("set_options: the environments share one mapping, and these differ")
+        self._reset_seeds()
+        self._reset_options()
+        seen, told = self._envs.reset(seed=seeds, options=options or None)
+        self.reset_infos = [_of(told, number) for number in range(self.num_envs)]
+        return seen
 
     def step_async(self, actions: np.ndarray) -> None:
         self._actions = actions
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         seen, rewards, terminated, truncated, told = self._envs.step(self._actions)
-        infos = [
-            {"TimeLimit.truncated": bool(cut and not ends)} for ends, cut in zip(terminated, truncated, strict=True)
-        ]
-        for number in np.flatnonzero(terminated | truncated):
-            infos[number]["terminal_observation"] = told["final_obs"][number]
+        infos = []
+        for number, (ends, cut) in enumerate(zip(terminated, truncated, strict=True)):
+            info = _of(told, number)
+            if ends or cut:
+                last, final = info.pop("final_obs"), info.pop("final_info", {})
+                self.reset_infos[number], info = info, {**final, "terminal_observation": last}
+            infos.append({**info, "TimeLimit.truncated": bool(cut and not ends)})
         return seen, rewards.astype(np.float32), terminated | truncated, infos
 
     def close(self) -> None:
@@ -60,3 +69,13 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         return list(super().seed(seed))
+
+
+def _of(told: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Returns the infos of one environment. A vector environment has beside a key, but not always, who has it."""
+    masks = {f"_{key}" for key in told}
+    return {
+        key: _of(each, number) if isinstance(each, dict) else each[number]
+        for key, each in told.items()
+        if key not in masks and (f"_{key}" not in told or told[f"_{key}"][number])
+    }

@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from digirl_dist.bridges.vector import RankedVector
+from digirl_dist.settings.extras import extra_needed
 
 _ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
 
@@ -15,9 +16,9 @@ def wrapped(here: RankedVector) -> Any:
     """Wraps the environments for skrl, on this rank's device. Must be called before anything else imports skrl.
 
     On import, skrl makes a process group of NCCL, even without CUDA. So the launcher's variables are hidden from it
-    meanwhile, and its rank is set afterwards.
+    meanwhile, and its rank is set afterwards. Raises SettingsError if it is not installed.
     """
-    with patch.dict(os.environ, _ALONE):
+    with patch.dict(os.environ, _ALONE), extra_needed("a runner of skrl", "skrl", "bridges"):
         from skrl import config
         from skrl.envs.wrappers.torch import wrap_env
     ours = config.torch

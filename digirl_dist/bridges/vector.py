@@ -37,9 +37,14 @@ class EmulatorVector(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
     """
 
     def __init__(self, streams: Sequence[Stream], spec: EmulatorSpec, max_steps: int | None) -> None:
-        """Raises SettingsError for an emulator whose observations are no vectors, or whose actions are touches."""
+        """Raises SettingsError for an emulator whose observations are no mere vectors, or whose actions are touches."""
         if not spec.vector_size:
             raise SettingsError("skrl and rsl_rl get observations as vectors, and this emulator has none")
+        if spec.image_size is not None:
+            raise SettingsError(
+                "skrl and rsl_rl get observations as vectors, and this emulator has pictures, too: choose entries "
+                "without them in emulator.observe, or use digirl_dist.train"
+            )
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.num_envs = len(streams)
         self.max_steps = max_steps

@@ -176,7 +176,7 @@ class ChatServer:
     def _read(self, content: bytes, form: msgspec.json.Decoder[T], what: str) -> T:
         try:
             return form.decode(content)
-        except (ValueError, RecursionError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             told = one_line(str(error)[:200])
             raise ChatRefused(f"{self} sends no {what}; is {self._called['base_url']} right? ({told})") from None
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from PIL import Image
 
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.export.hub_schema import PICTURE, with_hub_features
+from digirl_dist.report.picture import SHOWN_FORMATS, UNREADABLE, decoded
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 
@@ -45,8 +47,8 @@ class Layout:
         for episode in episodes:
             for step in episode.steps:
                 seen = step.observation
-                size = None if seen.image is None else Image.open(io.BytesIO(seen.image)).size
-                forms.add((0 if seen.vector is None else len(seen.vector), size and (size[1], size[0])))
+                size = None if seen.image is None else _size(seen.image, episode)
+                forms.add((0 if seen.vector is None else len(seen.vector), size))
                 numbers.update(dict.fromkeys(_numbers(step.action)))
                 if isinstance(step.action, Mapping) and "type" in step.action:
                     kinds.add(str(step.action["type"]))
@@ -121,7 +123,8 @@ class Moments:
         first = episode.steps[0].observation.image
         if first is not None and self._pictures < _SAMPLED:
             self._pictures += 1
-            pixels = np.asarray(Image.open(io.BytesIO(first)).convert("RGB"), np.float64) / 255
+            with _readable(episode):
+                pixels = np.asarray(decoded(first), np.float64) / 255
             self._take(_IMAGE, pixels.reshape(-1, 3))
 
     def statistics(self) -> dict[str, Json]:
@@ -143,6 +146,22 @@ class Moments:
         ways = (np.minimum, np.maximum, np.add, np.add)
         self._sums[name] = new if old is None else [way(a, b) for way, a, b in zip(ways, old, new, strict=True)]
         self._counts[name] = self._counts.get(name, 0) + len(values)
+
+
+@contextmanager
+def _readable(episode: Trajectory) -> Iterator[None]:
+    """Raises TrajectoryError, naming the episode, in place of what Pillow raises."""
+    try:
+        yield
+    except UNREADABLE as error:
+        name = f"a screenshot of episode {episode.episode_id}"
+        raise TrajectoryError(f"{name} is no PNG or JPEG of a screen's size, or damaged") from error
+
+
+def _size(image: bytes, episode: Trajectory) -> tuple[int, int]:
+    """Returns height and width; a stranger's picture may be of any format, and only those of screenshots are opened."""
+    with _readable(episode), Image.open(io.BytesIO(image), formats=SHOWN_FORMATS) as opened:
+        return opened.height, opened.width
 
 
 def _feature(dtype: str, size: int = 1, names: list[str] | None = None) -> dict[str, Json]:

@@ -61,7 +61,9 @@ class Lines:
             self._told_at = time.monotonic()
             try:
                 if self._stream is not None and not self._is_broken:
-                    self._stream.write(f"{time.strftime('%H:%M:%S')}  {_indented(printable(text))}\n")
+                    shown = f"{time.strftime('%H:%M:%S')}  {_indented(printable(text))}\n"
+                    encoding = getattr(self._stream, "encoding", None) or "utf-8"
+                    self._stream.write(shown.encode(encoding, "replace").decode(encoding))
                     self._stream.flush()
             except BrokenPipeError:
                 self._is_broken = True

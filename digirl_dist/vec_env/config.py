@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +19,11 @@ class EpisodeCfg:
 
     seed: int
     options: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Takes NumPy's integers, too, which Gymnasium refuses as seeds. Raises TypeError for what is no integer."""
+        if self.seed is not None:
+            object.__setattr__(self, "seed", operator.index(self.seed))
 
 
 @dataclass(frozen=True)

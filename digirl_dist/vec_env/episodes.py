@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from digirl_dist.settings.paths import PathUse, refuse_unwritable
 from digirl_dist.storage import strict_json
 from digirl_dist.vec_env.config import EpisodeCfg
 from digirl_dist.vec_env.env_process import StepResult
@@ -32,9 +33,16 @@ class Episodes:
     """The queue that all environments share. Only the caller's process holds it, so its order is deterministic."""
 
     def __init__(self, episodes: Sequence[EpisodeCfg], metrics_path: str | None) -> None:
+        """Raises TypeError for what is no episode, SettingsError for a file that cannot be written."""
         self._queue = deque(enumerate(episodes))
+        for _, one in self._queue:
+            if not isinstance(one, EpisodeCfg):
+                raise TypeError(f"task_configs are EpisodeCfgs, such as EpisodeCfg(seed=0), not {one!r:.80}")
         self._running: dict[int, Running] = {}
         self._metrics = None if metrics_path is None else Path(metrics_path)
+        if self._metrics is not None:
+            refuse_unwritable("metrics_path", self._metrics, PathUse.file)
+            self._metrics.parent.mkdir(parents=True, exist_ok=True)
 
     @property
     def left(self) -> int:

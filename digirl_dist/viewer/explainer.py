@@ -32,8 +32,8 @@ class Explainer:
             self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin)
         if self._last is not None:
             self._last.cancel()
-        self._last = asked = self._pool.submit(_explain, folder, key, version)
         try:
+            self._last = asked = self._pool.submit(_explain, folder, key, version)
             return asked.result()
         except CancelledError as error:
             raise RuntimeError("another episode was asked for since") from error

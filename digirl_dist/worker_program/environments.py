@@ -60,8 +60,10 @@ def native(value: Any) -> Native:
             return {_key(key): native(entry) for key, entry in entries}
         case {"l": list() as entries}:
             return tuple(native(entry) for entry in entries)
-        case {"t": text}:
-            return str(text)
+        case {"t": str() as text}:
+            return text
+        case {"t": list() as texts}:
+            return np.array(texts, np.str_)
         case None | bool() | int() | float() | str():
             return value
     raise ValueError("a frame holds something else than numbers, texts and arrays")

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from digirl_dist import Decision, Fleet, Observation, Policy, Run
 from digirl_dist.api.training import compose, overrides
 from digirl_dist.assembly.policy import agent_settings_of, describe_policy
 from digirl_dist.child_process import environment
+from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator import Actions, BoxActions, DeviceActions, DiscreteActions, EmulatorSpec, ProductActions
 from digirl_dist.errors import (
     AgentError,
@@ -329,6 +331,37 @@ def test_a_fleet_refuses_what_is_wrong_before_it_connects() -> None:
             fleet.collect("runs/demo")  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="this fleet is closed"):
         fleet.collect(nobody)
+
+
+def test_a_fleet_leaves_a_training_run_as_it_is(folder: Path, tmp_path: Path) -> None:
+    before = (folder / "config.yaml").read_bytes(), Run(folder).checkpoints()
+    with pytest.raises(SettingsError, match="that is a training run, .* name a new folder"):
+        Fleet.inline(save_path=folder)
+    assert ((folder / "config.yaml").read_bytes(), Run(folder).checkpoints()) == before
+    own = tmp_path / "own"
+    own.mkdir()
+    for _ in range(2):  # a later fleet may use the folder again
+        Fleet.inline(save_path=own).close()
+        (own / "config.yaml").write_text("task_mode: evaluate")
+
+
+def test_a_policy_that_has_learned_since_is_another_one_to_a_fleet(folder: Path, tmp_path: Path) -> None:
+    policy = Run(folder).policy()
+    with Fleet.inline(save_path=tmp_path / "own") as fleet:
+        assert [fleet._checkpoint(policy).iteration for _ in range(2)] == [0, 0]
+        with torch.no_grad():
+            next(iter(policy.agent.parameters())).add_(1)  # type: ignore[attr-defined]
+        learned = fleet._checkpoint(policy)
+        assert learned.iteration == 1
+        assert torch.equal(learned.state()["_saliency"], policy.agent.state_dict()["_saliency"])
+        assert Policy.load(learned).settings == policy.settings, "it tells its agent"
+        settings, spec = agent_settings_of(learned)
+        with pytest.raises(SettingsError, match="this fleet runs another agent"):
+            fleet._checkpoint(Policy(replace(settings, width=16).build(spec)))  # type: ignore[call-arg]
+        Store(fleet._folder / "trajectories").append(CollectionResult(0, [episode(0, 0, True)]))
+    (tmp_path / "own" / "config.yaml").write_text(configuration.to_yaml(fleet._settings))
+    explanation = Run(tmp_path / "own").explain("t0.0")
+    assert explanation.probabilities and explanation.no_outcomes == "a fleet learns nothing"
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

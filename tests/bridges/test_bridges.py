@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 from rank_launch import example, launch_together, torchrun
 
-from digirl_dist.bridges.vector import ranked_vector
+from digirl_dist.bridges.vector import EmulatorVector, ranked_vector
+from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import SettingsError
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 CORRIDOR = ["emulator.id=null", "emulator.entry_point=examples.corridor:Corridor", "bsize=3", "seed=7"]
 
 
@@ -42,6 +47,11 @@ def test_what_is_met_follows_from_the_seed() -> None:
     assert any((a != b).any() for a, b in zip(one, other, strict=True))
 
 
+def test_pictures_beside_vectors_are_not_left_out_without_a_word() -> None:
+    with pytest.raises(SettingsError, match=r"has pictures, too: .*emulator\.observe"):
+        EmulatorVector([], EmulatorSpec(DiscreteActions(2), vector_size=2, image_size=(8, 8)), None)
+
+
 @pytest.mark.component
 def test_what_a_vector_cannot_say_is_refused() -> None:
     with pytest.raises(SettingsError, match="as vectors"), ranked_vector(["emulator=phone"], config_name="host"):
@@ -51,6 +61,27 @@ def test_what_a_vector_cannot_say_is_refused() -> None:
 
     with ranked_vector(CORRIDOR) as here, pytest.raises(SettingsError, match="discrete"):
         RslRlVecEnv(here.envs, "cpu", {})
+
+
+@pytest.mark.parametrize(("bridge", "library"), [("skrl", "skrl"), ("rsl_rl", "rsl_rl"), ("sb3", "stable_baselines3")])
+def test_a_library_that_is_missing_is_named_with_its_extra(
+    bridge: str, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    for name in [name for name in sys.modules if name.startswith((f"{library}.", f"digirl_dist.bridges.{bridge}"))]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(SettingsError, match=r"pip install 'digirl_dist\[bridges\]'"):
+        importlib.import_module(f"digirl_dist.bridges.{bridge}").wrapped(None)
+
+
+@pytest.mark.parametrize(
+    ("package", "fits", "lacks"),
+    [("gymnasium", "1.1.0", "1.0.0"), ("msgspec", "0.18.6", "0.18.0"), ("huggingface_hub", "0.34.0", "0.33.5")],
+)
+def test_no_version_is_allowed_that_lacks_what_is_used(package: str, fits: str, lacks: str) -> None:
+    """AutoresetMode for the bridges, frozen dataclasses with lists for evaluation jobs, the command ``hf``."""
+    [wanted] = re.findall(rf'"({package}[^"]*)"', (ROOT / "setup.py").read_text())
+    assert fits in Requirement(wanted).specifier and lacks not in Requirement(wanted).specifier
 
 
 @pytest.mark.system

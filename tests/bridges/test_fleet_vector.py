@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from process_watch import descendants_with, eventually
 
+from digirl_dist.bridges import remote
 from digirl_dist.bridges.fleet_vector import FleetVectorEnv, fleet_vector_env
 from digirl_dist.errors import SettingsError, WorkerError
 from digirl_dist.settings import LimitSettings
+from digirl_dist.ssh.connect import connect
 from digirl_dist.worker_program.environments import Hosted, native, plain, write_frame
 
 CARTPOLE = ["dry_run=true", "emulator=gymnasium", "emulator.id=CartPole-v1"]
@@ -41,6 +44,11 @@ def test_what_travels_comes_as_it_was(thing: Any) -> None:
 
 def test_a_scalar_can_be_looked_up_as_in_gymnasiums_own_vector_environments() -> None:
     assert {2: "right"}[native(plain(np.int64(2)))] == "right"
+
+
+def test_texts_travel_alone_and_in_arrays() -> None:
+    assert native(plain(np.str_("left"))) == "left"
+    np.testing.assert_array_equal(native(plain(np.array([["a", "b"]]))), np.array([["a", "b"]]))
 
 
 def test_infos_that_cannot_travel_are_left_out() -> None:
@@ -72,7 +80,9 @@ def test_a_space_that_cannot_be_is_named_with_environment_and_key(seen: Any, act
         FleetVectorEnv(Odd, 2, [], LimitSettings())
 
 
-@pytest.mark.parametrize("wrong", [{"a": ["O", [1], b"x"]}, {"a": ["f4", [9], b"x"]}, {"x": 1}, {"a": 3}, b"x"])
+@pytest.mark.parametrize(
+    "wrong", [{"a": ["O", [1], b"x"]}, {"a": ["f4", [9], b"x"]}, {"x": 1}, {"a": 3}, {"t": 3}, b"x"]
+)
 def test_what_is_no_number_text_or_array_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
         native(wrong)
@@ -134,10 +144,10 @@ class Told(gymnasium.Env[Any, Any]):
 class Here:
     """A worker in this process, which may end; what it is told and answers goes through frames."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, make: Any = Told) -> None:
         self.name, self.is_lost = name, False
         self.envs: list[int] = []
-        self._hosted = Hosted(Told)
+        self._hosted = Hosted(make)
 
     def send(self, what: str, arguments: list[Any]) -> None:
         if self.is_lost:
@@ -200,6 +210,67 @@ def test_what_does_not_fit_the_environments_is_refused_before_any_is_asked() -> 
 def test_other_emulators_are_refused() -> None:
     with pytest.raises(SettingsError, match="has emulator=gymnasium, not phone"), fleet_vector_env(2, ["dry_run=true"]):
         pass
+
+
+class Won(gymnasium.Env[Any, Any]):
+    """Ends in success after two steps; infos tell how far it is."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._steps = 0
+        return np.zeros(2, np.float32), {"level": (options or {}).get("level", 0)}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        won = self._steps == 2
+        return np.ones(2, np.float32), 1.0, won, False, {"is_success": won, "deep": {"steps": self._steps}}
+
+
+def test_sb3_gets_the_infos_and_options_that_it_gets_from_environments_in_its_own_process() -> None:
+    vec_env = pytest.importorskip("stable_baselines3.common.vec_env")
+    from digirl_dist.bridges.sb3 import Sb3VecEnv
+
+    lost = Here("b", Won)
+    ours = Sb3VecEnv(FleetVectorEnv(Won, 2, [Here("a", Won), lost], LimitSettings()))  # type: ignore[list-item]
+    told = []
+    for envs in (ours, vec_env.DummyVecEnv([Won, Won])):
+        envs.set_options({"level": 3})
+        envs.reset()
+        told.append([list(envs.reset_infos)])
+        for _ in range(2):
+            envs.step_async(np.zeros(2, int))
+            told[-1].append(envs.step_wait()[3])
+        told[-1].append(envs.reset_infos)
+    assert lists(told[0]) == lists(told[1])
+    assert lists(told[0][0]) == [{"level": 3}] * 2 and told[0][2][0]["is_success"]
+    lost.is_lost = True
+    ours.step_async(np.zeros(2, int))
+    _, _, ended, infos = ours.step_wait()
+    assert ended.tolist() == [False, True] and "its link was lost" in infos[1]["lost"]
+    ours.set_options([{"level": 1}, {"level": 2}])
+    with pytest.raises(ValueError, match="share one mapping"):
+        ours.reset()
+
+
+@pytest.mark.system
+def test_workers_that_were_reached_are_left_where_another_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, lock = [], threading.Lock()
+
+    def first_alone(address: Any, ssh: Any) -> Any:
+        with lock:
+            if told:
+                raise WorkerError("localhost-1", "it cannot be reached")
+            told.append("reached")
+            link = connect(address, ssh)
+        close = link.close
+        monkeypatch.setattr(link, "close", lambda: (told.append("left"), close()))
+        return link
+
+    monkeypatch.setattr(remote, "connect", first_alone)
+    with pytest.raises(WorkerError, match="it cannot be reached"), fleet_vector_env(2, CARTPOLE):
+        pass
+    assert told == ["reached", "left"]
 
 
 @pytest.mark.system

@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from digirl_dist.bridges.openenv import SshProvider, openenv_fleet
-from digirl_dist.errors import SettingsError
+from digirl_dist.errors import SettingsError, WorkerError
 
 pytestmark = pytest.mark.system
 
@@ -94,6 +94,14 @@ def test_a_message_that_kills_every_server_ends_in_an_error_and_a_reset_begins_a
         assert len(set(again)) > 1, "each reset has a seed of its own"
         socket.send("[" * 9999)
         assert json.loads(socket.recv(60))["type"] == "error", "an absurd message costs no more than its episode"
+
+
+def test_a_fleet_whose_last_worker_is_lost_before_its_first_server_says_why() -> None:
+    with openenv_fleet([*FLEET, "dry_run_workers=1"]) as fleet:
+        ssh_server("localhost-0").send_signal(signal.SIGKILL)
+        eventually(lambda: not fleet._machines[0].connection.answers(), 60, "the loss of the link")
+        with pytest.raises(WorkerError, match="no worker is left: .*localhost-0"):
+            client(fleet.provider()).__enter__()
 
 
 def test_other_emulators_are_refused() -> None:

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,9 @@ def picture(shade: int, size: tuple[int, int] = (20, 30)) -> bytes:
     return encoded(Image.new("RGB", size, (shade, 0, 255 - shade)))
 
 
-def encoded(image: Image.Image) -> bytes:
+def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
     content = io.BytesIO()
-    image.save(content, "PNG", compress_level=1)
+    image.save(content, kind, compress_level=1)
     return content.getvalue()
 
 
@@ -72,6 +73,13 @@ def episode(
     ]
     asked = Ticket(iteration, ticket, Task(text, f"{text} {ticket}"), 7, iteration)
     return Trajectory(asked, f"{iteration}-{ticket}", "10.0.0.7", 0, steps, seen[-1], ticket == 1)
+
+
+def showing(image: bytes) -> Trajectory:
+    """An episode whose every step shows this picture."""
+    one = episode(0, 0)
+    steps = [replace(step, observation=replace(step.observation, image=image)) for step in one.steps]
+    return replace(one, steps=steps)
 
 
 def run_with(folder: Path, *iterations: Iterable[Trajectory]) -> Path:
@@ -191,6 +199,8 @@ def test_lerobot_has_the_files_and_columns_of_version_3(run: Path, tmp_path: Pat
     [
         ([episode(0, 0), episode(0, 1, size=40)], r"all frames alike.*\(30, 20\).*\(40, 20\)"),
         ([episode(0, 0, ["left", "right"])], "the actions have no numbers"),
+        ([showing(encoded(Image.new("P", (20, 30)), "GIF"))], "of episode 0-0 is no PNG or JPEG of a screen"),
+        ([showing(picture(0)[:40])], "of episode 0-0 is no PNG or JPEG of a screen"),
     ],
 )
 def test_what_lerobot_cannot_hold_is_refused_and_leaves_nothing(

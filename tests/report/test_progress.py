@@ -183,6 +183,13 @@ def test_a_file_gets_lines_with_the_time_of_day_and_no_escapes() -> None:
     assert second[10:] == "two" and third.startswith(" " * 10 + "lines a\\x1b") and "\x1b" not in file.getvalue()
 
 
+def test_a_sign_that_the_encoding_lacks_costs_no_more_than_itself() -> None:
+    written = io.BytesIO()
+    file = io.TextIOWrapper(written, encoding="latin-1")
+    Lines(file).line("success 0.10 → 0.90 für")
+    assert written.getvalue()[10:] == "success 0.10 ? 0.90 für\n".encode("latin-1")
+
+
 def test_a_reader_that_is_gone_ends_the_run_at_the_next_iteration_and_no_thread() -> None:
     class Gone(io.StringIO):
         def write(self, text: str) -> int:

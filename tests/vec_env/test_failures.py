@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ray_test_cluster import shared_cluster
 
-from digirl_dist.errors import EmulatorError
+from digirl_dist.errors import EmulatorError, SettingsError
 from digirl_dist.vec_env import (
     EpisodeCfg,
     EpisodeFailedError,
@@ -163,6 +163,27 @@ def test_a_reset_tells_which_episode_runs_where() -> None:
         _, infos = env.reset([np.int64(1), np.int64(0)])
         assert [(info["episode_index"], info["task_config"]) for info in infos] == [(0, tasks[0]), (1, tasks[1])]
         assert env.active_task_configs == {1: tasks[0], 0: tasks[1]} and env.episodes_left == 1
+
+
+def test_what_cannot_be_counted_later_is_refused_before_any_environment_starts(tmp_path: Path) -> None:
+    def never() -> Any:
+        raise AssertionError("an environment was made")
+
+    with pytest.raises(TypeError, match=r"such as EpisodeCfg\(seed=0\), not 3"):
+        VecEnv(VecEnvConfig(never, 1, [EpisodeCfg(0), 3]))  # type: ignore[list-item]
+    with pytest.raises(TypeError):
+        EpisodeCfg("a")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="metrics_path=.* is a folder"):
+        VecEnv(VecEnvConfig(never, 1, [EpisodeCfg(0)], str(tmp_path)))
+
+
+def test_seeds_of_numpy_and_a_folder_that_is_not_there_yet_are_fine(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "metrics.jsonl"
+    tasks = [EpisodeCfg(seed, {"length": 1}) for seed in np.arange(2)]
+    with VecEnv(VecEnvConfig(Fragile, 2, tasks, str(path))) as env:
+        env.reset()
+        env.step([0, 0])
+    assert [json.loads(line)["seed"] for line in path.read_text().splitlines()] == [0, 1]
 
 
 @pytest.mark.system

@@ -162,6 +162,17 @@ def test_the_keyboard_leads_through_steps_and_episodes(browser: Browser) -> None
     browser.wait("!document.querySelector('dialog').open")
 
 
+def test_the_skip_link_stays_in_the_view_and_a_step_that_is_chosen_keeps_the_focus(browser: Browser) -> None:
+    browser.go("#/episode/seed-0/t3.1")
+    browser.says("Step 0")
+    browser.page.run("document.querySelector('.skip').click()")
+    browser.wait("document.activeElement.id === 'main'")
+    assert browser.page.run("return location.hash") == "#/episode/seed-0/t3.1"
+    browser.page.run("const frame = document.querySelectorAll('.frame')[2]; frame.focus(); frame.click()")
+    browser.says("Step 2")
+    assert browser.page.run("return document.activeElement.getAttribute('aria-current')") == "step"
+
+
 def test_an_episode_that_the_list_lacks_has_neighbours_too(browser: Browser) -> None:
     browser.go("#/episodes?run=seed-0&iteration_from=3&iteration_to=3")
     browser.says("6 of 30")

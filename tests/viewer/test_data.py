@@ -18,6 +18,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from process_watch import eventually
 from small_run import append, episode, make_run
 from starlette.testclient import TestClient
 
@@ -163,6 +164,21 @@ input()"""
         process = psutil.Process(int(server.stdout.readline()))
         server.kill()
     process.wait(120)
+
+
+def test_explanations_that_have_lost_their_process_get_another_one(tmp_path: Path) -> None:
+    explainer = Explainer()
+    with pytest.raises(RunFolderError, match="no config"):
+        explainer.explain(tmp_path, "t0.0", None)
+    pool = explainer._pool
+    assert pool is not None
+    next(iter(pool._processes.values())).kill()  # while nobody asks
+    eventually(lambda: bool(pool._broken), what="the pool's notice of its loss")
+    with pytest.raises(RuntimeError, match="has died; is there too little memory"):
+        explainer.explain(tmp_path, "t0.0", None)
+    with pytest.raises(RunFolderError, match="no config"):
+        explainer.explain(tmp_path, "t0.0", None)
+    explainer.close()
 
 
 @pytest.mark.parametrize("image", [None, b"", b"<svg onload='alert(1)'/>", b"<html><script>", b"GIF89a" + bytes(40)])

@@ -129,6 +129,10 @@ async function start() {
   });
 }
 
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // its address would lead to another view
+  main.focus();
+});
 window.addEventListener("hashchange", draw);
 window.addEventListener("keydown", pressed);
 start().catch((error) => show(main, el("p", { class: "note" }, error.message)));

@@ -217,9 +217,11 @@ class View {
       return el("button", { type: "button", class: "frame", "aria-label": label, "aria-current": place === this.step ? "step" : null, on: { click: () => this.go(place) } }, shown, el("span", { class: "soft" }, step ? `${place} ${step.caption}` : "end"), mark);
     });
     const left = this.film.scrollLeft;
+    const now = frames[this.step];
+    const focused = this.film.contains(document.activeElement);
     show(this.film, frames);
     this.film.scrollLeft = left;
-    const now = frames[this.step];
+    if (focused) now.focus({ preventScroll: true });
     if (now) this.film.scrollLeft = Math.max(0, now.offsetLeft - this.film.clientWidth / 2);
   }
 
