@@ -221,7 +221,7 @@ class View {
     const focused = this.film.contains(document.activeElement);
     show(this.film, frames);
     this.film.scrollLeft = left;
-    if (focused) now.focus({ preventScroll: true });
+    if (focused) now?.focus({ preventScroll: true });
     if (now) this.film.scrollLeft = Math.max(0, now.offsetLeft - this.film.clientWidth / 2);
   }
 
