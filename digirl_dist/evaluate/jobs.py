@@ -18,6 +18,14 @@ from digirl_dist.settings.safe_yaml import read_yaml
 from digirl_dist.storage.digest import digest
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
+_INSTEAD = {
+    "save_path": "the job's own save_path",
+    "seed": "the job's own seed",
+    "rollout_size": "the job's num_episodes",
+    "eval_iterations": "the job's num_episodes",
+    "trainer.device": "the list's device",
+}
+"""Settings of runs that a job has elsewhere, and what has their meaning there."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,10 @@ def _job(entry: Any, where: str) -> EvalJob:
     counts = [count for count in (job.num_episodes, job.num_steps) if count is not None]
     if len(counts) != 1 or counts[0] < 1:
         raise EvalJobsError(f"{where} needs exactly one of num_episodes and num_steps, at least 1")
+    for override in job.overrides:
+        key = override.lstrip("+").partition("=")[0]
+        if key in _INSTEAD:
+            raise EvalJobsError(f"{where} has {override!r:.200} in its overrides: {_INSTEAD[key]} says that")
     return job
 
 

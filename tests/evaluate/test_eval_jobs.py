@@ -257,6 +257,8 @@ def test_d8_a_job_that_is_done_is_not_run_again_and_another_of_its_name_is_refus
         ({"num_episode": 3}, "unknown key 'num_episode'"),
         ({"num_episodes": "3"}, "got `str` - at `[$].num_episodes`"),
         ({"num_episodes": 1, "name": "../x"}, "can be a file's"),
+        ({"num_episodes": 1, "overrides": ["bsize=1", "save_path=runs/mine"]}, "the job's own save_path says that"),
+        ({"num_episodes": 1, "overrides": ["seed=3"]}, "has 'seed=3' in its overrides: the job's own seed"),
     ],
 )
 def test_d8_wrong_jobs_are_refused_by_name_and_key(tmp_path: Path, wrong: dict[str, Any], said: str) -> None:
