@@ -233,6 +233,13 @@ def _refuse_start(settings: Settings) -> None:
 
 def _refuse_on_ranks(settings: Settings) -> None:
     """What only a host can do."""
+    if only_measures(settings):
+        raise SettingsError("ranks with emulators train and no more: measure and collect with run.py, or by eval-jobs")
+    if settings.success is not Success.environment:
+        verdicts = f"success={settings.success.value}"
+        raise SettingsError(f"ranks with emulators learn from the emulator's own verdicts; use run.py for {verdicts}")
+    if isinstance(settings.trainer, TorchrunSettings):
+        raise SettingsError("trainer=torchrun is for run.py; leave it out, and start ranks with emulators by torchrun")
     if settings.train_mode is not TrainMode.online:
         raise SettingsError(f"ranks with emulators learn online alone; use run.py for {settings.train_mode.value}")
     if isinstance(settings.engine, OpenAIEngineSettings):

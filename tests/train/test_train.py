@@ -194,8 +194,15 @@ def test_b10_launches_that_cannot_work_are_refused_with_the_fix(capsys: pytest.C
         check_launch(distributed=False, rank=Rank(0, 2, 0, 2))
     assert main(["--distributed"]) == 2
     assert "torchrun --nproc_per_node=N" in capsys.readouterr().err
-    assert main(["train_mode=offline"]) == 2
-    assert "use run.py for offline" in capsys.readouterr().err
+    for word, said in (
+        ("train_mode=offline", "use run.py for offline"),
+        ("success=judge", "the emulator's own verdicts; use run.py for success=judge"),
+        ("task_mode=evaluate", "measure and collect with run.py"),
+        ("parallel=worker", "measure and collect with run.py"),
+        ("trainer=torchrun", "start ranks with emulators by torchrun"),
+    ):
+        assert main([word]) == 2
+        assert said in capsys.readouterr().err
     if not torch.cuda.is_available():
         assert main(["trainer.device=cuda"]) == 2
         assert "no CUDA device is visible; use cpu" in capsys.readouterr().err
