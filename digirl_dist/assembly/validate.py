@@ -66,7 +66,7 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None, command:
     """
     refuse_out_of_range(settings)
     refuse_bad_paths(settings, emulators_here=settings.parallel is not Parallel.host or settings.dry_run)
-    _refuse_unread_labels(settings)
+    _refuse_unread(settings)
     match command:
         case Command.run:
             _refuse_launch(settings, rank)
@@ -178,10 +178,21 @@ def _refuse_modes(settings: Settings) -> None:
         raise SettingsError(f"rollout_size={settings.rollout_size} is no multiple of {key}={size}")
 
 
-def _refuse_unread_labels(settings: Settings) -> None:
+def _refuse_unread(settings: Settings) -> None:
+    """What nothing reads as the others are, so that the run would be another one than was meant."""
     if getattr(settings.emulator, "labels", False) and not getattr(settings.agent, "labels", False):
         how = "needs agent.labels=true" if settings.agent.name == "device" else "is for agent=device"
         raise SettingsError(f"emulator.labels=true {how}: nothing else reads the names of what is on the screen")
+    if settings.offline.data and settings.train_mode is TrainMode.online and not only_measures(settings):
+        raise SettingsError(
+            "offline.data is not read with train_mode=online: add train_mode=offline or train_mode=offline_to_online, "
+            "or leave it out (offline.data=[])"
+        )
+    if settings.predicate is not None and settings.success is not Success.predicate:
+        raise SettingsError(
+            f"predicate={settings.predicate} is not asked with success={settings.success.value}: add "
+            "success=predicate, or leave it out (predicate=null)"
+        )
 
 
 def _refuse_collection(settings: Settings) -> None:

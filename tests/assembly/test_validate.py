@@ -204,6 +204,8 @@ def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
     ("others", "said"),
     [
         ({"train_mode": TrainMode.offline}, "needs offline.data"),
+        ({"offline": OfflineSettings(["."])}, "offline.data is not read with train_mode=online"),
+        ({"predicate": "my_file:is_done"}, "predicate=my_file:is_done is not asked with success=environment"),
         (
             {
                 "train_mode": TrainMode.offline,
