@@ -104,6 +104,12 @@ def late(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
     }
 
 
+def measured(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
+    """Returns the figures of a measurement's episodes: all but ``late``, as nothing learns from them."""
+    found = results(iteration, trajectories)
+    return {name: figure for name, figure in found.items() if name not in late(iteration, ())}
+
+
 def confidence(trajectories: Sequence[Trajectory]) -> Figures:
     """Returns the 95 % confidence bounds of the success rate (Wilson's score interval)."""
     low, high = wilson(sum(trajectory.success for trajectory in trajectories), len(trajectories))

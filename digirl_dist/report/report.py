@@ -10,7 +10,16 @@ from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import TrainingError
 from digirl_dist.report.experiment_log import ExperimentLog
 from digirl_dist.report.media import Media
-from digirl_dist.report.metrics import Figures, Metrics, collection, confidence, measured_version, overhead_s, results
+from digirl_dist.report.metrics import (
+    Figures,
+    Metrics,
+    collection,
+    confidence,
+    measured,
+    measured_version,
+    overhead_s,
+    results,
+)
 from digirl_dist.report.page import write_page
 from digirl_dist.report.progress import Progress
 from digirl_dist.storage.checkpoint import Checkpoint
@@ -66,7 +75,7 @@ class Report:
         for iteration in range(checkpoint.iteration):
             if iteration not in known:
                 episodes = store.read(iteration) if store.has(Round(iteration)) else ()
-                self._metrics.append(self._results(iteration, episodes))
+                self._metrics.append(self._with_success(results(iteration, episodes), episodes))
         self._events.emit("run_started", iteration=checkpoint.iteration)
         self._progress.begin(checkpoint.iteration, iterations)
         self._begin_log(checkpoint.iteration, iterations)
@@ -78,7 +87,7 @@ class Report:
 
     def iteration(self, result: CollectionResult, update: Update) -> None:
         figures: Figures = {
-            **self._results(result.iteration, result.trajectories),
+            **self._with_success(results(result.iteration, result.trajectories), result.trajectories),
             **collection(result),
             "update_s": round(update.learned_at - update.started_at, 4),
             "overhead_s": overhead_s(result, self._before, self._measured_s),
@@ -103,12 +112,13 @@ class Report:
         """Reports a measurement of ``checkpoint`` in ``evaluation.jsonl``; returns the rate, or the mean reward."""
         figures = {
             "checkpoint": checkpoint.iteration,
-            **self._results(result.iteration, result.trajectories),
+            **self._with_success(measured(result.iteration, result.trajectories), result.trajectories),
             "purpose": result.purpose,
             **(confidence(result.trajectories) if self._tells_success else {}),
         }
         self._measured_s += result.ended_at - result.started_at
-        if not any({**line, "time": figures["time"]} == figures for line in self._evaluations.lines):
+        compared = figures.keys() - {"time"}
+        if not any(all(line.get(key) == figures[key] for key in compared) for line in self._evaluations.lines):
             self._evaluations.append(figures)  # else its episodes were stored before
         self._media.add(result.trajectories)
         self._begin_log(None, 0)
@@ -141,9 +151,8 @@ class Report:
         )
         self._events.emit("run_ended", iterations=len(self._metrics.iterations))
 
-    def _results(self, iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
-        """Returns the figures of episodes; success is null where it means nothing."""
-        figures = results(iteration, trajectories)
+    def _with_success(self, figures: Figures, trajectories: Sequence[Trajectory]) -> Figures:
+        """Returns the figures of the episodes; success is null where it means nothing."""
         self._outcomes.update(trajectory.success for trajectory in trajectories)
         self._tells_success = self._tells_success or len(self._outcomes) == 2
         return figures if self._tells_success else {**figures, "success_rate": None, "success_by_task": {}}

@@ -1,0 +1,59 @@
+"""What is reported of rounds: in ``metrics.jsonl`` and ``evaluation.jsonl``, and to people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from run_files import lines
+
+from digirl_dist.collection import CollectionResult
+from digirl_dist.report.experiment_log import ExperimentLog
+from digirl_dist.report.loggers import LoggedRun
+from digirl_dist.report.media import Media
+from digirl_dist.report.output import Lines
+from digirl_dist.report.progress import Progress
+from digirl_dist.report.report import Report
+from digirl_dist.storage import strict_json
+from digirl_dist.storage.checkpoint import Checkpoint
+from digirl_dist.storage.disk_full import FailFast
+from digirl_dist.storage.events import Events
+from digirl_dist.storage.run_folder import RunFolder
+from digirl_dist.storage.status import Status
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trajectory import Observation, Step, Trajectory
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[RunFolder]:
+    with RunFolder(tmp_path / "run", "") as found:
+        yield found
+
+
+def report_of(folder: RunFolder) -> Report:
+    events, progress = Events(folder.events), Progress(Status(), Lines(None))
+    log = ExperimentLog((), LoggedRun(folder.run_id, "run", str(folder.root), "p", {}), lambda name, reason: None)
+    return Report(folder, events, progress, log, Media(folder.media, "none", events), FailFast())
+
+
+def episodes(version: int, successes: Sequence[bool]) -> list[Trajectory]:
+    steps = [Step(Observation(), 0, -0.5, 1.0, True, False)]
+    return [
+        Trajectory(Ticket(0, index, Task("a"), 0, version), "e", "w", 0, steps, Observation(), success)
+        for index, success in enumerate(successes)
+    ]
+
+
+def test_a_measurement_has_no_figures_of_policies_that_lag_behind(folder: RunFolder) -> None:
+    """Its rounds count from 0 on, whichever checkpoint they measure."""
+    result, checkpoint = CollectionResult(0, episodes(14, [True, False])), Checkpoint(Path(), 14, {})
+    for _ in range(2):
+        report_of(folder).evaluation(result, checkpoint)
+    (line,) = lines(folder.evaluations)
+    assert (line["checkpoint"], line["policy_version"], line["success_rate"]) == (14, 14, 0.5)
+    assert not [name for name in line if name.startswith(("staleness", "carried", "in_time"))]
+    of_an_earlier_version = {**line, "staleness_mean": -14.0}
+    folder.evaluations.write_text(strict_json.dumps(of_an_earlier_version) + "\n")
+    report_of(folder).evaluation(result, checkpoint)
+    assert lines(folder.evaluations) == [of_an_earlier_version], "the same measurement has one line"
