@@ -90,6 +90,23 @@ def results(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
     }
 
 
+class Outcomes:
+    """Knows whether success means anything: if ``told`` of it, or once there were both successes and failures.
+
+    ``lines`` are the figures so far, of a run that is continued.
+    """
+
+    def __init__(self, told: bool, lines: Sequence[Figures] = ()) -> None:
+        self.mean_something = told or any(line.get("success_rate") is not None for line in lines)
+        self._seen: set[bool] = set()
+
+    def checked(self, figures: Figures, trajectories: Sequence[Trajectory]) -> Figures:
+        """Returns the figures of these episodes; success is null where it means nothing."""
+        self._seen.update(trajectory.success for trajectory in trajectories)
+        self.mean_something = self.mean_something or len(self._seen) == 2
+        return figures if self.mean_something else {**figures, "success_rate": None, "success_by_task": {}}
+
+
 def late(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
     """Returns how many updates the policies lagged behind, and the lengths of episodes carried in and in time."""
     staleness = [float(iteration - trajectory.ticket.policy_version) for trajectory in trajectories]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 
 from digirl_dist.collection import CollectionResult
@@ -13,6 +12,7 @@ from digirl_dist.report.media import Media
 from digirl_dist.report.metrics import (
     Figures,
     Metrics,
+    Outcomes,
     collection,
     confidence,
     measured,
@@ -29,7 +29,6 @@ from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Round
 from digirl_dist.trainer import Update
-from digirl_dist.trajectory import Trajectory
 
 _PAGE_EVERY_S = 30.0
 _PAGE_PAUSE = 50.0
@@ -60,8 +59,7 @@ class Report:
         self._evaluations = Metrics(folder.evaluations, write_policy)
         self._log = log
         self._logs = False
-        self._tells_success = tells_success or any(line.get("success_rate") is not None for line in self._metrics.lines)
-        self._outcomes: set[bool] = set()
+        self._outcomes = Outcomes(tells_success, self._metrics.lines)
         self._before: Update | None = None
         self._measured_s = 0.0
         """What evaluations have taken since then."""
@@ -75,7 +73,7 @@ class Report:
         for iteration in range(checkpoint.iteration):
             if iteration not in known:
                 episodes = store.read(iteration) if store.has(Round(iteration)) else ()
-                self._metrics.append(self._with_success(results(iteration, episodes), episodes))
+                self._metrics.append(self._outcomes.checked(results(iteration, episodes), episodes))
         self._events.emit("run_started", iteration=checkpoint.iteration)
         self._progress.begin(checkpoint.iteration, iterations)
         self._begin_log(checkpoint.iteration, iterations)
@@ -87,7 +85,7 @@ class Report:
 
     def iteration(self, result: CollectionResult, update: Update) -> None:
         figures: Figures = {
-            **self._with_success(results(result.iteration, result.trajectories), result.trajectories),
+            **self._outcomes.checked(results(result.iteration, result.trajectories), result.trajectories),
             **collection(result),
             "update_s": round(update.learned_at - update.started_at, 4),
             "overhead_s": overhead_s(result, self._before, self._measured_s),
@@ -112,9 +110,9 @@ class Report:
         """Reports a measurement of ``checkpoint`` in ``evaluation.jsonl``; returns the rate, or the mean reward."""
         figures = {
             "checkpoint": checkpoint.iteration,
-            **self._with_success(measured(result.iteration, result.trajectories), result.trajectories),
+            **self._outcomes.checked(measured(result.iteration, result.trajectories), result.trajectories),
             "purpose": result.purpose,
-            **(confidence(result.trajectories) if self._tells_success else {}),
+            **(confidence(result.trajectories) if self._outcomes.mean_something else {}),
         }
         self._measured_s += result.ended_at - result.started_at
         compared = figures.keys() - {"time"}
@@ -150,12 +148,6 @@ class Report:
             f"run folder {self._folder.root}" + (f", report {report}" if report.exists() else ""), "bold"
         )
         self._events.emit("run_ended", iterations=len(self._metrics.iterations))
-
-    def _with_success(self, figures: Figures, trajectories: Sequence[Trajectory]) -> Figures:
-        """Returns the figures of the episodes; success is null where it means nothing."""
-        self._outcomes.update(trajectory.success for trajectory in trajectories)
-        self._tells_success = self._tells_success or len(self._outcomes) == 2
-        return figures if self._tells_success else {**figures, "success_rate": None, "success_by_task": {}}
 
     def _write_page(self) -> None:
         started = time.monotonic()

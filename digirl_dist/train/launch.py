@@ -22,6 +22,7 @@ from digirl_dist.assembly.parts import (
     record_start,
     run_root,
     starting,
+    tells_success,
 )
 from digirl_dist.assembly.policy import describe_policy
 from digirl_dist.emulator.plugins import Device
@@ -135,7 +136,7 @@ def _rank_zero_reporter(
     context: RankContext, folder: RunFolder, learner: RankLearner, state: ResumedState, stack: ExitStack
 ) -> Reporter:
     from digirl_dist.assembly.run import experiment_log
-    from digirl_dist.report.metrics import Metrics
+    from digirl_dist.report.metrics import Metrics, Outcomes
     from digirl_dist.train.reporter import RankZeroReporter, StreamEvaluator
 
     settings, own = context.settings, context.settings.distributed
@@ -154,6 +155,7 @@ def _rank_zero_reporter(
         checkpoints=checkpoints_of(folder, settings, describe_policy(settings, context.emulator.spec)),
         metrics=metrics,
         log=log,
+        outcomes=Outcomes(tells_success(settings), metrics.lines),
         say=partial(print, flush=True),
         steps=own.steps * context.bsize * context.rank.world_size,
         global_step=state.global_step,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from digirl_dist.collection import CollectionResult
-from digirl_dist.report.metrics import Metrics, measured_version, overhead_s, results
+from digirl_dist.report.metrics import Metrics, Outcomes, measured_version, overhead_s, results
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trainer import Update
@@ -31,6 +31,16 @@ def test_the_entropy_is_estimated_from_the_steps_and_success_counted_by_task() -
     assert found["entropy"] == pytest.approx(-(probabilities * np.log(probabilities)).sum())
     assert found["success_by_task"] == {"a": [1, 2], "b": [0, 1]}
     assert results(0, [episode("a", True, [math.nan])])["entropy"] is None
+
+
+def test_success_that_nobody_tells_is_reported_once_it_tells_episodes_apart() -> None:
+    alike, other = [episode("a", True, []), episode("b", True, [])], [episode("a", False, [])]
+    outcomes, rates = Outcomes(told=False), []
+    for each in (alike, other, alike):
+        rates.append(outcomes.checked(results(0, each), each)["success_rate"])
+    assert rates == [None, 0.0, 1.0]
+    assert Outcomes(told=True).checked(results(0, alike), alike)["success_rate"] == 1.0
+    assert Outcomes(told=False, lines=[{"success_rate": 0.5}]).mean_something
 
 
 @pytest.mark.parametrize(

@@ -281,6 +281,16 @@ def test_b12_two_ranks_learn_and_one_needs_about_as_many_steps(tmp_path: Path) -
     assert 1 / 2.5 < two / one < 2.5
 
 
+@pytest.mark.component
+def test_an_environment_that_tells_no_success_has_no_success_rate(tmp_path: Path) -> None:
+    """Every return of CartPole is above 0."""
+    more = ["bsize=1", "train_iterations=1", "distributed.eval_freq=1", "distributed.eval_episodes=1"]
+    assert main([f"save_path={tmp_path}", *more]) == 0
+    (line,) = metrics(tmp_path)
+    assert line["episodes"] and line["reward_mean"] > 0 and line["eval_reward_mean"] > 0
+    assert line["success_rate"] is None and line["success_by_task"] == {} and line["eval_success_rate"] is None
+
+
 @pytest.mark.unit
 def test_the_configuration_of_ranks_is_complete() -> None:
     settings = configuration.load("config/multimachine", "ranks", [])
