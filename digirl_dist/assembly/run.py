@@ -35,7 +35,7 @@ from digirl_dist.report.media import Media
 from digirl_dist.report.output import shown
 from digirl_dist.report.progress import Progress
 from digirl_dist.report.report import Report
-from digirl_dist.settings import Settings, TorchrunSettings, configuration
+from digirl_dist.settings import Settings, Success, TorchrunSettings, configuration
 from digirl_dist.settings.keys import flat
 from digirl_dist.settings.modes import only_measures
 from digirl_dist.storage import provenance
@@ -104,6 +104,8 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress:
         text = configuration.to_yaml(settings)
         folder = stack.enter_context(RunFolder(spec.root, text, keep=only_measures(settings)))
         provenance.record_start(spec.root, changes)
+        progress.tells_success = tells_success(settings)
+        progress.verdict = "episode" if settings.success is Success.environment else "judged"
         events = Events(folder.events, (progress.listen, provenance.WorkerRecord(spec.root).listen))
         stack.callback(events.close)
         record_start(settings, events)
@@ -115,7 +117,7 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress:
         stack.callback(trainer.close)
         media = Media(folder.media, settings.media, events)
         log = experiment_log(settings, folder, events)
-        report = Report(folder, events, progress, log, media, write_policy, tells_success(settings))
+        report = Report(folder, events, progress, log, media, write_policy, progress.tells_success)
         stack.callback(report.close)
         measured = trainer.resume() if only_measures(settings) else None
         if measured:
