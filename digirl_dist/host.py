@@ -36,8 +36,7 @@ class Evaluator:
             return
         result = self.collector.collect(checkpoint, self._tickets(checkpoint.iteration))
         self.store.append(result)
-        success_rate = self.report.evaluation(result, checkpoint)
-        self.checkpoints.rate(checkpoint, success_rate)
+        self.checkpoints.rate(checkpoint, *self.report.evaluation(result, checkpoint))
 
     def _due(self, iteration: int) -> bool:
         return self.every > 0 and (iteration % self.every == 0 or iteration == self.last)

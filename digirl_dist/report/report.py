@@ -59,6 +59,7 @@ class Report:
         self._evaluations = Metrics(folder.evaluations, write_policy)
         self._log = log
         self._logs = False
+        self._tells_success = tells_success
         self._outcomes = Outcomes(tells_success, self._metrics.lines)
         self._before: Update | None = None
         self._measured_s = 0.0
@@ -106,8 +107,12 @@ class Report:
             self._write_page()
         self._status.host(None)
 
-    def evaluation(self, result: CollectionResult, checkpoint: Checkpoint) -> float:
-        """Reports a measurement of ``checkpoint`` in ``evaluation.jsonl``; returns the rate, or the mean reward."""
+    def evaluation(self, result: CollectionResult, checkpoint: Checkpoint) -> tuple[float, str]:
+        """Reports a measurement of ``checkpoint`` in ``evaluation.jsonl``.
+
+        Returns the figure by which checkpoints compare, and its name: the success rate, or the mean reward where
+        nothing tells success. It is the same one through all of a run.
+        """
         figures = {
             "checkpoint": checkpoint.iteration,
             **self._outcomes.checked(measured(result.iteration, result.trajectories), result.trajectories),
@@ -123,8 +128,8 @@ class Report:
         self._log.evaluation(figures, checkpoint.iteration)
         self._progress.evaluation(figures)
         self._status.host(None)
-        rate = figures["success_rate"]
-        return float(figures["reward_mean"] or 0.0) if rate is None else float(rate)
+        compared_by = "success_rate" if self._tells_success else "reward_mean"
+        return float(figures[compared_by] or 0.0), compared_by
 
     def _begin_log(self, first: int | None, iterations: int) -> None:
         if not self._logs:

@@ -31,10 +31,10 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
         yield found
 
 
-def report_of(folder: RunFolder) -> Report:
+def report_of(folder: RunFolder, tells_success: bool = True) -> Report:
     events, progress = Events(folder.events), Progress(Status(), Lines(None))
     log = ExperimentLog((), LoggedRun(folder.run_id, "run", str(folder.root), "p", {}), lambda name, reason: None)
-    return Report(folder, events, progress, log, Media(folder.media, "none", events), FailFast())
+    return Report(folder, events, progress, log, Media(folder.media, "none", events), FailFast(), tells_success)
 
 
 def episodes(version: int, successes: Sequence[bool]) -> list[Trajectory]:
@@ -57,3 +57,14 @@ def test_a_measurement_has_no_figures_of_policies_that_lag_behind(folder: RunFol
     folder.evaluations.write_text(strict_json.dumps(of_an_earlier_version) + "\n")
     report_of(folder).evaluation(result, checkpoint)
     assert lines(folder.evaluations) == [of_an_earlier_version], "the same measurement has one line"
+
+
+def test_checkpoints_compare_by_one_figure_through_all_of_a_run(folder: RunFolder) -> None:
+    """By success in one measurement and by reward in another, the one with the larger unit would be the best."""
+    report = report_of(folder, tells_success=False)
+    checkpoint = Checkpoint(Path(), 1, {})
+    for successes in ([True, True], [True, False]):
+        assert report.evaluation(CollectionResult(1, episodes(1, successes)), checkpoint) == (1.0, "reward_mean")
+    assert [line["success_rate"] for line in lines(folder.evaluations)] == [None, 0.5]
+    found = report_of(folder).evaluation(CollectionResult(2, episodes(1, [True, False])), checkpoint)
+    assert found == (0.5, "success_rate")
