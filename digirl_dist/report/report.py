@@ -128,17 +128,21 @@ class Report:
         self._log.evaluation(figures, checkpoint.iteration)
         self._progress.evaluation(figures)
         self._status.host(None)
-        compared_by = "success_rate" if self._tells_success else "reward_mean"
-        return float(figures[compared_by] or 0.0), compared_by
+        return self._rating(figures)
 
     def _begin_log(self, first: int | None, iterations: int) -> None:
         if not self._logs:
             self._logs = True
             self._log.begin(first, self._metrics.after, self._evaluations.lines, iterations)
 
-    def has_evaluation(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether ``checkpoint`` was evaluated during training."""
-        return any(measured_version(line) == checkpoint.iteration for line in self._evaluations.lines)
+    def rating(self, checkpoint: Checkpoint) -> tuple[float, str] | None:
+        """Returns what ``evaluation`` returned of ``checkpoint``; None unless it was evaluated during training."""
+        lines = self._evaluations.lines
+        return next((self._rating(line) for line in lines if measured_version(line) == checkpoint.iteration), None)
+
+    def _rating(self, figures: Figures) -> tuple[float, str]:
+        compared_by = "success_rate" if self._tells_success else "reward_mean"
+        return float(figures.get(compared_by) or 0.0), compared_by
 
     def close(self) -> None:
         """Writes the page and prints the summary, even for an interrupted run."""

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from run_files import lines
 
+from digirl_dist.collect.offline import OfflineCollector
 from digirl_dist.collection import CollectionResult
+from digirl_dist.host import Evaluator
 from digirl_dist.report.experiment_log import ExperimentLog
 from digirl_dist.report.loggers import LoggedRun
 from digirl_dist.report.media import Media
@@ -16,12 +18,13 @@ from digirl_dist.report.output import Lines
 from digirl_dist.report.progress import Progress
 from digirl_dist.report.report import Report
 from digirl_dist.storage import strict_json
-from digirl_dist.storage.checkpoint import Checkpoint
+from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
 from digirl_dist.storage.disk_full import FailFast
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.status import Status
-from digirl_dist.tasks import Task, Ticket
+from digirl_dist.storage.trajectory_store import Store
+from digirl_dist.tasks import Plan, Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
 
@@ -66,5 +69,19 @@ def test_checkpoints_compare_by_one_figure_through_all_of_a_run(folder: RunFolde
     for successes in ([True, True], [True, False]):
         assert report.evaluation(CollectionResult(1, episodes(1, successes)), checkpoint) == (1.0, "reward_mean")
     assert [line["success_rate"] for line in lines(folder.evaluations)] == [None, 0.5]
+    assert report.rating(checkpoint) is None, "only measurements while training choose the best"
     found = report_of(folder).evaluation(CollectionResult(2, episodes(1, [True, False])), checkpoint)
     assert found == (0.5, "success_rate")
+
+
+def test_a_checkpoint_whose_measurement_a_crash_left_unrated_is_rated_by_the_next_start(folder: RunFolder) -> None:
+    checkpoints, store = Checkpoints(folder.checkpoints), Store(folder.trajectories)
+    checkpoint = checkpoints.save(0, {}, {}, {})
+    result = CollectionResult(0, episodes(0, [True, False]), purpose="evaluate")
+    report_of(folder).evaluation(result, checkpoint)
+    plan = Plan([Task("a")], 2, seed=0)
+    evaluator = Evaluator(OfflineCollector(), plan, store, checkpoints, report_of(folder), every=1, last=3)
+    evaluator.look_at(checkpoint)
+    best = checkpoints.best()
+    assert best is not None and best.iteration == 0
+    assert len(lines(folder.evaluations)) == 1, "it was not measured again"
