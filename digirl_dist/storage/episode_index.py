@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from digirl_dist.errors import TrajectoryError
+from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage import episode_file, parquet
 from digirl_dist.storage.json_lines import JsonLines
 from digirl_dist.storage.parquet_bounds import BoundedFile
@@ -57,6 +58,8 @@ class EpisodeIndex:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._is_judged = read_mapping(folder / "config.yaml").get("success") not in (None, "environment")
+        """Whether episodes that have just landed are to be judged: what the emulator said of them does not count."""
         self._events = JsonLines(folder / "events.jsonl")
         self._pending: defaultdict[Json, list[str]] = defaultdict(list)
         self._chunks: list[pa.Table] = []
@@ -94,7 +97,17 @@ class EpisodeIndex:
 
     def _found(self) -> list[str]:
         again = [path for path, (written, _) in self._unreadable.items() if _written(path) != written]
-        return [*again, *(path for path in _files(self._folder) if path not in self._seen)]
+        return [*again, *(path for path in self._files() if path not in self._seen)]
+
+    def _files(self, number: str = "[0-9]*") -> Iterator[str]:
+        """Yields the files of finished iterations, of evaluations, and of single episodes that have just landed; of one
+        round or all."""
+        single = f"trajectories/.landing/{{}}/*{episode_file.SUFFIX}"
+        patterns = ["trajectories/{}.parquet", "evaluation/{}/*.parquet"]
+        if not self._is_judged:
+            patterns += [single, single.replace("{}", "evaluation/{}")]
+        for pattern in patterns:
+            yield from sorted(glob.iglob(f"{glob.escape(str(self._folder))}/{pattern.format(number)}"))
 
     def table(self, first: int = 0, most: int | None = None) -> pa.Table:
         """Returns ``most`` rows from ``first`` on. ``time`` (Unix seconds), ``attempt`` and ``trouble`` are from the
@@ -115,7 +128,7 @@ class EpisodeIndex:
         """Returns the row of an episode; reads no files but those of its round. Raises KeyError."""
         number = _KEY.match(key)
         if key not in self._row_of and number is not None:
-            for path in _files(self._folder, f"{int(number[1]):06d}"):
+            for path in self._files(f"{int(number[1]):06d}"):
                 if path not in self._seen:
                     self._add(path)
         return self._row_of[key]
@@ -185,14 +198,6 @@ def _written(path: str) -> int:
         return os.stat(path).st_mtime_ns
     except OSError:
         return 0
-
-
-def _files(folder: Path, number: str = "[0-9]*") -> Iterator[str]:
-    """Files of finished iterations, of evaluations, and of single episodes that have just landed; of one or all."""
-    single = f"trajectories/.landing/{{}}/*{episode_file.SUFFIX}"
-    patterns = ("trajectories/{}.parquet", "evaluation/{}/*.parquet", single, single.replace("{}", "evaluation/{}"))
-    for pattern in patterns:
-        yield from sorted(glob.iglob(f"{glob.escape(str(folder))}/{pattern.format(number)}"))
 
 
 def _summary(path: Path) -> tuple[pa.Table, list[int]]:

@@ -23,6 +23,7 @@ from digirl_dist import Decision, Fleet, Observation, Policy, Run
 from digirl_dist.api.training import compose, overrides
 from digirl_dist.assembly.policy import agent_settings_of, describe_policy
 from digirl_dist.child_process import environment
+from digirl_dist.collect.judged import with_verdict
 from digirl_dist.emulator import Actions, BoxActions, DeviceActions, DiscreteActions, EmulatorSpec, ProductActions
 from digirl_dist.errors import (
     AgentError,
@@ -185,6 +186,20 @@ def test_an_episode_is_found_as_soon_as_it_landed_and_stays_the_same_row(tmp_pat
     parquet.write(folder / "trajectories" / "000001.parquet", [episode(1, 0, False), one])
     landing.unlink()
     assert run.episode("t1.4").success and len(run.episodes()) == 8 and run.index.row("t1.4") == 6
+
+
+def test_an_episode_that_is_to_be_judged_is_found_with_its_verdict(tmp_path: Path) -> None:
+    """Its row kept what the emulator had said of it."""
+    folder, one = tmp_path / "run", episode(0, 4, False)
+    landing = folder / "trajectories" / ".landing" / "000000" / "000000-00004.episode"
+    landing.parent.mkdir(parents=True)
+    (folder / "config.yaml").write_text("success: judge\n")
+    episode_file.write(landing, one)
+    run = Run(folder)
+    assert len(run.episodes()) == 0
+    parquet.write(folder / "trajectories" / "000000.parquet", [with_verdict(one, True)])
+    landing.unlink()
+    assert run.episodes().table["success"].to_pylist() == [True] and run.episode("t0.4").reward == 1.0
 
 
 def test_one_episode_is_read_without_the_files_of_other_iterations(tmp_path: Path) -> None:
