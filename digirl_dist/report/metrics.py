@@ -152,7 +152,7 @@ def collection(result: CollectionResult) -> Figures:
         "set_aside": result.set_aside,
         "carried_in_s_mean": _mean([s for key, s in result.seconds.items() if key[0] < result.iteration]),
         "in_time_s_mean": _mean([s for key, s in result.seconds.items() if key[0] == result.iteration]),
-        "episodes_by_worker": {worker_result.worker: worker_result.episodes for worker_result in result.worker_results},
+        "episodes_by_worker": _episodes_by_worker(result),
         **result.judging,
     }
 
@@ -174,6 +174,12 @@ def overhead_s(result: CollectionResult, before: Update | None, measured_s: floa
     assert result.acting_at is not None and result.last_ended_at is not None and result.stored_at is not None
     begin = max(0.0, result.acting_at - before.learned_at - measured_s)  # episodes begun ahead cost nothing here
     return round(begin + result.stored_at - max(result.last_ended_at, before.learned_at), 4)
+
+
+def _episodes_by_worker(result: CollectionResult) -> dict[str, int]:
+    """Counts also those that landed before this process started, whose workers may have gone."""
+    counts = Counter(trajectory.worker for trajectory in result.trajectories)
+    return {name: counts[name] for name in sorted({each.worker for each in result.worker_results} | counts.keys())}
 
 
 def _added(parts: Sequence[dict[str, float]]) -> dict[str, float]:
