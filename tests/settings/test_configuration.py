@@ -156,6 +156,7 @@ def test_a_wrong_setting_is_refused_by_name(override: str, message: str) -> None
         ("train_iterations: [3]", "train_iterations must be a whole number from 0 to 1,000,000,000, not [3]"),
         ("worker_username: no", "worker_username must be a text, not False; on, off, yes and no need quotes"),
         ("task_set: on", "task_set must be a text"),
+        ("task_set: '${x'", "${ begins a reference to another key and needs a }"),
         ("judge: {request: {on: 1}}", "a key is True, which is no text: keys such as on, off"),
     ],
 )
