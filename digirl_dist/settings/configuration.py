@@ -247,9 +247,16 @@ def _refuse_unknown_keys(overrides: Sequence[str]) -> None:
 
 
 def _refuse_keys_of_others(settings: Settings) -> None:
-    """A free key of an option that was not chosen, which Hydra adds to the one that was."""
-    for group in options_of_groups():
+    """A free key of an option that was not chosen, which Hydra adds to the one that was; or its name, which chooses
+    nothing."""
+    for group, options in options_of_groups().items():
         chosen = getattr(settings, group)
+        own = {kind: name for name, kind in options.items()}.get(type(chosen))
+        if own != chosen.name:
+            raise SettingsError(
+                f"{group}.name={chosen.name} chooses nothing, it is {group}={own} still: choose by the command line's "
+                f"{group}={chosen.name}, or in the defaults of a file, as `- override {group}: {chosen.name}`"
+            )
         if added := sorted(vars(chosen).keys() - types_of(type(chosen)).keys()):
             raise SettingsError(f"there is no key '{group}.{added[0]}' with {group}={chosen.name}")
 

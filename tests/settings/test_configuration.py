@@ -151,6 +151,8 @@ def test_a_wrong_setting_is_refused_by_name(override: str, message: str) -> None
         ("trainer: {shard: 4}", "trainer.shard must be true or false, not 4"),
         ("limits: {boot_s: x}", "limits.boot_s must be a number above 0"),
         ("limits: 3", "limits must be given by its keys, not 3"),
+        ("emulator: {name: miniwob}", "emulator.name=miniwob chooses nothing, it is emulator=phone still"),
+        ("trainer: {name: torchrun}", "or in the defaults of a file, as `- override trainer: torchrun`"),
         ("evaluation: 3", "evaluation must be given by its keys, not 3"),
         ("emulator: miniwob", "emulator is chosen in the file's defaults, as `- override emulator: miniwob`"),
         ("train_iterations: [3]", "train_iterations must be a whole number from 0 to 1,000,000,000, not [3]"),
