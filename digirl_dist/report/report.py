@@ -118,6 +118,7 @@ class Report:
             **self._outcomes.checked(measured(result.iteration, result.trajectories), result.trajectories),
             "purpose": result.purpose,
             **(confidence(result.trajectories) if self._outcomes.mean_something else {}),
+            **result.judging,
         }
         self._measured_s += result.ended_at - result.started_at
         compared = figures.keys() - {"time"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,14 @@ def test_a_measurement_has_no_figures_of_policies_that_lag_behind(folder: RunFol
     folder.evaluations.write_text(strict_json.dumps(of_an_earlier_version) + "\n")
     report_of(folder).evaluation(result, checkpoint)
     assert lines(folder.evaluations) == [of_an_earlier_version], "the same measurement has one line"
+
+
+def test_a_measurement_tells_what_its_judge_cost(folder: RunFolder) -> None:
+    """What a judge cost is told once, and metrics.jsonl has the training's alone."""
+    result, cost = CollectionResult(1, episodes(1, [True, False]), purpose="evaluate"), {"judge_usd": 0.25}
+    report_of(folder).evaluation(replace(result, judging=cost), Checkpoint(Path(), 1, {}))
+    report_of(folder).evaluation(result, Checkpoint(Path(), 1, {}))  # its episodes were stored before
+    assert [line["judge_usd"] for line in lines(folder.evaluations)] == [0.25]
 
 
 def test_checkpoints_compare_by_one_figure_through_all_of_a_run(folder: RunFolder) -> None:
