@@ -35,9 +35,9 @@ _FIXED = (
 """A run whose tickets, weights or optimiser were made with other values of these is another run."""
 _MEASURED = (
     *("agent", "emulator", "judge", "max_steps", "predicate", "rollout_size", "seed", "success"),
-    *("task_order", "task_set", "task_split"),
+    *("task_mode", "task_order", "task_set", "task_split"),
 )
-"""What decides which episodes measure a checkpoint, and how they are acted and judged."""
+"""What decides which episodes measure a checkpoint, and how they are acted and judged. Each mode has its own seeds."""
 _TOLD = 5
 """Changes that are told of many."""
 _GIT_S = 10.0
@@ -67,7 +67,7 @@ def refuse_other_measurement(folder: Path, configuration: Mapping[str, Json]) ->
         atomic_files.write_json(path, now)
         return
     try:
-        before = json.loads(path.read_text())
+        before = {"task_mode": now["task_mode"], **json.loads(path.read_text())}  # earlier versions did not note it
         key = next((key for key in {**before, **now} if before.get(key) != now.get(key)), None)
     except (ValueError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{path} is damaged; rename {folder}, and the checkpoint is measured anew") from error
