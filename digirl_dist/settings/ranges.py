@@ -12,6 +12,8 @@ from digirl_dist.settings.keys import keys_of
 
 Seconds = Annotated[float, Meta(gt=0, le=1e8)]
 """A limit of time; three years are as good as none."""
+BeyondHeartbeats = Annotated[float, Meta(gt=2, le=1e8)]
+"""A silence of worker programs, which send a heartbeat every 2 s: one that is not longer would be everybody's."""
 Pause = Annotated[float, Meta(ge=0, le=1e8)]
 """A time that may be none."""
 Share = Annotated[float, Meta(ge=0, le=1)]

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from digirl_dist.settings.ranges import Count, Pause, Positive, Seconds, Share
+from digirl_dist.errors import SettingsError
+from digirl_dist.settings.ranges import BeyondHeartbeats, Count, Pause, Positive, Seconds, Share, refuse_out_of_range
 
 
 class SshTransport(Enum):
@@ -35,6 +36,15 @@ class SshSettings:
     """Lowest mean rate of a transfer, in KiB per second. A transfer that is slower for longer than ``stall_s``
     fails."""
 
+    def __post_init__(self) -> None:
+        """Raises SettingsError for a number out of its range, and if quiet links would be dropped unasked."""
+        refuse_out_of_range(self, "ssh.")
+        if self.silence_s <= self.ping_s:
+            raise SettingsError(
+                f"ssh.silence_s={self.silence_s:g} must be above ssh.ping_s={self.ping_s:g}: a link that is only quiet "
+                "would be dropped before it is pinged"
+            )
+
 
 @dataclass
 class LimitSettings:
@@ -62,7 +72,7 @@ class LimitSettings:
     """Largest file of an episode, in MiB. A larger one is refused before it is fetched."""
     worker_offences: Count = 3
     """Breaches of the protocol, within minutes, that take a worker out of service for ``quarantine_s``."""
-    silence_s: Seconds = 14.0
+    silence_s: BeyondHeartbeats = 14.0
     """Longest silence of a worker that has a policy before it counts as lost. It sends a heartbeat every 2 s."""
     start_s: Seconds = 60.0
     """Longest silence of a worker that has no policy yet, because it may load libraries from a slow disk."""

@@ -130,6 +130,8 @@ def test_workers_of_a_site_relay_unless_relays_are_off(tmp_path: Path) -> None:
         ("algorithm.grpo.erase_loops='2'", "algorithm.grpo.erase_loops must be true or false, not '2'"),
         ("agent=custom", "entry_point"),
         ("bsize", "not of the form key=value"),
+        ("ssh.ping_s=15", "ssh.silence_s=12 must be above ssh.ping_s=15: a link that is only quiet would be dropped"),
+        ("limits.silence_s=1.5", "limits.silence_s=1.5 is out of range: set it to a number above 2"),
         ("temperature=1", "DigiRL's temperature is agent.temperature here"),
         ("emulator.max_steps=3", "there is no key 'emulator.max_steps'; did you mean 'max_steps'?"),
         ("capacity=100", "DigiRL's capacity is trainer.replay_size here"),
