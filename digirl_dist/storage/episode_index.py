@@ -61,7 +61,7 @@ class EpisodeIndex:
         self._is_judged = read_mapping(folder / "config.yaml").get("success") not in (None, "environment")
         """Whether episodes that have just landed are to be judged: what the emulator said of them does not count."""
         self._events = JsonLines(folder / "events.jsonl")
-        self._pending: defaultdict[Json, list[str]] = defaultdict(list)
+        self._pending: defaultdict[str, list[str]] = defaultdict(list)
         self._chunks: list[pa.Table] = []
         self._row_of: dict[str, int] = {}
         self._place: list[tuple[Path, int]] = []
@@ -177,13 +177,21 @@ class EpisodeIndex:
         for event in events:
             ticket = event.get("ticket")
             if event.get("event") == "episode_retried" and type(ticket) is int:
-                self._pending[ticket].append(str(event.get("reason", "")))
+                self._pending[_ticket_of(event)].append(str(event.get("reason", "")))
             elif event.get("event") == "episode" and type(ticket) is int:
                 key = f"{_PREFIX.get(str(event.get('purpose')), 't')}{event.get('iteration')}.{ticket}"
-                trouble = "; ".join(dict.fromkeys(self._pending.pop(ticket, [])))
+                reasons = [*self._pending.pop(_ticket_of(event), []), *self._pending.pop(f"{ticket}", [])]
+                trouble = "; ".join(dict.fromkeys(reasons))
                 attempt, time = event.get("attempt", 0), event.get("time")
                 if isinstance(time, float) and type(attempt) is int:
                     self._arrivals[key] = (time, attempt, trouble)
+
+
+def _ticket_of(event: Mapping[str, Json]) -> str:
+    """Returns the ticket of an event in a word; earlier versions told only the number of one that ran again."""
+    if "iteration" not in event:
+        return f"{event['ticket']}"
+    return f"{event.get('purpose', 'train')} {event['iteration']} {event['ticket']}"
 
 
 def summarise(episodes: Sequence[Trajectory]) -> pa.Table:

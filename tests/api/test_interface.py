@@ -188,6 +188,17 @@ def test_an_episode_is_found_as_soon_as_it_landed_and_stays_the_same_row(tmp_pat
     assert run.episode("t1.4").success and len(run.episodes()) == 8 and run.index.row("t1.4") == 6
 
 
+def test_why_a_ticket_ran_again_is_told_of_its_own_episode(tmp_path: Path) -> None:
+    """Numbers of tickets repeat: in each iteration, and in evaluations between."""
+    folder = make_run(tmp_path / "run", iterations=1)
+    places = [{"iteration": 0, "ticket": 1, "purpose": purpose} for purpose in ("evaluate", "train")]
+    for place in (places[0], {**places[0], "iteration": [9]}):
+        append(folder / "events.jsonl", {"event": "episode_retried", **place, "reason": "that of the evaluation"})
+    append(folder / "events.jsonl", landed(episode(0, 1, True), 1.9e9))
+    (row,) = Run(folder).episodes().to_pandas().query("key == 't0.1'").itertuples()
+    assert row.time == 1.9e9 and row.trouble == ""
+
+
 def test_an_episode_that_is_to_be_judged_is_found_with_its_verdict(tmp_path: Path) -> None:
     """Its row kept what the emulator had said of it."""
     folder, one = tmp_path / "run", episode(0, 4, False)
