@@ -93,11 +93,13 @@ def results(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
 class Outcomes:
     """Knows whether success means anything: if ``told`` of it, or once there were both successes and failures.
 
-    ``lines`` are the figures so far, of a run that is continued.
+    ``metrics`` has the figures so far, of a run that is continued.
     """
 
-    def __init__(self, told: bool, lines: Sequence[Figures] = ()) -> None:
-        self.mean_something = told or any(line.get("success_rate") is not None for line in lines)
+    def __init__(self, told: bool, metrics: Metrics | None = None) -> None:
+        self.mean_something = told or (
+            metrics is not None and any(line.get("success_rate") is not None for line in metrics.lines)
+        )
         self._seen: set[bool] = set()
 
     def checked(self, figures: Figures, trajectories: Sequence[Trajectory]) -> Figures:

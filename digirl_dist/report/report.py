@@ -60,7 +60,7 @@ class Report:
         self._log = log
         self._logs = False
         self._tells_success = tells_success
-        self._outcomes = Outcomes(tells_success, self._metrics.lines)
+        self._outcomes = Outcomes(tells_success, self._metrics)
         self._before: Update | None = None
         self._measured_s = 0.0
         """What evaluations have taken since then."""

@@ -155,7 +155,7 @@ def _rank_zero_reporter(
         checkpoints=checkpoints_of(folder, settings, describe_policy(settings, context.emulator.spec)),
         metrics=metrics,
         log=log,
-        outcomes=Outcomes(tells_success(settings), metrics.lines),
+        outcomes=Outcomes(tells_success(settings), metrics),
         say=partial(print, flush=True),
         steps=own.steps * context.bsize * context.rank.world_size,
         global_step=state.global_step,

@@ -41,14 +41,15 @@ def test_episodes_by_worker_are_all_of_the_iteration_after_a_resume_too() -> Non
     assert figures["episodes_by_worker"] == {"w0": 1, "w1": 2, "w2": 0}
 
 
-def test_success_that_nobody_tells_is_reported_once_it_tells_episodes_apart() -> None:
+def test_success_that_nobody_tells_is_reported_once_it_tells_episodes_apart(tmp_path: Path) -> None:
     alike, other = [episode("a", True, []), episode("b", True, [])], [episode("a", False, [])]
     outcomes, rates = Outcomes(told=False), []
     for each in (alike, other, alike):
         rates.append(outcomes.checked(results(0, each), each)["success_rate"])
     assert rates == [None, 0.0, 1.0]
     assert Outcomes(told=True).checked(results(0, alike), alike)["success_rate"] == 1.0
-    assert Outcomes(told=False, lines=[{"success_rate": 0.5}]).mean_something
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 0, "success_rate": 0.5}\n')
+    assert Outcomes(told=False, metrics=Metrics(tmp_path / "metrics.jsonl")).mean_something
 
 
 @pytest.mark.parametrize(
