@@ -12,7 +12,7 @@ from digirl_dist import host
 from digirl_dist.agent import AgentFactory
 from digirl_dist.assembly import schedule, validate
 from digirl_dist.assembly.collector import RunContext, build_collector
-from digirl_dist.assembly.facts import facts_of
+from digirl_dist.assembly.facts import facts_of, tasks_in_a_word
 from digirl_dist.assembly.parts import (
     build_agent,
     build_algorithm,
@@ -121,7 +121,8 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress:
         stack.callback(report.close)
         measured = trainer.resume() if only_measures(settings) else None
         if measured:
-            provenance.refuse_other_measurement(folder.evaluation(measured.iteration), config)
+            told = {**config, "tasks": tasks_in_a_word(plan.tasks)}
+            provenance.refuse_other_measurement(folder.evaluation(measured.iteration), told)
         store = Store(folder.evaluation(measured.iteration) if measured else folder.trajectories, write_policy)
         status.host("prepare the workers")
         store.sweep()

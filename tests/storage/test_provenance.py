@@ -167,6 +167,12 @@ def test_episodes_that_measure_a_checkpoint_are_not_taken_for_others(tmp_path: P
     provenance.refuse_other_measurement(folder, measured(word))
 
 
+def test_episodes_of_a_file_of_tasks_that_has_changed_since_measure_nothing(tmp_path: Path) -> None:
+    provenance.refuse_other_measurement(tmp_path, {**measured("task_set=mine.txt"), "tasks": "1 with digest ab"})
+    with pytest.raises(SettingsError, match="tasks=2 with digest cd, but .* with tasks=1 with digest ab"):
+        provenance.refuse_other_measurement(tmp_path, {**measured("task_set=mine.txt"), "tasks": "2 with digest cd"})
+
+
 def test_a_measurement_of_an_earlier_version_which_did_not_note_its_mode_goes_on(tmp_path: Path) -> None:
     provenance.refuse_other_measurement(tmp_path, measured())
     path = tmp_path / "measurement.json"
