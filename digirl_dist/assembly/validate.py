@@ -193,6 +193,12 @@ def _refuse_unread(settings: Settings) -> None:
             f"predicate={settings.predicate} is not asked with success={settings.success.value}: add "
             "success=predicate, or leave it out (predicate=null)"
         )
+    if settings.algorithm.kwargs and settings.algorithm.entry_point is None:
+        raise SettingsError("algorithm.kwargs are for a class of yours: add algorithm.entry_point, or leave them out")
+    if settings.trainer.shard_blocks and not settings.trainer.shard:
+        raise SettingsError(
+            "trainer.shard_blocks says how an agent is sharded: add trainer.shard=true, or leave it out"
+        )
 
 
 def _refuse_collection(settings: Settings) -> None:

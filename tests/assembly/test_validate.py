@@ -19,6 +19,7 @@ from digirl_dist.assembly.run import run
 from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import (
+    AlgorithmSettings,
     CustomAgentSettings,
     CustomEmulatorSettings,
     EvaluationSettings,
@@ -205,6 +206,8 @@ def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
     [
         ({"train_mode": TrainMode.offline}, "needs offline.data"),
         ({"offline": OfflineSettings(["."])}, "offline.data is not read with train_mode=online"),
+        ({"algorithm": AlgorithmSettings(kwargs={"a": 1})}, "algorithm.kwargs are for a class of yours"),
+        ({"trainer": InProcessSettings(shard_blocks=["T5Block"])}, "add trainer.shard=true"),
         ({"predicate": "my_file:is_done"}, "predicate=my_file:is_done is not asked with success=environment"),
         (
             {
