@@ -124,7 +124,7 @@ class Report:
         compared = figures.keys() - {"time"}
         if not any(all(line.get(key) == figures[key] for key in compared) for line in self._evaluations.lines):
             self._evaluations.append(figures)  # else its episodes were stored before
-        self._media.add(result.trajectories)
+            self._media.add(result.trajectories)
         self._begin_log(None, 0)
         self._log.evaluation(figures, checkpoint.iteration)
         self._progress.evaluation(figures)

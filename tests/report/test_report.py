@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from run_files import lines
+from small_run import episode
 
 from digirl_dist.collect.offline import OfflineCollector
 from digirl_dist.collection import CollectionResult
@@ -35,10 +36,10 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
         yield found
 
 
-def report_of(folder: RunFolder, tells_success: bool = True) -> Report:
+def report_of(folder: RunFolder, tells_success: bool = True, media: str = "none") -> Report:
     events, progress = Events(folder.events), Progress(Status(), Lines(None))
     log = ExperimentLog((), LoggedRun(folder.run_id, "run", str(folder.root), "p", {}), lambda name, reason: None)
-    return Report(folder, events, progress, log, Media(folder.media, "none", events), FailFast(), tells_success)
+    return Report(folder, events, progress, log, Media(folder.media, media, events), FailFast(), tells_success)
 
 
 def episodes(version: int, successes: Sequence[bool]) -> list[Trajectory]:
@@ -61,6 +62,15 @@ def test_a_measurement_has_no_figures_of_policies_that_lag_behind(folder: RunFol
     folder.evaluations.write_text(strict_json.dumps(of_an_earlier_version) + "\n")
     report_of(folder).evaluation(result, checkpoint)
     assert lines(folder.evaluations) == [of_an_earlier_version], "the same measurement has one line"
+
+
+def test_a_measurement_that_is_reported_again_films_nothing_again(folder: RunFolder) -> None:
+    result = CollectionResult(1, [episode(1, 0, True)], purpose="evaluate")
+    for _ in range(2):
+        report = report_of(folder, media="all")
+        report.evaluation(result, Checkpoint(Path(), 1, {}))
+        report.close()
+    assert len(lines(folder.media / "index.jsonl")) == 1
 
 
 def test_a_measurement_tells_what_its_judge_cost(folder: RunFolder) -> None:
