@@ -115,7 +115,7 @@ def execute(options: argparse.Namespace) -> int:
 
 def _prepared(options: argparse.Namespace) -> EvalRun:
     """Checks everything before any job runs. Raises SettingsError."""
-    listed = read_jobs(options.eval_jobs_config)
+    listed = read_jobs(options.eval_jobs_config.expanduser())
     rank = launched_rank(os.environ)
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     wanted = DeviceRequest(listed.device, options.policy_device, options.policy_device_id)

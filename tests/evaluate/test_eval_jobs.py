@@ -105,6 +105,17 @@ def test_d2_two_jobs_of_one_name_are_refused_before_anything_runs(tmp_path: Path
 
 
 @pytest.mark.unit
+def test_a_list_may_lie_below_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Shells leave the ``~`` of ``--eval_jobs_config=~/jobs.json`` as it is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "jobs.json", [job("same"), job("same")])
+    assert main(["--eval_jobs_config=~/jobs.json", f"--output_dir={tmp_path / 'out'}"]) == 2
+    assert "more than one job called 'same'" in capsys.readouterr().err
+
+
+@pytest.mark.unit
 def test_d4_a_failing_job_stops_the_run(tmp_path: Path) -> None:
     jobs = write(tmp_path / "jobs.json", [broken("bad"), job("good")])
     assert main(arguments(jobs, tmp_path / "out")) == 1
