@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,9 +20,13 @@ from digirl_dist.rollout.slot_time import ACTIVITIES
 from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files, strict_json
 from digirl_dist.storage.disk_full import FailFast, WritePolicy
+from digirl_dist.tasks import Round
 from digirl_dist.trainer import Update
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
+
+if TYPE_CHECKING:
+    from digirl_dist.storage.trajectory_store import Store
 
 Figures = dict[str, Json]
 
@@ -64,6 +68,13 @@ class Metrics:
         self._texts, self.iterations = [self._texts[at] for at in kept], [self.iterations[at] for at in kept]
         text = "".join(strict_json.dumps(line) + "\n" for line in self.lines)
         self._write_policy.wait_for(str(self.path), lambda: atomic_files.write_text(self.path, text))
+
+    def make_up_for(self, until: int, store: Store, outcomes: Outcomes) -> None:
+        """Drops the lines from iteration ``until`` on, and adds those before it that a crash lost, without times."""
+        self.keep_until(until)
+        for iteration in sorted(set(range(until)) - set(self.iterations)):
+            episodes = store.read(iteration) if store.has(Round(iteration)) else ()
+            self.append(outcomes.checked(results(iteration, episodes), episodes))
 
     def append(self, figures: Figures) -> None:
         text = strict_json.dumps(figures).encode()

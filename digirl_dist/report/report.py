@@ -27,7 +27,6 @@ from digirl_dist.storage.disk_full import WritePolicy
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Round
 from digirl_dist.trainer import Update
 
 _PAGE_EVERY_S = 30.0
@@ -69,12 +68,7 @@ class Report:
 
     def resumed(self, checkpoint: Checkpoint, store: Store, iterations: int) -> None:
         """Makes the metrics agree with the checkpoint, whatever state a crash left them in."""
-        self._metrics.keep_until(checkpoint.iteration)
-        known = set(self._metrics.iterations)
-        for iteration in range(checkpoint.iteration):
-            if iteration not in known:
-                episodes = store.read(iteration) if store.has(Round(iteration)) else ()
-                self._metrics.append(self._outcomes.checked(results(iteration, episodes), episodes))
+        self._metrics.make_up_for(checkpoint.iteration, store, self._outcomes)
         self._events.emit("run_started", iteration=checkpoint.iteration)
         self._progress.begin(checkpoint.iteration, iterations)
         self._begin_log(checkpoint.iteration, iterations)

@@ -35,6 +35,7 @@ from digirl_dist.settings import Settings, configuration
 from digirl_dist.storage import provenance
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
+from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.train.data_selector import DataSelector, EpisodeReplay, NewestFragments
 from digirl_dist.train.learner import RankLearner
 from digirl_dist.train.loop import NullReporter, RankLoop, Reporter
@@ -141,7 +142,8 @@ def _rank_zero_reporter(
 
     settings, own = context.settings, context.settings.distributed
     metrics = Metrics(folder.metrics)
-    metrics.keep_until(state.iteration)
+    outcomes = Outcomes(tells_success(settings), metrics)
+    metrics.make_up_for(state.iteration, Store(folder.trajectories), outcomes)
     events = Events(folder.events)
     stack.callback(events.close)
     log = experiment_log(settings, folder, events)
@@ -155,7 +157,7 @@ def _rank_zero_reporter(
         checkpoints=checkpoints_of(folder, settings, describe_policy(settings, context.emulator.spec)),
         metrics=metrics,
         log=log,
-        outcomes=Outcomes(tells_success(settings), metrics),
+        outcomes=outcomes,
         say=partial(print, flush=True),
         steps=own.steps * context.bsize * context.rank.world_size,
         global_step=state.global_step,

@@ -291,6 +291,17 @@ def test_an_environment_that_tells_no_success_has_no_success_rate(tmp_path: Path
     assert line["success_rate"] is None and line["success_by_task"] == {} and line["eval_success_rate"] is None
 
 
+@pytest.mark.component
+def test_a_line_of_metrics_that_a_crash_lost_is_made_up_for(tmp_path: Path) -> None:
+    """It is written after the checkpoint."""
+    for iterations in (1, 2):
+        assert main(words(tmp_path, "distributed.eval_freq=0", f"train_iterations={iterations}")) == 0
+        before = metrics(tmp_path)
+        (tmp_path / "metrics.jsonl").write_text("")
+    assert [line["iteration"] for line in before] == [0, 1]
+    assert before[0]["episodes"] == sum(each.ticket.iteration == 0 for each in episodes(tmp_path))
+
+
 @pytest.mark.unit
 def test_the_configuration_of_ranks_is_complete() -> None:
     settings = configuration.load("config/multimachine", "ranks", [])
