@@ -179,8 +179,9 @@ class InlineCollector:
             self._events.emit(
                 "episode",
                 worker=NAME,
-                iteration=ticket.iteration,
-                ticket=ticket.index,
-                purpose=ticket.purpose,
+                **ticket.key.place(),
                 success=trajectory.success,
+                reward=trajectory.reward,
+                attempt=ticket.attempt,
+                policy_version=ticket.policy_version,
             )
