@@ -24,9 +24,11 @@ from digirl_dist.settings import (
     CustomEmulatorSettings,
     EvaluationSettings,
     InProcessSettings,
+    JudgeSettings,
     OfflineSettings,
     Parallel,
     Settings,
+    Success,
     TaskMode,
     TrainMode,
 )
@@ -208,6 +210,10 @@ def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
         ({"offline": OfflineSettings(["."])}, "offline.data is not read with train_mode=online"),
         ({"algorithm": AlgorithmSettings(kwargs={"a": 1})}, "algorithm.kwargs are for a class of yours"),
         ({"trainer": InProcessSettings(shard_blocks=["T5Block"])}, "add trainer.shard=true"),
+        (
+            {"success": Success.judge, "judge": JudgeSettings(prompt="Is {instructions} done?")},
+            r"judge.prompt has \{instructions\}, but there are \{instruction\} and \{actions\}",
+        ),
         ({"predicate": "my_file:is_done"}, "predicate=my_file:is_done is not asked with success=environment"),
         (
             {
