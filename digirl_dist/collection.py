@@ -39,7 +39,7 @@ class CollectionResult:
     worker_results: Sequence[WorkerResult] = ()
     started_at: float = 0.0
     acting_at: float | None = None
-    """When the last slot sent its first action; None if nothing had to run."""
+    """When the last slot that began before an episode ended sent its first action; None if nothing had to run."""
     last_ended_at: float | None = None
     """When the last episode ended on its worker."""
     ended_at: float = 0.0

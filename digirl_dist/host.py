@@ -32,12 +32,14 @@ class Evaluator:
 
     def look_at(self, checkpoint: Checkpoint) -> None:
         """Measures the checkpoint if it is due and was not measured before. Repeating the call is harmless."""
-        if not self._due(checkpoint.iteration) or self.report.has_evaluation(checkpoint):
+        if not self._due(checkpoint.iteration):
             return
-        result = self.collector.collect(checkpoint, self._tickets(checkpoint.iteration))
-        self.store.append(result)
-        success_rate = self.report.evaluation(result, checkpoint)
-        self.checkpoints.rate(checkpoint, success_rate)
+        rating = self.report.rating(checkpoint)
+        if rating is None:
+            result = self.collector.collect(checkpoint, self._tickets(checkpoint.iteration))
+            self.store.append(result)
+            rating = self.report.evaluation(result, checkpoint)
+        self.checkpoints.rate(checkpoint, *rating)  # also after a crash between these two
 
     def _due(self, iteration: int) -> bool:
         return self.every > 0 and (iteration % self.every == 0 or iteration == self.last)

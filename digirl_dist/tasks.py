@@ -36,6 +36,10 @@ class Key(NamedTuple):
     def round(self) -> Round:
         return Round(self.iteration, self.purpose)
 
+    def place(self) -> dict[str, Json]:
+        """Returns what events tell of the ticket."""
+        return {"iteration": self.iteration, "ticket": self.number, "purpose": self.purpose}
+
 
 _ORDER_STREAM = 1
 """Separates the random draws of orders from those of seeds."""

@@ -61,7 +61,7 @@ class Run:
 
     def evaluations(self) -> pandas.DataFrame:
         """Returns a table with a row per evaluation of a checkpoint."""
-        return _frame(json_lines.read(self.folder / "evaluation.jsonl"), ("checkpoint", *metrics.results(0, ())))
+        return _frame(json_lines.read(self.folder / "evaluation.jsonl"), ("checkpoint", *metrics.measured(0, ())))
 
     def events(self) -> pandas.DataFrame:
         """Returns a table with a row per event of a worker, slot or transfer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 
 import digirl_dist
 from digirl_dist.emulator.plugins import Device
@@ -10,6 +11,7 @@ from digirl_dist.settings import Settings, configuration
 from digirl_dist.settings.keys import flat
 from digirl_dist.storage.digest import digest
 from digirl_dist.storage.machine import version_of
+from digirl_dist.tasks import Task
 
 _OWN = ("save_path", "loggers", "logger_project", "wandb_project")
 """Settings of which rank 0 alone makes use."""
@@ -22,7 +24,12 @@ def facts_of(settings: Settings, device: Device) -> dict[str, str]:
     found = {key: str(value) for key, value in plain if key not in _OWN}
     spec = device.spec
     found |= {"the actions": str(spec.actions), "the observations": f"{spec.vector_size} numbers, {spec.image_size}"}
-    found["the tasks"] = f"{len(device.tasks)} with digest {digest(repr(list(device.tasks)).encode())[:12]}"
+    found["the tasks"] = tasks_in_a_word(device.tasks)
     found["Python"] = ".".join(platform.python_version_tuple()[:2])
     found["digirl_dist"] = digirl_dist.__version__
     return found | {name: version_of(name) or "none" for name in _PACKAGES}
+
+
+def tasks_in_a_word(tasks: Sequence[Task]) -> str:
+    """Returns what differs if the tasks do, such as after a change of their file."""
+    return f"{len(tasks)} with digest {digest(repr(list(tasks)).encode())[:12]}"

@@ -12,7 +12,7 @@ from digirl_dist import host
 from digirl_dist.agent import AgentFactory
 from digirl_dist.assembly import schedule, validate
 from digirl_dist.assembly.collector import RunContext, build_collector
-from digirl_dist.assembly.facts import facts_of
+from digirl_dist.assembly.facts import facts_of, tasks_in_a_word
 from digirl_dist.assembly.parts import (
     build_agent,
     build_algorithm,
@@ -35,7 +35,7 @@ from digirl_dist.report.media import Media
 from digirl_dist.report.output import shown
 from digirl_dist.report.progress import Progress
 from digirl_dist.report.report import Report
-from digirl_dist.settings import Settings, TorchrunSettings, configuration
+from digirl_dist.settings import Settings, Success, TorchrunSettings, configuration
 from digirl_dist.settings.keys import flat
 from digirl_dist.settings.modes import only_measures
 from digirl_dist.storage import provenance
@@ -104,6 +104,8 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress:
         text = configuration.to_yaml(settings)
         folder = stack.enter_context(RunFolder(spec.root, text, keep=only_measures(settings)))
         provenance.record_start(spec.root, changes)
+        progress.tells_success = tells_success(settings)
+        progress.verdict = "episode" if settings.success is Success.environment else "judged"
         events = Events(folder.events, (progress.listen, provenance.WorkerRecord(spec.root).listen))
         stack.callback(events.close)
         record_start(settings, events)
@@ -115,11 +117,12 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress:
         stack.callback(trainer.close)
         media = Media(folder.media, settings.media, events)
         log = experiment_log(settings, folder, events)
-        report = Report(folder, events, progress, log, media, write_policy, tells_success(settings))
+        report = Report(folder, events, progress, log, media, write_policy, progress.tells_success)
         stack.callback(report.close)
         measured = trainer.resume() if only_measures(settings) else None
         if measured:
-            provenance.refuse_other_measurement(folder.evaluation(measured.iteration), config)
+            told = {**config, "tasks": tasks_in_a_word(plan.tasks)}
+            provenance.refuse_other_measurement(folder.evaluation(measured.iteration), told)
         store = Store(folder.evaluation(measured.iteration) if measured else folder.trajectories, write_policy)
         status.host("prepare the workers")
         store.sweep()

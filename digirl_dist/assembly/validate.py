@@ -6,6 +6,7 @@ contradiction is refused before torch is loaded.
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from importlib.util import find_spec
 
@@ -66,7 +67,7 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None, command:
     """
     refuse_out_of_range(settings)
     refuse_bad_paths(settings, emulators_here=settings.parallel is not Parallel.host or settings.dry_run)
-    _refuse_unread_labels(settings)
+    _refuse_unread(settings)
     match command:
         case Command.run:
             _refuse_launch(settings, rank)
@@ -178,18 +179,30 @@ def _refuse_modes(settings: Settings) -> None:
         raise SettingsError(f"rollout_size={settings.rollout_size} is no multiple of {key}={size}")
 
 
-def _refuse_unread_labels(settings: Settings) -> None:
+def _refuse_unread(settings: Settings) -> None:
+    """What nothing reads as the others are, so that the run would be another one than was meant."""
     if getattr(settings.emulator, "labels", False) and not getattr(settings.agent, "labels", False):
         how = "needs agent.labels=true" if settings.agent.name == "device" else "is for agent=device"
         raise SettingsError(f"emulator.labels=true {how}: nothing else reads the names of what is on the screen")
+    if settings.offline.data and settings.train_mode is TrainMode.online and not only_measures(settings):
+        raise SettingsError(
+            "offline.data is not read with train_mode=online: add train_mode=offline or train_mode=offline_to_online, "
+            "or leave it out (offline.data=[])"
+        )
+    if settings.predicate is not None and settings.success is not Success.predicate:
+        raise SettingsError(
+            f"predicate={settings.predicate} is not asked with success={settings.success.value}: add "
+            "success=predicate, or leave it out (predicate=null)"
+        )
+    if settings.algorithm.kwargs and settings.algorithm.entry_point is None:
+        raise SettingsError("algorithm.kwargs are for a class of yours: add algorithm.entry_point, or leave them out")
+    if settings.trainer.shard_blocks and not settings.trainer.shard:
+        raise SettingsError(
+            "trainer.shard_blocks says how an agent is sharded: add trainer.shard=true, or leave it out"
+        )
 
 
 def _refuse_collection(settings: Settings) -> None:
-    ssh = settings.ssh
-    if ssh.silence_s < 2 * ssh.ping_s:
-        raise SettingsError(
-            f"ssh.silence_s={ssh.silence_s:g} is no time for two pings, which come every ssh.ping_s={ssh.ping_s:g} s"
-        )
     if settings.parallel is Parallel.host and needs_emulators(settings):
         collector_plugin(settings).check(settings)
 
@@ -219,6 +232,9 @@ def _refuse_judge(settings: Settings) -> None:
                 raise SettingsError("success=predicate needs a function of yours: predicate=my_file:is_done")
             load_entry_point(settings.predicate)
         case Success.judge:
+            for word in re.findall(r"\{(\w+)\}", settings.judge.prompt):
+                if word not in ("instruction", "actions"):
+                    raise SettingsError(f"judge.prompt has {{{word}}}, but there are {{instruction}} and {{actions}}")
             with extra_needed("success=judge", "openai", "judge"):
                 from digirl_dist.chat.client import key_of
             key_of(settings.judge, "judge")
@@ -238,6 +254,13 @@ def _refuse_start(settings: Settings) -> None:
 
 def _refuse_on_ranks(settings: Settings) -> None:
     """What only a host can do."""
+    if only_measures(settings):
+        raise SettingsError("ranks with emulators train and no more: measure and collect with run.py, or by eval-jobs")
+    if settings.success is not Success.environment:
+        verdicts = f"success={settings.success.value}"
+        raise SettingsError(f"ranks with emulators learn from the emulator's own verdicts; use run.py for {verdicts}")
+    if isinstance(settings.trainer, TorchrunSettings):
+        raise SettingsError("trainer=torchrun is for run.py; leave it out, and start ranks with emulators by torchrun")
     if settings.train_mode is not TrainMode.online:
         raise SettingsError(f"ranks with emulators learn online alone; use run.py for {settings.train_mode.value}")
     if isinstance(settings.engine, OpenAIEngineSettings):

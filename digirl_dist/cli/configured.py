@@ -84,9 +84,14 @@ def settings_of(options: argparse.Namespace) -> Settings:
 
 
 def of_run_folder(folder: Path, overrides: Sequence[str]) -> Source:
-    """Returns the configuration that a run folder holds, for the same folder. Raises SettingsError."""
+    """Returns the configuration that a run folder holds, for the same folder. Raises SettingsError.
+
+    So it does for overrides that name another folder.
+    """
     from digirl_dist.settings.configuration import Source
     from digirl_dist.storage.run_folder import existing_run
 
     root = existing_run(folder).resolve()
+    if elsewhere := [each for each in overrides if each.partition("=")[0].lstrip("+") == "save_path"]:
+        raise SettingsError(f"{elsewhere[0]} contradicts {folder}, whose configuration this is: leave one of them out")
     return Source(str(root), "config", (f"save_path={quoted(str(root))}", *overrides))

@@ -359,7 +359,7 @@ class _Collection:
         if key not in self._leases.tickets:
             return
         self._stats.worker_result(worker).retried += 1
-        self._table.tell("episode_retried", worker, slot=slot, ticket=key.number, reason=reason)
+        self._table.tell("episode_retried", worker, slot=slot, **key.place(), reason=reason)
         is_set_aside = self._leases.fail(worker, key, reason, self._table.able(), attempt)
         if worker not in self._leases.holders(key):
             self._fleet.workers[worker].drop([key], "faults")  # it may run what it announced

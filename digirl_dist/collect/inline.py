@@ -165,7 +165,7 @@ class InlineCollector:
 
     def _retry(self, slot: int, key: Key, reason: str, stats: IterationStats) -> None:
         stats.worker_result(NAME).retried += 1
-        self._events.emit("episode_retried", worker=NAME, slot=slot, ticket=key.number, reason=reason)
+        self._events.emit("episode_retried", worker=NAME, slot=slot, **key.place(), reason=reason)
         if self._leases.fail(NAME, key, reason):
             self._events.emit("ticket_set_aside", **self._leases.why_set_aside(key))
 
@@ -179,8 +179,9 @@ class InlineCollector:
             self._events.emit(
                 "episode",
                 worker=NAME,
-                iteration=ticket.iteration,
-                ticket=ticket.index,
-                purpose=ticket.purpose,
+                **ticket.key.place(),
                 success=trajectory.success,
+                reward=trajectory.reward,
+                attempt=ticket.attempt,
+                policy_version=ticket.policy_version,
             )

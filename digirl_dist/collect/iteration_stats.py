@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -59,7 +60,7 @@ class IterationStats:
             trajectories=trajectories,
             worker_results=[self._worker_results[name] for name in sorted(self._worker_results)],
             started_at=self.started_at,
-            acting_at=max(self._acting.values(), default=None),
+            acting_at=self._acting_at(),
             last_ended_at=max(ends, default=None),
             ended_at=self._clock(),
             busy=self._busy(),
@@ -68,6 +69,16 @@ class IterationStats:
             cancelled=cancelled,
             set_aside=set_aside,
         )
+
+    def _acting_at(self) -> float | None:
+        """Returns when the emulators ran: with the last first action of a slot before an episode of the round ended.
+
+        Slots that begin later, such as those of a worker that joins or that runs a ticket a second time, do so while
+        others run.
+        """
+        first_end = min((end for _, start, end in self._episodes if start >= self.started_at), default=math.inf)
+        begun = self._acting.values()
+        return max((at for at in begun if at <= first_end), default=min(begun, default=None))
 
     def _busy(self) -> float | None:
         """Returns the share of slot-seconds in episodes, from the start of the collection to that of the last episode.

@@ -84,7 +84,7 @@ class JudgedCollector:
             except Exception:  # a fault of ours must not end this thread without a word
                 future.set_exception(JudgeError(f"internal error: {traceback.format_exc()}"))
             else:
-                place = {"iteration": trajectory.ticket.iteration, "ticket": trajectory.ticket.index}
+                place = trajectory.ticket.key.place()
                 self._events.emit("judged", **place, success=verdict.success, said=verdict.said[:500])
                 future.set_result(verdict)
 

@@ -232,8 +232,7 @@ class Leases:
         """Returns what an event tells of a ticket that was set aside."""
         failures = self.set_aside[key]
         workers = sorted({failure.worker for failure in failures})
-        place = {"iteration": key.iteration, "ticket": key.number, "purpose": key.purpose}
-        return {**place, "workers": workers, "failures": len(failures), "reason": failures[-1].reason}
+        return {**key.place(), "workers": workers, "failures": len(failures), "reason": failures[-1].reason}
 
     def is_blamed_on_one(self, key: Key) -> bool:
         """Returns whether the ticket's episodes were lost on one worker only."""

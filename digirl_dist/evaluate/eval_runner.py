@@ -115,7 +115,7 @@ def execute(options: argparse.Namespace) -> int:
 
 def _prepared(options: argparse.Namespace) -> EvalRun:
     """Checks everything before any job runs. Raises SettingsError."""
-    listed = read_jobs(options.eval_jobs_config)
+    listed = read_jobs(options.eval_jobs_config.expanduser())
     rank = launched_rank(os.environ)
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     wanted = DeviceRequest(listed.device, options.policy_device, options.policy_device_id)
@@ -124,9 +124,10 @@ def _prepared(options: argparse.Namespace) -> EvalRun:
     if options.resume and not folder.root.is_dir():
         raise SettingsError(f"--resume: {folder.root} is not there; leave --resume out, or name the right --output_dir")
     folder.root.mkdir(parents=True, exist_ok=True)
-    for job in listed.jobs:
+    jobs = [job.pinned() for job in listed.jobs]
+    for job in jobs:
         folder.read(job)
-    return EvalRun(listed.jobs, rank or Rank(), device, folder, options.continue_on_error, options.merge_wait)
+    return EvalRun(jobs, rank or Rank(), device, folder, options.continue_on_error, options.merge_wait)
 
 
 def _launched_at(rank: Rank | None) -> float:

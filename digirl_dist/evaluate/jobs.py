@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,18 @@ import msgspec
 from digirl_dist.errors import EvalJobsError, SettingsError
 from digirl_dist.parallel.compute_device import AUTO
 from digirl_dist.settings.safe_yaml import read_yaml
+from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.digest import digest
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
+_INSTEAD = {
+    "save_path": "the job's own save_path",
+    "seed": "the job's own seed",
+    "rollout_size": "the job's num_episodes",
+    "eval_iterations": "the job's num_episodes",
+    "trainer.device": "the list's device",
+}
+"""Settings of runs that a job has elsewhere, and what has their meaning there."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +42,29 @@ class EvalJob:
     num_steps: int | None = None
     seed: int = 0
     save_path: str | None = None
-    """The run folder whose newest checkpoint is evaluated; null: fresh weights drawn from ``seed``."""
+    """The run folder whose checkpoint is evaluated; null: fresh weights drawn from ``seed``."""
+    checkpoint: int | None = None
+    """Which of its checkpoints; null: the newest when the jobs are started."""
     config_path: str = "config/multimachine"
     config_name: str = "eval"
     overrides: list[str] = field(default_factory=list)
     """Overrides in the command line's notation: ``emulator=gymnasium``, ``task_split=train``."""
 
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """Those of the run in ``save_path``."""
+        return Checkpoints(Path(str(self.save_path)).expanduser() / "checkpoints")
+
+    def pinned(self) -> EvalJob:
+        """Returns the job with the checkpoint that it evaluates now: a run may go on while the job is interrupted."""
+        if self.save_path is None or self.checkpoint is not None:
+            return self
+        return replace(self, checkpoint=max(self.checkpoints.iterations(), default=None))
+
     def fingerprint(self) -> str:
         """Returns a digest of everything that determines the result."""
-        return digest(json.dumps(asdict(self), sort_keys=True).encode())
+        content = {key: value for key, value in asdict(self).items() if (key, value) != ("checkpoint", None)}
+        return digest(json.dumps(content, sort_keys=True).encode())
 
 
 @dataclass(frozen=True)
@@ -85,6 +108,12 @@ def _job(entry: Any, where: str) -> EvalJob:
     counts = [count for count in (job.num_episodes, job.num_steps) if count is not None]
     if len(counts) != 1 or counts[0] < 1:
         raise EvalJobsError(f"{where} needs exactly one of num_episodes and num_steps, at least 1")
+    if job.checkpoint is not None and job.save_path is None:
+        raise EvalJobsError(f"{where} has a checkpoint and no save_path: name the run that it is of")
+    for override in job.overrides:
+        key = override.lstrip("+").partition("=")[0]
+        if key in _INSTEAD:
+            raise EvalJobsError(f"{where} has {override!r:.200} in its overrides: {_INSTEAD[key]} says that")
     return job
 
 

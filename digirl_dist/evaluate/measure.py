@@ -121,13 +121,13 @@ def _enough(job: EvalJob, found: Sequence[Trajectory], aside: int) -> bool:
 
 
 def _checkpoint(job: EvalJob, agent: AgentFactory, work: Path) -> Checkpoint:
-    """Returns the newest checkpoint of the job's run folder, or a fresh one. Raises CheckpointError if it has none."""
+    """Returns the job's checkpoint of its run folder, or a fresh one. Raises CheckpointError if there is none."""
     if job.save_path is not None:
-        root = Path(job.save_path).expanduser() / "checkpoints"
-        newest = Checkpoints(root).newest()
-        if newest is None:
-            raise CheckpointError(f"{root} holds no checkpoint")
-        return newest
+        kept = job.checkpoints.iterations()
+        if job.checkpoint not in kept:
+            which = "" if job.checkpoint is None else f" {job.checkpoint}, but {', '.join(map(str, kept)) or 'none'}"
+            raise CheckpointError(f"{job.checkpoints.root} holds no checkpoint{which}")
+        return job.checkpoints.open(job.checkpoint)
     fresh = Checkpoints(work / "checkpoints")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)

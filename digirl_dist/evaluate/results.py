@@ -81,7 +81,8 @@ class OutputFolder:
             ) from error
         if content.pop("fingerprint", None) != job.fingerprint():
             raise EvalJobsError(
-                f"{self.result(job)} is of another job of the same name; choose another --output_dir, or remove it"
+                f"{self.result(job)} is of another job of the same name, or of another checkpoint of its run; choose "
+                "another --output_dir, or remove it"
             )
         result = JobResult(**content)
         return None if result.status != DONE and written_at < self.since else result

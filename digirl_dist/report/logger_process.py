@@ -43,6 +43,8 @@ class LoggerProcess:
         self._trouble: Trouble | None = trouble
         self._done = done
         self._queue: queue.Queue[dict[str, Json] | None] = queue.Queue(_MOST)
+        self._is_behind = False
+        """Whether something was left out: all that follows is, too, as a resumed run logs what is after the newest."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "digirl_dist.report.logger_process", name],
@@ -58,7 +60,8 @@ class LoggerProcess:
 
     def give(self, kind: str, content: Json, step: int) -> None:
         """Hands over without waiting; see ``loggers.hand``."""
-        self._put({"kind": kind, "content": content, "step": step})
+        if not self._is_behind:
+            self._put({"kind": kind, "content": content, "step": step})
 
     def close(self) -> None:
         """Waits at most CLOSE_S; what was not taken by then is logged when the run is resumed."""
@@ -73,6 +76,7 @@ class LoggerProcess:
         try:
             self._queue.put_nowait(message)
         except queue.Full:
+            self._is_behind = True
             self._tell("it does not keep up; what it misses is logged when the run is resumed")
 
     def _hand_over(self) -> None:

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,9 +20,13 @@ from digirl_dist.rollout.slot_time import ACTIVITIES
 from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files, strict_json
 from digirl_dist.storage.disk_full import FailFast, WritePolicy
+from digirl_dist.tasks import Round
 from digirl_dist.trainer import Update
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
+
+if TYPE_CHECKING:
+    from digirl_dist.storage.trajectory_store import Store
 
 Figures = dict[str, Json]
 
@@ -65,6 +69,13 @@ class Metrics:
         text = "".join(strict_json.dumps(line) + "\n" for line in self.lines)
         self._write_policy.wait_for(str(self.path), lambda: atomic_files.write_text(self.path, text))
 
+    def make_up_for(self, until: int, store: Store, outcomes: Outcomes) -> None:
+        """Drops the lines from iteration ``until`` on, and adds those before it that a crash lost, without times."""
+        self.keep_until(until)
+        for iteration in sorted(set(range(until)) - set(self.iterations)):
+            episodes = store.read(iteration) if store.has(Round(iteration)) else ()
+            self.append(outcomes.checked(results(iteration, episodes), episodes))
+
     def append(self, figures: Figures) -> None:
         text = strict_json.dumps(figures).encode()
         self._texts.append(text)
@@ -97,6 +108,25 @@ def results(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
     }
 
 
+class Outcomes:
+    """Knows whether success means anything: if ``told`` of it, or once there were both successes and failures.
+
+    ``metrics`` has the figures so far, of a run that is continued.
+    """
+
+    def __init__(self, told: bool, metrics: Metrics | None = None) -> None:
+        self.mean_something = told or (
+            metrics is not None and any(line.get("success_rate") is not None for line in metrics.lines)
+        )
+        self._seen: set[bool] = set()
+
+    def checked(self, figures: Figures, trajectories: Sequence[Trajectory]) -> Figures:
+        """Returns the figures of these episodes; success is null where it means nothing."""
+        self._seen.update(trajectory.success for trajectory in trajectories)
+        self.mean_something = self.mean_something or len(self._seen) == 2
+        return figures if self.mean_something else {**figures, "success_rate": None, "success_by_task": {}}
+
+
 def late(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
     """Returns how many updates the policies lagged behind, and the lengths of episodes carried in and in time."""
     staleness = [float(iteration - trajectory.ticket.policy_version) for trajectory in trajectories]
@@ -109,6 +139,12 @@ def late(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
         "carried_in_steps_mean": _mean(_steps(carried_in)),
         "in_time_steps_mean": _mean(_steps(in_time)),
     }
+
+
+def measured(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
+    """Returns the figures of a measurement's episodes: all but ``late``, as nothing learns from them."""
+    found = results(iteration, trajectories)
+    return {name: figure for name, figure in found.items() if name not in late(iteration, ())}
 
 
 def confidence(trajectories: Sequence[Trajectory]) -> Figures:
@@ -136,7 +172,7 @@ def collection(result: CollectionResult) -> Figures:
         "set_aside": result.set_aside,
         "carried_in_s_mean": _mean([s for key, s in result.seconds.items() if key[0] < result.iteration]),
         "in_time_s_mean": _mean([s for key, s in result.seconds.items() if key[0] == result.iteration]),
-        "episodes_by_worker": {worker_result.worker: worker_result.episodes for worker_result in result.worker_results},
+        "episodes_by_worker": _episodes_by_worker(result),
         **result.judging,
     }
 
@@ -158,6 +194,12 @@ def overhead_s(result: CollectionResult, before: Update | None, measured_s: floa
     assert result.acting_at is not None and result.last_ended_at is not None and result.stored_at is not None
     begin = max(0.0, result.acting_at - before.learned_at - measured_s)  # episodes begun ahead cost nothing here
     return round(begin + result.stored_at - max(result.last_ended_at, before.learned_at), 4)
+
+
+def _episodes_by_worker(result: CollectionResult) -> dict[str, int]:
+    """Counts also those that landed before this process started, whose workers may have gone."""
+    counts = Counter(trajectory.worker for trajectory in result.trajectories)
+    return {name: counts[name] for name in sorted({each.worker for each in result.worker_results} | counts.keys())}
 
 
 def _added(parts: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -45,6 +45,10 @@ class Progress:
         """How many there will be."""
         self.finished = 0
         """How many there are."""
+        self.verdict = "episode"
+        """The event that tells whether an episode was a success: ``judged`` where a judge decides."""
+        self.tells_success = True
+        """Whether success means something even while all episodes are alike in it."""
         self._first = 0
         self.began_at = clock()
         self._output = output
@@ -52,7 +56,7 @@ class Progress:
         self._lock = threading.Lock()
         self._repeats = Repeats(clock)
         self._round: Round | None = None
-        self._successes = 0
+        self._verdicts: Counter[bool] = Counter()
         self._episodes: Counter[str] = Counter()
         self._iteration_at: float | None = None
         self._took_s: deque[float] = deque(maxlen=5)
@@ -70,10 +74,12 @@ class Progress:
     def listen(self, kind: str, content: dict[str, Json]) -> None:
         """Handles an event: counts an episode, or prints a message about a fault."""
         with self._lock:
-            if kind == "episode":
+            if kind in ("episode", "judged"):
                 self._enter(Round(content["iteration"], content.get("purpose", "train")))
-                self._episodes[content["worker"]] += 1
-                self._successes += bool(content["success"])
+                if kind == self.verdict:
+                    self._verdicts[bool(content["success"])] += 1
+                if kind == "episode":
+                    self._episodes[content["worker"]] += 1
                 return
         text = _message(kind, content)
         if text is not None and self._repeats.is_new(kind, content):
@@ -134,9 +140,10 @@ class Progress:
 
     @property
     def success_rate(self) -> float | None:
-        """The rate of the collection under way."""
-        landed = self._episodes.total()
-        return self._successes / landed if landed else None
+        """The rate of the collection under way; None while nobody has told, or while it means nothing."""
+        known = self._verdicts.total()
+        means_something = self.tells_success or all(self._verdicts[each] for each in (True, False))
+        return self._verdicts[True] / known if known and means_something else None
 
     def episodes_per_s(self, worker: str) -> float | None:
         """Returns a worker's speed in the collection under way; None before its first episode."""
@@ -177,7 +184,8 @@ class Progress:
         """Counts anew in a new collection; episodes that it took over count in it."""
         current = round if self.status.round is None else self.status.round.round
         if current != self._round:
-            self._round, self._successes = current, 0
+            self._round = current
+            self._verdicts.clear()
             self._episodes.clear()
 
 

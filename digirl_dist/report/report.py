@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 
 from digirl_dist.collection import CollectionResult
@@ -12,8 +11,10 @@ from digirl_dist.report.media import Media
 from digirl_dist.report.metrics import (
     Figures,
     Metrics,
+    Outcomes,
     collection,
     confidence,
+    measured,
     measured_version,
     overhead_s,
     results,
@@ -26,9 +27,7 @@ from digirl_dist.storage.disk_full import WritePolicy
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Round
 from digirl_dist.trainer import Update
-from digirl_dist.trajectory import Trajectory
 
 _PAGE_EVERY_S = 30.0
 _PAGE_PAUSE = 50.0
@@ -59,8 +58,8 @@ class Report:
         self._evaluations = Metrics(folder.evaluations, write_policy)
         self._log = log
         self._logs = False
-        self._tells_success = tells_success or any(line.get("success_rate") is not None for line in self._metrics.lines)
-        self._outcomes: set[bool] = set()
+        self._tells_success = tells_success
+        self._outcomes = Outcomes(tells_success, self._metrics)
         self._before: Update | None = None
         self._measured_s = 0.0
         """What evaluations have taken since then."""
@@ -69,12 +68,7 @@ class Report:
 
     def resumed(self, checkpoint: Checkpoint, store: Store, iterations: int) -> None:
         """Makes the metrics agree with the checkpoint, whatever state a crash left them in."""
-        self._metrics.keep_until(checkpoint.iteration)
-        known = set(self._metrics.iterations)
-        for iteration in range(checkpoint.iteration):
-            if iteration not in known:
-                episodes = store.read(iteration) if store.has(Round(iteration)) else ()
-                self._metrics.append(self._results(iteration, episodes))
+        self._metrics.make_up_for(checkpoint.iteration, store, self._outcomes)
         self._events.emit("run_started", iteration=checkpoint.iteration)
         self._progress.begin(checkpoint.iteration, iterations)
         self._begin_log(checkpoint.iteration, iterations)
@@ -86,7 +80,7 @@ class Report:
 
     def iteration(self, result: CollectionResult, update: Update) -> None:
         own: Figures = {
-            **self._results(result.iteration, result.trajectories),
+            **self._outcomes.checked(results(result.iteration, result.trajectories), result.trajectories),
             **collection(result),
             "update_s": round(update.learned_at - update.started_at, 4),
             "overhead_s": overhead_s(result, self._before, self._measured_s),
@@ -105,33 +99,43 @@ class Report:
             self._write_page()
         self._status.host(None)
 
-    def evaluation(self, result: CollectionResult, checkpoint: Checkpoint) -> float:
-        """Reports a measurement of ``checkpoint`` in ``evaluation.jsonl``; returns the rate, or the mean reward."""
+    def evaluation(self, result: CollectionResult, checkpoint: Checkpoint) -> tuple[float, str]:
+        """Reports a measurement of ``checkpoint`` in ``evaluation.jsonl``.
+
+        Returns the figure by which checkpoints compare, and its name: the success rate, or the mean reward where
+        nothing tells success. It is the same one through all of a run.
+        """
         figures = {
             "checkpoint": checkpoint.iteration,
-            **self._results(result.iteration, result.trajectories),
+            **self._outcomes.checked(measured(result.iteration, result.trajectories), result.trajectories),
             "purpose": result.purpose,
-            **(confidence(result.trajectories) if self._tells_success else {}),
+            **(confidence(result.trajectories) if self._outcomes.mean_something else {}),
+            **result.judging,
         }
         self._measured_s += result.ended_at - result.started_at
-        if not any({**line, "time": figures["time"]} == figures for line in self._evaluations.lines):
+        compared = figures.keys() - {"time"}
+        if not any(all(line.get(key) == figures[key] for key in compared) for line in self._evaluations.lines):
             self._evaluations.append(figures)  # else its episodes were stored before
-        self._media.add(result.trajectories)
+            self._media.add(result.trajectories)
         self._begin_log(None, 0)
         self._log.evaluation(figures, checkpoint.iteration)
         self._progress.evaluation(figures)
         self._status.host(None)
-        rate = figures["success_rate"]
-        return float(figures["reward_mean"] or 0.0) if rate is None else float(rate)
+        return self._rating(figures)
 
     def _begin_log(self, first: int | None, iterations: int) -> None:
         if not self._logs:
             self._logs = True
             self._log.begin(first, self._metrics.after, self._evaluations.lines, iterations)
 
-    def has_evaluation(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether ``checkpoint`` was evaluated during training."""
-        return any(measured_version(line) == checkpoint.iteration for line in self._evaluations.lines)
+    def rating(self, checkpoint: Checkpoint) -> tuple[float, str] | None:
+        """Returns what ``evaluation`` returned of ``checkpoint``; None unless it was evaluated during training."""
+        lines = self._evaluations.lines
+        return next((self._rating(line) for line in lines if measured_version(line) == checkpoint.iteration), None)
+
+    def _rating(self, figures: Figures) -> tuple[float, str]:
+        compared_by = "success_rate" if self._tells_success else "reward_mean"
+        return float(figures.get(compared_by) or 0.0), compared_by
 
     def close(self) -> None:
         """Writes the page and prints the summary, even for an interrupted run."""
@@ -146,13 +150,6 @@ class Report:
             f"run folder {self._folder.root}" + (f", report {report}" if report.exists() else ""), "bold"
         )
         self._events.emit("run_ended", iterations=len(self._metrics.iterations))
-
-    def _results(self, iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
-        """Returns the figures of episodes; success is null where it means nothing."""
-        figures = results(iteration, trajectories)
-        self._outcomes.update(trajectory.success for trajectory in trajectories)
-        self._tells_success = self._tells_success or len(self._outcomes) == 2
-        return figures if self._tells_success else {**figures, "success_rate": None, "success_by_task": {}}
 
     def _write_page(self) -> None:
         started = time.monotonic()

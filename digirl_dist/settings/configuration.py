@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -26,8 +26,9 @@ from digirl_dist.plain_text import HIDDEN, hide, secrets_of, without_secrets_in
 from digirl_dist.settings import Settings
 from digirl_dist.settings.digirl_files import is_digirl, translated
 from digirl_dist.settings.key_places import free_keys, options_of_groups
-from digirl_dist.settings.keys import quoted, types_of
+from digirl_dist.settings.keys import keys_of, quoted, types_of
 from digirl_dist.settings.nearest import nearest
+from digirl_dist.settings.paths import Input
 from digirl_dist.settings.places import find_folder, own_folder
 from digirl_dist.settings.plugins import COLLECTOR
 from digirl_dist.settings.ranges import refuse_out_of_range, shown
@@ -94,6 +95,7 @@ def load(config_path: str, config_name: str, overrides: Sequence[str]) -> Settin
         raise SettingsError(explained(error)) from error
     if isinstance(settings, Settings):
         _refuse_keys_of_others(settings)
+        _refuse_nested_texts(settings)
     else:
         raise SettingsError(f"{config_name}.yaml is no configuration: let it begin with `defaults: [host, _self_]`")
     return settings
@@ -245,11 +247,27 @@ def _refuse_unknown_keys(overrides: Sequence[str]) -> None:
 
 
 def _refuse_keys_of_others(settings: Settings) -> None:
-    """A free key of an option that was not chosen, which Hydra adds to the one that was."""
-    for group in options_of_groups():
+    """A free key of an option that was not chosen, which Hydra adds to the one that was; or its name, which chooses
+    nothing."""
+    for group, options in options_of_groups().items():
         chosen = getattr(settings, group)
+        own = {kind: name for name, kind in options.items()}.get(type(chosen))
+        if own != chosen.name:
+            raise SettingsError(
+                f"{group}.name={chosen.name} chooses nothing, it is {group}={own} still: choose by the command line's "
+                f"{group}={chosen.name}, or in the defaults of a file, as `- override {group}: {chosen.name}`"
+            )
         if added := sorted(vars(chosen).keys() - types_of(type(chosen)).keys()):
             raise SettingsError(f"there is no key '{group}.{added[0]}' with {group}={chosen.name}")
+
+
+def _refuse_nested_texts(settings: Settings) -> None:
+    """A list or a mapping among texts, which OmegaConf takes as it is."""
+    for key in keys_of(settings):
+        if get_origin(key.hint) is list and get_args(key.hint)[0] in (str, Input):
+            for place, value in enumerate(key.value):
+                if not isinstance(value, str):
+                    raise SettingsError(f"{key.name}[{place}] must be a text, not {shown(value)}")
 
 
 def _with_homes(override: str) -> str:

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any, get_args, get_origin
 
 from hydra.errors import MissingConfigException
-from omegaconf.errors import ConfigTypeError, InterpolationResolutionError, ValidationError
+from omegaconf.errors import ConfigTypeError, GrammarParseError, InterpolationResolutionError, ValidationError
 
 from digirl_dist.settings.digirl_keys import KEYS, became
 from digirl_dist.settings.key_places import all_keys, classes_at, fields_of, group_of
@@ -32,6 +32,11 @@ def explained(error: Exception) -> str:
                 group, name = option.rsplit("/", 1)
                 known = [each for each in cause.options or () if not each.endswith("_schema")]
                 return f"{group}: there is no {name!r}; {nearest(name, known)}"
+            case GrammarParseError():
+                return (
+                    f"a value cannot be understood ({first_line(cause)}): ${{ begins a reference to another key and "
+                    "needs a }; \\${ is no reference"
+                )
     causes = [str(cause) for cause in _causes(error)]
     if wrong := re.search(r"Key '([^']+)' not in '(\w+)'(?:\s+full_key: (\S+))?", "\n".join(causes)):
         advice = digirl_key(wrong[1]) or nearest_key(wrong[1], fields_of(wrong[2]), group_of(wrong[2]))

@@ -18,8 +18,19 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's, which every wheel of PyYAML has: PyYAML's own takes half a second for two thousand brackets."""
 
 
+_MERGE = "tag:yaml.org,2002:merge"
+
+
 class _TextKeys(_LOADER):  # type: ignore[misc]
-    """Takes ``on: true`` for what it looks like: to YAML 1.1 the key is a truth value."""
+    """Takes ``on: true`` for what it looks like: to YAML 1.1 the key is a truth value.
+
+    Raises ValueError for a key that a mapping has twice, of which PyYAML drops the first.
+    """
+
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()
+        _refuse_repeated_keys(node)
+        return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         for key, _ in node.value:
@@ -27,6 +38,28 @@ class _TextKeys(_LOADER):  # type: ignore[misc]
                 key.tag = "tag:yaml.org,2002:str"
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
+
+
+def _refuse_repeated_keys(root: yaml.Node | None) -> None:
+    """Looks at every mapping as it is written: what ``<<`` merges into one may be given again."""
+    seen, left = set[int](), [root]
+    while left:
+        node = left.pop()
+        if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            left += node.value
+            continue
+        lines: dict[tuple[str, str], int] = {}
+        for key, value in node.value:
+            left.append(value)
+            if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
+                continue
+            name, line = (key.tag, key.value), key.start_mark.line + 1
+            if name in lines:
+                raise ValueError(f"{key.value[:200]!r} is given twice, in lines {lines[name]} and {line}: keep one")
+            lines[name] = line
 
 
 def load_yaml(text: str, name: str) -> Any:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from digirl_dist.settings.ranges import Count, Pause, Positive, Seconds, Share, Silence
+from digirl_dist.errors import SettingsError
+from digirl_dist.settings.ranges import Count, Pause, Positive, Seconds, Share, Silence, refuse_out_of_range
 
 
 class SshTransport(Enum):
@@ -34,6 +35,15 @@ class SshSettings:
     slowest_kb_s: Positive = 16.0
     """Lowest mean rate of a transfer, in KiB per second. A transfer that is slower for longer than ``stall_s``
     fails."""
+
+    def __post_init__(self) -> None:
+        """Raises SettingsError for a number out of its range, and if quiet links would be dropped unasked."""
+        refuse_out_of_range(self, "ssh.")
+        if self.silence_s < 2 * self.ping_s:
+            raise SettingsError(
+                f"ssh.silence_s={self.silence_s:g} must be at least twice ssh.ping_s={self.ping_s:g}: a link that is "
+                "only quiet would be dropped"
+            )
 
 
 @dataclass

@@ -81,7 +81,7 @@ def stated(words: Sequence[str], measured: Figures | None = None) -> Figures:
 
 def of_rehearsal(settings: RehearsalSettings) -> Figures:
     """Returns what the settings of ``emulator=rehearsal`` say: the means of its log-normal times."""
-    faults = settings.hang_rate + settings.crash_rate + settings.error_rate
+    faults = min(1.0, settings.hang_rate + settings.crash_rate + settings.error_rate)
     step_s = settings.step_s * math.exp(settings.step_sigma**2 / 2)
     steps = settings.steps * math.exp(settings.steps_sigma**2 / 2)
     return Figures(

@@ -158,7 +158,9 @@ class _Best(msgspec.Struct):
     """What ``best.json`` says."""
 
     iteration: Natural
-    success_rate: float
+    success_rate: float | None = None
+    reward_mean: float | None = None
+    """In place of the former, of an environment that tells no success."""
 
 
 class Checkpoints:
@@ -196,18 +198,21 @@ class Checkpoints:
     def has_any(self) -> bool:
         return bool(self.iterations())
 
-    def rate(self, checkpoint: Checkpoint, success_rate: float) -> None:
-        """Records a checkpoint's success rate. It becomes the best unless an older one did at least as well."""
-        before = self._best()
-        if before is not None and before.success_rate >= success_rate:
+    def rate(self, checkpoint: Checkpoint, value: float, figure: str = "success_rate") -> None:
+        """Records how well a checkpoint did, by its success rate or ``reward_mean``.
+
+        It becomes the best unless an older one did at least as well by the same figure.
+        """
+        before = getattr(self._best(), figure, None)
+        if before is not None and before >= value:
             return
         path = self.root / "best.json"
-        atomic_files.write_json(path, {"iteration": checkpoint.iteration, "success_rate": success_rate})
+        atomic_files.write_json(path, {"iteration": checkpoint.iteration, figure: value})
         self._point("best", checkpoint.folder)
         self._remove_superseded(self.iterations()[-1])
 
     def best(self) -> Checkpoint | None:
-        """Returns the checkpoint of highest success; None before any was rated."""
+        """Returns the checkpoint that did best; None before any was rated."""
         best = self._best()
         return None if best is None else self.open(best.iteration)
 

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from digirl_dist.errors import TrajectoryError
+from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage import episode_file, parquet
 from digirl_dist.storage.json_lines import JsonLines
 from digirl_dist.storage.parquet_bounds import BoundedFile
@@ -57,8 +58,10 @@ class EpisodeIndex:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._is_judged = read_mapping(folder / "config.yaml").get("success") not in (None, "environment")
+        """Whether episodes that have just landed are to be judged: what the emulator said of them does not count."""
         self._events = JsonLines(folder / "events.jsonl")
-        self._pending: defaultdict[Json, list[str]] = defaultdict(list)
+        self._pending: defaultdict[str, list[str]] = defaultdict(list)
         self._chunks: list[pa.Table] = []
         self._row_of: dict[str, int] = {}
         self._place: list[tuple[Path, int]] = []
@@ -94,7 +97,17 @@ class EpisodeIndex:
 
     def _found(self) -> list[str]:
         again = [path for path, (written, _) in self._unreadable.items() if _written(path) != written]
-        return [*again, *(path for path in _files(self._folder) if path not in self._seen)]
+        return [*again, *(path for path in self._files() if path not in self._seen)]
+
+    def _files(self, number: str = "[0-9]*") -> Iterator[str]:
+        """Yields the files of finished iterations, of evaluations, and of single episodes that have just landed; of one
+        round or all."""
+        single = f"trajectories/.landing/{{}}/*{episode_file.SUFFIX}"
+        patterns = ["trajectories/{}.parquet", "evaluation/{}/*.parquet"]
+        if not self._is_judged:
+            patterns += [single, single.replace("{}", "evaluation/{}")]
+        for pattern in patterns:
+            yield from sorted(glob.iglob(f"{glob.escape(str(self._folder))}/{pattern.format(number)}"))
 
     def table(self, first: int = 0, most: int | None = None) -> pa.Table:
         """Returns ``most`` rows from ``first`` on. ``time`` (Unix seconds), ``attempt`` and ``trouble`` are from the
@@ -115,7 +128,7 @@ class EpisodeIndex:
         """Returns the row of an episode; reads no files but those of its round. Raises KeyError."""
         number = _KEY.match(key)
         if key not in self._row_of and number is not None:
-            for path in _files(self._folder, f"{int(number[1]):06d}"):
+            for path in self._files(f"{int(number[1]):06d}"):
                 if path not in self._seen:
                     self._add(path)
         return self._row_of[key]
@@ -164,13 +177,21 @@ class EpisodeIndex:
         for event in events:
             ticket = event.get("ticket")
             if event.get("event") == "episode_retried" and type(ticket) is int:
-                self._pending[ticket].append(str(event.get("reason", "")))
+                self._pending[_ticket_of(event)].append(str(event.get("reason", "")))
             elif event.get("event") == "episode" and type(ticket) is int:
                 key = f"{_PREFIX.get(str(event.get('purpose')), 't')}{event.get('iteration')}.{ticket}"
-                trouble = "; ".join(dict.fromkeys(self._pending.pop(ticket, [])))
+                reasons = [*self._pending.pop(_ticket_of(event), []), *self._pending.pop(f"{ticket}", [])]
+                trouble = "; ".join(dict.fromkeys(reasons))
                 attempt, time = event.get("attempt", 0), event.get("time")
                 if isinstance(time, float) and type(attempt) is int:
                     self._arrivals[key] = (time, attempt, trouble)
+
+
+def _ticket_of(event: Mapping[str, Json]) -> str:
+    """Returns the ticket of an event in a word; earlier versions told only the number of one that ran again."""
+    if "iteration" not in event:
+        return f"{event['ticket']}"
+    return f"{event.get('purpose', 'train')} {event['iteration']} {event['ticket']}"
 
 
 def summarise(episodes: Sequence[Trajectory]) -> pa.Table:
@@ -185,14 +206,6 @@ def _written(path: str) -> int:
         return os.stat(path).st_mtime_ns
     except OSError:
         return 0
-
-
-def _files(folder: Path, number: str = "[0-9]*") -> Iterator[str]:
-    """Files of finished iterations, of evaluations, and of single episodes that have just landed; of one or all."""
-    single = f"trajectories/.landing/{{}}/*{episode_file.SUFFIX}"
-    patterns = ("trajectories/{}.parquet", "evaluation/{}/*.parquet", single, single.replace("{}", "evaluation/{}"))
-    for pattern in patterns:
-        yield from sorted(glob.iglob(f"{glob.escape(str(folder))}/{pattern.format(number)}"))
 
 
 def _summary(path: Path) -> tuple[pa.Table, list[int]]:

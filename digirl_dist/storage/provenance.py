@@ -35,9 +35,12 @@ _FIXED = (
 """A run whose tickets, weights or optimiser were made with other values of these is another run."""
 _MEASURED = (
     *("agent", "emulator", "judge", "max_steps", "predicate", "rollout_size", "seed", "success"),
-    *("task_order", "task_set", "task_split"),
+    *("task_mode", "task_order", "task_set", "task_split", "tasks"),
 )
-"""What decides which episodes measure a checkpoint, and how they are acted and judged."""
+"""What decides which episodes measure a checkpoint, and how they are acted and judged. Each mode has its own seeds, and
+a file of tasks may have changed."""
+_NOTED_OF_LATE = ("task_mode", "tasks")
+"""Earlier versions did not note these."""
 _TOLD = 5
 """Changes that are told of many."""
 _GIT_S = 10.0
@@ -67,7 +70,7 @@ def refuse_other_measurement(folder: Path, configuration: Mapping[str, Json]) ->
         atomic_files.write_json(path, now)
         return
     try:
-        before = json.loads(path.read_text())
+        before = {**{key: now.get(key) for key in _NOTED_OF_LATE}, **json.loads(path.read_text())}
         key = next((key for key in {**before, **now} if before.get(key) != now.get(key)), None)
     except (ValueError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{path} is damaged; rename {folder}, and the checkpoint is measured anew") from error

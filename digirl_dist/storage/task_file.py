@@ -52,7 +52,7 @@ class _Entry:
 
 def _entries(path: Path) -> list[_Entry]:
     try:
-        text = regular_file.content(path).decode()
+        text = regular_file.content(path).decode("utf-8-sig")  # some editors begin a file with a mark of its order
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"task_set {path} cannot be read: {regular_file.defect(error)}") from error
     if path.suffix in _LINES:

@@ -22,6 +22,7 @@ from digirl_dist.assembly.parts import (
     record_start,
     run_root,
     starting,
+    tells_success,
 )
 from digirl_dist.assembly.policy import describe_policy
 from digirl_dist.emulator.plugins import Device
@@ -35,6 +36,7 @@ from digirl_dist.settings import Settings, configuration
 from digirl_dist.storage import provenance
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
+from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.train.data_selector import DataSelector, EpisodeReplay, NewestFragments
 from digirl_dist.train.learner import RankLearner
 from digirl_dist.train.loop import NullReporter, RankLoop, Reporter
@@ -141,12 +143,13 @@ def _rank_zero_reporter(
     context: RankContext, folder: RunFolder, learner: RankLearner, state: ResumedState, stack: ExitStack
 ) -> Reporter:
     from digirl_dist.assembly.run import experiment_log
-    from digirl_dist.report.metrics import Metrics
+    from digirl_dist.report.metrics import Metrics, Outcomes
     from digirl_dist.train.reporter import RankZeroReporter, StreamEvaluator
 
     settings, own = context.settings, context.settings.distributed
     metrics = Metrics(folder.metrics)
-    metrics.keep_until(state.iteration)
+    outcomes = Outcomes(tells_success(settings), metrics)
+    metrics.make_up_for(state.iteration, Store(folder.trajectories), outcomes)
     events = Events(folder.events)
     stack.callback(events.close)
     log = experiment_log(settings, folder, events)
@@ -160,6 +163,7 @@ def _rank_zero_reporter(
         checkpoints=checkpoints_of(folder, settings, describe_policy(settings, context.emulator.spec)),
         metrics=metrics,
         log=log,
+        outcomes=outcomes,
         say=partial(print, flush=True),
         steps=own.steps * context.bsize * context.rank.world_size,
         global_step=state.global_step,

@@ -12,7 +12,7 @@ import torch
 from digirl_dist.agent import Agent, contract
 from digirl_dist.collection import CollectionResult
 from digirl_dist.report.experiment_log import ExperimentLog
-from digirl_dist.report.metrics import Metrics, results, together
+from digirl_dist.report.metrics import Metrics, Outcomes, results, together
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.train.learner import RankLearner
@@ -67,6 +67,7 @@ class RankZeroReporter:
     checkpoints: Checkpoints
     metrics: Metrics
     log: ExperimentLog
+    outcomes: Outcomes
     say: Callable[[str], None]
     steps: int
     """Of all emulators of all ranks in one iteration."""
@@ -76,11 +77,11 @@ class RankZeroReporter:
     def report(self, report: IterationReport) -> None:
         self.global_step += self.steps
         own = {
-            **results(report.iteration, report.episodes),
+            **self.outcomes.checked(results(report.iteration, report.episodes), report.episodes),
             "policy_version": report.iteration,
             "world_size": len(report.states),
             "global_step": self.global_step,
-            **self.evaluator.figures(self.learner.agent, report.iteration),
+            **self._evaluated(report.iteration),
         }
         figures = together(own, {name: round(value, 6) for name, value in report.figures.items()})
         self._store(report)
@@ -92,6 +93,11 @@ class RankZeroReporter:
         average = figures.get("episode_reward_avg_100")
         told = "-" if average is None else f"{average:.2f}"
         self.say(f"iteration {report.iteration:3d}  steps {self.global_step}  episode_reward_avg_100 {told}")
+
+    def _evaluated(self, iteration: int) -> dict[str, float | None]:
+        found = self.evaluator.figures(self.learner.agent, iteration)
+        alike = found.get("eval_success_rate") in (0.0, 1.0)
+        return {**found, "eval_success_rate": None} if alike and not self.outcomes.mean_something else {**found}
 
     def _store(self, report: IterationReport) -> None:
         """Replaces what a killed launch left of this iteration: another number of ranks collects other episodes."""

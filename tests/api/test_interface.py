@@ -24,6 +24,7 @@ from digirl_dist import Decision, Fleet, Observation, Policy, Run
 from digirl_dist.api.training import compose, overrides
 from digirl_dist.assembly.policy import agent_settings_of, describe_policy
 from digirl_dist.child_process import environment
+from digirl_dist.collect.judged import with_verdict
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator import Actions, BoxActions, DeviceActions, DiscreteActions, EmulatorSpec, ProductActions
 from digirl_dist.errors import (
@@ -187,6 +188,31 @@ def test_an_episode_is_found_as_soon_as_it_landed_and_stays_the_same_row(tmp_pat
     parquet.write(folder / "trajectories" / "000001.parquet", [episode(1, 0, False), one])
     landing.unlink()
     assert run.episode("t1.4").success and len(run.episodes()) == 8 and run.index.row("t1.4") == 6
+
+
+def test_why_a_ticket_ran_again_is_told_of_its_own_episode(tmp_path: Path) -> None:
+    """Numbers of tickets repeat: in each iteration, and in evaluations between."""
+    folder = make_run(tmp_path / "run", iterations=1)
+    places = [{"iteration": 0, "ticket": 1, "purpose": purpose} for purpose in ("evaluate", "train")]
+    for place in (places[0], {**places[0], "iteration": [9]}):
+        append(folder / "events.jsonl", {"event": "episode_retried", **place, "reason": "that of the evaluation"})
+    append(folder / "events.jsonl", landed(episode(0, 1, True), 1.9e9))
+    (row,) = Run(folder).episodes().to_pandas().query("key == 't0.1'").itertuples()
+    assert row.time == 1.9e9 and row.trouble == ""
+
+
+def test_an_episode_that_is_to_be_judged_is_found_with_its_verdict(tmp_path: Path) -> None:
+    """Its row kept what the emulator had said of it."""
+    folder, one = tmp_path / "run", episode(0, 4, False)
+    landing = folder / "trajectories" / ".landing" / "000000" / "000000-00004.episode"
+    landing.parent.mkdir(parents=True)
+    (folder / "config.yaml").write_text("success: judge\n")
+    episode_file.write(landing, one)
+    run = Run(folder)
+    assert len(run.episodes()) == 0
+    parquet.write(folder / "trajectories" / "000000.parquet", [with_verdict(one, True)])
+    landing.unlink()
+    assert run.episodes().table["success"].to_pylist() == [True] and run.episode("t0.4").reward == 1.0
 
 
 def test_one_episode_is_read_without_the_files_of_other_iterations(tmp_path: Path) -> None:

@@ -19,13 +19,16 @@ from digirl_dist.assembly.run import run
 from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import (
+    AlgorithmSettings,
     CustomAgentSettings,
     CustomEmulatorSettings,
     EvaluationSettings,
     InProcessSettings,
+    JudgeSettings,
     OfflineSettings,
     Parallel,
     Settings,
+    Success,
     TaskMode,
     TrainMode,
 )
@@ -204,6 +207,14 @@ def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
     ("others", "said"),
     [
         ({"train_mode": TrainMode.offline}, "needs offline.data"),
+        ({"offline": OfflineSettings(["."])}, "offline.data is not read with train_mode=online"),
+        ({"algorithm": AlgorithmSettings(kwargs={"a": 1})}, "algorithm.kwargs are for a class of yours"),
+        ({"trainer": InProcessSettings(shard_blocks=["T5Block"])}, "add trainer.shard=true"),
+        (
+            {"success": Success.judge, "judge": JudgeSettings(prompt="Is {instructions} done?")},
+            r"judge.prompt has \{instructions\}, but there are \{instruction\} and \{actions\}",
+        ),
+        ({"predicate": "my_file:is_done"}, "predicate=my_file:is_done is not asked with success=environment"),
         (
             {
                 "train_mode": TrainMode.offline,

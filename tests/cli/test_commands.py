@@ -113,6 +113,22 @@ def test_init_leaves_no_file_where_the_disk_is_full(
     assert not list((tmp_path / "new").iterdir())
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["eval", "{run}", "save_path=elsewhere"], "save_path=elsewhere contradicts {run}, whose"),
+        (["eval", "{run}", "--config-name", "host"], "eval {run} takes the run's own configuration: leave"),
+        (["export", "{run}", "new", "--to", "atif", "--public"], "--public says who may read what is uploaded"),
+    ],
+)
+def test_words_that_nothing_would_read_are_refused(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 1\n")
+    assert main([word.format(run=tmp_path) for word in words]) == 2
+    assert said.format(run=tmp_path) in capsys.readouterr().err
+
+
 def test_the_configuration_in_a_run_folder_is_one_to_start_from(tmp_path: Path) -> None:
     settings = configuration.load(HERE, "host", ["emulator=gymnasium", "emulator.id=A-v0", "bsize=3"])
     (tmp_path / "config.yaml").write_text(configuration.to_yaml(settings))

@@ -43,7 +43,6 @@ MISTAKES = {
     "--fleet many: must be whole numbers": ["plan", "--fleet", "many"],
     "name a run that measured it, as --run runs/mine": ["plan"],
     "limits.orphan_s=3.0 is out of range: set it to a number from 6": ["demo", "limits.orphan_s=3"],
-    "ssh.silence_s=3 is no time for two pings": ["demo", "ssh.silence_s=3"],
     "emulator.setup=missing.sh is not there": ["demo", "emulator.setup=missing.sh"],
 }
 PROGRAM = """

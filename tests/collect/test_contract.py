@@ -112,6 +112,7 @@ def test_a_failing_emulator_costs_a_retry_and_time_that_is_booked_under_faults(t
             assert keys(result) == [Key(iteration, index) for index in range(8)]
             assert sum(worker_result.retried for worker_result in result.worker_results) == 1
             assert here.count("episode_retried") == iteration + 1
+            assert sum(content["attempt"] for event, content in here.events if event == "episode") == iteration + 1
             lost = sum(worker_result.slot_seconds.get("faults", 0.0) for worker_result in result.worker_results)
             if how == "hang":
                 assert 2.8 <= lost <= 4.5, "the limit of a step, and what two busy cores add"

@@ -51,6 +51,21 @@ def test_an_episode_that_is_carried_over_and_ends_while_the_policy_is_measured_c
     assert following.missing == 1 and first[1].key not in leases.tickets
 
 
+def test_a_slot_that_begins_while_others_run_is_no_overhead() -> None:
+    """Such as that of a worker that joins late: the time until its first action counted as overhead."""
+    clock = Clock()
+    stats = IterationStats(Round(1), clock)
+    stats.ended("w1", 60.0, 0.0)  # carried in, from an iteration before
+    for slot in range(2):
+        clock.at += 1.0
+        stats.acting("w1", slot)
+    clock.at += 10.0
+    stats.ended("w1", 9.0, 0.0)
+    clock.at += 1.0
+    stats.acting("w2", 0)
+    assert stats.result([], 0, 0, 0).acting_at == 102.0
+
+
 @pytest.mark.parametrize(("seconds", "age_s"), [(3.0, 0.0), (1e9, 0.0), (1e9, 1e9), (0.0, 1e9)])
 def test_a_busy_share_is_one_at_most_whatever_workers_say_or_bring_from_before(seconds: float, age_s: float) -> None:
     clock = Clock()

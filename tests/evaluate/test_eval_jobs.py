@@ -15,7 +15,9 @@ from user_classes_on_ranks import Fragile
 from digirl_dist.errors import EvalJobsError
 from digirl_dist.evaluate.eval_runner import main
 from digirl_dist.evaluate.jobs import EvalJob, read_jobs
+from digirl_dist.evaluate.results import DONE, JobResult, OutputFolder
 from digirl_dist.storage import parquet
+from digirl_dist.storage.checkpoint import Checkpoints
 
 pytestmark = [pytest.mark.system, pytest.mark.long_file(40)]
 
@@ -100,6 +102,17 @@ def test_d2_two_jobs_of_one_name_are_refused_before_anything_runs(tmp_path: Path
         read_jobs(jobs)
     assert main(arguments(jobs, tmp_path / "out")) == 2
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.unit
+def test_a_list_may_lie_below_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Shells leave the ``~`` of ``--eval_jobs_config=~/jobs.json`` as it is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "jobs.json", [job("same"), job("same")])
+    assert main(["--eval_jobs_config=~/jobs.json", f"--output_dir={tmp_path / 'out'}"]) == 2
+    assert "more than one job called 'same'" in capsys.readouterr().err
 
 
 @pytest.mark.unit
@@ -257,6 +270,9 @@ def test_d8_a_job_that_is_done_is_not_run_again_and_another_of_its_name_is_refus
         ({"num_episode": 3}, "unknown key 'num_episode'"),
         ({"num_episodes": "3"}, "got `str` - at `[$].num_episodes`"),
         ({"num_episodes": 1, "name": "../x"}, "can be a file's"),
+        ({"num_episodes": 1, "overrides": ["bsize=1", "save_path=runs/mine"]}, "the job's own save_path says that"),
+        ({"num_episodes": 1, "checkpoint": 3}, "has a checkpoint and no save_path: name the run"),
+        ({"num_episodes": 1, "overrides": ["seed=3"]}, "has 'seed=3' in its overrides: the job's own seed"),
     ],
 )
 def test_d8_wrong_jobs_are_refused_by_name_and_key(tmp_path: Path, wrong: dict[str, Any], said: str) -> None:
@@ -264,6 +280,26 @@ def test_d8_wrong_jobs_are_refused_by_name_and_key(tmp_path: Path, wrong: dict[s
     path.write_text(json.dumps([{"name": "x", **wrong}]))
     with pytest.raises(EvalJobsError, match=said):
         read_jobs(path)
+
+
+@pytest.mark.unit
+def test_a_result_is_that_of_a_checkpoint_and_not_of_whatever_its_run_has_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that had gone on got the result of before, or episodes of two policies in one."""
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
+    checkpoints.save(0, {}, {}, {})
+    jobs, out = write(tmp_path / "jobs.json", [job("mine", save_path=str(tmp_path / "run"))]), tmp_path / "out"
+    (pinned,) = [each.pinned() for each in read_jobs(jobs).jobs]
+    assert pinned.checkpoint == 0
+    out.mkdir()
+    OutputFolder(out).write(pinned, JobResult("mine", DONE, 0, 0, {"checkpoint": 0}))
+    assert main(arguments(jobs, out)) == 0, "it is done"
+    checkpoints.save(1, {}, {}, {})
+    assert main(arguments(jobs, out)) == 2
+    assert "or of another checkpoint of its run" in capsys.readouterr().err
+    again = write(tmp_path / "again.json", [job("mine", save_path=str(tmp_path / "run"), checkpoint=0)])
+    assert main(arguments(again, out)) == 0
 
 
 def test_d9_it_works_on_the_cpu_with_no_launcher_and_no_process_group(tmp_path: Path) -> None:

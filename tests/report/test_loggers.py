@@ -235,6 +235,33 @@ def test_a_logger_that_fails_or_hangs_is_named_once_and_delays_nothing(
 
 
 @pytest.mark.component
+def test_a_logger_that_does_not_keep_up_lacks_the_newest_steps_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resumed run logs what is newer than all that was taken, so a gap before that would stay."""
+    gate, taken, told = tmp_path / "gate", list[int](), list[str]()
+    waits = f"while not os.path.exists({str(gate)!r}): time.sleep(0.05)"
+    (tmp_path / "slow.py").write_text(LOGGER.format(figures=waits, close="pass"))
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import digirl_dist.report.loggers as package\npackage.__path__.append({str(tmp_path)!r})\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(logger_process, "_MOST", 3)
+    run = LoggedRun("run1", "mine", str(tmp_path), "project", {})
+    logger = logger_process.LoggerProcess("slow", run, told.append, lambda kind, step: taken.append(step))
+    for step in range(10):
+        logger.give("figures", {"a/b": 1.0}, step)
+    gate.touch()
+    deadline = time.monotonic() + 60
+    while len(taken) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    logger.give("figures", {"a/b": 1.0}, 10)
+    logger.close()
+    assert taken == list(range(len(taken))) and 2 <= len(taken) < 10
+    assert len(told) == 1 and "it does not keep up" in told[0]
+
+
+@pytest.mark.component
 def test_the_process_of_a_logger_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from digirl_dist.report.logger_process import LoggerProcess\n"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from digirl_dist.collection import CollectionResult
-from digirl_dist.report.metrics import Metrics, measured_version, overhead_s, results
+from digirl_dist.collection import CollectionResult, WorkerResult
+from digirl_dist.report.metrics import Metrics, Outcomes, collection, measured_version, overhead_s, results
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trainer import Update
@@ -31,6 +32,24 @@ def test_the_entropy_is_estimated_from_the_steps_and_success_counted_by_task() -
     assert found["entropy"] == pytest.approx(-(probabilities * np.log(probabilities)).sum())
     assert found["success_by_task"] == {"a": [1, 2], "b": [0, 1]}
     assert results(0, [episode("a", True, [math.nan])])["entropy"] is None
+
+
+def test_episodes_by_worker_are_all_of_the_iteration_after_a_resume_too() -> None:
+    """The first of them landed before this process started, from a worker that has gone."""
+    landed = [replace(episode("a", True, []), worker=name) for name in ("w0", "w1", "w1")]
+    figures = collection(CollectionResult(0, landed, [WorkerResult("w1", episodes=2), WorkerResult("w2")]))
+    assert figures["episodes_by_worker"] == {"w0": 1, "w1": 2, "w2": 0}
+
+
+def test_success_that_nobody_tells_is_reported_once_it_tells_episodes_apart(tmp_path: Path) -> None:
+    alike, other = [episode("a", True, []), episode("b", True, [])], [episode("a", False, [])]
+    outcomes, rates = Outcomes(told=False), []
+    for each in (alike, other, alike):
+        rates.append(outcomes.checked(results(0, each), each)["success_rate"])
+    assert rates == [None, 0.0, 1.0]
+    assert Outcomes(told=True).checked(results(0, alike), alike)["success_rate"] == 1.0
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 0, "success_rate": 0.5}\n')
+    assert Outcomes(told=False, metrics=Metrics(tmp_path / "metrics.jsonl")).mean_something
 
 
 @pytest.mark.parametrize(

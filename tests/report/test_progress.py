@@ -79,6 +79,30 @@ def test_each_worker_has_a_line_with_its_speed_and_its_trouble() -> None:
     assert rows[6].split() == ["w0", "runs", "episodes", "0.50", "2/2"]
 
 
+def test_the_success_on_the_way_is_that_of_whoever_judges() -> None:
+    site = Site()
+    site.progress.verdict = "judged"
+    site.collect(2)
+    site.land("w0", False)
+    assert site.progress.success_rate is None, "the emulator's own verdict does not count"
+    for success in (True, False, True):
+        site.progress.listen("judged", {"iteration": 0, "ticket": 0, "purpose": "train", "success": success})
+    assert site.progress.success_rate == pytest.approx(2 / 3)
+    site.collect(0, iteration=1)
+    site.land("w0", False, iteration=1)
+    assert site.progress.success_rate is None
+
+
+def test_there_is_no_success_on_the_way_where_it_means_nothing() -> None:
+    site = Site()
+    site.progress.tells_success = False
+    site.collect(2)
+    site.land("w0", True)
+    assert site.progress.success_rate is None and "success" not in site.progress.sentence()
+    site.land("w0", False)
+    assert site.progress.success_rate == 0.5
+
+
 def test_the_time_left_follows_the_last_iterations() -> None:
     site = Site()
     assert site.progress.left_s() is None, "nothing is known yet"

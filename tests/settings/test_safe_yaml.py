@@ -20,6 +20,8 @@ def test_a_few_aliases_are_fine() -> None:
     assert load_yaml("a & b: 3 * 4", "f.yaml") == {"a & b": "3 * 4"}
     many = "\n".join(["- &one {x: 1}", "- *one", *["- {id: go, params: {a: 1}}"] * 5000])
     assert len(load_yaml(many, "f.yaml")) == 5002, "values that no alias stands for count as well"
+    nested = "x: {deep: &own {<<: &base {a: 1, b: 1}, a: 2}}\nfirst: {<<: *own, a: 3}\non: {on: 1}"
+    assert load_yaml(nested, "f.yaml")["first"] == {"a": 3, "b": 1}, "what is merged may be given again"
 
 
 @pytest.mark.parametrize(
@@ -34,6 +36,8 @@ def test_a_few_aliases_are_fine() -> None:
         ("? " * 200_000, "f.yaml nests deeper than 100 levels"),
         ("".join(f"&a{n} [" for n in range(10_000)) + "*a1", "f.yaml nests deeper than 100 levels"),
         ("[&a x, *b, {y: *a", "f.yaml is not valid"),
+        ("train: [a]\ntest: [b]\ntrain: [c]", "f.yaml is not valid: 'train' is given twice, in lines 1 and 3"),
+        ('{"jobs": [{"seed": 1, "name": "x", "seed": 1}]}', "'seed' is given twice, in lines 1 and 1"),
         ("2024-13-45", "f.yaml is not valid"),
         ("!!int ''", "f.yaml is not valid"),
         ("? [a]\n: b", "f.yaml is not valid"),

@@ -109,6 +109,10 @@ def test_figures_of_a_run_are_read_from_its_files_without_its_first_iteration(tm
         of_run(tmp_path)
 
 
+def test_a_rehearsal_whose_rates_add_up_to_more_than_one_fails_always() -> None:
+    assert of_rehearsal(RehearsalSettings(hang_rate=0.6, crash_rate=0.6, steps=12.5)).fail_rate == 1.0
+
+
 @pytest.mark.parametrize("word", ["step=1", "step_s=-1", "step_s=nan", "step_s=", "link_mb_s=0", "steps=inf"])
 def test_a_figure_that_is_none_is_named(word: str) -> None:
     with pytest.raises(SettingsError, match=word.split("=")[0]):

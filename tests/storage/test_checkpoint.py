@@ -96,6 +96,16 @@ def test_the_best_gives_way_to_a_better_one(tmp_path: Path) -> None:
     assert (tmp_path / "best").resolve().name == "000002"
 
 
+def test_success_and_reward_are_not_compared_with_each_other(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    rated = [(0.9, "success_rate"), (-50.0, "reward_mean"), (-60.0, "reward_mean"), (-40.0, "reward_mean")]
+    for iteration, (value, figure) in enumerate(rated):
+        checkpoints.rate(checkpoints.save(iteration, state(), {}, {}), value, figure)
+        best = checkpoints.best()
+        assert best is not None and best.iteration == [0, 1, 1, 3][iteration]
+    assert json.loads((tmp_path / "best.json").read_text()) == {"iteration": 3, "reward_mean": -40.0}
+
+
 @pytest.mark.parametrize("name", ["trainer.pt", "metrics.json", "policy.safetensors", "manifest.json"])
 def test_a_bit_that_changed_in_any_file_is_noticed(tmp_path: Path, name: str) -> None:
     """In the manifest itself it is noticed unless the content means the same."""

@@ -150,6 +150,7 @@ def measured(*overrides: str) -> dict[str, Json]:
     [
         ("task_split=test", "task_split=train"),
         ("task_set=multistep", "task_set=default"),
+        ("task_mode=collect", "task_mode=evaluate"),
         ("seed=1", "seed=0"),
         ("rollout_size=64", "rollout_size=128"),
         ("max_steps=3", "max_steps=None"),
@@ -164,6 +165,21 @@ def test_episodes_that_measure_a_checkpoint_are_not_taken_for_others(tmp_path: P
         provenance.refuse_other_measurement(folder, measured(word))
     folder.rename(folder.with_name("test-split"))
     provenance.refuse_other_measurement(folder, measured(word))
+
+
+def test_episodes_of_a_file_of_tasks_that_has_changed_since_measure_nothing(tmp_path: Path) -> None:
+    provenance.refuse_other_measurement(tmp_path, {**measured("task_set=mine.txt"), "tasks": "1 with digest ab"})
+    with pytest.raises(SettingsError, match="tasks=2 with digest cd, but .* with tasks=1 with digest ab"):
+        provenance.refuse_other_measurement(tmp_path, {**measured("task_set=mine.txt"), "tasks": "2 with digest cd"})
+
+
+def test_a_measurement_of_an_earlier_version_which_did_not_note_its_mode_goes_on(tmp_path: Path) -> None:
+    provenance.refuse_other_measurement(tmp_path, measured())
+    path = tmp_path / "measurement.json"
+    noted = json.loads(path.read_text())
+    assert noted.pop("task_mode") == "evaluate"
+    path.write_text(json.dumps(noted))
+    provenance.refuse_other_measurement(tmp_path, measured())
 
 
 def test_a_damaged_note_of_a_measurement_is_named(tmp_path: Path) -> None:

@@ -39,6 +39,11 @@ def test_a_text_file_has_one_instruction_per_line(tmp_path: Path) -> None:
     ]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_instruction(tmp_path: Path) -> None:
+    path = written(tmp_path, "general.txt", "\ufeffSearch for shoes\r\nOpen the mail\r\n")
+    assert [task.instruction for task in from_file(path, "train")] == ["Search for shoes", "Open the mail"]
+
+
 def test_the_split_may_be_part_of_the_name(tmp_path: Path) -> None:
     written(tmp_path, "general_train.txt", "Do it\n")
     written(tmp_path, "general_test.txt", "Try it\n")

@@ -194,8 +194,15 @@ def test_b10_launches_that_cannot_work_are_refused_with_the_fix(capsys: pytest.C
         check_launch(distributed=False, rank=Rank(0, 2, 0, 2))
     assert main(["--distributed"]) == 2
     assert "torchrun --nproc_per_node=N" in capsys.readouterr().err
-    assert main(["train_mode=offline"]) == 2
-    assert "use run.py for offline" in capsys.readouterr().err
+    for word, said in (
+        ("train_mode=offline", "use run.py for offline"),
+        ("success=judge", "the emulator's own verdicts; use run.py for success=judge"),
+        ("task_mode=evaluate", "measure and collect with run.py"),
+        ("parallel=worker", "measure and collect with run.py"),
+        ("trainer=torchrun", "start ranks with emulators by torchrun"),
+    ):
+        assert main([word]) == 2
+        assert said in capsys.readouterr().err
     if not torch.cuda.is_available():
         assert main(["trainer.device=cuda"]) == 2
         assert "no CUDA device is visible; use cpu" in capsys.readouterr().err
@@ -272,6 +279,27 @@ def test_b12_two_ranks_learn_and_one_needs_about_as_many_steps(tmp_path: Path) -
     assert main(words(tmp_path / "one", *more, "train_iterations=14")) == 0
     two, one = steps_until_good(tmp_path / "two"), steps_until_good(tmp_path / "one")
     assert 1 / 2.5 < two / one < 2.5
+
+
+@pytest.mark.component
+def test_an_environment_that_tells_no_success_has_no_success_rate(tmp_path: Path) -> None:
+    """Every return of CartPole is above 0."""
+    more = ["bsize=1", "train_iterations=1", "distributed.eval_freq=1", "distributed.eval_episodes=1"]
+    assert main([f"save_path={tmp_path}", *more]) == 0
+    (line,) = metrics(tmp_path)
+    assert line["episodes"] and line["reward_mean"] > 0 and line["eval_reward_mean"] > 0
+    assert line["success_rate"] is None and line["success_by_task"] == {} and line["eval_success_rate"] is None
+
+
+@pytest.mark.component
+def test_a_line_of_metrics_that_a_crash_lost_is_made_up_for(tmp_path: Path) -> None:
+    """It is written after the checkpoint."""
+    for iterations in (1, 2):
+        assert main(words(tmp_path, "distributed.eval_freq=0", f"train_iterations={iterations}")) == 0
+        before = metrics(tmp_path)
+        (tmp_path / "metrics.jsonl").write_text("")
+    assert [line["iteration"] for line in before] == [0, 1]
+    assert before[0]["episodes"] == sum(each.ticket.iteration == 0 for each in episodes(tmp_path))
 
 
 @pytest.mark.unit

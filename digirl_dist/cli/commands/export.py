@@ -9,6 +9,7 @@ import argparse
 import sys
 
 from digirl_dist.cli.configured import path
+from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import printable
 from digirl_dist.report.output import shown
 
@@ -24,6 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
+    if options.public and options.push is None:
+        raise SettingsError("--public says who may read what is uploaded: add --push OWNER/NAME, or leave it out")
     with shown("export the run", sys.stderr) as progress:
         from digirl_dist.export import export
         from digirl_dist.export.hub import push, refuse_no_repository
