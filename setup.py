@@ -67,7 +67,7 @@ setup(
         "pyyaml>=6.0",
         "rich>=13.7",
         "safetensors>=0.4",
-        "tensorboard>=2.14",
+        "tensorboard>=2.18",
         "torch>=2.6",
         "xxhash>=3.4",
     ],

@@ -151,6 +151,11 @@ class HeavyCoin(Coin):
         self.ballast = nn.Parameter(torch.zeros(megabytes * 250_000))
 
 
+def acted_as_wanted(trajectory: Any) -> bool:
+    """Judges by what the task's params say."""
+    return bool(trajectory.steps[1].action == trajectory.ticket.task.params["wanted"])
+
+
 def second_action_is_one(trajectory: Any) -> bool:
     """A judgement that the emulator does not make."""
     return bool(trajectory.steps[1].action == 1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from digirl_dist.errors import SettingsError
 from digirl_dist.settings import EmulatorSettings, Inference, JaxSettings, Settings, Success, configuration
 from digirl_dist.settings.plugins import AGENT, settings_classes
 from digirl_dist.storage.start import start_of
+from digirl_dist.tasks import Task
 from digirl_dist.user_code.entry_point import load_entry_point
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ def build_device(settings: Settings, emulator: EmulatorSettings) -> Device:
         tasks = from_file(task_set, split, emulator.known_tasks(split), lambda task: emulator.can_run(task, elsewhere))
     else:
         tasks = list(emulator.tasks(task_set, split))
+    _refuse_params(tasks)
     agent, acts_there = agent_plugin(settings), settings.inference is Inference.worker
     max_steps = settings.max_steps or device.max_steps
     opaque = isinstance(agent, CustomAgentSettings) and isinstance(emulator, CustomEmulatorSettings)
@@ -63,6 +66,15 @@ def build_device(settings: Settings, emulator: EmulatorSettings) -> Device:
         extras=(*device.extras, *(agent.extras if acts_there else ())),
         guard=EpisodeGuard(emulator.name, device.spec, max_steps, check_action, agent.learns),
     )
+
+
+def _refuse_params(tasks: Sequence[Task]) -> None:
+    """Raises SettingsError for what would not come to a worker, or into a file, as it is."""
+    for task in tasks:
+        try:
+            json.dumps(task.params, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise SettingsError(f"the params of task {task.id!r:.200} are no JSON: {error}") from error
 
 
 def _refuse_misfit(settings: Settings, emulator: EmulatorSettings, spec: EmulatorSpec) -> None:

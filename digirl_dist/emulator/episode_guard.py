@@ -94,6 +94,8 @@ class EpisodeGuard:
         for name, (said, wanted) in pairs.items():
             if said != wanted:
                 raise TrajectoryError(f"it is the episode of another {name}: {said!r:.200} instead of {wanted!r:.200}")
+        if found.task.params != json.loads(json.dumps(ticket.task.params)):
+            raise TrajectoryError("it is the episode of a task with other params")
 
     def _check_step(self, step: Step, is_last: bool) -> None:
         if not _is_finite(step.reward):

@@ -54,7 +54,10 @@ def _table(file: Path) -> pa.Table:
 
 def _ours(rows: pa.Table) -> pa.Table:
     """Returns the columns of the schema in its types; ``datasets`` widens some of them."""
-    rows = _with_goals(_with_purpose(_with_observations(rows)))
+    rows = _with_purpose(_with_observations(rows))
+    for name, usual in (("achieved", "[]"), ("params", "{}")):
+        if name not in rows.schema.names:  # of an earlier version
+            rows = rows.append_column(name, pa.array([usual] * len(rows), pa.string()))
     return rows.select(parquet.SCHEMA.names).replace_schema_metadata(None).cast(parquet.SCHEMA)
 
 
@@ -77,13 +80,6 @@ def _observation(parts: list[pa.Array], missing: pa.Array) -> pa.Array:
     if pa.types.is_struct(image.type):
         image = pc.if_else(image.is_valid(), image.field("bytes"), pa.scalar(None, image.type.field("bytes").type))
     return pa.StructArray.from_arrays([text, image, vector], list(_PARTS), mask=missing)
-
-
-def _with_goals(rows: pa.Table) -> pa.Table:
-    """Adds ``achieved`` to rows of earlier versions."""
-    if "achieved" in rows.schema.names:
-        return rows
-    return rows.append_column("achieved", pa.array(["[]"] * len(rows), pa.string()))
 
 
 def _with_purpose(rows: pa.Table) -> pa.Table:

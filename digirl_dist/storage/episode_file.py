@@ -1,7 +1,7 @@
 """One episode in one file: as a worker sends it, and as it lies in the run folder until its iteration ends.
 
 A digest of all that follows, then MessagePack: the images as they are, each once however often it was seen, and the
-rest in a part that zlib has packed. Reading one takes a quarter of the processor time of Parquet with its 24 columns,
+rest in a part that zlib has packed. Reading one takes a quarter of the processor time of Parquet with its 25 columns,
 and memory as its size is.
 """
 
@@ -24,7 +24,7 @@ from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files
 from digirl_dist.tasks import Purpose, Task, Ticket
 from digirl_dist.trajectory import Goal, Observation, Step, Trajectory, float32
-from digirl_dist.types import Natural
+from digirl_dist.types import Json, Natural
 
 SUFFIX = ".episode"
 _DIGEST_BYTES = 16
@@ -65,6 +65,7 @@ class _Origin(msgspec.Struct, array_like=True, frozen=True):
     worker: str
     slot: Natural
     success: bool
+    params: str = "{}"
 
 
 class _File(msgspec.Struct, array_like=True, frozen=True):
@@ -129,12 +130,13 @@ def _decoded(data: bytes, most_steps: int) -> Trajectory:
     most = sum(map(len, file.images)) + _BEYOND  # each step has its own copy in Parquet
     if sum(len(file.images[one.image]) for one in rows.seen if one.image is not None) > most:
         raise TrajectoryError(f"its images would unpack to more than {most} bytes")
-    if sum(_values(said) for done in rows.steps for said in (done.action, done.achieved)) > _MOST_VALUES:
+    said = [rows.origin.params, *(each for done in rows.steps for each in (done.action, done.achieved))]
+    if sum(map(_values, said)) > _MOST_VALUES:
         raise TrajectoryError(f"its actions and goals would unpack to more than {_MOST_VALUES} values")
     *seen, final = (_observation(one, file.images) for one in rows.seen)
     steps = [_step(one, done) for one, done in zip(seen, rows.steps, strict=True)]
     told = rows.origin
-    task = Task(told.task, told.instruction)
+    task = Task(told.task, told.instruction, params_of(told.params))
     ticket = Ticket(told.iteration, told.index, task, told.seed, told.policy_version, purpose=told.purpose)
     return Trajectory(ticket, told.episode_id, told.worker, told.slot, steps, final, told.success)
 
@@ -166,6 +168,7 @@ def _origin(episode: Trajectory) -> _Origin:
         episode.worker,
         episode.slot,
         bool(episode.success),
+        json.dumps(ticket.task.params),
     )
 
 
@@ -218,4 +221,12 @@ def goals(said: str) -> list[Goal]:
     found = json.loads(said)
     if not isinstance(found, list) or not all(isinstance(goal, dict) for goal in found):
         raise TrajectoryError(f"the goals that a step met are {said[:80]!r}, not a list of JSON objects")
+    return found
+
+
+def params_of(said: str) -> dict[str, Json]:
+    """Returns the params of a task, as they are stored. Raises TrajectoryError, or ValueError for no JSON."""
+    found = json.loads(said)
+    if not isinstance(found, dict):
+        raise TrajectoryError(f"the params of the task are {said[:80]!r}, not a JSON object")
     return found

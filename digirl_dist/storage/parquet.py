@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.storage import atomic_files, parquet_bounds
-from digirl_dist.storage.episode_file import goals
+from digirl_dist.storage.episode_file import goals, params_of
 from digirl_dist.tasks import Purpose, Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
@@ -46,24 +46,29 @@ SCHEMA = pa.schema(
         ("achieved", pa.string()),
         ("success", pa.bool_()),
         ("final_observation", _OBSERVATION),
+        ("params", pa.string()),
     ]
 )
-"""``success`` belongs to the episode and repeats in each row; ``final_observation`` is null except in the last row."""
+"""``success``, and the task's ``params`` as JSON, belong to the episode and repeat in each row; ``final_observation``
+is null except in the last row."""
 
 
 _SEEN = ("observation", "final_observation")
 _MAY_BE_NULL = ("final_observation", "log_prob")
 """An unknown log-probability is NaN, which some libraries store as null."""
-_OF_THE_EPISODE = {"iteration", "ticket", "worker", "slot", "purpose", "policy_version", "task", "seed", "success"}
+_OF_THE_EPISODE = frozenset(
+    ("iteration", "ticket", "worker", "slot", "purpose", "policy_version", "task", "seed", "success", "params")
+)
 _LONGEST_REASON = 500
 _STREAMED_ROWS = 64
 _GROUP_BYTES = 32 << 20
 _SMALL_COLUMN = 1 << 12
 
-_BEFORE_GOALS = SCHEMA.remove(SCHEMA.get_field_index("achieved"))
+_BEFORE_PARAMS = SCHEMA.remove(SCHEMA.get_field_index("params"))
+_BEFORE_GOALS = _BEFORE_PARAMS.remove(SCHEMA.get_field_index("achieved"))
 _BEFORE_PURPOSES = _BEFORE_GOALS.remove(SCHEMA.get_field_index("purpose"))
 """The columns of earlier versions, in which an evaluation of policy version v had the iteration -1 - v."""
-_KNOWN = (SCHEMA, _BEFORE_GOALS, _BEFORE_PURPOSES)
+_KNOWN = (SCHEMA, _BEFORE_PARAMS, _BEFORE_GOALS, _BEFORE_PURPOSES)
 _REWRITE = "if your own run wrote it before 2026-11-22, write it anew: python -m digirl_dist.storage.parquet"
 
 
@@ -95,6 +100,7 @@ def to_table(trajectory: Trajectory) -> pa.Table:
         "instruction": ticket.task.instruction,
         "seed": ticket.seed,
         "success": trajectory.success,
+        "params": json.dumps(ticket.task.params),
     }
     rows = [
         {
@@ -268,7 +274,7 @@ def _ticket(row: dict[str, Any]) -> Ticket:
         iteration, purpose = -1 - iteration, "evaluate"
     if purpose not in get_args(Purpose):
         raise TrajectoryError(f"the purpose of an episode is {purpose!r}")
-    task = Task(row["task"], row["instruction"])
+    task = Task(row["task"], row["instruction"], params_of(row.get("params", "{}")))
     return Ticket(iteration, row["ticket"], task, row["seed"], row["policy_version"], purpose=purpose)
 
 

@@ -73,6 +73,23 @@ def test_a_function_of_the_users_judges_every_episode(say: Say, tmp_path: Path, 
     assert len(events(tmp_path, "judged")) == 6
 
 
+@pytest.mark.parametrize("place", ["parallel=single", "dry_run=true"])
+def test_a_function_knows_the_params_of_the_task_wherever_the_episode_ran(say: Say, tmp_path: Path, place: str) -> None:
+    tasks = tmp_path / "tasks.yaml"
+    tasks.write_text("[{id: zero, params: {wanted: 0}}, {id: one, params: {wanted: 1}}]")
+    words = ["success=predicate", "predicate=user_classes:acted_as_wanted", f"task_set={tasks}"]
+    done = say(tmp_path / "run", place, *words)
+    assert done.returncode == 0, done.stderr
+    trajectories = parquet.read(tmp_path / "run" / "trajectories" / "000000.parquet")
+    assert {each.ticket.task.id: each.ticket.task.params for each in trajectories} == {
+        "zero": {"wanted": 0},
+        "one": {"wanted": 1},
+    }
+    assert [each.success for each in trajectories] == [
+        each.steps[1].action == each.ticket.task.params["wanted"] for each in trajectories
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -76,6 +76,16 @@ def test_an_episode_of_the_ticket_passes() -> None:
     GUARD.check(episode(step(), step(), step(truncated=True)), TICKET, "w1")
 
 
+def test_an_episode_of_a_task_with_other_params_is_refused() -> None:
+    params = {"app": "Clock", "parts": [{"on": True}]}
+    wanted = replace(TICKET, task=replace(TICKET.task, params=params))
+    GUARD.check(episode(ticket=wanted), wanted, "w1")
+    for other in ({}, {"app": "Maps", "parts": [{"on": True}]}, {"app": "Clock", "parts": nested(50_000)}):
+        told = replace(TICKET, task=replace(TICKET.task, params=other))
+        with pytest.raises(TrajectoryError, match="other params"):
+            GUARD.check(episode(ticket=told), wanted, "w1")
+
+
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [

@@ -59,6 +59,13 @@ def test_an_episode_reads_back_as_parquet_has_it(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".part"] == []
 
 
+def test_an_episode_of_before_there_were_params_is_read(tmp_path: Path) -> None:
+    rows, images = parts()
+    del rows[0][11]
+    path = on_disk(tmp_path / "e.episode", file_of(rows, images))
+    assert episode_file.read(path).ticket.task.params == {}
+
+
 def told(one: Trajectory) -> Any:
     def seen(what: Observation) -> Any:
         vector = None if what.vector is None else (what.vector.dtype, what.vector.tolist(), what.vector.flags.writeable)
@@ -131,6 +138,9 @@ FOREIGN: dict[str, Callable[[], bytes]] = {
     "an action without end": lambda: changed(1, 0, 0, to="[" * 100_000),
     "a reward that is a text": lambda: changed(1, 0, 2, to="1"),
     "goals that are none": lambda: changed(1, 0, 5, to="[1]"),
+    "params that are none": lambda: changed(0, 11, to="[1]"),
+    "params of many small objects": lambda: changed(0, 11, to='{"a": [' + "{}," * 800_000 + "{}]}"),
+    "params without end": lambda: changed(0, 11, to='{"a":' * 100_000),
     "a slot below zero": lambda: changed(0, 9, to=-1),
     "another purpose": lambda: changed(0, 2, to="play"),
 }

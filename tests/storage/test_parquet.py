@@ -31,7 +31,8 @@ def episode(index: int = 0, steps: int = 3) -> Trajectory:
     vector = np.array([1.5, 2.5], np.float32)
     last, met = Observation("open it", png(9), vector), ({"app": "Clock"},)
     taken.append(Step(last, {"type": "done"}, -0.25, 1.0, True, False, met))
-    ticket = Ticket(4, index, Task("open_clock", "open it"), seed=99, policy_version=4)
+    task = Task("open_clock", "open it", {"app": "Clock", "on": True, "within": [1, 0.5, None]})
+    ticket = Ticket(4, index, task, seed=99, policy_version=4)
     return Trajectory(ticket, f"e{index}", "w1", 2, taken, Observation("open it", png(200)), success=True)
 
 
@@ -55,6 +56,24 @@ def test_goals_that_are_no_goals_are_refused(said: str) -> None:
     altered = table.set_column(table.schema.get_field_index("achieved"), "achieved", pa.array([said] * len(table)))
     with pytest.raises(TrajectoryError, match="goals|row"):
         parquet.from_table(altered)
+
+
+@pytest.mark.parametrize("said", ["[]", "[", "null", '{"app": "Maps"}'])
+def test_params_that_are_none_or_differ_are_refused(said: str) -> None:
+    table = parquet.to_table(episode())
+    first = table["params"].to_pylist()[0]
+    rows = [first, *[said] * (len(table) - 1)] if said.startswith("{") else [said] * len(table)
+    altered = table.set_column(table.schema.get_field_index("params"), "params", pa.array(rows))
+    with pytest.raises(TrajectoryError, match="params|row"):
+        parquet.from_table(altered)
+
+
+def test_files_from_before_there_were_params_are_read(tmp_path: Path) -> None:
+    old = parquet.to_table(episode()).drop_columns(["params"])
+    pq.write_table(old, tmp_path / "old.parquet", **parquet.AS_WRITTEN)
+    for read in (parquet.read, parquet.read_stored):
+        (found,) = read(tmp_path / "old.parquet")
+        assert found.ticket.task == Task("open_clock", "open it")
 
 
 def test_an_episode_is_a_small_part_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +151,7 @@ def test_files_from_before_there_were_purposes_are_read(tmp_path: Path, written:
     step = Step(seen, 1, -0.5, 1.0, terminated=True, truncated=False)
     ticket = Ticket(written, 0, Task("t"), seed=1, policy_version=3)
     table = parquet.to_table(Trajectory(ticket, "e", "w", 0, [step], seen, success=True))
-    table = table.drop_columns(["purpose", "achieved"])
+    table = table.drop_columns(["purpose", "achieved", "params"])
     pq.write_table(table, tmp_path / "old.parquet")
     (episode,) = parquet.read(tmp_path / "old.parquet")
     assert (episode.ticket.purpose, episode.ticket.iteration) == read
