@@ -216,6 +216,13 @@ class RemoteWorker(Commands):
             attached.command(action)
 
     def _live(self) -> Waits[None]:
+        try:
+            yield from self._come_and_go()
+        except Exception as defect:  # of ours: this life must not end without a word
+            error = failure_here(self.spec.name, "bring it back", defect)
+            self.post(Lost(self.spec.name, error, is_final=True))
+
+    def _come_and_go(self) -> Waits[None]:
         coming_back = Reconnecting(self.limits, random.uniform)
         while not self._stopping.is_set():
             coming_back.connecting(time.monotonic())

@@ -18,6 +18,7 @@ from digirl_dist.errors import ActionError, EmulatorCrashed, EmulatorError, Emul
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.rollout.pipe import Pipe, restored
 from digirl_dist.settings import LimitSettings
+from digirl_dist.settings.workers import back_off
 from digirl_dist.tasks import Task
 from digirl_dist.types import Json
 
@@ -180,7 +181,7 @@ class Slot:
         if self.failures >= self._limits.failures and not self._is_excused:
             self._enter(State.closed, "", self._limits.quarantine_s)
         else:
-            longest = min(self._limits.back_off_max_s, self._limits.back_off_s * 2 ** max(0, self.failures - 1))
+            longest = back_off(self._limits.back_off_s, self._limits.back_off_max_s, max(0, self.failures - 1))
             self._enter(State.down, "", random.uniform(longest / 2, longest))
         return error
 

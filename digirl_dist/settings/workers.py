@@ -84,6 +84,11 @@ class LimitSettings:
     """Longest wait for worker programs to end after the run; within it, the host kills those that remain."""
 
 
+def back_off(first_s: float, longest_s: float, doublings: int) -> float:
+    """Returns a pause of ``first_s`` doubled so often, but no longer than ``longest_s``."""
+    return min(longest_s, first_s * 2.0 ** min(doublings, 64))  # a float has no room for 1,024
+
+
 @dataclass
 class AndroidInstallSettings:
     """The installation of ``emulator=android`` by ``digirl-dist setup``."""

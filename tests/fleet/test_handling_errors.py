@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from digirl_dist.errors import HandlingError, LinkLostError
+from digirl_dist.fleet.reconnecting import Reconnecting
 from digirl_dist.fleet.session import Session
 from digirl_dist.fleet.spec import Job
 from digirl_dist.fleet.worker import RemoteWorker
@@ -65,6 +66,21 @@ def told() -> Iterator[tuple[RemoteWorker, queue.Queue[Any]]]:
     worker.stop()
     worker.hang_up()
     worker.join(10.0)
+
+
+def test_a_defect_in_coming_back_is_told_and_ends_the_wait_for_the_worker(
+    monkeypatch: pytest.MonkeyPatch, told: tuple[RemoteWorker, queue.Queue[Any]]
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(Honest, "connect", broken)
+    monkeypatch.setattr(Reconnecting, "lost", broken)
+    worker, events = told
+    worker.start()
+    lost = events.get(timeout=120.0)
+    assert isinstance(lost, Lost) and lost.is_final
+    assert isinstance(lost.error, HandlingError) and "planted" in lost.error.reason
 
 
 def test_a_defect_in_acting_on_a_message_takes_the_worker_out_of_service(
