@@ -86,7 +86,7 @@ class SshWorkerConnection:
         return self._control.read_exactly(size, timeout_s)
 
     def answers(self) -> bool:
-        return self._connection.alive
+        return self._connection.answers()
 
     def why_ended(self) -> WorkerError:
         """Tells whether the link broke, or the relay, or the program behind it."""
