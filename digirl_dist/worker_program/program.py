@@ -211,12 +211,9 @@ class Program:
         return LocalPolicies(unpack_file(self._blobs.file(job.agent)), job.torch_threads)
 
     def _new_slots(self, job: StartJob, count: int) -> list[Slot]:
-        """Returns that many slots, whose emulators are booting."""
+        """Returns that many slots, whose emulators the rollout's first turn starts."""
         emulator = self._blobs.file(job.emulator)
-        slots = [Slot(number, emulator, job.limits, self._folder.slot_log(number)) for number in range(count)]
-        for slot in slots:
-            slot.start()
-        return slots
+        return [Slot(number, emulator, job.limits, self._folder.slot_log(number)) for number in range(count)]
 
     def _close_slots(self) -> None:
         rollout, self._rollout, self._policies = self._rollout, None, None

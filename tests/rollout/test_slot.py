@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 from msgspec.structs import replace
-from process_watch import command_line, eventually
+from process_watch import command_line, descriptors_left, eventually
 from user_classes import Counter
 
 from digirl_dist.child_process import environment
@@ -216,6 +216,15 @@ def test_letting_go_ends_everything_below_the_emulator(tmp_path: Path) -> None:
     assert len(pids) == 2
     slot.let_go()
     eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids), 5, "the end of the browser")
+
+
+def test_a_start_that_is_refused_leaks_no_descriptor(tmp_path: Path) -> None:
+    for room in range(6):  # those of its pipe, its lifeline, its log and its process
+        slot = make(tmp_path, Counter)
+        there = os.listdir("/proc/self/fd")
+        with descriptors_left(room), pytest.raises(EmulatorCrashed, match="cannot be started: .*Too many open files"):
+            slot.start()
+        assert slot.state is State.down and len(os.listdir("/proc/self/fd")) == len(there), room
 
 
 def test_killing_the_owner_ends_everything_below_the_emulator(tmp_path: Path) -> None:
