@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import os
 import queue
-import shutil
 import threading
 import time
 import traceback
@@ -149,7 +148,7 @@ class WorkerActor:
         try:
             self._program.run()
             if self._program.stopped:
-                shutil.rmtree(self._folder.root, ignore_errors=True)
+                self._folder.remove()
         except Exception:
             self._failure = traceback.format_exc(limit=-6)
             self._link.close()

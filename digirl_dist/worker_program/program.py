@@ -13,7 +13,6 @@ import fcntl
 import os
 import platform
 import select
-import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ from digirl_dist.capacity import Machine, PoolSize, choose
 from digirl_dist.errors import CheckpointError
 from digirl_dist.exit_status import end_without_a_search_for_garbage
 from digirl_dist.inference.local import LocalPolicies
-from digirl_dist.protocol.job_folder import JobFolder
+from digirl_dist.protocol.job_folder import IS_TAKEN, JobFolder
 from digirl_dist.protocol.messages import Heartbeat, LoadPolicy, MachineFacts, StartJob, TensorEntry
 from digirl_dist.rollout.rollout import Finished, Rollout
 from digirl_dist.rollout.slot import Slot
@@ -267,14 +266,14 @@ def main() -> int:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             print(f"another program serves {folder.root}", file=sys.stderr)
-            return 1
+            return IS_TAKEN
         lock.truncate(0)
         print(os.getpid(), file=lock, flush=True)
         os.chdir(folder.root)
         program = Program(folder, SocketLink(folder), FileBlobs(folder), options.orphan_s, options.package)
         program.run()
         if program.stopped:
-            shutil.rmtree(folder.root, ignore_errors=True)
+            folder.remove()
     return 0
 
 

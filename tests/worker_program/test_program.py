@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import queue
 import shutil
@@ -268,6 +269,17 @@ def test_a_frozen_program_is_replaced_when_asked_to(folder: Path) -> None:
         with attached(folder, 30.0, "--replace") as again:
             assert again.greet().pid != first
     assert program(folder).pid != first
+
+
+def test_a_folder_whose_program_is_about_to_end_is_served_by_the_next(folder: Path) -> None:
+    folder.mkdir()
+    with JobFolder(folder).lock.open("a+") as ending:
+        fcntl.flock(ending, fcntl.LOCK_EX)
+        with attached(folder) as host:
+            log = JobFolder(folder).log
+            eventually(lambda: log.exists() and "another program serves" in log.read_text())
+            JobFolder(folder).remove()
+            host.greet()
 
 
 def test_only_a_worker_program_is_ever_replaced(folder: Path) -> None:
