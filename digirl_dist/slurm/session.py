@@ -20,7 +20,7 @@ from digirl_dist.settings import SshSettings
 from digirl_dist.slurm.commands import EXPORT, environment, words
 from digirl_dist.ssh import tied_process
 from digirl_dist.ssh.connection import Address, Connection, quote, user_name
-from digirl_dist.ssh.mux import PipeEnd, Pipes
+from digirl_dist.ssh.mux import open_pipes
 from digirl_dist.ssh.openssh_channel import OpenSshChannel
 from digirl_dist.strands.course import Course, Waits, pause
 
@@ -35,9 +35,7 @@ class SrunSession:
     """A step of a job: the pipes to its one command, and how it ended."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        stdin, stdout, stderr = os.pipe(), os.pipe(), os.pipe()
-        theirs = stdin[0], stdout[1], stderr[1]
-        self.pipes = Pipes(*map(PipeEnd, (stdin[1], stdout[0], stderr[0])))
+        theirs, self.pipes = open_pipes()
         try:
             self._process = tied_process.start(command, *theirs, env=environment())
         except BaseException:
