@@ -36,6 +36,15 @@ from digirl_dist.strands.course import Course, Waits
 from digirl_dist.tasks import Ticket
 
 _NEVER_THERE_S = 0.2
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def session_clock() -> float:
+    """Returns monotonic seconds that count the sleep of this machine, through which programs elsewhere go on.
+
+    ``time.monotonic`` does not count it on Linux.
+    """
+    return time.clock_gettime(_CLOCK)
 
 
 class InferenceService(Protocol):
@@ -75,7 +84,7 @@ class _Attached:
 
     def serve(self) -> Waits[None]:
         """Acts on what the program says until it ends. Raises WorkerError when that is too early."""
-        self.ask(lambda session: session.greet(time.monotonic()))
+        self.ask(lambda session: session.greet(session_clock()))
         while True:
             message, attached = yield from self._next_message()
             self._hear(message, attached)
@@ -104,7 +113,7 @@ class _Attached:
         self._connection.close()
 
     def _hear(self, message: WorkerMessage, attached: bytes) -> None:
-        self.ask(lambda session: session.receive(message, attached, time.monotonic()))
+        self.ask(lambda session: session.receive(message, attached, session_clock()))
 
     def _next_message(self) -> Waits[tuple[WorkerMessage, bytes]]:
         try:
@@ -209,7 +218,7 @@ class RemoteWorker(Commands):
             attached.hang_up()
 
     def _announce_newest(self, session: Session) -> Effects:
-        return [] if self._policy is None else session.announce(self._policy, time.monotonic())
+        return [] if self._policy is None else session.announce(self._policy, session_clock())
 
     def _ask(self, action: Callable[[Session], Effects]) -> None:
         if (attached := self._attached) is not None:
