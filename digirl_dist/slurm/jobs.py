@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from digirl_dist.child_process import tail
 from digirl_dist.settings.slurm import SlurmSettings
 from digirl_dist.slurm.address import SlurmAddress
 from digirl_dist.slurm.commands import EXPORT, ask
@@ -93,10 +94,7 @@ class Jobs:
 
     def log_tail(self, job: str) -> str:
         """Returns the last lines of the job's log; empty if the nodes do not see the run folder."""
-        try:
-            return "\n".join((self._logs / f"{job}.log").read_text(errors="replace").splitlines()[-_LOG_LINES:])
-        except OSError:
-            return ""
+        return "\n".join(tail(self._logs / f"{job}.log", _LOG_LINES))
 
     def close(self) -> None:
         """Cancels all jobs, also those that still wait."""

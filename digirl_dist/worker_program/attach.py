@@ -19,7 +19,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from digirl_dist.child_process import environment
+from digirl_dist.child_process import environment, tail
 from digirl_dist.protocol.job_folder import IS_TAKEN, JobFolder
 from digirl_dist.protocol.messages import Broken, encode
 from digirl_dist.worker_program.bootstrap import refuse_squatted
@@ -139,10 +139,7 @@ def _await_end(pid: int | None, limit_s: float = 3.0) -> None:
 
 def _last_words(folder: JobFolder, lines: int = 8) -> str:
     """The end of the program's log; nothing if it took its folder with it, as it does when it was asked to stop."""
-    try:
-        return "\n".join(folder.log.read_text(errors="replace").splitlines()[-lines:])
-    except OSError:
-        return ""
+    return "\n".join(tail(folder.log, lines))
 
 
 def _relay(program: socket.socket) -> None:
