@@ -16,6 +16,7 @@ from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.protocol.messages import Heartbeat, HostMessage, Ping, WorkerMessage, decode_host_message, encode
 
 HEARTBEAT_S = 2.0
+_REFUSED_S = 0.5
 
 
 class Link(Protocol):
@@ -124,8 +125,11 @@ class SocketLink(Inbox):
         while True:
             try:
                 host, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError:  # the end, or this process has no descriptor to spare for now
+                if self._listener.fileno() < 0:
+                    return
+                time.sleep(_REFUSED_S)
+                continue
             host.settimeout(10.0)  # a host that takes no bytes for that long is gone
             with self._writing:
                 if self._host is not None:

@@ -6,9 +6,11 @@ import fcntl
 import os
 import queue
 import shutil
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -18,7 +20,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 import torch
-from process_watch import command_line, eventually, processes_with
+from process_watch import command_line, descriptors_left, eventually, processes_with
 from user_classes import Coin, Counter, FairCoin
 
 from digirl_dist.child_process import environment
@@ -31,6 +33,7 @@ from digirl_dist.protocol.messages import (
     Broken,
     EpisodeFailed,
     EpisodeReady,
+    Heartbeat,
     Hello,
     HostMessage,
     Landed,
@@ -54,6 +57,7 @@ from digirl_dist.storage.checkpoint import describe, raw_bytes
 from digirl_dist.storage.digest import digest
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.user_code.packing import pack
+from digirl_dist.worker_program.link import SocketLink
 
 pytestmark = [pytest.mark.component, pytest.mark.long]
 M = TypeVar("M")
@@ -390,3 +394,20 @@ def test_a_stray_file_is_announced_until_the_host_says_to_forget_it(folder: Path
         assert "not a manifest" in host.hear(UnknownFile).reason
         host.say(Landed(["stray"]))
         eventually(lambda: not list((folder / "episodes").iterdir()))
+
+
+def test_a_program_without_a_descriptor_to_spare_accepts_its_host_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    link = SocketLink(JobFolder(tmp_path))
+    with socket.socket(socket.AF_UNIX) as host:
+        with descriptors_left(0):
+            link.start(lambda: Heartbeat("waiting", 0.0, 0.0, [], [], 0, 0))
+            time.sleep(0.2)
+        host.connect(JobFolder(tmp_path).socket)
+        eventually(lambda: link._host is not None)
+        link.send(Loaded(3))
+        with host.makefile("rb") as said:
+            assert Loaded(3) in map(decode_worker_message, said)
+    link.close()
