@@ -21,6 +21,7 @@ from digirl_dist.errors import CheckpointError
 from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.protocol.messages import Heartbeat, WorkerMessage, encode
 from digirl_dist.storage.checkpoint import TensorInfo, tensor_from
+from digirl_dist.worker_program.blobs import delete_altered
 from digirl_dist.worker_program.link import Inbox, beat
 from digirl_dist.worker_program.program import Program
 
@@ -73,6 +74,9 @@ class ObjectBlobs:
 
     def missing(self, digests: Sequence[str]) -> list[str]:
         return [name for name in digests if name not in self._arrays and not self._path(name).exists()]
+
+    def verify(self, digests: Sequence[str]) -> None:
+        delete_altered(map(self._path, digests))
 
     def tensor(self, info: TensorInfo) -> torch.Tensor:
         try:

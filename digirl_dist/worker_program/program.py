@@ -184,6 +184,8 @@ class Program:
     def _on_files(self, effect: FileEffect) -> Effects:
         match effect:
             case FindMissing(what, digests):
+                if what == "job":
+                    self._blobs.verify(digests)
                 return self._core.found_missing(what, self._blobs.missing(digests))
             case KeepBlobs(tensors, packed):
                 self._blobs.keep(tensors, packed)

@@ -339,6 +339,19 @@ def test_a_job_that_cannot_be_built_is_said_to_be_broken(folder: Path) -> None:
         assert broken.during == "StartJob" and "UnpicklingError" in broken.reason
 
 
+def test_a_part_of_the_job_that_a_power_cut_left_empty_is_asked_for_again(folder: Path) -> None:
+    with attached(folder) as host:
+        host.greet()
+        agent, emulator = pack(partial(FairCoin, Counter.spec)), pack(Counter)
+        host.put(agent)
+        host.folder.blob(digest(emulator)).touch()
+        host.say(StartJob("w", digest(agent), digest(emulator), SlotLimits(), slots=1))
+        assert host.hear(Need).digests == [digest(emulator)]
+        host.put(emulator)
+        host.say(Pushed("job"))
+        host.hear(Working)
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with attached(tmp_path / "file" / "job") as host:
