@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from digirl_dist.emulator.episode_guard import MOST_STEPS
 from digirl_dist.errors import ProtocolError
 from digirl_dist.fleet.spec import Job
 from digirl_dist.protocol.messages import (
@@ -62,6 +63,9 @@ class Conduct:
         self._order = 0
         self._collected = 0
         self._told_s: float | None = None
+        step_s = job.limits.step_s + job.answer_s
+        self._longest_s = _SLACK_S + job.limits.reset_s + (job.max_steps or MOST_STEPS) * step_s
+        """What an episode may take, and so what a slot may tell at its end of the time before this connection."""
         self._asked: dict[int, int] = {}
         self._ready: Counter[str] = Counter()
         """Announcements of episodes that the host has not told the program to delete."""
@@ -159,13 +163,13 @@ class Conduct:
                 self._check_seconds(seconds, slots, now)
 
     def _check_seconds(self, seconds: Mapping[str, float], slots: int, now: float) -> None:
-        """The first tally may reach back to before the connection."""
+        """The first tally may reach back to before the connection, and later ones with an episode that began then."""
         self._collected -= 1
         _require(self._collected >= 0, "nobody asked for its seconds")
         _require(seconds.keys() <= set(ACTIVITIES), "it spends its seconds on what there is not")
         if self._told_s is not None:
             self._told_s += sum(seconds.values())
-            whole = slots * (now - self._worked_at + _SLACK_S)
+            whole = slots * (now - self._worked_at + self._longest_s)
             _require(self._told_s <= whole, f"it spent {self._told_s:.0f} slot-seconds of {whole:.0f}")
         self._told_s = self._told_s or 0.0
 

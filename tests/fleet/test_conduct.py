@@ -140,6 +140,13 @@ def test_seconds_of_slots_cannot_exceed_what_there_was() -> None:
     assert "slot-seconds" in str(hung_up(here.receive(years, b"", 3.0)))
 
 
+def test_an_episode_that_began_before_the_connection_is_no_lie_when_its_seconds_are_told_at_its_end() -> None:
+    here = working(Named(3))
+    for now, seconds in ((10.0, {}), (60.0, {"reset": 5.0 * SLOTS, "step": 300.0 * SLOTS})):
+        here.collected()
+        assert told(here.receive(messages.SlotSeconds(seconds), b"", now))
+
+
 def test_what_a_former_host_asked_for_is_no_lie() -> None:
     here = session(Named(3))
     leaked = [messages.Loaded(9), slot(77), SPENT, messages.Working(9, "", []), beat([], 99), ask(1, 99)]
