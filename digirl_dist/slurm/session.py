@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from digirl_dist.child_process import reap
-from digirl_dist.errors import LinkLostError, UnreachableError, WorkerError
+from digirl_dist.errors import LinkLostError, UnreachableError, WorkerError, failure_here
 from digirl_dist.settings import SshSettings
 from digirl_dist.slurm.commands import EXPORT, environment, words
 from digirl_dist.ssh import tied_process
@@ -98,7 +98,11 @@ class SrunConnection(Connection):
             OpenSshChannel,
         )
         self.host = self._first_word()
-        Course(f"srun-ping-{address.name}", self._ping()).start()
+        try:
+            Course(f"srun-ping-{address.name}", self._ping()).start()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def alive(self) -> bool:
@@ -149,8 +153,8 @@ class SrunConnection(Connection):
                     break
                 self._heard_at = time.monotonic()
                 yield pause(self._settings.ping_s)
-        except WorkerError as error:
-            self._why = error.reason
+        except Exception as error:  # nobody else watches it
+            self._why = failure_here(self.worker, "watch its node", error).reason
         if said := re.findall(r"\*\*\* (.*?) \*\*\*", self._life.stderr_tail()):
             self._why = f"Slurm: {said[-1]}"
         self.close()
