@@ -25,6 +25,7 @@ from digirl_dist.fleet.transfers import Transfers
 from digirl_dist.fleet.worker_events import Connecting, Lost, WorkerEvent
 from digirl_dist.inference.requests import InferenceReply, InferenceRequest
 from digirl_dist.protocol.messages import (
+    MOST_BYTES,
     Ask,
     EpisodeManifest,
     WorkerMessage,
@@ -120,8 +121,8 @@ class _Attached:
             line = yield from self._connection.readline(timeout_s=self._session.patience_s)
         except WorkerError as error:
             raise self._error or self._session.silent(self._connection.answers(), error) from error
-        if not line:
-            raise self._error or self._connection.why_ended()
+        if not line or (self._session.has_heard and not line.endswith(b"\n") and len(line) <= MOST_BYTES):
+            raise self._error or self._connection.why_ended()  # perhaps in the middle of a line
         try:
             message = decode_worker_message(line)
         except ProtocolError as error:
@@ -129,6 +130,8 @@ class _Attached:
         attached = b""
         if isinstance(message, Ask) and message.attached:
             attached = self._connection.read(message.attached, self._worker.limits.silence_s)
+            if len(attached) < message.attached:
+                raise self._error or self._connection.why_ended()
         return message, attached
 
     def _carry_out(self, effect: Send | Push | Decide | Tell | HangUp) -> None:

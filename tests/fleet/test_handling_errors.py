@@ -18,7 +18,7 @@ from digirl_dist.fleet.session import Session
 from digirl_dist.fleet.spec import Job
 from digirl_dist.fleet.worker import RemoteWorker, session_clock
 from digirl_dist.fleet.worker_events import Lost, Said
-from digirl_dist.protocol.messages import PROTOCOL, Heartbeat, Ready, SlotLimits, Working, encode
+from digirl_dist.protocol.messages import PROTOCOL, Ask, Heartbeat, Ready, SlotLimits, Working, encode
 from digirl_dist.settings import LimitSettings
 from digirl_dist.strands.course import Waits
 
@@ -48,6 +48,9 @@ class Honest:
     def readline(self, timeout_s: float) -> Waits[bytes]:
         yield from ()
         return self._lines.get(timeout=timeout_s)
+
+    def read(self, size: int, timeout_s: float) -> bytes:
+        return b"part"
 
     def why_ended(self) -> LinkLostError:
         return LinkLostError("w1", "it was closed")
@@ -137,6 +140,22 @@ def test_a_host_that_slept_takes_no_link_for_half_open(monkeypatch: pytest.Monke
     worker.stop()
     worker.hang_up()
     worker.join(10.0)
+
+
+@pytest.mark.parametrize(
+    "cut", [encode(Heartbeat("waiting", 1.0, 0.0, [], [], 0, 2))[:40], encode(Ask(1, 0, (0, 0, 0), "", 9, None, 9))]
+)
+def test_a_program_that_is_killed_in_the_middle_of_a_message_has_ended_and_told_no_lie(
+    cut: bytes, monkeypatch: pytest.MonkeyPatch, told: tuple[RemoteWorker, queue.Queue[Any]]
+) -> None:
+    link = Honest()
+    monkeypatch.setattr(Honest, "connect", lambda *_: link)
+    link.says(cut)
+    worker, events = told
+    worker.start()
+    while not isinstance(event := events.get(timeout=120.0), Lost):
+        pass
+    assert type(event.error) is LinkLostError and event.error.reason == "it was closed"
 
 
 def test_the_last_words_of_a_worker_that_was_let_go_are_not_those_of_the_next_one_of_its_name() -> None:
