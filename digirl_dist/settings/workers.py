@@ -75,7 +75,7 @@ class LimitSettings:
     steady_s: Pause = 60.0
     """Duration of a connection after which earlier losses no longer count."""
     no_worker_s: Pause = 300.0
-    """An iteration fails if no worker can run anything for this long."""
+    """An iteration fails if no worker can run anything for this long. Installations are waited for longer."""
     orphan_s: Pause = 60.0
     """A worker program without a host for this long finishes its episodes and ends."""
     full_disk_s: Pause = 3600.0
