@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ from process_watch import eventually
 
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collect.worker_table import WorkerTable
-from digirl_dist.errors import CollectionError, LinkLostError, SettingsError
+from digirl_dist.errors import ClusterError, CollectionError, LinkLostError, SettingsError
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.roster import worker_configs
 from digirl_dist.fleet.worker_events import Added, Connecting
 from digirl_dist.settings import LimitSettings, Settings, SlurmSettings, SshSettings
 from digirl_dist.slurm.address import SlurmAddress
-from digirl_dist.slurm.jobs import parse, why_ended
+from digirl_dist.slurm.jobs import Jobs, parse, why_ended
 from digirl_dist.slurm.session import SrunConnection
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
@@ -115,3 +116,24 @@ def test_a_node_that_this_host_cannot_watch_any_more_is_lost(tmp_path: Path, mon
         eventually(lambda: not connection.alive)
         with pytest.raises(LinkLostError, match="Too many open files"):
             connection.open("true")
+
+
+@pytest.mark.component
+def test_where_slurm_is_down_one_worker_waits_for_its_answer_and_none_once_the_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\necho asked >>{tmp_path}/asked\nsleep 0.5\nexit 1\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    now, jobs = 0.0, Jobs(SlurmSettings(), "mine", tmp_path, 60.0, lambda: now)
+    with ThreadPoolExecutor(8) as workers:
+        failed = [workers.submit(jobs.look, str(number)).exception for number in range(8)]
+        assert all("squeue" in str(why()) for why in failed)
+        assert (tmp_path / "asked").read_text() == "asked\n"
+        now = 10.0
+        failed = [workers.submit(jobs.look, str(number)).exception for number in range(8)]
+        eventually(lambda: (tmp_path / "asked").read_text() == "asked\nasked\n")
+        jobs.close()
+        assert all("has ended" in str(why()) or "squeue" in str(why()) for why in failed)
+    with pytest.raises(ClusterError, match="the run has ended"):
+        jobs.submit(SlurmAddress("w1", "slurm"))
