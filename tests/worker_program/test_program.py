@@ -424,3 +424,27 @@ def test_a_program_without_a_descriptor_to_spare_accepts_its_host_later(
         with host.makefile("rb") as said:
             assert Loaded(3) in map(decode_worker_message, said)
     link.close()
+
+
+def test_a_host_that_takes_no_more_bytes_is_hung_up_and_one_that_takes_them_slowly_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("digirl_dist.worker_program.link._TAKES_S", 1.0)
+    link, image = SocketLink(JobFolder(tmp_path)), b"\n" * 4_000_000
+    asked = Ask(1, 0, (0, 0, 0), "", len(image), None, len(image))
+    link.start(lambda: Heartbeat("waiting", 0.0, 0.0, [], [], 0, 0))
+    for takes in (True, False):
+        with socket.socket(socket.AF_UNIX) as host:
+            host.connect(JobFolder(tmp_path).socket)
+            eventually(lambda: link._host is not None)
+            sending = threading.Thread(target=link.send, args=[asked, image], daemon=True)
+            sending.start()
+            came = 0
+            while takes and came < len(image) and (data := host.recv(200_000)):
+                came += data.count(b"\n")
+                time.sleep(0.1)
+            sending.join(60.0)
+            assert not sending.is_alive() and (came >= len(image)) == takes == (link._host is not None)
+        eventually(lambda: link._host is None)
+    link.close()
