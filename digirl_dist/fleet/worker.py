@@ -129,7 +129,7 @@ class _Attached:
             raise self._session.malformed(line, error) from error
         attached = b""
         if isinstance(message, Ask) and message.attached:
-            attached = self._connection.read(message.attached, self._worker.limits.silence_s)
+            attached = self._connection.read(message.attached)
             if len(attached) < message.attached:
                 raise self._error or self._connection.why_ended()
         return message, attached

@@ -49,7 +49,7 @@ class Honest:
         yield from ()
         return self._lines.get(timeout=timeout_s)
 
-    def read(self, size: int, timeout_s: float) -> bytes:
+    def read(self, size: int) -> bytes:
         return b"part"
 
     def why_ended(self) -> LinkLostError:
