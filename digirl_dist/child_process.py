@@ -16,6 +16,8 @@ import digirl_dist
 SOURCE = str(Path(digirl_dist.__file__).resolve().parent.parent)
 """The folder from which this package was imported."""
 
+_TAIL_BYTES = 1 << 16
+
 _PR_SET_PDEATHSIG = 1
 """prctl(2)"""
 
@@ -62,10 +64,17 @@ def reap(process: subprocess.Popen[Any], limit_s: float) -> bool:
         return False
 
 
+def tail(log: Path, count: int) -> list[str]:
+    """Returns the last lines of a log, however large it is; none if it cannot be read."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return file.read(_TAIL_BYTES).decode(errors="replace").splitlines()[-count:]
+    except OSError:
+        return []
+
+
 def last_lines(log: Path, count: int = 5) -> str:
     """Returns the last lines of a log as the end of an error message; empty if there are none."""
-    try:
-        lines = log.read_text(errors="replace").splitlines()[-count:]
-    except OSError:
-        return ""
+    lines = tail(log, count)
     return "; its last lines: " + " | ".join(lines) if lines else ""

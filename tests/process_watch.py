@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -44,3 +47,15 @@ def nothing_is_left_of(marker: str | Path) -> None:
     The limit is far below the minute after which an orphan would end by itself.
     """
     assert processes.eventually(lambda: not processes_with(marker), 30), processes_with(marker)
+
+
+@contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """Lets this process open so many more descriptors, about, while the block lasts."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(lowest := os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

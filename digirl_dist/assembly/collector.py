@@ -31,7 +31,6 @@ from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import Inference, OpenAIEngineSettings, Parallel, Settings, configuration
 from digirl_dist.settings.modes import needs_emulators, only_measures
 from digirl_dist.storage.checkpoint import Checkpoint
-from digirl_dist.storage.digest import file_digest
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.status import Status
@@ -173,7 +172,7 @@ def ssh_fleet(context: RunContext, stack: ExitStack) -> Fleet[Any]:
         found = localhost_worker_configs(settings, context.folder.dry_run, stack)
     else:
         found = worker_configs(settings)
-    package = None if settings.dry_run else packed_for_workers(settings, context.device, stack)
+    package = None if settings.dry_run else packed_for_workers(settings, context.device)
 
     def prepare(worker_config: WorkerConfig) -> tuple[WorkerSpec, Job]:
         return _worker_spec(worker_config, context, package), _job(_own_device(worker_config, context), context)
@@ -224,7 +223,7 @@ def _worker_spec(worker_config: WorkerConfig, context: RunContext, package: Pack
     if package is not None:
         package = package.with_emulator(emulator_of(worker_config, context.settings))
     install = this_python if package is None else installer(worker_config, package, context.events)
-    version = "" if package is None else file_digest(package.wheel)
+    version = "" if package is None else package.digest
     limit_s = 0.0 if package is None else package.limit_s
     site = worker_config.site, worker_config.site_address
     return WorkerSpec(worker_config.address, worker_config.slots, folder, install, limit_s, version, *site)

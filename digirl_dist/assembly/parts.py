@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from digirl_dist.agent.plugins import AgentPlugin, Suits
@@ -229,9 +227,8 @@ def _not_buildable(settings: object) -> SettingsError:
     return SettingsError(f"{type(settings).__name__} says nothing of how it is built; see CONTRIBUTING.md")
 
 
-def packed_for_workers(settings: Settings, device: Device, stack: ExitStack) -> Package:
-    """Returns this package as workers install it; its wheel is there until ``stack`` ends."""
+def packed_for_workers(settings: Settings, device: Device) -> Package:
+    """Returns this package as workers install it."""
     from digirl_dist.fleet.install import this_package
 
-    folder = Path(stack.enter_context(TemporaryDirectory(prefix="digirl-dist-wheel-")))
-    return this_package(settings.install, device.extras, folder)
+    return this_package(settings.install, device.extras)

@@ -49,12 +49,11 @@ def setup(settings: Settings, dry_run: bool, tell: Tell, status: Status) -> list
 
     if settings.dry_run and not settings.worker_ips:
         raise SettingsError("worker_ips is empty: there is no machine to prepare, and a dry run's workers need nothing")
-    with ExitStack() as stack:
-        package = packed_for_workers(settings, build_device(settings, settings.emulator), stack)
-        found = [_preparation(worker_config, settings, package, dry_run) for worker_config in _machines(settings)]
-        with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(found)))) as pool:
-            done = pool.map(prepare_one, found)
-            return [error for error in done if error is not None]
+    package = packed_for_workers(settings, build_device(settings, settings.emulator))
+    found = [_preparation(worker_config, settings, package, dry_run) for worker_config in _machines(settings)]
+    with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(found)))) as pool:
+        done = pool.map(prepare_one, found)
+        return [error for error in done if error is not None]
 
 
 def doctor(settings: Settings, try_emulators: bool, status: Status) -> Iterator[Check]:
@@ -111,7 +110,7 @@ def _targets(settings: Settings, device: Device, try_emulators: bool, stack: Exi
         package = None
     else:
         found = _machines(settings)
-        package = packed_for_workers(settings, device, stack)
+        package = packed_for_workers(settings, device)
     return [_target(worker_config, settings, package, try_emulators) for worker_config in found]
 
 

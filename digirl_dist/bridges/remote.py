@@ -84,19 +84,17 @@ def machines(settings: Settings) -> Iterator[list[Machine]]:
         if any(isinstance(each.address, SlurmAddress) for each in found):
             raise SettingsError("worker_ips: environments for other libraries are on machines over SSH, not on slurm")
         with ThreadPoolExecutor(len(found)) as pool:
-            reached = list(pool.map(partial(_reached, settings, folder, stack), found))
+            reached = list(pool.map(partial(_reached, settings, stack), found))
         yield reached
 
 
-def _reached(settings: Settings, folder: Path, stack: ExitStack, worker_config: WorkerConfig) -> Machine:
+def _reached(settings: Settings, stack: ExitStack, worker_config: WorkerConfig) -> Machine:
     connection = connect(worker_config.address, settings.ssh)
     stack.callback(connection.close)
     python = this_python(None)
     if not settings.dry_run:
         extras = [*getattr(settings.emulator, "extras", ())]
         extras += ["atari"] if "ALE/" in str(getattr(settings.emulator, "id", "")) else []
-        own = folder / worker_config.name
-        own.mkdir()
-        package = this_package(settings.install, extras, own).with_emulator(settings.emulator)
+        package = this_package(settings.install, extras).with_emulator(settings.emulator)
         python = [ensure_installed(connection, package, worker_config.run_path, worker_config.python)]
     return Machine(worker_config.name, connection, tuple(python))

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from digirl_dist.settings import LimitSettings
+from digirl_dist.settings.workers import back_off
 from digirl_dist.tasks import Key
 from digirl_dist.types import Clock
 
@@ -51,7 +52,7 @@ class Reliability:
         width = max(1, min(slots, self._most_held[worker]))
         waves = len(row) // width
         if waves:
-            pause_s = min(self._limits.back_off_max_s, self._limits.back_off_s * 2.0 ** (waves - 1))
+            pause_s = back_off(self._limits.back_off_s, self._limits.back_off_max_s, waves - 1)
             self._next_at[worker] = self._clock() + pause_s
         return len(row) > self._limits.slot_failures * width
 

@@ -57,6 +57,12 @@ class WorkerState:
     """Since when it waits in a queue of others; None: it does not."""
     told_at: float = -math.inf
     """When it was last told that it waits."""
+    busy_until: float = -math.inf
+    """How long its installation, or whatever else may take long, is waited for."""
+
+    def waits(self, now: float) -> bool:
+        """Returns whether it is waited for, however long no worker could run anything."""
+        return self.queued_at is not None or now <= self.busy_until
 
     @property
     def able(self) -> bool:
@@ -90,6 +96,8 @@ class WorkerTable:
         self._status = status
         self._able_at = self._clock()
         self._has_landed = False
+        self._busy_until: dict[str, float] = {}
+        """Until when workers are waited for that are being installed; once, until they have brought an episode home."""
         self._told: dict[str, tuple[float, float, int]] = {}
         """For each worker: how many more events it may cause now, when that was, and how many were left out."""
 
@@ -162,6 +170,7 @@ class WorkerTable:
     def landed(self, pulled: Pulled) -> None:
         """Tells of an episode that is durable."""
         self._has_landed = True
+        self._busy_until.pop(pulled.worker, None)
         if pulled.worker in self.states:
             self.states[pulled.worker].on_trial_since = None
         key, manifest = pulled.manifest.key, pulled.manifest
@@ -212,11 +221,12 @@ class WorkerTable:
         """Raises CollectionError when every worker is out for good, or none could run anything for too long.
 
         A fleet that is out of service altogether for a while is waited for as long as one that is away if it has
-        brought an episode home, as what stopped it may pass; a defect of this program will not. Workers that come back
+        brought an episode home, as what stopped it may pass; a defect of this program will not. A worker's
+        installation is waited for as long as it may take. Workers that come back
         count as able for as long as an episode may take until one lands, so that a fleet of liars comes to an end.
         """
         now, states = self._clock(), self.states.values()
-        waits = any(state.queued_at is not None for state in states)
+        waits = any(state.waits(now) for state in states)
         if waits or any(state.able and state.on_trial_s(now) <= self._leases.lease_s for state in states):
             self._able_at = now
         if waits or any(state.able for state in states):
@@ -250,6 +260,8 @@ class WorkerTable:
         self._status.workers[worker] = WorkerStatus(doing, limit_s=limit_s, last_trouble=trouble, troubled_at=at)
         if limit_s is not None:
             state.queued_at = None
+            is_long = limit_s > self._limits.no_worker_s
+            state.busy_until = self._busy_until.setdefault(worker, now + limit_s) if is_long else -math.inf
             return
         if state.queued_at is None:
             state.queued_at = state.told_at = now

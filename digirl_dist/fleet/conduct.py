@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 
+from digirl_dist.emulator.episode_guard import MOST_STEPS
 from digirl_dist.errors import ProtocolError
 from digirl_dist.fleet.spec import Job
 from digirl_dist.protocol.messages import (
@@ -31,6 +32,8 @@ _PER_TICKET = 4.0
 _MOST_SLOTS_COUNTED = 2000
 _NEEDS = 5
 """How often a program may ask for what one announcement lacks: it asks again for what came altered."""
+_BEHIND = 64
+"""Announcements that a program may still have to answer, which it does in order: it may be busy for iterations."""
 _ANNOUNCEMENTS = 8
 """How often a program may announce one episode: as it ends, and among those that lie ready."""
 _ASKED_PER_SLOT = 4
@@ -57,19 +60,24 @@ class Conduct:
         self._tokens = _MESSAGES
         self._counted_at: float | None = None
         self._needs = {"job": _NEEDS, "policy": _NEEDS}
-        self._announced: list[set[str]] = []
+        self._announced: deque[tuple[int, set[str]]] = deque(maxlen=_BEHIND)
+        """The versions of which the program may still say something, and their digests."""
         self._newest = -1
         self._order = 0
         self._collected = 0
         self._told_s: float | None = None
+        step_s = job.limits.step_s + job.answer_s
+        self._longest_s = _SLACK_S + job.limits.reset_s + (job.max_steps or MOST_STEPS) * step_s
+        """What an episode may take, and so what a slot may tell at its end of the time before this connection."""
         self._asked: dict[int, int] = {}
         self._ready: Counter[str] = Counter()
         """Announcements of episodes that the host has not told the program to delete."""
 
     def announced(self, version: int, digests: set[str]) -> None:
         self._newest = max(self._newest, version)
-        self._announced = [*self._announced[-1:], digests]  # an answer to the one before may be on its way
-        self._needs["policy"] = _NEEDS
+        before = min(self._needs["policy"], _NEEDS * (_BEHIND - 1)) if self._announced else 0
+        self._announced.append((version, digests))
+        self._needs["policy"] = before + _NEEDS
         self._earn(_PER_TICKET)
 
     def leased(self, count: int, order: int) -> None:
@@ -127,7 +135,9 @@ class Conduct:
         self._needs[need.what] -= 1
         if self._needs[need.what] < 0:
             raise ProtocolError(f"it asks for its {need.what} again and again")
-        known = self._packed if need.what == "job" else set().union(*self._announced)
+        if need.what == "policy" and self._slots is None:
+            return
+        known = self._packed if need.what == "job" else set().union(*(digests for _, digests in self._announced))
         if unknown := set(need.digests) - known:
             raise ProtocolError(f"it needs {sorted(unknown)[0]}, which nobody announced")
 
@@ -155,17 +165,20 @@ class Conduct:
                 _require(slot < slots, f"slot {slot} of {slots}")
             case Loaded(version):
                 _require(version <= self._newest, f"it loaded version {version}; the newest is {self._newest}")
+                while self._announced[0][0] < version <= self._announced[-1][0]:
+                    self._announced.popleft()
+                self._needs["policy"] = min(self._needs["policy"], _NEEDS * len(self._announced))
             case SlotSeconds(seconds):
                 self._check_seconds(seconds, slots, now)
 
     def _check_seconds(self, seconds: Mapping[str, float], slots: int, now: float) -> None:
-        """The first tally may reach back to before the connection."""
+        """The first tally may reach back to before the connection, and later ones with an episode that began then."""
         self._collected -= 1
         _require(self._collected >= 0, "nobody asked for its seconds")
         _require(seconds.keys() <= set(ACTIVITIES), "it spends its seconds on what there is not")
         if self._told_s is not None:
             self._told_s += sum(seconds.values())
-            whole = slots * (now - self._worked_at + _SLACK_S)
+            whole = slots * (now - self._worked_at + self._longest_s)
             _require(self._told_s <= whole, f"it spent {self._told_s:.0f} slot-seconds of {whole:.0f}")
         self._told_s = self._told_s or 0.0
 

@@ -42,10 +42,10 @@ class WorkerConnection(Protocol):
         came in that time.
         """
 
-    def read(self, size: int, timeout_s: float) -> bytes:
+    def read(self, size: int) -> bytes:
         """Returns so many bytes that the program attached to its line; fewer at its end.
 
-        Raises LinkLostError when they have not all come in that time.
+        Raises LinkLostError when they come too slowly for any transfer.
         """
 
     def answers(self) -> bool:

@@ -12,7 +12,7 @@ from digirl_dist.fleet.connection import Connector
 from digirl_dist.fleet.outgoing import Named, Outgoing, PublishedPolicy, Weights
 from digirl_dist.fleet.session import PING_S
 from digirl_dist.fleet.spec import Job, Spec
-from digirl_dist.fleet.worker import RemoteWorker
+from digirl_dist.fleet.worker import RemoteWorker, session_clock
 from digirl_dist.fleet.worker_events import Added, Leaving, RosterRefused, WorkerEvent
 from digirl_dist.inference.policy_server import HostPolicy
 from digirl_dist.settings import LimitSettings, PushDtype
@@ -128,7 +128,7 @@ class Fleet(Generic[AnySpec]):
         while not self._closing.is_set():
             workers = list(self.workers.values())
             for worker in workers:
-                worker.ping(time.monotonic())
+                worker.ping(session_clock())
                 if self._closing.wait(PING_S / len(workers)):
                     break
             if not workers:

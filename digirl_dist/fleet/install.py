@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import re
 import time
 import zipfile
@@ -20,7 +21,7 @@ from digirl_dist.fleet.remote_python import RemotePython
 from digirl_dist.settings import EmulatorSettings, InstallSettings
 from digirl_dist.settings.regular_file import defect
 from digirl_dist.ssh.connection import Connection
-from digirl_dist.storage.digest import digest, file_digest
+from digirl_dist.storage.digest import digest
 from digirl_dist.storage.machine import dependency_versions, version_of
 from digirl_dist.worker_program import bootstrap
 
@@ -32,10 +33,18 @@ _DATA = {"config": "config", "worker": "worker"}
 
 
 @dataclass(frozen=True)
+class Wheel:
+    """The package as a wheel. In memory: what cleans up temporary files would take one from a run of weeks."""
+
+    name: str
+    content: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Package:
     """The package as it is to be installed, and how."""
 
-    wheel: Path
+    wheel: Wheel
     requirements: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
     pip_args: PipArgs = field(default_factory=PipArgs)
@@ -53,7 +62,7 @@ class Package:
     @property
     def digest(self) -> str:
         """The digest of the wheel."""
-        return file_digest(self.wheel)
+        return digest(self.wheel.content)
 
     def with_emulator(self, emulator: EmulatorSettings) -> Package:
         """Returns this package with what the emulator's settings install besides. Raises SettingsError."""
@@ -71,10 +80,10 @@ class Package:
         )
 
 
-def this_package(settings: InstallSettings, extras: Collection[str], folder: Path) -> Package:
-    """Returns this very package, its wheel made in ``folder``, with the host's versions of what it depends on."""
+def this_package(settings: InstallSettings, extras: Collection[str]) -> Package:
+    """Returns this very package with the host's versions of what it depends on."""
     return Package(
-        wheel=build_wheel(folder),
+        wheel=build_wheel(),
         requirements=requirements(extras),
         constraints=host_versions(),
         pip_args=split_logins(settings.pip_args),
@@ -91,11 +100,10 @@ def ensure_installed(connection: Connection, package: Package, folder: str, pyth
     ``folder`` and ``python`` may start with ``~/``. Raises InstallError, or LinkLostError.
     """
     deadline = time.monotonic() + package.limit_s + _LOOK_LIMIT_S  # the worker's own limit comes first, and says more
-    wheel = package.wheel.read_bytes()
-    with _bootstrap(connection, package, wheel, folder, python) as remote:
+    with _bootstrap(connection, package, folder, python) as remote:
         answer = remote.answer(deadline)
         if answer.get("want") == "wheel":
-            remote.write(wheel)
+            remote.write(package.wheel.content)
             answer = remote.answer(deadline)
         _refuse_failure(connection, answer)
         if "python" not in answer:
@@ -108,7 +116,7 @@ def what_is_missing(connection: Connection, package: Package, folder: str, pytho
 
     Raises InstallError if it could not mend it, or LinkLostError.
     """
-    with _bootstrap(connection, package, package.wheel.read_bytes(), folder, python, look_only=True) as remote:
+    with _bootstrap(connection, package, folder, python, look_only=True) as remote:
         answer = remote.answer(time.monotonic() + _LOOK_LIMIT_S)
     _refuse_failure(connection, answer)
     return str(answer.get("missing", ""))
@@ -119,8 +127,8 @@ def installed_python(folder: str) -> str:
     return f"{folder}/{bootstrap.OWN_FOLDER}/venv/bin/python"
 
 
-def build_wheel(folder: Path) -> Path:
-    """Makes a wheel in ``folder`` from the running package; the same source gives the same bytes.
+def build_wheel() -> Wheel:
+    """Makes a wheel of the running package; the same source gives the same bytes.
 
     Raises SettingsError if the package is not installed, because then nothing says what it depends on.
     """
@@ -128,15 +136,14 @@ def build_wheel(folder: Path) -> Path:
     info = f"{_NAME}-{distribution.version}.dist-info"
     files = {**dict(_package_files()), **{f"{info}/{name}": data for name, data in _metadata_files(distribution)}}
     files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD")
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{_NAME}-{distribution.version}-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
             entry = zipfile.ZipInfo(name, _EPOCH)
             entry.external_attr = 0o100644 << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, data)
-    return path
+    return Wheel(f"{_NAME}-{distribution.version}-py3-none-any.whl", made.getvalue())
 
 
 def requirements(extras: Collection[str] = ()) -> tuple[str, ...]:
@@ -169,13 +176,13 @@ def _refuse_failure(connection: Connection, answer: dict[str, Any]) -> None:
 
 
 def _bootstrap(
-    connection: Connection, package: Package, wheel: bytes, folder: str, python: str, look_only: bool = False
+    connection: Connection, package: Package, folder: str, python: str, look_only: bool = False
 ) -> RemotePython:
     order = {
         "folder": folder,
         "wheel": package.wheel.name,
-        "size": len(wheel),
-        "digest": digest(wheel),
+        "size": len(package.wheel.content),
+        "digest": package.digest,
         "requirements": list(package.requirements),
         "constraints": list(package.constraints),
         "setup": package.setup,

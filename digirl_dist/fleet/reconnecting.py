@@ -15,6 +15,7 @@ from digirl_dist.errors import (
 )
 from digirl_dist.fleet.session import ProgramDeaf, ProgramSilent
 from digirl_dist.settings import LimitSettings
+from digirl_dist.settings.workers import back_off
 
 
 class Reconnecting:
@@ -49,7 +50,7 @@ class Reconnecting:
             return self._limits.quarantine_s
         was_steady = now - self._connected_at > self._limits.steady_s
         self._losses = 0 if was_steady else self._losses + 1
-        longest = min(self._limits.back_off_max_s, self._limits.back_off_s * 2.0**self._losses)
+        longest = back_off(self._limits.back_off_s, self._limits.back_off_max_s, self._losses)
         return self._draw(longest / 2, longest)
 
     def _may_pass(self, error: WorkerError) -> bool:

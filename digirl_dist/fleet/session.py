@@ -61,7 +61,8 @@ class ProgramDeaf(LinkLostError):
 
 
 class Session:
-    """What the host knows of the program on one connection. ``now`` are monotonic seconds of the host.
+    """What the host knows of the program on one connection. ``now`` are monotonic seconds of the host, its
+    sleep included.
 
     Every method returns what is to be done, in order. After a HangUp nothing more is asked of the session.
     """
@@ -76,7 +77,8 @@ class Session:
         self._pushed_bytes = 0
         self._is_loaded = False
         self._greeted_it = False
-        self._has_heard = False
+        self.has_heard = False
+        """Whether the program has said anything."""
         self._pinging_since = self._pinged_at = -math.inf
         self._working = False
         self._claims_refused = False
@@ -165,7 +167,7 @@ class Session:
 
     def malformed(self, line: bytes, error: ProtocolError) -> WorkerError:
         """Returns what a line that is no message means: before the program has said anything, a shell may print it."""
-        if self._has_heard or line.startswith(b"{") or len(line) > MOST_BYTES:
+        if self.has_heard or line.startswith(b"{") or len(line) > MOST_BYTES:
             return MisconductError(self._spec.name, f"the worker program sends what is no message: {error}")
         return JobError(
             self._spec.name,
@@ -175,7 +177,7 @@ class Session:
 
     def receive(self, message: WorkerMessage, attached: bytes, now: float) -> Effects:
         """Acts on one message of the program."""
-        self._has_heard = True
+        self.has_heard = True
         try:
             self._conduct.check(message, len(attached), now)
             return self._receive(message, attached, now)

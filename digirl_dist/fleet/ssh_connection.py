@@ -82,11 +82,11 @@ class SshWorkerConnection:
     def readline(self, timeout_s: float) -> Waits[bytes]:
         return self._control.await_line(timeout_s, MOST_BYTES)
 
-    def read(self, size: int, timeout_s: float) -> bytes:
-        return self._control.read_exactly(size, timeout_s)
+    def read(self, size: int) -> bytes:
+        return self._control.pull_exactly(size)
 
     def answers(self) -> bool:
-        return self._connection.alive
+        return self._connection.answers()
 
     def why_ended(self) -> WorkerError:
         """Tells whether the link broke, or the relay, or the program behind it."""

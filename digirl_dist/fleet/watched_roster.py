@@ -40,6 +40,8 @@ class WatchedRoster:
         self._every_s = every_s
         self._known = set(fleet.workers)
         self._seen: Stamp | None = _stamp(folder)
+        self._trouble = ""
+        """Why it could not look, as was told last."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="watched-roster", daemon=True)
 
@@ -53,7 +55,16 @@ class WatchedRoster:
 
     def _follow(self) -> None:
         while not self._closing.wait(self._every_s):
-            self.look_if_changed()
+            try:
+                self.look_if_changed()
+                self._trouble = ""
+            except Exception as error:  # else nobody would tell, nor look again
+                self._cannot(f"changes below {self._folder} cannot be followed: {error!r}")
+
+    def _cannot(self, reason: str) -> None:
+        if reason != self._trouble:
+            self._fleet.refuse(reason)
+        self._trouble = reason
 
     def look_if_changed(self) -> None:
         stamp = _stamp(self._folder)
@@ -88,7 +99,7 @@ def _stamp(folder: Path) -> Stamp:
     for path in folder.rglob("*.yaml"):
         try:
             status = path.stat()
-        except FileNotFoundError:  # an editor is replacing it; the next look sees the new one
+        except OSError:  # an editor is replacing it; the next look sees the new one
             continue
         found[path] = (status.st_mtime_ns, status.st_size)
     return found

@@ -25,6 +25,7 @@ from digirl_dist.fleet.transfers import Transfers
 from digirl_dist.fleet.worker_events import Connecting, Lost, WorkerEvent
 from digirl_dist.inference.requests import InferenceReply, InferenceRequest
 from digirl_dist.protocol.messages import (
+    MOST_BYTES,
     Ask,
     EpisodeManifest,
     WorkerMessage,
@@ -36,6 +37,15 @@ from digirl_dist.strands.course import Course, Waits
 from digirl_dist.tasks import Ticket
 
 _NEVER_THERE_S = 0.2
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def session_clock() -> float:
+    """Returns monotonic seconds that count the sleep of this machine, through which programs elsewhere go on.
+
+    ``time.monotonic`` does not count it on Linux.
+    """
+    return time.clock_gettime(_CLOCK)
 
 
 class InferenceService(Protocol):
@@ -75,7 +85,7 @@ class _Attached:
 
     def serve(self) -> Waits[None]:
         """Acts on what the program says until it ends. Raises WorkerError when that is too early."""
-        self.ask(lambda session: session.greet(time.monotonic()))
+        self.ask(lambda session: session.greet(session_clock()))
         while True:
             message, attached = yield from self._next_message()
             self._hear(message, attached)
@@ -104,22 +114,24 @@ class _Attached:
         self._connection.close()
 
     def _hear(self, message: WorkerMessage, attached: bytes) -> None:
-        self.ask(lambda session: session.receive(message, attached, time.monotonic()))
+        self.ask(lambda session: session.receive(message, attached, session_clock()))
 
     def _next_message(self) -> Waits[tuple[WorkerMessage, bytes]]:
         try:
             line = yield from self._connection.readline(timeout_s=self._session.patience_s)
         except WorkerError as error:
             raise self._error or self._session.silent(self._connection.answers(), error) from error
-        if not line:
-            raise self._error or self._connection.why_ended()
+        if not line or (self._session.has_heard and not line.endswith(b"\n") and len(line) <= MOST_BYTES):
+            raise self._error or self._connection.why_ended()  # perhaps in the middle of a line
         try:
             message = decode_worker_message(line)
         except ProtocolError as error:
             raise self._session.malformed(line, error) from error
         attached = b""
         if isinstance(message, Ask) and message.attached:
-            attached = self._connection.read(message.attached, self._worker.limits.silence_s)
+            attached = self._connection.read(message.attached)
+            if len(attached) < message.attached:
+                raise self._error or self._connection.why_ended()
         return message, attached
 
     def _carry_out(self, effect: Send | Push | Decide | Tell | HangUp) -> None:
@@ -209,13 +221,20 @@ class RemoteWorker(Commands):
             attached.hang_up()
 
     def _announce_newest(self, session: Session) -> Effects:
-        return [] if self._policy is None else session.announce(self._policy, time.monotonic())
+        return [] if self._policy is None else session.announce(self._policy, session_clock())
 
     def _ask(self, action: Callable[[Session], Effects]) -> None:
         if (attached := self._attached) is not None:
             attached.command(action)
 
     def _live(self) -> Waits[None]:
+        try:
+            yield from self._come_and_go()
+        except Exception as defect:  # of ours: this life must not end without a word
+            error = failure_here(self.spec.name, "bring it back", defect)
+            self.post(Lost(self.spec.name, error, is_final=True))
+
+    def _come_and_go(self) -> Waits[None]:
         coming_back = Reconnecting(self.limits, random.uniform)
         while not self._stopping.is_set():
             coming_back.connecting(time.monotonic())

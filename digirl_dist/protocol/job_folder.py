@@ -7,8 +7,13 @@ deleted only when the host has said that it landed.
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
+
+IS_TAKEN = 75
+"""Exit status of a program that finds another one serving its folder: EX_TEMPFAIL of sysexits.h."""
 
 
 def blob_name(digest: str) -> str:
@@ -74,6 +79,15 @@ class JobFolder:
             return None
         ours = b"digirl_dist.worker_program.program" in arguments and str(self.root).encode() in arguments
         return pid if ours else None
+
+    def remove(self) -> None:
+        """Removes the folder, at once under its name: a successor may make a new one meanwhile."""
+        gone = self.root.with_name(f".{self.root.name}-{os.getpid()}")
+        try:
+            self.root.rename(gone)
+        except OSError:
+            gone = self.root
+        shutil.rmtree(gone, ignore_errors=True)
 
     def create(self) -> None:
         for folder in (self.root, self.blobs, self.episodes):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import os
 import queue
-import shutil
 import threading
 import time
 import traceback
@@ -22,6 +21,7 @@ from digirl_dist.errors import CheckpointError
 from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.protocol.messages import Heartbeat, WorkerMessage, encode
 from digirl_dist.storage.checkpoint import TensorInfo, tensor_from
+from digirl_dist.worker_program.blobs import delete_altered
 from digirl_dist.worker_program.link import Inbox, beat
 from digirl_dist.worker_program.program import Program
 
@@ -74,6 +74,9 @@ class ObjectBlobs:
 
     def missing(self, digests: Sequence[str]) -> list[str]:
         return [name for name in digests if name not in self._arrays and not self._path(name).exists()]
+
+    def verify(self, digests: Sequence[str]) -> None:
+        delete_altered(map(self._path, digests))
 
     def tensor(self, info: TensorInfo) -> torch.Tensor:
         try:
@@ -149,7 +152,7 @@ class WorkerActor:
         try:
             self._program.run()
             if self._program.stopped:
-                shutil.rmtree(self._folder.root, ignore_errors=True)
+                self._folder.remove()
         except Exception:
             self._failure = traceback.format_exc(limit=-6)
             self._link.close()

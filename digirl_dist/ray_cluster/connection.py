@@ -169,7 +169,7 @@ class RayWorkerConnection:
         line, end, self._attached = self._said.popleft().partition(b"\n")
         return line + end
 
-    def read(self, size: int, timeout_s: float) -> bytes:
+    def read(self, size: int) -> bytes:
         """Returns what has come with its line."""
         return self._attached[:size]
 

@@ -199,9 +199,15 @@ class Rollout:
         overdue = time.monotonic() >= slot.deadline
         if slot.state in (State.down, State.closed):
             if overdue:
-                slot.start()
+                self._start(slot)
         elif answered or overdue:
             self._take_answer(slot)
+
+    def _start(self, slot: Slot) -> None:
+        try:
+            slot.start()
+        except EmulatorError as error:
+            self._tell_failure(slot, error)
 
     def _take_answer(self, slot: Slot) -> None:
         booting = slot.state is State.booting
@@ -213,8 +219,7 @@ class Rollout:
             if slot.index in self._episodes:
                 self._failed.add(self._episodes[slot.index].ticket.key)
             self._lose(slot, str(error))
-            state: SlotState = "closed" if slot.state is State.closed else "down"
-            self._tell(slot, state, str(error) + self._given_up(slot))
+            self._tell_failure(slot, error)
         else:
             if answer is None:
                 return
@@ -222,6 +227,10 @@ class Rollout:
                 self._tell(slot, "ready", "")
             else:
                 self._advance(slot, self._episodes[slot.index], *answer)
+
+    def _tell_failure(self, slot: Slot, error: EmulatorError) -> None:
+        state: SlotState = "closed" if slot.state is State.closed else "down"
+        self._tell(slot, state, str(error) + self._given_up(slot))
 
     def _tell(self, slot: Slot, state: SlotState, reason: str) -> None:
         self._happened.append(SlotChanged(slot.index, state, shortened(reason), self.in_service()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import select
@@ -18,8 +19,12 @@ from digirl_dist.errors import ActionError, EmulatorCrashed, EmulatorError, Emul
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.rollout.pipe import Pipe, restored
 from digirl_dist.settings import LimitSettings
+from digirl_dist.settings.workers import back_off
 from digirl_dist.tasks import Task
 from digirl_dist.types import Json
+
+_SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+_TOO_MUCH = "; run fewer emulators on this machine (bsize), or raise its limits of processes and files (`ulimit -u -n`)"
 
 
 def slot_limits(limits: LimitSettings) -> SlotLimits:
@@ -68,24 +73,40 @@ class Slot:
         """The request under way: start, reset or step; empty when idle."""
 
     def start(self) -> None:
-        """Starts the emulator's process; ``answer`` tells when it is ready."""
+        """Starts the emulator's process; ``answer`` tells when it is ready.
+
+        Raises EmulatorCrashed if the machine refuses that; then the slot is down or closed.
+        """
+        self._is_excused = False
+        self._enter(State.booting, "start", self._limits.boot_s)
+        try:
+            self._spawn()
+        except OSError as error:
+            advice = _TOO_MUCH if error.errno in _SHORTAGES else ""
+            raise self._failed(EmulatorCrashed(f"emulator {self.index} cannot be started: {error}{advice}")) from error
+
+    def _spawn(self) -> None:
         ours, theirs = socket.socketpair()
-        lifeline_theirs, self._lifeline = os.pipe()
+        self.pipe = Pipe(ours)
+        with theirs:
+            lifeline_theirs, self._lifeline = os.pipe()
+            try:
+                self._process = self._started(theirs.fileno(), lifeline_theirs)
+            finally:
+                os.close(lifeline_theirs)
+
+    def _started(self, *of_the_process: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "digirl_dist.rollout.emulator_process"]
-        with theirs, self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*command, str(theirs.fileno()), str(lifeline_theirs), str(self._factory)],
-                pass_fds=(theirs.fileno(), lifeline_theirs),
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                [*command, *map(str, of_the_process), str(self._factory)],
+                pass_fds=of_the_process,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
                 env=environment(),
             )
-        os.close(lifeline_theirs)
-        self.pipe = Pipe(ours)
-        self._is_excused = False
-        self._enter(State.booting, "start", self._limits.boot_s)
 
     def reset(self, task: Task, seed: int, is_excused: bool = False) -> None:
         """Begins an episode; ``is_excused``: if it fails, that says nothing against the emulator."""
@@ -180,7 +201,7 @@ class Slot:
         if self.failures >= self._limits.failures and not self._is_excused:
             self._enter(State.closed, "", self._limits.quarantine_s)
         else:
-            longest = min(self._limits.back_off_max_s, self._limits.back_off_s * 2 ** max(0, self.failures - 1))
+            longest = back_off(self._limits.back_off_s, self._limits.back_off_max_s, max(0, self.failures - 1))
             self._enter(State.down, "", random.uniform(longest / 2, longest))
         return error
 

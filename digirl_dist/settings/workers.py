@@ -85,13 +85,18 @@ class LimitSettings:
     steady_s: Pause = 60.0
     """Duration of a connection after which earlier losses no longer count."""
     no_worker_s: Pause = 300.0
-    """An iteration fails if no worker can run anything for this long."""
+    """An iteration fails if no worker can run anything for this long. Installations are waited for longer."""
     orphan_s: Silence = 60.0
     """A worker program without a host for this long finishes its episodes and ends."""
     full_disk_s: Pause = 3600.0
     """Longest wait for space on the host's disk. Then the run ends, and the same command continues it."""
     stop_s: Pause = 15.0
     """Longest wait for worker programs to end after the run; within it, the host kills those that remain."""
+
+
+def back_off(first_s: float, longest_s: float, doublings: int) -> float:
+    """Returns a pause of ``first_s`` doubled so often, but no longer than ``longest_s``."""
+    return min(longest_s, first_s * 2.0 ** min(doublings, 64))  # a float has no room for 1,024
 
 
 @dataclass

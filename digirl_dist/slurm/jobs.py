@@ -6,9 +6,13 @@ import math
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from digirl_dist.child_process import tail
+from digirl_dist.errors import ClusterError
 from digirl_dist.settings.slurm import SlurmSettings
 from digirl_dist.slurm.address import SlurmAddress
 from digirl_dist.slurm.commands import EXPORT, ask
@@ -64,15 +68,21 @@ class Jobs:
         self._lock = threading.Lock()
         self._known: dict[str, JobState] = {}
         self._looked_at = -math.inf
+        self._failure = ""
+        """Why the last look failed; empty if it did not."""
         self._has_submitted = False
+        self._closed = threading.Event()
 
     def would_start(self, address: SlurmAddress) -> str:
         """Returns what Slurm says of a job like this. Raises ClusterError if it would refuse it."""
         return ask([*self._sbatch(address), "--test-only"], _keeper(address, self._silence_s))[1].strip()
 
     def submit(self, address: SlurmAddress) -> str:
-        """Submits a job for a worker; returns its id. The first call cancels what a killed host has left."""
-        with self._lock:
+        """Submits a job for a worker; returns its id. The first call cancels what a killed host has left.
+
+        Raises ClusterError.
+        """
+        with self._turn():
             if not self._has_submitted:
                 self._cancel()
                 self._logs.mkdir(parents=True, exist_ok=True)
@@ -84,25 +94,40 @@ class Jobs:
 
     def look(self, job: str) -> JobState:
         """Returns a job's state, a few seconds old at most. Raises ClusterError."""
-        with self._lock:
+        with self._turn():
             if self._clock() - self._looked_at > _LOOK_S:
-                listing, _ = ask(["squeue", "--noheader", "--states=all", f"--format={_FIELDS}", *self._mine()])
-                self._known = parse(listing)
+                self._look()
                 self._looked_at = self._clock()
+            if self._failure:
+                raise ClusterError(self._failure)
             return self._known.get(job, JobState(job, "GONE"))
 
     def log_tail(self, job: str) -> str:
         """Returns the last lines of the job's log; empty if the nodes do not see the run folder."""
-        try:
-            return "\n".join((self._logs / f"{job}.log").read_text(errors="replace").splitlines()[-_LOG_LINES:])
-        except OSError:
-            return ""
+        return "\n".join(tail(self._logs / f"{job}.log", _LOG_LINES))
 
     def close(self) -> None:
-        """Cancels all jobs, also those that still wait."""
+        """Cancels all jobs, also those that still wait. Workers that wait for a command of Slurm give up."""
+        self._closed.set()
         with self._lock:
             if self._has_submitted:
                 self._cancel()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Holds up others while one of Slurm's commands is at work, which may take a minute where Slurm is down."""
+        with self._lock:
+            if self._closed.is_set():
+                raise ClusterError("the run has ended")
+            yield
+
+    def _look(self) -> None:
+        self._failure = ""
+        try:
+            listing, _ = ask(["squeue", "--noheader", "--states=all", f"--format={_FIELDS}", *self._mine()])
+            self._known = parse(listing)
+        except ClusterError as error:  # nobody else need wait for the same
+            self._failure = str(error)
 
     def _cancel(self) -> None:
         ask(["scancel", *self._mine()])

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from digirl_dist.child_process import reap
-from digirl_dist.errors import LinkLostError, UnreachableError, WorkerError
+from digirl_dist.errors import LinkLostError, UnreachableError, WorkerError, failure_here
 from digirl_dist.settings import SshSettings
 from digirl_dist.slurm.commands import EXPORT, environment, words
 from digirl_dist.ssh import tied_process
 from digirl_dist.ssh.connection import Address, Connection, quote, user_name
-from digirl_dist.ssh.mux import PipeEnd, Pipes
+from digirl_dist.ssh.mux import open_pipes
 from digirl_dist.ssh.openssh_channel import OpenSshChannel, PipedSessions
 from digirl_dist.strands.course import Course, Waits, pause
 
@@ -35,9 +35,7 @@ class SrunSession:
     """A step of a job: the pipes to its one command, and how it ended."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        stdin, stdout, stderr = os.pipe(), os.pipe(), os.pipe()
-        theirs = stdin[0], stdout[1], stderr[1]
-        self.pipes = Pipes(*map(PipeEnd, (stdin[1], stdout[0], stderr[0])))
+        theirs, self.pipes = open_pipes()
         try:
             self._process = tied_process.start(command, *theirs, env=environment())
         except BaseException:
@@ -100,7 +98,11 @@ class SrunConnection(Connection):
             OpenSshChannel,
         )
         self.host = self._first_word()
-        Course(f"srun-ping-{address.name}", self._ping()).start()
+        try:
+            Course(f"srun-ping-{address.name}", self._ping()).start()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def alive(self) -> bool:
@@ -153,8 +155,8 @@ class SrunConnection(Connection):
                     break
                 self._heard_at = time.monotonic()
                 yield pause(self._settings.ping_s)
-        except WorkerError as error:
-            self._why = error.reason
+        except Exception as error:  # nobody else watches it
+            self._why = failure_here(self.worker, "watch its node", error).reason
         if said := re.findall(r"\*\*\* (.*?) \*\*\*", self._life.stderr_tail()):
             self._why = f"Slurm: {said[-1]}"
         self.close()

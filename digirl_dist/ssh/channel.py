@@ -88,7 +88,7 @@ class Channel(ABC):
     """Smaller writes are worth collecting up to this size."""
 
     def __init__(self, worker: str, command: str, stall_s: float, slowest: float) -> None:
-        """``stall_s`` and ``slowest`` (bytes per second) are the allowance of a ``write`` that has none of its own."""
+        """``stall_s`` and ``slowest`` (bytes per second) are the allowance of what has none of its own."""
         self.worker = worker
         first, _, rest = command.partition("\n")
         self.command = f"{first} …" if rest else first  # for messages: a program may be streamed as an argument
@@ -156,6 +156,13 @@ class Channel(ABC):
                 raise self._silent(timeout_s)
             self._unread += more
         return self._take(size)
+
+    def pull_exactly(self, size: int) -> bytes:
+        """Returns ``size`` bytes of output, fewer only at its end, within the channel's own allowance, as ``pull``."""
+        allowance, data = Allowance(self._stall_s, self._slowest), bytearray()
+        while len(data) < size and (more := self.pull(size - len(data), allowance)):
+            data += more
+        return bytes(data)
 
     def pull(self, size: int, allowance: Allowance) -> bytes:
         """Returns at least one and at most ``size`` bytes of output; ``b""`` at its end.

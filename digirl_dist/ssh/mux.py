@@ -152,6 +152,20 @@ class Pipes:
             end.close()
 
 
+def open_pipes() -> tuple[tuple[int, int, int], Pipes]:
+    """Returns a command's ends of its stdin, stdout and stderr, and this process's. Raises OSError."""
+    ends: list[int] = []
+    try:
+        for _ in range(3):
+            ends += os.pipe()
+    except OSError:
+        for end in ends:
+            os.close(end)
+        raise
+    stdin, to_stdin, from_stdout, stdout, from_stderr, stderr = ends
+    return (stdin, stdout, stderr), Pipes(PipeEnd(to_stdin), PipeEnd(from_stdout), PipeEnd(from_stderr))
+
+
 class Session:
     """A command on a shared connection, and how it ended."""
 
@@ -211,8 +225,7 @@ class Session:
     def _open(self, command: str) -> Pipes:
         self._send(struct.pack(">II", _HELLO, _VERSION))
         self._receive()
-        stdin, stdout, stderr = os.pipe(), os.pipe(), os.pipe()
-        theirs, ours = (stdin[0], stdout[1], stderr[1]), Pipes(*map(PipeEnd, (stdin[1], stdout[0], stderr[0])))
+        theirs, ours = open_pipes()
         try:
             terminal_x11_agent_subsystem = struct.pack(">IIII", 0, 0, 0, 0)
             request = struct.pack(">II", _NEW_SESSION, 0) + _string("") + terminal_x11_agent_subsystem

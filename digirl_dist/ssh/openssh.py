@@ -182,7 +182,8 @@ def _configuration(address: Address, settings: SshSettings) -> Iterator[str]:
     yield from ("IgnoreUnknown ForkAfterAuthentication,StdinNull,SessionType", "Tunnel no")
     yield from ("ForkAfterAuthentication no", "StdinNull no", "SessionType default")
     yield from (f"ConnectTimeout {max(1, round(settings.connect_s))}", f"ServerAliveInterval {ping_s}")
-    yield f"ServerAliveCountMax {max(1, round(settings.silence_s / ping_s))}"
+    # it ends at the ping after so many unanswered ones, up to a second late
+    yield f"ServerAliveCountMax {max(1, round(settings.silence_s / ping_s) - 1)}"
     if address.known_hosts is not None:
         yield f"UserKnownHostsFile {_quoted(os.path.expanduser(address.known_hosts))}"
         yield "GlobalKnownHostsFile /dev/null"

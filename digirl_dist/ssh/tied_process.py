@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -14,7 +15,9 @@ def start(
     command: Sequence[str], stdin: int, stdout: int, stderr: int, env: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """Starts a command in a session of its own; where this process ends, it gets SIGTERM."""
-    return _starter().submit(_start, command, stdin, stdout, stderr, env).result()
+    with _making:
+        starter = _starter()
+    return starter.submit(_start, command, stdin, stdout, stderr, env).result()
 
 
 def _start(
@@ -24,7 +27,16 @@ def _start(
     return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, env=env, start_new_session=True)
 
 
+_making = threading.Lock()
+"""Two at once would each make a starter: one of them would go, and with it what it has started."""
+
+
 @cache
 def _starter() -> ThreadPoolExecutor:
-    """Returns the one thread that starts processes: what ends with its parent ends with the thread that started it."""
-    return ThreadPoolExecutor(1, thread_name_prefix="start")
+    """Returns the one thread that starts processes: what ends with its parent ends with the thread that started it.
+
+    Raises RuntimeError if that is refused, before a process is asked for, which would be started later for nobody.
+    """
+    starter = ThreadPoolExecutor(1, thread_name_prefix="start")
+    starter.submit(int).result()
+    return starter

@@ -16,10 +16,11 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from digirl_dist.child_process import environment
-from digirl_dist.protocol.job_folder import JobFolder
+from digirl_dist.child_process import environment, tail
+from digirl_dist.protocol.job_folder import IS_TAKEN, JobFolder
 from digirl_dist.protocol.messages import Broken, encode
 from digirl_dist.worker_program.bootstrap import refuse_squatted
 
@@ -65,17 +66,19 @@ def _try_disk(folder: JobFolder) -> None:
 
 
 def _join(folder: JobFolder, options: list[str]) -> tuple[int | None, socket.socket]:
-    """Connect to the program, starting it first if nobody answers. Returns its process as well, if that is known."""
-    program = _connect(folder)
-    if program is not None:
-        return folder.program(), program
-    process = _start(folder, options)
+    """Connect to the program, starting it first if nobody answers. Returns its process as well, if that is known.
+
+    A folder that is taken has a program that ends, which may take the folder with it, or one that will answer.
+    """
+    process: subprocess.Popen[bytes] | None = None
     deadline = time.monotonic() + _START_LIMIT_S
     while time.monotonic() < deadline:
         program = _connect(folder)
         if program is not None:
             return folder.program(), program
-        if process.poll() not in (None, 1):  # 1: another attach was quicker; its program will answer
+        if process is None or process.poll() == IS_TAKEN:
+            process = _start(folder, options)
+        elif process.poll() is not None:
             break
         time.sleep(0.02)
     raise TimeoutError(f"the worker program did not start; its last lines: {_last_words(folder)}")
@@ -94,6 +97,8 @@ def _connect(folder: JobFolder) -> socket.socket | None:
 def _start(folder: JobFolder, options: list[str]) -> subprocess.Popen[bytes]:
     """In a session of its own, so that it outlives this connection."""
     command = [sys.executable, "-m", "digirl_dist.worker_program.program"]
+    folder.create()
+    os.chdir(folder.root)
     with folder.log.open("ab") as log:
         return subprocess.Popen(
             [*command, "--folder", str(folder.root), *options],
@@ -110,11 +115,14 @@ def end_program(folder: JobFolder, limit_s: float = 5.0) -> None:
     pid = folder.program()
     if pid is None:
         return
-    process = os.pidfd_open(pid)
-    if folder.program() == pid:  # still the same after we hold on to it
-        signal.pidfd_send_signal(process, signal.SIGKILL)
-    select.select([process], [], [], limit_s)
-    os.close(process)
+    with suppress(ProcessLookupError):  # it ends by itself just now
+        process = os.pidfd_open(pid)
+        try:
+            if folder.program() == pid:  # still the same after we hold on to it
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+            select.select([process], [], [], limit_s)
+        finally:
+            os.close(process)
 
 
 def _await_end(pid: int | None, limit_s: float = 3.0) -> None:
@@ -131,10 +139,7 @@ def _await_end(pid: int | None, limit_s: float = 3.0) -> None:
 
 def _last_words(folder: JobFolder, lines: int = 8) -> str:
     """The end of the program's log; nothing if it took its folder with it, as it does when it was asked to stop."""
-    try:
-        return "\n".join(folder.log.read_text(errors="replace").splitlines()[-lines:])
-    except OSError:
-        return ""
+    return "\n".join(tail(folder.log, lines))
 
 
 def _relay(program: socket.socket) -> None:

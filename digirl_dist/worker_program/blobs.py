@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from digirl_dist.errors import CheckpointError
 from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.storage.checkpoint import TensorInfo, tensor_from
+from digirl_dist.storage.digest import file_digest
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +23,9 @@ class Blobs(Protocol):
 
     def missing(self, digests: Sequence[str]) -> list[str]:
         """Returns the digests of which nothing is here."""
+
+    def verify(self, digests: Sequence[str]) -> None:
+        """Deletes packed factories that were altered, as by a power cut. Tensors are verified when they are read."""
 
     def tensor(self, info: TensorInfo) -> torch.Tensor:
         """Raises CheckpointError for an altered one, which is then missing."""
@@ -44,6 +48,9 @@ class FileBlobs:
     def missing(self, digests: Sequence[str]) -> list[str]:
         return [name for name in digests if not self.file(name).exists()]
 
+    def verify(self, digests: Sequence[str]) -> None:
+        delete_altered(map(self.file, digests))
+
     def tensor(self, info: TensorInfo) -> torch.Tensor:
         path = self.file(info.digest)
         try:
@@ -64,6 +71,13 @@ class FileBlobs:
     def _is_fresh(self, part: Path) -> bool:
         """Whether a transfer may still be at work on it, or come back for it."""
         return time.monotonic() - self._parts_seen.setdefault(part.name, time.monotonic()) < _PART_KEPT_S
+
+
+def delete_altered(blobs: Iterable[Path]) -> None:
+    """Deletes those of these files that are there and are not what their names say."""
+    for path in blobs:
+        if path.exists() and file_digest(path) != path.name:
+            path.unlink(missing_ok=True)
 
 
 def _mapped(path: Path) -> memoryview:

@@ -318,9 +318,12 @@ class ProgramCore:
         return [IdleBecause("push"), FindMissing("policy", _digests(policy))]
 
     def _load(self) -> Effects:
-        """Loads the announced policy, unless it is there or one with the very same weights is."""
+        """Loads the announced policy, unless it is there or one with the very same weights is.
+
+        A run folder that was copied, or restored from a backup, may bring other weights under a version's number.
+        """
         policy = self._announcement()
-        if policy.version in self._ready:
+        if self._ready.get(policy.version) == policy.tensors:
             return self.loaded(policy.version)
         for other, tensors in self._ready.items():
             if tensors == policy.tensors:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import os
 import queue
+import select
 import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from digirl_dist.errors import ProtocolError
@@ -16,6 +18,9 @@ from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.protocol.messages import Heartbeat, HostMessage, Ping, WorkerMessage, decode_host_message, encode
 
 HEARTBEAT_S = 2.0
+_REFUSED_S = 0.5
+_TAKES_S = 10.0
+"""A host that takes no bytes for that long is gone."""
 
 
 class Link(Protocol):
@@ -103,7 +108,7 @@ class SocketLink(Inbox):
                     self.last_heard = -math.inf  # no host will ever come
                 return
             try:
-                self._host.sendall(encode(message, attached))
+                _send(self._host, encode(message, attached))
             except OSError:
                 self._hang_up(self._host)
 
@@ -124,9 +129,11 @@ class SocketLink(Inbox):
         while True:
             try:
                 host, _ = self._listener.accept()
-            except OSError:
-                return
-            host.settimeout(10.0)  # a host that takes no bytes for that long is gone
+            except OSError:  # the end, or this process has no descriptor to spare for now
+                if self._listener.fileno() < 0:
+                    return
+                time.sleep(_REFUSED_S)
+                continue
             with self._writing:
                 if self._host is not None:
                     self._hang_up(self._host)
@@ -134,9 +141,7 @@ class SocketLink(Inbox):
             threading.Thread(target=self._read, args=(host,), name="link-read", daemon=True).start()
 
     def _read(self, host: socket.socket) -> None:
-        lines = socket.socket(fileno=os.dup(host.fileno()))
-        lines.settimeout(None)
-        with lines, lines.makefile("rb") as stream:
+        with socket.socket(fileno=os.dup(host.fileno())) as lines, lines.makefile("rb") as stream:
             try:
                 for line in stream:
                     self.receive(line)
@@ -153,6 +158,20 @@ class SocketLink(Inbox):
         except OSError:
             pass
         host.close()
+
+
+def _send(host: socket.socket, data: bytes) -> None:
+    """Sends all of it, however long a slow link takes for a large image. Raises OSError for a host that is gone.
+
+    Never waits in ``send``: a time limit of the socket would be one for the thread that reads from it too.
+    """
+    taken, view = select.poll(), memoryview(data)
+    taken.register(host, select.POLLOUT)
+    while view:
+        if not taken.poll(_TAKES_S * 1000):
+            raise TimeoutError
+        with suppress(BlockingIOError):
+            view = view[host.send(view, socket.MSG_DONTWAIT) :]
 
 
 def beat(link: Link, state: Callable[[], Heartbeat]) -> None:

@@ -13,7 +13,6 @@ import fcntl
 import os
 import platform
 import select
-import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ from digirl_dist.capacity import Machine, PoolSize, choose
 from digirl_dist.errors import CheckpointError
 from digirl_dist.exit_status import end_without_a_search_for_garbage
 from digirl_dist.inference.local import LocalPolicies
-from digirl_dist.protocol.job_folder import JobFolder
+from digirl_dist.protocol.job_folder import IS_TAKEN, JobFolder
 from digirl_dist.protocol.messages import Heartbeat, LoadPolicy, MachineFacts, StartJob, TensorEntry
 from digirl_dist.rollout.rollout import Finished, Rollout
 from digirl_dist.rollout.slot import Slot
@@ -185,6 +184,8 @@ class Program:
     def _on_files(self, effect: FileEffect) -> Effects:
         match effect:
             case FindMissing(what, digests):
+                if what == "job":
+                    self._blobs.verify(digests)
                 return self._core.found_missing(what, self._blobs.missing(digests))
             case KeepBlobs(tensors, packed):
                 self._blobs.keep(tensors, packed)
@@ -211,12 +212,9 @@ class Program:
         return LocalPolicies(unpack_file(self._blobs.file(job.agent)), job.torch_threads)
 
     def _new_slots(self, job: StartJob, count: int) -> list[Slot]:
-        """Returns that many slots, whose emulators are booting."""
+        """Returns that many slots, whose emulators the rollout's first turn starts."""
         emulator = self._blobs.file(job.emulator)
-        slots = [Slot(number, emulator, job.limits, self._folder.slot_log(number)) for number in range(count)]
-        for slot in slots:
-            slot.start()
-        return slots
+        return [Slot(number, emulator, job.limits, self._folder.slot_log(number)) for number in range(count)]
 
     def _close_slots(self) -> None:
         rollout, self._rollout, self._policies = self._rollout, None, None
@@ -270,14 +268,14 @@ def main() -> int:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             print(f"another program serves {folder.root}", file=sys.stderr)
-            return 1
+            return IS_TAKEN
         lock.truncate(0)
         print(os.getpid(), file=lock, flush=True)
         os.chdir(folder.root)
         program = Program(folder, SocketLink(folder), FileBlobs(folder), options.orphan_s, options.package)
         program.run()
         if program.stopped:
-            shutil.rmtree(folder.root, ignore_errors=True)
+            folder.remove()
     return 0
 
 

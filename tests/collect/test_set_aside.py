@@ -17,8 +17,8 @@ from digirl_dist.collect.lease_ledger import LeaseLedger
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collect.reliability import Reliability
 from digirl_dist.collect.worker_table import WorkerState, WorkerTable
-from digirl_dist.errors import CollectionError, LinkLostError, MisconductError
-from digirl_dist.fleet.worker_events import Lost, Pulled, Said
+from digirl_dist.errors import CollectionError, LinkLostError, MisconductError, UnreachableError
+from digirl_dist.fleet.worker_events import Connecting, Lost, Pulled, Said
 from digirl_dist.protocol.messages import EpisodeManifest, Working
 from digirl_dist.settings import LimitSettings
 from digirl_dist.storage.status import Status
@@ -354,6 +354,21 @@ def test_a_fleet_that_worked_is_waited_for_though_all_are_out_of_service_for_a_w
     lands(table, "a")
     table.check_that_somebody_can(0, 1)
     offends(table, "a")
+    clock.now += LIMITS.no_worker_s - 1.0
+    table.check_that_somebody_can(0, 1)
+    clock.now += 2.0
+    with pytest.raises(CollectionError, match="no worker could run anything for 300 s"):
+        table.check_that_somebody_can(0, 1)
+
+
+def test_an_installation_is_waited_for_as_long_as_it_may_take_but_not_again_and_again() -> None:
+    table, clock = fleet_of("a", "b")
+    table.take_in(Lost("b", UnreachableError("b", "it is down")))
+    table.take_in(Connecting("a", "install or check the package", 1800.0))
+    for clock.now in (299.0, 301.0, 1799.0):
+        table.check_that_somebody_can(0, 1)
+    table.take_in(Lost("a", LinkLostError("a", "broke")))
+    table.take_in(Connecting("a", "install or check the package", 1800.0))
     clock.now += LIMITS.no_worker_s - 1.0
     table.check_that_somebody_can(0, 1)
     clock.now += 2.0

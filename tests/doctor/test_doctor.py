@@ -76,9 +76,7 @@ def test_a_package_that_is_not_there_cannot_be_tried(worker_config: WorkerConfig
     from digirl_dist.fleet.install import Package, build_wheel
 
     trial = Trial(b"", Task("count"), 0, SlotLimits())
-    target = Target(
-        replace(worker_config, run_path=str(tmp_path / "env")), PLAIN, Package(build_wheel(tmp_path)), [], trial
-    )
+    target = Target(replace(worker_config, run_path=str(tmp_path / "env")), PLAIN, Package(build_wheel()), [], trial)
     check = next(check for check in examine(target, Settings()) if check.check == "try")
     assert not check.ok and "digirl-dist setup" in check.remedy
 

@@ -67,7 +67,7 @@ def test_a_package_of_the_environments_is_installed_and_tried_there(
         pack(device.factory), emulator.tasks("", "")[0], some_action(device.spec), SlotLimits(boot_s=90), False
     )
     no_index = PipArgs(("--no-index",))
-    plain = Package(build_wheel(tmp_path), requirements(), pip_args=no_index, reuse_packages=True, limit_s=120.0)
+    plain = Package(build_wheel(), requirements(), pip_args=no_index, reuse_packages=True, limit_s=120.0)
     with LocalhostServer("w1", tmp_path / "server") as address, connect(address, SshSettings()) as connection:
         config = WorkerConfig(address, 1, str(tmp_path / "jobs"), str(tmp_path / "env"), sys.executable)
         python = [installed_python(config.run_path)]

@@ -10,11 +10,14 @@ import pytest
 from fleet.test_session import LIMITS, READY, TICKETS, beat, hung_up, sent, session, told, working
 
 from digirl_dist.errors import LinkLostError, MisconductError, ProtocolError, TooSlowError, WorkerError
+from digirl_dist.fleet.conduct import Conduct
 from digirl_dist.fleet.outgoing import Named
 from digirl_dist.fleet.reconnecting import Reconnecting
 from digirl_dist.fleet.session import ProgramSilent, Session
+from digirl_dist.fleet.spec import Job
 from digirl_dist.inference.requests import InferenceFailure
 from digirl_dist.protocol import messages
+from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.settings import LimitSettings
 from digirl_dist.tasks import Key
 
@@ -107,6 +110,19 @@ def test_a_program_may_ask_again_for_what_it_needs_but_not_without_end() -> None
     assert isinstance(error, MisconductError) and "again and again" in error.reason
 
 
+def test_a_program_that_was_busy_for_several_iterations_may_ask_for_what_each_of_them_announced() -> None:
+    here = Conduct(Job("r1", b"agent", b"e", 10, SlotLimits(), 1, 60.0), SLOTS)
+    here.works(messages.Working(SLOTS, "", []), 0.0)
+    for version in range(20):
+        here.announced(version, {f"{version:02x}"})
+    for version in range(20):
+        here.check(messages.Need("policy", [f"{version:02x}"]), 0, 1.0)
+    here.check(messages.Loaded(19), 0, 2.0)
+    here.check(messages.Need("policy", ["13"]), 0, 3.0)
+    with pytest.raises(ProtocolError, match="needs 12, which nobody announced"):
+        here.check(messages.Need("policy", ["12"]), 0, 4.0)
+
+
 def test_an_episode_is_announced_again_but_not_without_end() -> None:
     here = working(Named(3))
     ready = messages.EpisodeReady(MANIFEST)
@@ -140,9 +156,17 @@ def test_seconds_of_slots_cannot_exceed_what_there_was() -> None:
     assert "slot-seconds" in str(hung_up(here.receive(years, b"", 3.0)))
 
 
+def test_an_episode_that_began_before_the_connection_is_no_lie_when_its_seconds_are_told_at_its_end() -> None:
+    here = working(Named(3))
+    for now, seconds in ((10.0, {}), (60.0, {"reset": 5.0 * SLOTS, "step": 300.0 * SLOTS})):
+        here.collected()
+        assert told(here.receive(messages.SlotSeconds(seconds), b"", now))
+
+
 def test_what_a_former_host_asked_for_is_no_lie() -> None:
     here = session(Named(3))
-    leaked = [messages.Loaded(9), slot(77), SPENT, messages.Working(9, "", []), beat([], 99), ask(1, 99)]
+    needed = messages.Need("policy", ["0a"])
+    leaked = [needed, messages.Loaded(9), slot(77), SPENT, messages.Working(9, "", []), beat([], 99), ask(1, 99)]
     for message in leaked:
         assert not any(hasattr(one, "error") for one in here.receive(message, b"", 0.0)), message
     assert sent(here.receive(READY, b"", 0.0)) and not sent(here.receive(READY, b"", 0.0))

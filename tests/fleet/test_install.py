@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 import venv
 import zipfile
@@ -23,6 +25,7 @@ import pytest
 from digirl_dist.errors import InstallError
 from digirl_dist.fleet.install import (
     Package,
+    Wheel,
     build_wheel,
     ensure_installed,
     host_versions,
@@ -61,16 +64,19 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
+def package() -> Package:
     """Without what it depends on, so that a test takes seconds and needs no network."""
-    return Package(build_wheel(tmp_path_factory.mktemp("wheel")), limit_s=120.0)
+    return Package(build_wheel(), limit_s=120.0)
 
 
 @pytest.mark.unit
-def test_the_same_source_gives_the_same_wheel(tmp_path: Path) -> None:
-    one, two = build_wheel(tmp_path / "one"), build_wheel(tmp_path / "two")
-    assert one.read_bytes() == two.read_bytes()
-    names = zipfile.ZipFile(one).namelist()
+def test_the_same_source_gives_the_same_wheel_and_no_temporary_file_that_could_be_cleaned_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    one = this_package(InstallSettings(), ()).wheel
+    assert one == build_wheel() and not list(tmp_path.iterdir())
+    names = zipfile.ZipFile(io.BytesIO(one.content)).namelist()
     assert "digirl_dist/worker_program/bootstrap.py" in names and "digirl_dist/config/multimachine/host.yaml" in names
     assert not [name for name in names if "__pycache__" in name]
 
@@ -105,11 +111,10 @@ def test_a_wheel_built_by_an_installed_copy_is_the_same(link: Connection, packag
         link, Package(package.wheel, requirements(), reuse_packages=True), str(tmp_path / "w"), sys.executable
     )
     code = (
-        "import sys, pathlib; from digirl_dist.fleet.install import build_wheel; build_wheel(pathlib.Path(sys.argv[1]))"
+        "import sys; from digirl_dist.fleet.install import build_wheel; sys.stdout.buffer.write(build_wheel().content)"
     )
-    subprocess.run([python, "-I", "-c", code, str(tmp_path / "again")], check=True)
-    again = zipfile.ZipFile(tmp_path / "again" / package.wheel.name)
-    first = zipfile.ZipFile(package.wheel)
+    made = subprocess.run([python, "-I", "-c", code], check=True, stdout=subprocess.PIPE).stdout
+    again, first = zipfile.ZipFile(io.BytesIO(made)), zipfile.ZipFile(io.BytesIO(package.wheel.content))
     assert {name: again.read(name) for name in again.namelist() if not name.endswith("RECORD")} == {
         name: first.read(name) for name in first.namelist() if not name.endswith("RECORD")
     }
@@ -119,13 +124,12 @@ def test_a_changed_package_of_the_same_version_replaces_the_old_one(
     link: Connection, package: Package, tmp_path: Path
 ) -> None:
     python = ensure_installed(link, package, str(tmp_path / "w"), sys.executable)
-    changed = tmp_path / "changed" / package.wheel.name
-    changed.parent.mkdir()
-    with zipfile.ZipFile(package.wheel) as old, zipfile.ZipFile(changed, "w") as new:
+    changed = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(package.wheel.content)) as old, zipfile.ZipFile(changed, "w") as new:
         for name in old.namelist():
             text = old.read(name)
             new.writestr(name, text + b"\nNEW = 1\n" if name == "digirl_dist/__init__.py" else text)
-    ensure_installed(link, Package(changed), str(tmp_path / "w"), sys.executable)
+    ensure_installed(link, Package(Wheel(package.wheel.name, changed.getvalue())), str(tmp_path / "w"), sys.executable)
     code = "import digirl_dist; print(digirl_dist.NEW)"
     assert subprocess.check_output([python, "-I", "-c", code]) == b"1\n"
 
@@ -389,6 +393,6 @@ def test_a_worker_gets_the_cpu_build_of_torch_or_none(
     [([], True), (["--retries=1"], True), (["-i", "http://x"], False), (["--find-links=/x"], False), (["-f/x"], False)],
 )
 def test_an_index_of_the_users_own_stands_for_itself(pip_args: list[str], used: bool, tmp_path: Path) -> None:
-    made = this_package(InstallSettings(pip_args=pip_args), (), tmp_path)
+    made = this_package(InstallSettings(pip_args=pip_args), ())
     assert made.cpu_index == (InstallSettings().cpu_index if used else "")
-    assert this_package(InstallSettings(cpu_index=None), (), tmp_path).cpu_index == ""
+    assert this_package(InstallSettings(cpu_index=None), ()).cpu_index == ""

@@ -126,7 +126,7 @@ def test_no_process_of_an_installation_shows_the_password(
     if uv and shutil.which("uv") is None:
         pytest.skip("uv is not on the PATH")
     args = split_logins(["--index-url", f"http://ann:{ENCODED}@{index}/simple"])
-    package = Package(build_wheel(tmp_path / "wheel"), ("behindlogin",), pip_args=args, uv=uv, limit_s=120.0)
+    package = Package(build_wheel(), ("behindlogin",), pip_args=args, uv=uv, limit_s=120.0)
     watch, folder = _Watch(), tmp_path / "on worker"
     watch.start()
     with LocalhostServer("w1", tmp_path / "server") as address, connect(address, SshSettings()) as connection:

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from digirl_dist.errors import HostKeyError, InstallError, JobError, LinkLostError, LoginError, MisconductError
+from digirl_dist.errors import (
+    HostKeyError,
+    InstallError,
+    JobError,
+    LinkLostError,
+    LoginError,
+    MisconductError,
+    UnreachableError,
+)
 from digirl_dist.fleet.effects import Decide, HangUp, Push, Send, Tell
 from digirl_dist.fleet.outgoing import Named
 from digirl_dist.fleet.reconnecting import Reconnecting
@@ -236,6 +244,13 @@ def test_pauses_between_connections_double_until_one_was_steady() -> None:
     assert back.lost(JobError("w1", "no", "nothing"), 61.0) is None
     back.lost(ProgramSilent("w1", "silent"), 61.0)
     assert back.replace
+
+
+def test_a_worker_that_is_away_for_days_is_still_tried_again() -> None:
+    back = Reconnecting(LIMITS, lambda low, high: high)
+    for _ in range(5000):
+        back.connecting(0.0)
+        assert 0.0 < (back.lost(UnreachableError("w1", "nothing listens"), 1.0) or 0.0) <= LIMITS.back_off_max_s
 
 
 @pytest.mark.parametrize("kind", [HostKeyError, InstallError, LoginError])

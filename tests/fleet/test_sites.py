@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
+
 import pytest
 
+from digirl_dist.fleet.outgoing import Blob
+from digirl_dist.fleet.relay import Relays
 from digirl_dist.fleet.sites import FetchLimits, Site
+from digirl_dist.storage.digest import digest
 
 POLICY = frozenset("abc")
 NOW = 1000.0
@@ -129,3 +135,16 @@ def test_a_fetch_that_waited_for_its_source_has_its_time_from_then_on() -> None:
     assert limits.problem(5000, True, 1000.0, 300.0) is None
     assert limits.problem(6000, False, 1000.0, 314.0) is None
     assert limits.problem(6000, False, 1000.0, 330.0) is not None
+
+
+def test_what_is_known_of_tensors_of_versions_that_went_is_forgotten() -> None:
+    relays, asked = Relays(300.0), 0
+    frozen = Blob(digest(b"frozen"), 6, lambda: memoryview(b"frozen"))
+    for version in range(100):
+        own = [b"%d %d" % (version, number) for number in range(9)]
+        published = frozenset({frozen.digest, *map(digest, own)})
+        for blob in (frozen, *map(Blob.of, own)):
+            known = relays.tensor(replace(blob, published=published))
+            assert known.sha256 == hashlib.sha256(blob.content()).hexdigest()
+            asked = max(asked, len(relays._sha256))
+    assert asked <= 2 * 10 + 1

@@ -122,6 +122,9 @@ class _Named:
     def release(self, name: str) -> None:
         self.did.append(f"released {name}")
 
+    def refuse(self, reason: str) -> None:
+        self.did.append(f"refused: {reason}")
+
 
 @pytest.mark.unit
 def test_a_worker_that_comes_back_while_it_still_leaves_joins_once_it_has_left(tmp_path: Path) -> None:
@@ -137,6 +140,28 @@ def test_a_worker_that_comes_back_while_it_still_leaves_joins_once_it_has_left(t
     watched.look_if_changed()  # no file has changed since
     watched.look_if_changed()
     assert fleet.did == ["released w2", "added w2"]
+
+
+@pytest.mark.unit
+def test_what_cannot_be_looked_at_now_is_told_once_and_looked_at_again(tmp_path: Path) -> None:
+    named, fleet = ["w1"], _Named("w1")
+    defects: list[Exception] = [OSError("stale handle")] * 3 + [KeyError("planted")] * 2
+
+    def read() -> Any:
+        if defects:
+            watched._seen = None  # it looks again, though no file changes
+            raise defects.pop(0)
+        return [SimpleNamespace(name=name) for name in named]
+
+    (tmp_path / "host.yaml").symlink_to("host.yaml")
+    watched = WatchedRoster(tmp_path, read, lambda config: (config.name, None), fleet, 0.01)  # type: ignore
+    named.append("w2")
+    (tmp_path / "other.yaml").touch()
+    watched.start()
+    eventually(lambda: "added w2" in fleet.did)
+    watched.close()
+    assert [what[:7] for what in fleet.did] == ["refused", "refused", "added w"]
+    assert "stale handle" in fleet.did[0] and "planted" in fleet.did[1] and str(tmp_path) in fleet.did[0]
 
 
 def test_workers_of_the_command_line_are_not_looked_for_in_the_file() -> None:

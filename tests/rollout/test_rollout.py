@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process_watch import descriptors_left
 from user_classes import Coin, Counter, FairCoin
 
 from digirl_dist.inference.local import LocalPolicies
@@ -69,6 +70,16 @@ def collect(folder: Path, slots: int) -> dict[int, list[Any]]:
 
 def test_what_is_collected_does_not_depend_on_the_number_of_slots(tmp_path: Path) -> None:
     assert collect(tmp_path, slots=1) == collect(tmp_path, slots=3)
+
+
+def test_a_machine_that_refuses_descriptors_for_a_while_costs_the_slot_a_pause(tmp_path: Path) -> None:
+    with rollout(tmp_path, slots=1) as running:
+        with descriptors_left(0):
+            [refused] = running.turn(0.0)
+        assert isinstance(refused, SlotChanged) and refused.state == "down"
+        assert "cannot be started" in refused.reason and "ulimit" in refused.reason
+        running.lease(tickets(1))
+        run(running, lambda happened: bool(finished(happened)))
 
 
 def test_an_episode_says_where_it_came_from_and_where_its_time_went(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -18,10 +19,10 @@ import numpy as np
 import psutil
 import pytest
 from msgspec.structs import replace
-from process_watch import command_line, eventually
+from process_watch import command_line, descriptors_left, eventually
 from user_classes import Counter
 
-from digirl_dist.child_process import environment
+from digirl_dist.child_process import environment, last_lines
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import ActionError, EmulatorCrashed, EmulatorError, EmulatorHung, SettingsError
 from digirl_dist.protocol.messages import SlotLimits
@@ -216,6 +217,27 @@ def test_letting_go_ends_everything_below_the_emulator(tmp_path: Path) -> None:
     assert len(pids) == 2
     slot.let_go()
     eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids), 5, "the end of the browser")
+
+
+@pytest.mark.unit
+def test_the_end_of_a_log_is_told_without_reading_the_rest(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        log.truncate(64 << 20)
+        log.seek(0, os.SEEK_END)
+        log.write(b"\nlast but one\nlast\n")
+    tracemalloc.start()
+    said, (_, peak) = last_lines(tmp_path / "log", 2), tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert said == "; its last lines: last but one | last" and peak < 1 << 20
+
+
+def test_a_start_that_is_refused_leaks_no_descriptor(tmp_path: Path) -> None:
+    for room in range(6):  # those of its pipe, its lifeline, its log and its process
+        slot = make(tmp_path, Counter)
+        there = os.listdir("/proc/self/fd")
+        with descriptors_left(room), pytest.raises(EmulatorCrashed, match="cannot be started: .*Too many open files"):
+            slot.start()
+        assert slot.state is State.down and len(os.listdir("/proc/self/fd")) == len(there), room
 
 
 def test_killing_the_owner_ends_everything_below_the_emulator(tmp_path: Path) -> None:

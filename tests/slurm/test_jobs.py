@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from process_watch import eventually
 
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collect.worker_table import WorkerTable
-from digirl_dist.errors import CollectionError, SettingsError
+from digirl_dist.errors import ClusterError, CollectionError, LinkLostError, SettingsError
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.roster import worker_configs
 from digirl_dist.fleet.worker_events import Added, Connecting
-from digirl_dist.settings import LimitSettings, Settings, SlurmSettings
+from digirl_dist.settings import LimitSettings, Settings, SlurmSettings, SshSettings
 from digirl_dist.slurm.address import SlurmAddress
-from digirl_dist.slurm.jobs import parse, why_ended
+from digirl_dist.slurm.jobs import Jobs, parse, why_ended
+from digirl_dist.slurm.session import SrunConnection
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
+from digirl_dist.strands.lookout import LOOKOUT
 
 
 def addresses(*entries: Any, **settings: Any) -> list[SlurmAddress]:
@@ -92,3 +98,42 @@ def test_waiting_in_a_queue_is_told_every_half_minute_and_ends_no_run(tmp_path: 
     with pytest.raises(CollectionError, match="start a step"):
         table.check_that_somebody_can(0, 1)
     events.close()
+
+
+@pytest.mark.component
+def test_a_node_that_this_host_cannot_watch_any_more_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an ``srun`` that runs the step here: what matters is what happens on this side."""
+    (tmp_path / "srun").write_text('#!/bin/sh\nwhile [ "$1" != sh ]; do shift; done\nexec "$@"\n')
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def refused(*_: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with SrunConnection(SlurmAddress("w1", "slurm"), [], "", SshSettings(ping_s=0.1)) as connection:
+        assert connection.open("echo here").readline(120.0) == b"here\n"
+        monkeypatch.setattr(LOOKOUT, "when_readable", refused)
+        eventually(lambda: not connection.alive)
+        with pytest.raises(LinkLostError, match="Too many open files"):
+            connection.open("true")
+
+
+@pytest.mark.component
+def test_where_slurm_is_down_one_worker_waits_for_its_answer_and_none_once_the_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\necho asked >>{tmp_path}/asked\nsleep 0.5\nexit 1\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    now, jobs = 0.0, Jobs(SlurmSettings(), "mine", tmp_path, 60.0, lambda: now)
+    with ThreadPoolExecutor(8) as workers:
+        failed = [workers.submit(jobs.look, str(number)).exception for number in range(8)]
+        assert all("squeue" in str(why()) for why in failed)
+        assert (tmp_path / "asked").read_text() == "asked\n"
+        now = 10.0
+        failed = [workers.submit(jobs.look, str(number)).exception for number in range(8)]
+        eventually(lambda: (tmp_path / "asked").read_text() == "asked\nasked\n")
+        jobs.close()
+        assert all("has ended" in str(why()) or "squeue" in str(why()) for why in failed)
+    with pytest.raises(ClusterError, match="the run has ended"):
+        jobs.submit(SlurmAddress("w1", "slurm"))

@@ -20,9 +20,11 @@ import pytest
 from process_watch import eventually
 
 from digirl_dist.errors import HostKeyError, LinkLostError, LoginError, UnreachableError, WorkerError
+from digirl_dist.fleet.ssh_connection import SshWorkerConnection
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address, Connection, for_login_shell, quote
+from digirl_dist.ssh.courier import CourierClient
 
 pytestmark = [pytest.mark.component, pytest.mark.long_file(30)]
 
@@ -321,6 +323,17 @@ def test_a_frozen_server_is_a_lost_link_whatever_is_waited_for(openssh: Server, 
     assert time.monotonic() - started < limits.silence_s + 20.0
     assert not link.alive and not link.answers()
     link.close()
+
+
+def test_a_program_behind_a_dead_link_is_not_taken_for_silent_before_the_link_is_given_up(
+    openssh: Server, limits: SshSettings
+) -> None:
+    patient = dataclasses.replace(limits, silence_s=60.0)
+    with connect(openssh.address, patient) as link:
+        worker = SshWorkerConnection(link, link.open(["cat"]), CourierClient(link, ["cat"], patient))
+        assert worker.answers()
+        openssh.freeze()
+        assert not worker.answers() and link.alive
 
 
 def test_closing_a_connection_to_a_frozen_server_does_not_wait(server: Server, limits: SshSettings) -> None:

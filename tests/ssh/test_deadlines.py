@@ -13,6 +13,7 @@ from ssh.conftest import Server
 from digirl_dist.errors import InstallError, LinkLostError, MisconductError, TooSlowError, WorkerError
 from digirl_dist.fleet.remote_python import RemotePython
 from digirl_dist.settings import SshSettings
+from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Connection
 from digirl_dist.ssh.courier import CourierClient, Put
 from digirl_dist.storage.digest import digest
@@ -63,6 +64,16 @@ def test_bytes_that_belong_to_a_line_must_all_come_in_time(link: Connection) -> 
     channel = link.open(DRIPS)
     within(lambda: channel.read_exactly(1000, timeout_s=1.0), LinkLostError, "was silent for 1 s")
     channel.close()
+
+
+def test_what_is_attached_to_a_line_may_take_long_but_not_by_drops(server: Server, short: SshSettings) -> None:
+    with connect(server.address, short) as link:
+        channel = link.open("for _ in 1 2 3 4 5; do head -c 200000 /dev/zero; sleep 0.5; done")
+        assert len(channel.pull_exactly(1_000_000)) == 1_000_000
+        channel.close()
+        channel = link.open(DRIPS)
+        within(lambda: channel.pull_exactly(1000), TooSlowError, "slowest_kb_s")
+        channel.close()
 
 
 def test_a_command_that_drips_ends_at_its_limit(link: Connection) -> None:

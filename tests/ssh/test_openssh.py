@@ -23,7 +23,7 @@ from digirl_dist.ssh.carrier import carrier
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.mux import Session
-from digirl_dist.ssh.openssh import OpenSshConnection
+from digirl_dist.ssh.openssh import OpenSshConnection, _configuration
 from digirl_dist.ssh.openssh_log import last_words
 from digirl_dist.ssh.reachable import reach
 
@@ -106,6 +106,13 @@ def test_an_ssh_that_never_says_what_its_configuration_is_ends_in_time_with_all_
     nothing_is_left_of(home)
 
 
+@pytest.mark.unit
+def test_ssh_drops_a_silent_link_when_the_settings_say_so() -> None:
+    for silence_s, count in ((12.0, 5), (60.0, 29), (2.0, 1)):
+        settings = SshSettings(ping_s=2.0, silence_s=silence_s)
+        assert f"ServerAliveCountMax {count}" in list(_configuration(Address("w1", "w"), settings))
+
+
 def test_connections_of_the_user_are_not_shared(openssh: Server, limits: SshSettings, home: Path) -> None:
     known(home, openssh.address)
     (home / ".ssh/config").write_text(
@@ -133,7 +140,7 @@ import sys, time
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address
-from digirl_dist.ssh.openssh import OpenSshConnection
+from digirl_dist.ssh.openssh import OpenSshConnection, _configuration
 from digirl_dist.ssh.reachable import reach
 import threading
 links = []

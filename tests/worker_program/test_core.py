@@ -127,6 +127,14 @@ def test_a_version_that_is_ready_is_ready_at_once() -> None:
     assert host.say(policy(0)) == [Loaded(0)] and len(host.did(effects.LoadTensors)) == 1
 
 
+def test_other_weights_under_the_number_of_a_version_that_is_ready_are_loaded() -> None:
+    host = Host()
+    host.work()
+    host.program.blobs.add("0b")
+    assert host.say(policy(0, "0b")) == [Loaded(0)]
+    assert [load.policy for load in host.did(effects.LoadTensors)] == [policy(0), policy(0, "0b")]
+
+
 def test_an_altered_tensor_is_asked_for_again() -> None:
     host = Host()
     host.work()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import queue
 import shutil
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -17,7 +20,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 import torch
-from process_watch import command_line, eventually, processes_with
+from process_watch import command_line, descriptors_left, eventually, processes_with
 from user_classes import Coin, Counter, FairCoin
 
 from digirl_dist.child_process import environment
@@ -30,6 +33,7 @@ from digirl_dist.protocol.messages import (
     Broken,
     EpisodeFailed,
     EpisodeReady,
+    Heartbeat,
     Hello,
     HostMessage,
     Landed,
@@ -53,6 +57,7 @@ from digirl_dist.storage.checkpoint import describe, raw_bytes
 from digirl_dist.storage.digest import digest
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.user_code.packing import pack
+from digirl_dist.worker_program.link import SocketLink
 
 pytestmark = [pytest.mark.component, pytest.mark.long]
 M = TypeVar("M")
@@ -270,6 +275,17 @@ def test_a_frozen_program_is_replaced_when_asked_to(folder: Path) -> None:
     assert program(folder).pid != first
 
 
+def test_a_folder_whose_program_is_about_to_end_is_served_by_the_next(folder: Path) -> None:
+    folder.mkdir()
+    with JobFolder(folder).lock.open("a+") as ending:
+        fcntl.flock(ending, fcntl.LOCK_EX)
+        with attached(folder) as host:
+            log = JobFolder(folder).log
+            eventually(lambda: log.exists() and "another program serves" in log.read_text())
+            JobFolder(folder).remove()
+            host.greet()
+
+
 def test_only_a_worker_program_is_ever_replaced(folder: Path) -> None:
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
@@ -321,6 +337,19 @@ def test_a_job_that_cannot_be_built_is_said_to_be_broken(folder: Path) -> None:
         host.say(StartJob("w", name, name, SlotLimits(), slots=1))
         broken = host.hear(Broken)
         assert broken.during == "StartJob" and "UnpicklingError" in broken.reason
+
+
+def test_a_part_of_the_job_that_a_power_cut_left_empty_is_asked_for_again(folder: Path) -> None:
+    with attached(folder) as host:
+        host.greet()
+        agent, emulator = pack(partial(FairCoin, Counter.spec)), pack(Counter)
+        host.put(agent)
+        host.folder.blob(digest(emulator)).touch()
+        host.say(StartJob("w", digest(agent), digest(emulator), SlotLimits(), slots=1))
+        assert host.hear(Need).digests == [digest(emulator)]
+        host.put(emulator)
+        host.say(Pushed("job"))
+        host.hear(Working)
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
@@ -378,3 +407,44 @@ def test_a_stray_file_is_announced_until_the_host_says_to_forget_it(folder: Path
         assert "not a manifest" in host.hear(UnknownFile).reason
         host.say(Landed(["stray"]))
         eventually(lambda: not list((folder / "episodes").iterdir()))
+
+
+def test_a_program_without_a_descriptor_to_spare_accepts_its_host_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    link = SocketLink(JobFolder(tmp_path))
+    with socket.socket(socket.AF_UNIX) as host:
+        with descriptors_left(0):
+            link.start(lambda: Heartbeat("waiting", 0.0, 0.0, [], [], 0, 0))
+            time.sleep(0.2)
+        host.connect(JobFolder(tmp_path).socket)
+        eventually(lambda: link._host is not None)
+        link.send(Loaded(3))
+        with host.makefile("rb") as said:
+            assert Loaded(3) in map(decode_worker_message, said)
+    link.close()
+
+
+def test_a_host_that_takes_no_more_bytes_is_hung_up_and_one_that_takes_them_slowly_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("digirl_dist.worker_program.link._TAKES_S", 1.0)
+    link, image = SocketLink(JobFolder(tmp_path)), b"\n" * 4_000_000
+    asked = Ask(1, 0, (0, 0, 0), "", len(image), None, len(image))
+    link.start(lambda: Heartbeat("waiting", 0.0, 0.0, [], [], 0, 0))
+    for takes in (True, False):
+        with socket.socket(socket.AF_UNIX) as host:
+            host.connect(JobFolder(tmp_path).socket)
+            eventually(lambda: link._host is not None)
+            sending = threading.Thread(target=link.send, args=[asked, image], daemon=True)
+            sending.start()
+            came = 0
+            while takes and came < len(image) and (data := host.recv(200_000)):
+                came += data.count(b"\n")
+                time.sleep(0.1)
+            sending.join(60.0)
+            assert not sending.is_alive() and (came >= len(image)) == takes == (link._host is not None)
+        eventually(lambda: link._host is None)
+    link.close()
