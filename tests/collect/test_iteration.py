@@ -25,7 +25,7 @@ class Clock:
 
 def episode(ticket: Ticket) -> Trajectory:
     seen = Observation("seen", None, None)
-    step = Step(seen, 0, None, 1.0, terminated=True, truncated=False)
+    step = Step(seen, 0, -0.5, 1.0, terminated=True, truncated=False)
     return Trajectory(ticket, f"{ticket.index}-{ticket.purpose}", "w1", 0, [step], seen, success=True)
 
 

@@ -172,12 +172,6 @@ def test_a_missing_physics_engine_is_one_line_with_the_remedy(name: str, monkeyp
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("settings", [GymnasiumSettings(), GymnasiumSettings(id="CartPole-v1", entry_point="a:B")])
-def test_exactly_one_of_id_and_entry_point_is_needed(settings: GymnasiumSettings) -> None:
-    with pytest.raises(SettingsError, match="either id"):
-        gymnasium_factory(settings)
-
-
 def test_a_class_in_a_file_of_the_working_directory_is_used(user_folder: Path) -> None:
     settings = GymnasiumSettings(entry_point="corridor_of_the_user:Corridor", kwargs={"length": 2})
     emulator = gymnasium_factory(settings)()

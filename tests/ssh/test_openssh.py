@@ -108,7 +108,7 @@ def test_an_ssh_that_never_says_what_its_configuration_is_ends_in_time_with_all_
 
 @pytest.mark.unit
 def test_ssh_drops_a_silent_link_when_the_settings_say_so() -> None:
-    for silence_s, count in ((12.0, 5), (60.0, 29), (2.0, 1)):
+    for silence_s, count in ((12.0, 5), (60.0, 29), (4.0, 1)):
         settings = SshSettings(ping_s=2.0, silence_s=silence_s)
         assert f"ServerAliveCountMax {count}" in list(_configuration(Address("w1", "w"), settings))
 

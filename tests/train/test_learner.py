@@ -15,7 +15,7 @@ from user_classes import Coin, Counter
 from digirl_dist.errors import TrainingError
 from digirl_dist.parallel.group import Group, GroupLimits
 from digirl_dist.parallel.rank import Rank
-from digirl_dist.report.metrics import Metrics
+from digirl_dist.report.metrics import Metrics, Outcomes
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.tasks import SEEDS
 from digirl_dist.train.data_selector import UpdateData
@@ -102,6 +102,7 @@ def test_a_figure_named_like_one_of_the_runs_own_is_refused_before_anything_is_s
         log=None,  # type: ignore[arg-type]  # it comes last
         say=print,
         steps=1,
+        outcomes=Outcomes(told=True),
     )
     with pytest.raises(TrainingError, match="the algorithm's figure 'iteration' has the name of one of the run's own"):
         reporter.report(IterationReport(3, {"iteration": 5.0}, [stream().episode(3)], []))

@@ -42,7 +42,7 @@ def test_an_orphan_whose_host_decides_gives_up_what_runs_and_ends() -> None:
     host = Host(episode_s=15.0)
     host.work(ASKING_JOB)
     host.say(Lease(1, tickets(5)))
-    host.wait(11.0)
+    host.wait(13.0)
     assert host.program.ended == effects.End(stopped=False) and not host.program.ready
 
 
@@ -74,7 +74,7 @@ def test_a_program_without_a_job_ends_when_no_host_comes_and_a_ping_keeps_it() -
         host.wait(6.0)
         host.say(Ping())
     assert host.program.ended is None
-    host.wait(11.0)
+    host.wait(13.0)
     assert host.program.ended == effects.End(stopped=False)
 
 
