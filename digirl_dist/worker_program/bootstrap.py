@@ -260,7 +260,7 @@ class Installation:
 
         Python compiles what it imports, so nothing is compiled beforehand.
         """
-        options = ["--no-input", "--disable-pip-version-check", "--quiet", "--no-compile"]
+        options = ["--no-input", "--disable-pip-version-check", "--progress-bar=off", "--no-compile"]
         if self._has_pip():
             return [str(self._python), "-m", "pip", "install", *options]
         if uv := self._uv():  # all indexes are looked at, as by pip: one of torch builds has other packages too
@@ -454,10 +454,14 @@ class _Output:
             self._end = (self._end + part)[-_KEPT_OUTPUT:]
 
     def essence(self) -> str:
-        """Returns the lines that pip marks as errors, else the last ones."""
+        """Returns the lines that pip marks as errors, with the conflict that it tells between them; else the last."""
         self._reading.join(1.0)
-        lines = self._end.decode(errors="replace").strip().splitlines()
-        return "\n".join([line for line in lines if line.startswith("ERROR:")] or lines[-15:])
+        lines, told, is_told = self._end.decode(errors="replace").strip().splitlines(), [], False
+        for line in lines:
+            is_told = line.startswith("The conflict is caused by") or (is_told and line.startswith(" "))
+            if is_told or line.startswith("ERROR:"):
+                told.append(line)
+        return "\n".join(told or lines[-15:])
 
 
 def _why(said: str) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+import zipfile
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -102,3 +104,20 @@ def test_an_installation_waits_for_another_one_until_its_limit(tmp_path: Path) -
 def _locked(one: Installation) -> None:
     with one._lock():
         pass
+
+
+def test_packages_that_contradict_each_other_are_named_with_who_wants_what(tmp_path: Path) -> None:
+    for version in ("1", "2"):
+        with zipfile.ZipFile(tmp_path / f"alpha-{version}-py3-none-any.whl", "w") as wheel:
+            info = f"alpha-{version}.dist-info"
+            wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: alpha\nVersion: {version}\n")
+            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{info}/RECORD", "")
+    here, host = os.pipe()
+    with os.fdopen(here, "rb") as source, os.fdopen(host, "wb"):
+        installation = Installation(request_for(tmp_path / "env", "", 100.0), source)
+        (installation._venv / "bin").mkdir(parents=True)
+        (installation._venv / "bin" / "pip").touch()
+        (installation._venv / "bin" / "python").symlink_to(sys.executable)
+        with pytest.raises(Failed, match=r"(?s)caused by.*The user requested alpha==1.*The user requested alpha==2\n"):
+            installation._pip("--dry-run", "--no-index", f"--find-links={tmp_path}", "alpha==1", "alpha==2")
