@@ -81,21 +81,28 @@ class Step:
     truncated: bool
     achieved: Sequence[Goal] = ()
 
+    @property
+    def ended(self) -> bool:
+        return self.terminated or self.truncated
+
 
 def float32(number: float) -> float:
     """Returns the number as files have it. One that is too large becomes infinite, which is refused with its step."""
     return c_float(number).value  # a fraction of what NumPy takes
 
 
-def recorded(seen: Observation, decision: Decision, transition: Transition, truncated: bool) -> Step:
-    """Returns the step as it will be read back, so that a run that was continued learns from the very same numbers."""
+def recorded(seen: Observation, decision: Decision, transition: Transition, is_cut: bool) -> Step:
+    """Returns the step as it will be read back, so that a run that was continued learns from the very same numbers.
+
+    ``is_cut``: the episode may have no further step, and is truncated unless it ended by itself.
+    """
     return Step(
         seen,
         decision.action,
         float32(decision.log_prob),
         float32(transition.reward),
         transition.terminated,
-        truncated,
+        transition.truncated or (is_cut and not transition.terminated),
         transition.achieved,
     )
 

@@ -102,7 +102,7 @@ class EpisodeGuard:
             raise _Misfit(f"the reward is {step.reward}")
         if not (_is_finite(step.log_prob) or (not self.knows_log_prob and math.isnan(step.log_prob))):
             raise _Misfit(f"the log-probability of the action is {step.log_prob}")
-        if (step.terminated or step.truncated) != is_last:
+        if step.ended != is_last:
             raise _Misfit("the episode does not end" if is_last else "the episode ends here, but steps follow")
         self._check_action(step.observation, step.action)
         _check_goals(step.achieved)

@@ -266,11 +266,11 @@ class Rollout:
 
     def _record(self, slot: Slot, episode: _Episode, transition: Transition) -> None:
         assert episode.observation is not None and episode.decision is not None
-        cut = self._max_steps is not None and len(episode.steps) + 1 >= self._max_steps
-        truncated = transition.truncated or (cut and not transition.terminated)
-        episode.steps.append(recorded(episode.observation, episode.decision, transition, truncated))
+        is_cut = self._max_steps is not None and len(episode.steps) + 1 >= self._max_steps
+        step = recorded(episode.observation, episode.decision, transition, is_cut)
+        episode.steps.append(step)
         episode.observation = transition.observation
-        if transition.terminated or truncated:
+        if step.ended:
             self._finish(slot, episode, transition)
         elif self._max_steps is None:
             self._watch(slot, episode)

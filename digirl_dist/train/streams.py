@@ -1,8 +1,8 @@
 """Emulators that this process steps itself, episode after episode, a fixed number of steps at a time.
 
 For environments that are quick and do not hang: no watchdog ends them, but one that hangs is told of
-(``watched_emulator``). The episodes do not depend on how many steps
-an iteration has, and a stream can be resumed in the middle of an episode.
+(``watched_emulator``). The episodes do not depend on how many steps an iteration has, and a stream can be resumed in
+the middle of an episode.
 """
 
 from __future__ import annotations
@@ -66,17 +66,17 @@ class Stream:
         if isinstance(decision, NoDecision):
             raise AgentError(decision.reason)
         transition = self._emulator.step(decision.action)
-        cut = max_steps is not None and len(self._steps) + 1 >= max_steps
-        truncated = transition.truncated or (cut and not transition.terminated)
-        step, place = recorded(self.observation, decision, transition, truncated), f"task {self._task.id}"
+        is_cut = max_steps is not None and len(self._steps) + 1 >= max_steps
+        step = recorded(self.observation, decision, transition, is_cut)
         if not math.isfinite(step.log_prob):
-            raise AgentError(f"{place}: the agent says that the log-probability of its action is {decision.log_prob}")
+            said = f"the agent says that the log-probability of its action is {decision.log_prob}"
+            raise AgentError(f"task {self._task.id}: {said}")
         if not math.isfinite(step.reward):
-            raise EmulatorError(f"{place}: the reward is {transition.reward}")
+            raise EmulatorError(f"task {self._task.id}: the reward is {transition.reward}")
         self._steps.append(step)
         self.observation = transition.observation
         self._success = transition.success
-        return transition.terminated or truncated
+        return step.ended
 
     @property
     def last(self) -> Step:
