@@ -173,13 +173,11 @@ class WorkerTable:
         self._busy_until.pop(pulled.worker, None)
         if pulled.worker in self.states:
             self.states[pulled.worker].on_trial_since = None
-        key, manifest = pulled.manifest.key, pulled.manifest
+        manifest = pulled.manifest
         self.tell(
             "episode",
             pulled.worker,
-            iteration=key.iteration,
-            ticket=key.number,
-            purpose=key.purpose,
+            **manifest.key.place(),
             success=pulled.trajectory.success,
             reward=pulled.trajectory.reward,
             attempt=manifest.attempt,
@@ -221,9 +219,9 @@ class WorkerTable:
         """Raises CollectionError when every worker is out for good, or none could run anything for too long.
 
         A fleet that is out of service altogether for a while is waited for as long as one that is away if it has
-        brought an episode home, as what stopped it may pass; a defect of this program will not. A worker's
-        installation is waited for as long as it may take. Workers that come back
-        count as able for as long as an episode may take until one lands, so that a fleet of liars comes to an end.
+        brought an episode home, as what stopped it may pass; a defect of this program will not. A worker's installation
+        is waited for as long as it may take. Workers that come back count as able for as long as an episode may take
+        until one lands, so that a fleet of liars comes to an end.
         """
         now, states = self._clock(), self.states.values()
         waits = any(state.waits(now) for state in states)

@@ -61,8 +61,8 @@ class ProgramDeaf(LinkLostError):
 
 
 class Session:
-    """What the host knows of the program on one connection. ``now`` are monotonic seconds of the host, its
-    sleep included.
+    """What the host knows of the program on one connection. ``now`` are monotonic seconds of the host, its sleep
+    included.
 
     Every method returns what is to be done, in order. After a HangUp nothing more is asked of the session.
     """

@@ -143,8 +143,8 @@ def late(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
 
 def measured(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
     """Returns the figures of a measurement's episodes: all but ``late``, as nothing learns from them."""
-    found = results(iteration, trajectories)
-    return {name: figure for name, figure in found.items() if name not in late(iteration, ())}
+    found, of_learning = results(iteration, trajectories), late(iteration, ())
+    return {name: figure for name, figure in found.items() if name not in of_learning}
 
 
 def confidence(trajectories: Sequence[Trajectory]) -> Figures:
