@@ -203,12 +203,13 @@ class Checkpoints:
 
         It becomes the best unless an older one did at least as well by the same figure.
         """
-        before = getattr(self._best(), figure, None)
-        if before is not None and before >= value:
-            return
-        path = self.root / "best.json"
-        atomic_files.write_json(path, {"iteration": checkpoint.iteration, figure: value})
-        self._point("best", checkpoint.folder)
+        best, path = self._best(), self.root / "best.json"
+        before = getattr(best, figure, None)
+        if best is None or before is None or before < value:
+            best, told = _Best(checkpoint.iteration), {"iteration": checkpoint.iteration, figure: value}
+            self._write_policy.wait_for(str(path), lambda: atomic_files.write_json(path, told))
+        folder = self._folder(best.iteration)
+        self._write_policy.wait_for(str(path), lambda: self._point("best", folder))  # a crash may have left it behind
         self._remove_superseded(self.iterations()[-1])
 
     def best(self) -> Checkpoint | None:
@@ -253,7 +254,7 @@ class Checkpoints:
 
     def iterations(self) -> list[int]:
         """Returns the iterations whose checkpoints are kept, in order."""
-        return sorted(int(path.name) for path in self.root.glob("[0-9]*") if path.name.isdigit())
+        return sorted(int(path.name) for path in self.root.glob("[0-9]*") if path.name.isdecimal())
 
     def _point(self, name: str, folder: Path) -> None:
         part = self.root / f"{name}.part"
@@ -271,14 +272,18 @@ class Checkpoints:
                 shutil.rmtree(self._folder(iteration))
 
 
-def does_not_fit(checkpoint: str, error: Exception) -> CheckpointError:
-    """Returns the error for the checkpoint of a run whose agent or algorithm cannot load it because of ``error``."""
-    why = " ".join(str(error).split())[:200]
-    return CheckpointError(
-        f"{checkpoint} does not fit the configured agent and algorithm, or is of an earlier version; use the "
-        "configuration that the run was started with, or another save_path, and start_from to begin with this one's "
-        f"policy ({why})"
-    )
+@contextmanager
+def loading(checkpoint: str) -> Iterator[None]:
+    """Raises CheckpointError, naming ``checkpoint``, if a run's agent or algorithm cannot load what it holds."""
+    try:
+        yield
+    except (RuntimeError, KeyError, ValueError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"{checkpoint} does not fit the configured agent and algorithm, or is of an earlier version; use the "
+            "configuration that the run was started with, or another save_path, and start_from to begin with this "
+            f"one's policy ({why})"
+        ) from error
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:

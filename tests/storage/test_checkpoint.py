@@ -96,6 +96,19 @@ def test_the_best_gives_way_to_a_better_one(tmp_path: Path) -> None:
     assert (tmp_path / "best").resolve().name == "000002"
 
 
+def test_a_crash_between_the_record_of_the_best_and_its_link_costs_no_checkpoint(tmp_path: Path) -> None:
+    """The next start rates the checkpoint again: its value is recorded, and the link still leads to the one before."""
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.rate(checkpoints.save(0, state(), {}, {}), 0.1)
+    better = checkpoints.save(1, state(), {}, {})
+    (tmp_path / "best.json").write_text(json.dumps({"iteration": 1, "success_rate": 0.9}))
+    checkpoints.rate(better, 0.9)
+    assert (tmp_path / "best").resolve().name == "000001"
+    checkpoints.save(2, state(), {}, {})
+    best = checkpoints.best()
+    assert best is not None and best.iteration == 1
+
+
 def test_success_and_reward_are_not_compared_with_each_other(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     rated = [(0.9, "success_rate"), (-50.0, "reward_mean"), (-60.0, "reward_mean"), (-40.0, "reward_mean")]
