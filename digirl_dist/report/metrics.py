@@ -18,7 +18,7 @@ from digirl_dist.errors import RunFolderError, TrainingError
 from digirl_dist.report.interval import wilson
 from digirl_dist.rollout.slot_time import ACTIVITIES
 from digirl_dist.settings import regular_file
-from digirl_dist.storage import atomic_files, strict_json
+from digirl_dist.storage import atomic_files, json_lines, strict_json
 from digirl_dist.storage.disk_full import FailFast, WritePolicy
 from digirl_dist.tasks import Round
 from digirl_dist.trainer import Update
@@ -80,7 +80,7 @@ class Metrics:
         text = strict_json.dumps(figures).encode()
         self._texts.append(text)
         self.iterations.append(figures["iteration"])
-        self._write_policy.wait_for(str(self.path), lambda: _append_whole(self.path, text + b"\n"))
+        self._write_policy.wait_for(str(self.path), lambda: json_lines.append(self.path, text + b"\n", flushed=True))
 
 
 def together(own: Mapping[str, Json], learned: Mapping[str, float]) -> Figures:
@@ -234,20 +234,6 @@ def _success_by_task(trajectories: Sequence[Trajectory]) -> dict[str, list[int]]
         count[0] += trajectory.success
         count[1] += 1
     return counts
-
-
-def _append_whole(path: Path, line: bytes) -> None:
-    """Appends a line durably and completely, or not at all."""
-    with path.open("ab", buffering=0) as file:
-        end = file.tell()
-        rest = memoryview(line)
-        try:
-            while rest:
-                rest = rest[file.write(rest) :]
-            os.fsync(file.fileno())
-        except OSError:
-            file.truncate(end)
-            raise
 
 
 def _mean(values: Sequence[float]) -> float | None:

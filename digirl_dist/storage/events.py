@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from digirl_dist.plain_text import without_secrets_in
-from digirl_dist.storage import strict_json
+from digirl_dist.storage import json_lines, strict_json
 from digirl_dist.types import Json
 
 Listener = Callable[[str, dict[str, Json]], None]
@@ -21,7 +21,7 @@ class Events:
     def __init__(self, path: Path, listeners: tuple[Listener, ...] = ()) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self._file = path.open("ab", buffering=0)
+        self._file = json_lines.opened_to_append(path)
         self._unwritten = bytearray()
         self._listeners = listeners
         self._lock = threading.Lock()
@@ -48,7 +48,7 @@ class Events:
         """
         try:
             if not self._file.closed and not os.fstat(self._file.fileno()).st_nlink:
-                deleted, self._file = self._file, self._path.open("ab", buffering=0)
+                deleted, self._file = self._file, json_lines.opened_to_append(self._path)
                 deleted.close()
             while self._unwritten and not self._file.closed:
                 del self._unwritten[: self._file.write(self._unwritten)]
