@@ -21,6 +21,9 @@ _LEAST_PUSH = 1 << 20
 """A smaller push ends in the buffers on the way and says nothing of the link."""
 
 
+_USUAL_SPREAD = 0.4
+
+
 @dataclass(frozen=True)
 class Figures:
     """What machines and links are like. Times are means in seconds."""
@@ -31,7 +34,7 @@ class Figures:
     """A step of the emulator."""
     steps: float
     """Steps of an episode."""
-    steps_spread: float = 0.4
+    steps_spread: float = _USUAL_SPREAD
     """Standard deviation of the logarithm of an episode's length."""
     reset_spread: float = 0.3
     """The same for a reset."""
@@ -152,7 +155,7 @@ def _steps_spread(folder: Path) -> float:
 
     paths = sorted((folder / "trajectories").glob("[0-9]*.parquet"))
     if not paths:
-        return 0.4
+        return _USUAL_SPREAD
     with parquet.opened(paths[-1]) as file:
         rows = file.read(["episode_id"]).column("episode_id").to_pylist()
-    return pstdev([math.log(count) for count in Counter(rows).values()])
+    return pstdev([math.log(count) for count in Counter(rows).values()]) if rows else _USUAL_SPREAD

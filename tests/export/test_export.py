@@ -115,6 +115,16 @@ def test_a_data_set_is_one_for_datasets_and_for_offline_learning(run: Path, tmp_
         assert [rows(each) for each in after] == [rows(each) for each in before]
 
 
+def test_an_iteration_whose_episodes_were_all_refused_is_passed_over(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    run = run_with(tmp_path / "mine", [], [episode(1, 0)], [])
+    for name in ("atif", "lerobot", "datasets"):
+        export.export(run, name, tmp_path / name)
+    assert [path.name for path in (tmp_path / "atif").iterdir()] == ["t1.0"]
+    found = datasets.load_dataset(str(tmp_path / "datasets"), cache_dir=str(tmp_path / "cache"))["train"]
+    assert len(found) == 3
+
+
 def rows(one: Trajectory) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = parquet.to_table(one).drop(["worker"]).to_pylist()
     return found

@@ -24,7 +24,10 @@ from starlette.testclient import TestClient
 
 from digirl_dist import Run
 from digirl_dist.errors import RunFolderError, SettingsError, TrajectoryError
+from digirl_dist.report.page import write_page
+from digirl_dist.report.reproduction import tickets_of
 from digirl_dist.storage import parquet
+from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.user_code.entry_point import load_entry_point
 from digirl_dist.viewer.bundle import bundle, write_bundle
 from digirl_dist.viewer.data import named, screenshot
@@ -243,6 +246,17 @@ def test_an_episode_that_is_refused_while_the_run_is_viewed_leaves_the_others_th
     assert [viewed.episode(f"t0.{one.ticket.index}")["id"] for one in kept] == [one.episode_id for one in kept]
     with pytest.raises(TrajectoryError, match="any more"):
         viewed.episode("t0.2")
+
+
+def test_an_iteration_whose_episodes_were_all_refused_is_no_damaged_file(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", iterations=2)
+    store = Store(folder / "trajectories")
+    for one in store.read(1):
+        store.refuse(one, "it broke the update")
+    viewed = named([Run(folder)])["run"]
+    viewed.follow(everything=True)
+    assert viewed.summary()["notes"] == [] and viewed.rows(0)["count"] == 6
+    assert "iteration 0" in write_page(folder).read_text() and len(tickets_of(folder, 2)) == 6
 
 
 def test_runs_of_one_name_are_told_apart_and_every_name_fits_an_address(folder: Path, tmp_path: Path) -> None:
