@@ -135,7 +135,7 @@ class Fleet(Closeable):
             result = fleet.collector.collect(checkpoint, tickets)
             fleet.context.store.append(result)
         found = result.trajectories
-        return Episodes(summarise(found), lambda row: found[row])
+        return Episodes(summarise(found), found.__getitem__)
 
     def status(self) -> dict[str, dict[str, Json]]:
         """Returns each worker's activity, slots, last sign of life (monotonic seconds) and last trouble.

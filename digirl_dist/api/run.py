@@ -74,7 +74,7 @@ class Run:
         """
         self.index.refresh()
         for note in self.index.notes:
-            warnings.warn(f"{one_line(note)}; its episodes are left out", stacklevel=2)
+            warnings.warn(f"{one_line(note)}; what is in it is left out", stacklevel=2)
         return Episodes(self.index.table(), self.index.read)
 
     def episode(self, key: str) -> Episode:

@@ -125,7 +125,7 @@ class Store:
             content = json.loads(path.read_text())
             carried, cancelled = content["carried"], content["cancelled"]
             return [Ticket.from_json(one) for one in carried], [Ticket.from_json(one) for one in cancelled]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise RunFolderError(f"{path} is damaged; restore it or choose another save_path") from error
 
     def append(self, result: CollectionResult) -> None:

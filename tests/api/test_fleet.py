@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -49,6 +50,7 @@ def test_a_fleet_without_workers_runs_tasks_of_ones_own_and_forgets_its_folder(t
         folder = fleet._folder
     assert [one.ticket.policy_version for one in (before[0], after[0])] == [0, 1]
     assert not folder.exists() and after[0].images
+    assert pickle.loads(pickle.dumps(after))[0].episode_id == after[0].episode_id, "for processes of one's own"
 
 
 @pytest.mark.long(20)
