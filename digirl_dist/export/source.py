@@ -95,6 +95,8 @@ def _machine(facts: Json) -> dict[str, Json]:
 def _without_paths(value: Json) -> Json:
     if isinstance(value, Mapping):
         return {key: _without_paths(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(each) for each in value]
     if isinstance(value, str) and (value.startswith(("/", "~", ".")) or "://" in value or "@" in value):
         return value.rstrip("/").rsplit("/", 1)[-1].rsplit("@", 1)[-1]
     return value

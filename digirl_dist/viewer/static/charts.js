@@ -29,7 +29,8 @@ export function lineChart({ title, lines, bounds, pick, x_title = "iteration" })
   canvas.append(...axes(scale, xs, ys, x_title));
   for (const line of lines) canvas.append(...band(line, scale), ...curve(line, scale));
   const mark = svg("line", { class: "cursor", y1: EDGE.top, y2: HEIGHT - EDGE.bottom, visibility: "hidden" });
-  canvas.append(mark, catcher(canvas, mark, { lines, scale, xs, title, pick, x_title }));
+  const places = [...new Set(points.map((point) => point.x))];
+  canvas.append(mark, catcher(canvas, mark, { lines, scale, xs, places, title, pick, x_title }));
   return el("figure", { class: pick ? "chart pickable" : "chart" }, el("figcaption", {}, el("b", {}, title)), canvas);
 }
 
@@ -44,7 +45,8 @@ function extent(values, margin) {
     if (value < low) low = value;
     if (value > high) high = value;
   }
-  if (high - low < 1e-9 * Math.max(1, Math.abs(high))) [low, high] = [low - 0.5, high + 0.5];
+  const largest = Math.max(Math.abs(low), Math.abs(high));
+  if (high - low < 1e-9 * Math.max(1, largest)) [low, high] = [low - Math.max(0.5, 0.1 * largest), high + Math.max(0.5, 0.1 * largest)];
   return [low - margin * (high - low), high + margin * (high - low)];
 }
 
@@ -74,12 +76,13 @@ function band(line, scale) {
   return [svg("path", { class: `band ${line.colour}`, d: `M${[...there, ...back].join("L")}Z` })];
 }
 
-function catcher(canvas, mark, { lines, scale, xs, title, pick, x_title }) {
+function catcher(canvas, mark, { lines, scale, xs, places, title, pick, x_title }) {
   const nearest = (event) => {
     const box = canvas.getBoundingClientRect();
     const place = ((event.clientX - box.left) / box.width) * WIDTH;
     const share = (place - EDGE.left) / (WIDTH - EDGE.left - EDGE.right);
-    return Math.round(xs[0] + Math.min(1, Math.max(0, share)) * (xs[1] - xs[0]));
+    const x = xs[0] + Math.min(1, Math.max(0, share)) * (xs[1] - xs[0]);
+    return places.reduce((best, each) => (Math.abs(each - x) < Math.abs(best - x) ? each : best));
   };
   const nearestLine = (event, x) => {
     const box = canvas.getBoundingClientRect();
