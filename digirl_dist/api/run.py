@@ -113,6 +113,8 @@ class Run:
         """Returns the newest policy, or that of ``version``. Raises CheckpointError if it was not kept."""
         from digirl_dist.api.policy import Policy
 
+        if version is not None:
+            version = arguments.whole("version", version, 0)
         kept = self.checkpoints()
         if not kept or (version is not None and version not in kept):
             wanted = "no checkpoint" if version is None else f"no checkpoint {version}"
@@ -150,7 +152,7 @@ class Run:
 
         refuse_no_repository(repository)
         with tempfile.TemporaryDirectory() as place:
-            return push(self.export(to, Path(place) / "export"), to, repository, private)
+            return push(self.export(to, Path(place) / "export"), to, repository, private, kept=False)
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"

@@ -38,7 +38,7 @@ class Source:
         notes: list[str] = []
         self.config = config_of(self.folder / "config.yaml", notes)
         if notes or not self.config:
-            raise RunFolderError(notes[0] if notes else f"{self.folder / 'config.yaml'} is empty; restore it")
+            raise RunFolderError(notes[0] if notes else f"{self.folder / 'config.yaml'} holds no settings; restore it")
         self.name = self.folder.resolve().name
         self._workers: dict[str, str] = {}
 

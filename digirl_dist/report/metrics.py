@@ -241,9 +241,13 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _content(path: Path) -> bytes:
-    """Raises OSError for what is no regular file, such as a named pipe, which would hold up the reader for ever."""
-    with regular_file.opened(path) as file:
-        return file.read()
+    """Raises RunFolderError for what is no regular file, such as a named pipe, which would hold up its reader."""
+    try:
+        with regular_file.opened(path) as file:
+            return file.read()
+    except OSError as error:
+        why = regular_file.defect(error)
+        raise RunFolderError(f"{path} cannot be read: {why}; restore it, or move it away") from error
 
 
 def _iteration(line: bytes, place: str) -> int:

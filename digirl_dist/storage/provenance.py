@@ -113,10 +113,21 @@ def refuse_changes(run: Path, configuration: Mapping[str, Json]) -> None:
 
 
 def record_start(run: Path, changes: Changes) -> None:
-    """Appends how this process was started to ``provenance.jsonl``; differences to a commit go to ``provenance/``."""
+    """Appends how this process was started to ``provenance.jsonl``; differences to a commit go to ``provenance/``.
+
+    Raises RunFolderError if they cannot be written.
+    """
+    path = run / "provenance.jsonl"
+    try:
+        _append(path, _start(run, changes))
+    except OSError as error:
+        raise RunFolderError(f"{error.filename or path} cannot be written: {error.strerror}") from error
+
+
+def _start(run: Path, changes: Changes) -> Mapping[str, Json]:
     started = time.time()
     checkout = Path(digirl_dist.__file__).resolve().parent.parent
-    content = {
+    return {
         "time": round(started, 3),
         "version": digirl_dist.__version__,
         "package": _commit(checkout, run, f"{started:.0f}-package") if (checkout / ".git").exists() else None,
@@ -129,7 +140,6 @@ def record_start(run: Path, changes: Changes) -> None:
         "packages": {each.metadata["Name"]: each.version for each in metadata.distributions()},
         "changes": changes,
     }
-    _append(run / "provenance.jsonl", content)
 
 
 def _append(path: Path, content: Mapping[str, Json]) -> None:

@@ -285,6 +285,8 @@ MISUSES: dict[str, Callable[[Run], object]] = {
     "destination must be the path": lambda run: run.export("atif", 3),  # type: ignore[arg-type]
     "key must be that of an episode, as 't12.5', not 3": lambda run: run.episode(3),  # type: ignore[arg-type]
     "episode must be an episode": lambda run: run.explain(3),  # type: ignore[arg-type]
+    "version=1.0 is no whole number": lambda run: run.policy(1.0),  # type: ignore[arg-type]
+    "seed=1180591620717411303424 is no whole number": lambda run: Policy(lambda: Coin(Counter.spec), seed=2**70),
     "version='x' is no whole number": lambda run: run.explain("t1.0", "x"),  # type: ignore[arg-type]
     "workers must be a list of machines": lambda run: Fleet(3),  # type: ignore[arg-type]
     "workers are a list of machines": lambda run: Fleet({"host": "a"}),  # type: ignore[arg-type]

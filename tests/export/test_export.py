@@ -35,7 +35,7 @@ from digirl_dist.types import Json
 
 SECRET = "hf_" + "a" * 30
 CONFIG = {
-    "agent": {"name": "device", "model": "/home/ann/models/mine"},
+    "agent": {"name": "device", "model": "/home/ann/models/mine", "kwargs": {"files": ["/home/ann/words.txt"]}},
     "emulator": {"name": "phone"},
     "train_algorithm": "filtered_bc",
     "algorithm": {"filtered_bc": {"discount": 0.7}, "grpo": {"clip_high": 5}},
@@ -202,6 +202,14 @@ def test_lerobot_has_the_files_and_columns_of_version_3(run: Path, tmp_path: Pat
     statistics = json.loads((made / "meta" / "stats.json").read_text())
     assert statistics["next.reward"]["mean"] == [1.0] and statistics["observation.state"]["max"] == [2.0] * 3
     assert np.shape(statistics["observation.image"]["mean"]) == (3, 1, 1)
+
+
+def test_lerobot_tells_tasks_without_an_instruction_apart(tmp_path: Path) -> None:
+    asked = [replace(episode(0, number).ticket, task=Task(f"Game-{number}")) for number in range(2)]
+    run = run_with(tmp_path / "mine", [replace(episode(0, each.index), ticket=each) for each in asked])
+    made = export.export(run, "lerobot", tmp_path / "out")
+    told = pq.read_table(made / "meta" / "episodes" / "chunk-000" / "file-000.parquet")["tasks"].to_pylist()
+    assert told == [["Game-0"], ["Game-1"]]
 
 
 @pytest.mark.parametrize(

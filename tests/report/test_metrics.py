@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from digirl_dist.collection import CollectionResult, WorkerResult
+from digirl_dist.errors import RunFolderError
 from digirl_dist.report.metrics import Metrics, Outcomes, collection, measured_version, overhead_s, results
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.tasks import Task, Ticket
@@ -92,7 +93,9 @@ def test_a_line_that_a_crash_cut_off_takes_no_other_with_it(tmp_path: Path) -> N
 
 def test_a_named_pipe_in_place_of_the_file_holds_up_nobody(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "metrics.jsonl")
-    with pytest.raises(OSError, match="it is no regular file"):
+    with pytest.raises(
+        RunFolderError, match="jsonl cannot be read: it is no regular file; restore it, or move it away"
+    ):
         Metrics(tmp_path / "metrics.jsonl")
 
 

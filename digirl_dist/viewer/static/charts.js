@@ -4,7 +4,7 @@ import { el, hint, short, svg } from "./dom.js";
 
 const WIDTH = 460;
 const HEIGHT = 200;
-const EDGE = { left: 46, right: 10, top: 10, bottom: 28 };
+const EDGE = { left: 54, right: 10, top: 10, bottom: 28 };
 
 export function ticks(low, high, most = 5) {
   const raw = (high - low) / most || 1;
@@ -54,11 +54,16 @@ function axes(scale, xs, ys, x_title) {
   const floor = HEIGHT - EDGE.bottom;
   const drawn = ticks(ys[0], ys[1]).flatMap((value) => [
     svg("line", { class: "grid", x1: EDGE.left, x2: WIDTH - EDGE.right, y1: scale.y(value), y2: scale.y(value) }),
-    svg("text", { class: "tick end", x: EDGE.left - 6, y: scale.y(value) + 3.5 }, short(value)),
+    svg("text", { class: "tick end", x: EDGE.left - 6, y: scale.y(value) + 3.5 }, narrow(value)),
   ]);
   const whole = ticks(xs[0], xs[1], 7).filter(Number.isInteger);
   const places = whole.map((value) => svg("text", { class: "tick middle", x: scale.x(value), y: floor + 15 }, short(value)));
   return [...drawn, ...places, svg("text", { class: "tick end", x: WIDTH - EDGE.right, y: HEIGHT - 2 }, x_title)];
+}
+
+// A number that fits beside the axis, such as 1.25e7.
+function narrow(value) {
+  return Math.abs(value) < 1e5 ? short(value) : value.toExponential(2).replace(/\.?0*e\+/, "e");
 }
 
 function curve(line, scale) {
