@@ -96,14 +96,17 @@ class Run:
         """Returns the steps of all finished iterations, including screenshots, for Arrow, DuckDB and Polars.
 
         Nothing is read before you choose columns and rows. A run without finished iterations has the columns, but no
-        row.
+        row. Raises TrajectoryError if the first file is damaged; of the others, Arrow says so when it reads them.
         """
         import pyarrow.dataset
 
         from digirl_dist.storage import parquet
 
         files = sorted(map(str, (self.folder / "trajectories").glob("[0-9]*.parquet")))
-        return pyarrow.dataset.dataset(files, format="parquet", schema=None if files else parquet.SCHEMA)
+        try:
+            return pyarrow.dataset.dataset(files, format="parquet", schema=None if files else parquet.SCHEMA)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise TrajectoryError(f"{self.folder / 'trajectories'} cannot be read: {str(error)[:300]}") from error
 
     def checkpoints(self) -> list[int]:
         """Returns the policy versions whose checkpoints were kept."""

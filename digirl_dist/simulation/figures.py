@@ -22,6 +22,8 @@ _LEAST_PUSH = 1 << 20
 
 
 _USUAL_SPREAD = 0.4
+_MOST = {"fail_rate": 1.0, "steps_spread": 10.0, "reset_spread": 10.0}
+"""What these figures are below; all others are below 1e9."""
 
 
 @dataclass(frozen=True)
@@ -70,16 +72,24 @@ def stated(words: Sequence[str], measured: Figures | None = None) -> Figures:
             said[name] = float(value)
         except ValueError:
             said[name] = math.nan
-        if not 0 <= said[name] < 1e9 or (name.endswith("mb_s") and not said[name]):
-            raise SettingsError(f"--figure {word}: must be a number of at least 0, and above 0 for a link")
+        most = _MOST.get(name, 1e9)
+        if not 0 <= said[name] < most or (name.endswith("mb_s") and not said[name]):
+            bounds = f"of at least 0 and below {most:g}, and above 0 for a link"
+            raise SettingsError(f"--figure {word}: must be a number {bounds}")
     if measured is not None:
-        return replace(measured, **said)
+        return _timed(replace(measured, **said))
     if missing := [name for name in ("reset_s", "step_s", "steps") if name not in said]:
         raise SettingsError(
             f"nothing is known of {', '.join(missing)}: name a run that measured it, as --run runs/mine, or state it, "
             "as --figure reset_s=2 --figure step_s=1 --figure steps=10"
         )
-    return Figures(**said)
+    return _timed(Figures(**said))
+
+
+def _timed(figures: Figures) -> Figures:
+    if not figures.reset_s + figures.steps * (figures.step_s + figures.policy_s):
+        raise SettingsError("an episode takes no time by these figures: set reset_s, step_s or policy_s above 0")
+    return figures
 
 
 def of_rehearsal(settings: RehearsalSettings) -> Figures:

@@ -269,6 +269,10 @@ def test_a_folder_without_a_run_is_refused_and_a_run_without_steps_has_none(tmp_
     assert Run(tmp_path / "new").steps().to_table(columns=["task", "action"]).num_rows == 0
     with pytest.raises(RunFolderError, match=r"no config\.yaml"):
         Run(tmp_path)
+    (tmp_path / "new" / "trajectories").mkdir()
+    (tmp_path / "new" / "trajectories" / "000000.parquet").touch()
+    with pytest.raises(TrajectoryError, match="trajectories cannot be read: .*000000.parquet"):
+        Run(tmp_path / "new").steps()
 
 
 def test_a_run_that_has_just_begun_has_tables_with_columns(tmp_path: Path) -> None:
