@@ -143,7 +143,7 @@ def test_a_typo_exits_2_and_starts_nothing(say: Say, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_in_use_is_refused(say: Say, tmp_path: Path) -> None:
-    held = RunFolder(tmp_path, "")
+    held = RunFolder(tmp_path, "seed: 0\n")
     done = say(*MINE, "parallel=single", f"save_path={tmp_path}")
     held.close()
     assert done.returncode == 1 and f"in use by process {os.getpid()}" in done.stderr
