@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -324,7 +325,8 @@ def flags(folder: str, program: str) -> list[str]:
 
 
 def draws_on_request(program: str) -> bool:
-    return Path(program).name in HEADLESS_SHELLS
+    """Whether a browser can be started with ``frames.FLAGS``; those of macOS cannot."""
+    return Path(program).name in HEADLESS_SHELLS and sys.platform != "darwin"
 
 
 def _first_page(devtools: Devtools, deadline: float) -> str:
