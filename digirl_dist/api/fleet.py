@@ -10,7 +10,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -228,7 +228,8 @@ _open: weakref.WeakSet[Fleet] = weakref.WeakSet()
 def _close_all() -> None:
     """Else the emulators and folders of a script that forgot its fleets would outlive it."""
     for fleet in list(_open):
-        fleet.close()
+        with suppress(Exception):  # Ray, say, may have ended before
+            fleet.close()
 
 
 def _close_aside(stack: ExitStack, process: int) -> None:
