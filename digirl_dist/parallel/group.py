@@ -26,6 +26,8 @@ from digirl_dist.parallel.rank import Rank, named
 T = TypeVar("T")
 
 _LOOK_S = 0.03
+_PIECE = 64 << 20
+"""Bytes of one exchange."""
 _STUCK_S = 2.0
 
 
@@ -52,7 +54,7 @@ class KeyValueStore(Protocol):
 
 
 class Exchange(Protocol):
-    """Exchanges numbers between all ranks; raises RuntimeError when a rank does not take part."""
+    """Exchanges numbers and bytes between all ranks; raises RuntimeError when a rank does not take part."""
 
     def sum(self, tensor: torch.Tensor) -> None:
         """Adds up the ranks' tensors, in place."""
@@ -63,9 +65,18 @@ class Exchange(Protocol):
     def gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Returns the ranks' tensors, which have one shape, in the order of ranks."""
 
+    def bytes_of_first(self, data: bytes) -> bytes:
+        """Returns rank 0's bytes, however many, on every rank."""
+
+    def bytes_of_all(self, data: bytes) -> list[bytes]:
+        """Returns every rank's bytes, however many, on rank 0 in the order of ranks, and nothing elsewhere."""
+
 
 class TorchExchange:
-    """Exchanges numbers by PyTorch's process group."""
+    """Exchanges numbers and bytes by PyTorch's process group.
+
+    Bytes do not pass through the store: that of torchrun takes 8 MiB at once, and a file would keep them all.
+    """
 
     def sum(self, tensor: torch.Tensor) -> None:
         dist.all_reduce(tensor)
@@ -77,6 +88,38 @@ class TorchExchange:
         parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, tensor)
         return parts
+
+    def bytes_of_first(self, data: bytes) -> bytes:
+        size = torch.tensor([len(data)])
+        dist.broadcast(size, 0)
+        whole = _whole(data) if dist.get_rank() == 0 else torch.empty(int(size), dtype=torch.uint8)
+        for piece in _pieces(whole):
+            dist.broadcast(piece, 0)
+        return whole.numpy().tobytes()
+
+    def bytes_of_all(self, data: bytes) -> list[bytes]:
+        sizes = [int(size) for size in self.gathered(torch.tensor([len(data)]))]
+        if dist.get_rank():
+            for piece in _pieces(_whole(data)):
+                dist.send(piece, 0)
+            return []
+        return [data, *(self._received(rank, size) for rank, size in enumerate(sizes[1:], 1))]
+
+    def _received(self, rank: int, size: int) -> bytes:
+        whole = torch.empty(size, dtype=torch.uint8)
+        for piece in _pieces(whole):
+            dist.recv(piece, rank)
+        return whole.numpy().tobytes()
+
+
+def _whole(data: bytes) -> torch.Tensor:
+    """Returns ``data`` as uint8, in memory that torch may write to."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _pieces(whole: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Returns views of a tensor, each small enough to be exchanged within the limit of an exchange; none if empty."""
+    return whole.split(_PIECE) if len(whole) else ()
 
 
 class Group:
@@ -130,23 +173,13 @@ class Group:
 
     def broadcast(self, data: bytes) -> bytes:
         """Returns rank 0's bytes, on every rank. Raises PeerError."""
-        key = f"broadcast/{self._gates}"
-        if self.rank.is_first:
-            self._store.set(key, data)  # type: ignore[arg-type]  # the stub forgets bytes
         self.gate("hear from rank 0")
-        return bytes(self._store.get(key))
+        return self._exchange(lambda: self._numbers.bytes_of_first(data))
 
     def gather(self, data: bytes) -> list[bytes]:
         """Returns every rank's bytes on rank 0, in the order of ranks, and nothing elsewhere. Raises PeerError."""
-        key = f"gather/{self._gates}"
-        self._store.set(f"{key}/{self.rank.rank}", data)  # type: ignore[arg-type]  # the stub forgets bytes
         self.gate("bring the results together")
-        if not self.rank.is_first:
-            return []
-        parts = [self._store.get(f"{key}/{rank}") for rank in range(self.rank.world_size)]
-        for rank in range(self.rank.world_size):
-            self._store.delete_key(f"{key}/{rank}")
-        return parts
+        return self._exchange(lambda: self._numbers.bytes_of_all(data))
 
     def check_in_step(self, digest: bytes) -> None:
         """Raises PeerError naming the ranks whose ``digest`` of weights, of one length on all, is not rank 0's."""

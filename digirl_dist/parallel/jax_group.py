@@ -143,7 +143,7 @@ class CoordinatorStore:
 
 
 class StoreExchange:
-    """Implements ``Exchange`` by keys in a store: for a few numbers, with the same bits on every rank."""
+    """Implements ``Exchange`` by keys in a store: for a few numbers or bytes, with the same bits on every rank."""
 
     def __init__(self, store: KeyValueStore, rank: Rank, limit_s: float) -> None:
         self._store = store
@@ -158,11 +158,23 @@ class StoreExchange:
         tensor.copy_(torch.stack(self.gathered(tensor)).amax(dim=0))
 
     def gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        found = map(self._store.get, self._keys_of_all(tensor.numpy().tobytes()))
+        return [torch.frombuffer(bytearray(each), dtype=tensor.dtype).view_as(tensor) for each in found]
+
+    def bytes_of_first(self, data: bytes) -> bytes:
+        return bytes(self._store.get(self._keys_of_all(data)[0]))
+
+    def bytes_of_all(self, data: bytes) -> list[bytes]:
+        keys = self._keys_of_all(data)
+        return [bytes(self._store.get(key)) for key in keys] if self._rank.is_first else []
+
+    def _keys_of_all(self, own: bytes) -> list[str]:
+        """Sets what this rank has; returns where each rank's is, once all have set theirs."""
         self._count += 1
-        own = f"numbers/{self._count}"
-        self._store.set(f"{own}/{self._rank.rank}", tensor.numpy().tobytes())  # type: ignore[arg-type]  # as in group.py
-        self._store.delete_key(f"numbers/{self._count - 2}/{self._rank.rank}")  # nobody is that far behind
-        keys = [f"{own}/{rank}" for rank in range(self._rank.world_size)]
+        name = f"exchange/{self._count}"
+        self._store.set(f"{name}/{self._rank.rank}", own)  # type: ignore[arg-type]  # the stub forgets bytes
+        self._store.delete_key(f"exchange/{self._count - 2}/{self._rank.rank}")  # nobody is that far behind
+        keys = [f"{name}/{rank}" for rank in range(self._rank.world_size)]
         if not all_set(self._store, keys, self._limit_s):
-            raise RuntimeError("its numbers did not come")
-        return [torch.frombuffer(bytearray(self._store.get(key)), dtype=tensor.dtype).view_as(tensor) for key in keys]
+            raise RuntimeError("its part did not come")
+        return keys

@@ -89,6 +89,13 @@ def test_bytes_are_gathered_on_rank_0_and_broadcast_from_it(found: list[dict[str
     assert found[0]["broadcast"] == found[1]["broadcast"] == "word"
 
 
+def test_bytes_may_be_many_and_do_not_fill_the_store(found: list[dict[str, Any]]) -> None:
+    many = 64 << 20
+    assert found[0]["large"]["gathered"] == [[many, True], [many + 5, True]] and found[1]["large"]["gathered"] == []
+    assert found[0]["large"]["broadcast"] == found[1]["large"]["broadcast"] == [many, True]
+    assert found[0]["large"]["store"] < 1 << 20
+
+
 def test_b1_weights_that_differ_are_named_by_rank(found: list[dict[str, Any]]) -> None:
     assert all("the weights of rank 1 differ" in there["astray"] for there in found)
 

@@ -179,6 +179,17 @@ def shares(spread: Sharded) -> dict[str, Any]:
     return found
 
 
+def large(group: Group) -> dict[str, Any]:
+    """More bytes than torchrun's store takes at once, and than are exchanged at once; and how large the store became."""
+    own = bytes([group.rank.rank + 1]) * ((64 << 20) + 5 * group.rank.rank)
+    gathered, back = group.gather(own), group.broadcast(own)
+    return {
+        "gathered": [[len(part), set(part) == {rank + 1}] for rank, part in enumerate(gathered)],
+        "broadcast": [len(back), set(back) == {1}],
+        "store": Path(os.environ["DIGIRL_DIST_STORE"]).stat().st_size,
+    }
+
+
 def what_fails(group: Group) -> dict[str, str]:
     found = {}
     try:
@@ -235,6 +246,7 @@ def main(folder: Path) -> None:
             "total": own.total(torch.tensor([1.0 + rank.rank])).tolist(),
             "broadcast": group.broadcast(b"" if rank.rank else b"word").decode(),
             "gathered": [part.decode() for part in group.gather(f"of {rank.rank}".encode() * rank.rank)],
+            "large": large(group),
             **what_fails(group),
         }
     (folder / f"rank{rank.rank}.json").write_text(json.dumps(found))

@@ -38,6 +38,12 @@ class OneRank:
     def gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         return [tensor]
 
+    def bytes_of_first(self, data: bytes) -> bytes:
+        return data
+
+    def bytes_of_all(self, data: bytes) -> list[bytes]:
+        return [data]
+
 
 class Careless:
     """An algorithm of a user's that leaves the agent as it learned."""
