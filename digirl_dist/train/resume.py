@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,11 @@ class ResumedState:
         """How many steps all emulators of all ranks have made."""
         return int(self.trainer["ranks"]["global_step"]) if self.iteration else 0
 
+    @property
+    def states(self) -> Sequence[Json]:
+        """What each rank of the run needs to continue, in the order of ranks."""
+        return self.trainer["ranks"]["states"] if self.iteration else ()
+
     def restore(self, rank: Rank, learner: RankLearner, streams: Streams, window: EpisodeWindow) -> None:
         """Brings the parts of this rank to where they were. A rank that the run did not have keeps new emulators.
 
@@ -50,8 +55,7 @@ class ResumedState:
         if not self.iteration:
             return
         try:
-            states = self.trainer["ranks"]["states"]
-            own = states[rank.rank] if rank.rank < len(states) else {}
+            own = self.states[rank.rank] if rank.rank < len(self.states) else {}
             learner.agent.load_state_dict(self.policy)
             learner.algorithm.load_state_dict(with_random_states(self.trainer["algorithm"], own.get("random", {})))
         except (RuntimeError, KeyError, ValueError) as error:
