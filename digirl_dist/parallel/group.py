@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, TypeVar
@@ -29,6 +29,8 @@ _LOOK_S = 0.03
 _PIECE = 64 << 20
 """Bytes of one exchange."""
 _STUCK_S = 2.0
+_FAILED = "failed"
+"""The key under which the first rank that fails says why."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +191,13 @@ class Group:
         if astray:
             raise PeerError(f"the weights of {named(astray)} differ from rank 0's after an update")
 
+    def tell_failure(self, error: Exception) -> None:
+        """Leaves word of why this rank fails, which ends whatever other ranks wait for. The first word counts."""
+        own = f"rank {self.rank.rank} failed: {type(error).__name__}: {str(error)[:1000]}"
+        with suppress(RuntimeError):  # the store may be gone
+            if not self._store.check([_FAILED]):
+                self._store.set(_FAILED, str(error) if isinstance(error, PeerError) else own)
+
     def failed_exchange(self, error: RuntimeError) -> PeerError:
         """Returns the error for an exchange that failed with ``error``: names the ranks for which it did not fail."""
         try:
@@ -227,8 +236,12 @@ def joined(rank: Rank, device: str, limits: GroupLimits) -> Iterator[Group]:
             timeout=timedelta(seconds=limits.exchange_s),
             device_id=torch.device(device) if on_cuda else None,
         )
+    group = Group(rank, store, TorchExchange(), limits)
     try:
-        yield Group(rank, store, TorchExchange(), limits)
+        yield group
+    except Exception as error:
+        group.tell_failure(error)
+        raise
     finally:
         dist.destroy_process_group()
 
@@ -280,12 +293,18 @@ def _missing(store: KeyValueStore, name: str, world_size: int, limit_s: float) -
 
 
 def all_set(store: KeyValueStore, keys: Sequence[str], limit_s: float) -> bool:
-    """Waits until all keys are set, and returns False after ``limit_s``. Raises PeerError if the store is gone."""
+    """Waits until all keys are set, and returns False after ``limit_s``.
+
+    Raises PeerError if a rank says that it fails, or if the store is gone.
+    """
     deadline = time.monotonic() + limit_s
     while True:
         try:
             if store.check(list(keys)):
                 return True
+            if store.check([_FAILED]):
+                time.sleep(_STUCK_S)  # until it has said so itself, and its launcher has ended the others beside it
+                raise PeerError(store.get(_FAILED).decode())
         except RuntimeError as error:
             raise PeerError(f"the launcher is gone: {error}") from error
         if time.monotonic() >= deadline:

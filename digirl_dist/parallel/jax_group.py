@@ -47,7 +47,9 @@ def joined(rank: Rank, device: str, limits: GroupLimits) -> Iterator[Group]:
         with naming_who_is_missing(group):
             yield group
         group.gate("the end of the run")
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, Exception):
+            group.tell_failure(error)
         if rank.world_size > 1:
             atexit.register(_end_at_once)
         raise

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from process_watch import eventually
-from rank_launch import descendants, example, launch, launch_together, ranks, started
+from rank_launch import descendants, example, launch, launch_together, ranks, started, torchrun
 from run_files import events, lines, metrics
 
 from chaos.processes import runs
@@ -189,6 +189,17 @@ def test_b9_a_rank_that_raises_ends_the_launch_and_is_named(tmp_path: Path) -> N
     assert "rank 1 of 2 failed" in out and "the corridor has collapsed" in out and "Traceback" in out
     assert family
     eventually(lambda: not any(runs(child.pid) for child in family), what="the end of the ranks")
+
+
+@pytest.mark.long
+def test_b9_ranks_of_another_node_hear_at_once_why_a_rank_failed(tmp_path: Path) -> None:
+    """By themselves they would wait for an hour: no launcher ends them."""
+    port, more = free_port(), words(tmp_path / "run", "emulator.kwargs.breaks_on=1", "bsize=1")
+    flags = [("--nnodes=2", f"--node_rank={node}", "--master_addr=127.0.0.1", f"--master_port={port}") for node in (0, 1)]
+    nodes = launch_together([torchrun(1, *MODULE, *more, flags=own) for own in flags])
+    assert all(node.status for node in nodes)
+    assert "rank 0 of 2 failed: rank 1 failed: RuntimeError: the corridor has collapsed" in nodes[0].out
+    assert "rank 1 of 2 failed" in nodes[1].out
 
 
 @pytest.mark.unit
