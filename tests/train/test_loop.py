@@ -49,6 +49,11 @@ def test_the_first_episodes_of_a_group_wait_in_the_replay_for_the_others() -> No
     assert names(data.fresh) == ["a1", "c0"] and names(data.replay) == ["b0", "a1", "c0"]
 
 
+def test_the_replay_ends_with_what_is_new_also_where_that_is_more_than_it_keeps() -> None:
+    data = EpisodeReplay([], capacity=2).select(Collected(episodes=[episode(name) for name in "abc"]))
+    assert names(data.fresh) == names(data.replay) == ["b", "c"]
+
+
 def test_each_rank_finds_its_newest_episodes_across_iterations_without_any(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for iteration, ended in ((0, "abc"), (3, "d")):
