@@ -10,6 +10,7 @@ import math
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,8 @@ from digirl_dist.parallel.group import Group, GroupLimits, KeyValueStore, all_se
 from digirl_dist.parallel.rank import Rank, jax_coordinator
 from digirl_dist.parallel.roll_call import roll_call
 
+_LINGER_S = 4.0
+"""How long rank 0 stays after a failure, so that ranks of other nodes read why: JAX aborts them once it has gone."""
 _EXCHANGES = re.compile("Gloo|NCCL")
 
 
@@ -51,7 +54,7 @@ def joined(rank: Rank, device: str, limits: GroupLimits) -> Iterator[Group]:
         if isinstance(error, Exception):
             group.tell_failure(error)
         if rank.world_size > 1:
-            atexit.register(_end_at_once)
+            atexit.register(_end_at_once, _LINGER_S if rank.is_first else 0.0)
         raise
     jax.distributed.shutdown()
 
@@ -73,10 +76,11 @@ def naming_who_is_missing(group: Group) -> Iterator[None]:
         raise
 
 
-def _end_at_once() -> None:
+def _end_at_once(linger_s: float) -> None:
     """Ends the process after a failure: JAX would wait for the other ranks when Python ends, and then abort."""
     sys.stdout.flush()
     sys.stderr.flush()
+    time.sleep(linger_s)
     os._exit(1)
 
 
