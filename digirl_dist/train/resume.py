@@ -16,11 +16,11 @@ from digirl_dist.parallel.rank import Rank
 from digirl_dist.parallel.statistics import EpisodeWindow
 from digirl_dist.settings import Settings
 from digirl_dist.storage.checkpoint import Checkpoints, does_not_fit
+from digirl_dist.storage.of_ranks import newest_of_each_rank, of_rank
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Round
 from digirl_dist.train.learner import RankLearner
-from digirl_dist.train.parquet_bytes import from_parquet_bytes, of_rank, to_parquet_bytes
+from digirl_dist.train.parquet_bytes import from_parquet_bytes, to_parquet_bytes
 from digirl_dist.train.random_states import with_random_states
 from digirl_dist.train.streams import Streams
 from digirl_dist.trajectory import Trajectory
@@ -89,17 +89,3 @@ def _read(folder: RunFolder, settings: Settings, world_size: int) -> tuple[bytes
     capacity = settings.trainer.replay_size if uses_replay else 0
     replay = newest_of_each_rank(Store(folder.trajectories), newest.iteration, capacity, world_size)
     return state.getvalue(), to_parquet_bytes(replay)
-
-
-def newest_of_each_rank(store: Store, before: int, capacity: int, world_size: int) -> list[Trajectory]:
-    """Returns the newest ``capacity`` episodes of every rank from iterations below ``before``; a rank's oldest first.
-
-    Iterations in which no episode ended have no file and are passed over.
-    """
-    kept: dict[Rank, list[Trajectory]] = {Rank(rank, world_size): [] for rank in range(world_size)}
-    for iteration in reversed(range(before)):
-        if all(len(own) >= capacity for own in kept.values()):
-            break
-        brought = store.read(iteration) if store.has(Round(iteration)) else ()
-        kept = {rank: [*of_rank(brought, rank), *own][-capacity:] for rank, own in kept.items()}
-    return [each for own in kept.values() for each in own]

@@ -12,12 +12,12 @@ import torch
 
 from digirl_dist.collection import CollectionResult
 from digirl_dist.parallel.rank import Rank
+from digirl_dist.storage.of_ranks import newest_of_each_rank, of_rank
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.train.data_selector import EpisodeReplay
-from digirl_dist.train.parquet_bytes import assign_indices, from_parquet_bytes, merge_ranks, of_rank, to_parquet_bytes
+from digirl_dist.train.parquet_bytes import assign_indices, from_parquet_bytes, merge_ranks, to_parquet_bytes
 from digirl_dist.train.random_states import random_states, with_random_states
-from digirl_dist.train.resume import newest_of_each_rank
 from digirl_dist.train.streams import Collected
 from digirl_dist.trajectory import Observation, Step, Trajectory
 

@@ -15,6 +15,7 @@ from rank_launch import descendants, example, launch, launch_together, ranks, st
 from run_files import events, lines, metrics
 
 from chaos.processes import runs
+from digirl_dist import Run
 from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import SettingsError
@@ -174,6 +175,17 @@ def test_b7_one_process_goes_on_where_two_ranks_stopped_and_two_again(three: Pat
 def test_b7_the_policy_loads_without_any_wrapper(three: Path) -> None:
     policy = GenericPolicy(GenericAgentSettings(), EmulatorSpec(DiscreteActions(2), vector_size=2))
     policy.load_state_dict(state(three)[0])
+
+
+def test_an_episode_is_explained_by_what_its_own_rank_learned_from(tmp_path: Path) -> None:
+    folder, off = tmp_path / "run", [f"algorithm.filtered_bc.{name}=0" for name in ("avoid", "unsolved", "hindsight.most")]
+    more = ["train_algorithm=filtered_bc", "algorithm.filtered_bc.top_share=0.5", "trainer.replay_size=3", *off]
+    ended = launch(ranks(2, *MODULE, *words(folder, "distributed.steps=30", "train_iterations=2", *more)))
+    assert ended.status == 0, ended.out
+    run, newest = Run(folder), parquet.read(folder / "trajectories" / "000001.parquet")
+    assert len(newest) > 2 * 3, "each rank has more new episodes than its replay keeps"
+    kept = [step.kept for each in newest for step in run.explain(f"t1.{each.ticket.index}").outcomes]
+    assert sum(kept) == metrics(folder)[-1]["kept_steps"] > 0
 
 
 @pytest.mark.long
