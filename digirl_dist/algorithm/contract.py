@@ -25,8 +25,8 @@ def state_of(algorithm: Algorithm) -> dict[str, Any]:
     if wrong:
         raise CheckpointError(
             f"{type(algorithm).__name__}.state_dict returned {wrong}, which no resume could read; return Python's own "
-            "numbers, strings, lists and dicts, and tensors (of NumPy: x.item() and torch.from_numpy(x); of other tensors: "
-            "x.clone(), x.to_dense(), x.dequantize())"
+            "numbers, strings, lists and dicts, and tensors (of NumPy: x.item() and torch.from_numpy(x); of other "
+            "tensors: x.clone(), x.to_dense(), x.dequantize())"
         )
     return dict(state)
 

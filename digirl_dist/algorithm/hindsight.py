@@ -50,9 +50,7 @@ class Hindsight:
         ways = (_way(episode, steps, task) for steps, task in chosen)
         return [way for way in ways if way is not None][: self.most]
 
-    def added(
-        self, episodes: Sequence[Trajectory], peers: Peers = ALONE
-    ) -> tuple[list[Trajectory], dict[str, float]]:
+    def added(self, episodes: Sequence[Trajectory], peers: Peers = ALONE) -> tuple[list[Trajectory], dict[str, float]]:
         """Returns the episodes, each followed by what it was relabelled to, and the share of the latter as a figure.
 
         The share is that of all ranks; every rank must call it.

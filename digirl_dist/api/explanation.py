@@ -92,7 +92,7 @@ def _outcomes(run: Run, episode: Trajectory) -> tuple[list[StepOutcome], str]:
 
 
 def _learned_from(run: Run, episode: Trajectory, settings: Settings) -> tuple[list[Trajectory], list[Trajectory]]:
-    """Returns the new episodes and the replay of the episode's update: those of its rank, where ranks have their own."""
+    """Returns the new episodes and the replay of the episode's update: those of its rank, if ranks have their own."""
     store = Store(run.folder / "trajectories", read_file=parquet.read_stored)
     iteration, size, staleness = episode.ticket.iteration, settings.trainer.replay_size, settings.max_staleness
     world_size = next((line.get("world_size", 1) for line in run.figures() if line["iteration"] == iteration), 1)

@@ -90,7 +90,8 @@ def _native(space: spaces.Space[Any], decided: Iterator[Any]) -> Any:
 
 
 def _array(space: spaces.Space[Any], decided: Iterator[Any], first: Any = 0) -> np.ndarray:
-    """Returns what is decided of each place, counted from ``first``; that may be more than the space's type can count."""
+    """Returns what is decided of each place, counted from ``first``; the space's type may not count so far."""
     assert space.shape is not None
     numbers = [next(decided) for _ in range(math.prod(space.shape))]
-    return (np.reshape(numbers, space.shape) + first).astype(space.dtype)
+    found: np.ndarray = (np.reshape(numbers, space.shape) + first).astype(space.dtype)
+    return found

@@ -121,7 +121,7 @@ def _whole(data: bytes) -> torch.Tensor:
 
 def _pieces(whole: torch.Tensor) -> Sequence[torch.Tensor]:
     """Returns views of a tensor, each small enough to be exchanged within the limit of an exchange; none if empty."""
-    return whole.split(_PIECE) if len(whole) else ()
+    return torch.split(whole, _PIECE) if len(whole) else ()
 
 
 class Group:

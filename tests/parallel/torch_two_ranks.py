@@ -201,7 +201,7 @@ def shares(spread: Sharded) -> dict[str, Any]:
 
 
 def large(group: Group) -> dict[str, Any]:
-    """More bytes than torchrun's store takes at once, and than are exchanged at once; and how large the store became."""
+    """More bytes than torchrun's store takes at once, and than are exchanged at once; and how large the store is."""
     own = bytes([group.rank.rank + 1]) * ((64 << 20) + 5 * group.rank.rank)
     gathered, back = group.gather(own), group.broadcast(own)
     return {

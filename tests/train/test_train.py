@@ -178,7 +178,10 @@ def test_b7_the_policy_loads_without_any_wrapper(three: Path) -> None:
 
 
 def test_an_episode_is_explained_by_what_its_own_rank_learned_from(tmp_path: Path) -> None:
-    folder, off = tmp_path / "run", [f"algorithm.filtered_bc.{name}=0" for name in ("avoid", "unsolved", "hindsight.most")]
+    folder, off = (
+        tmp_path / "run",
+        [f"algorithm.filtered_bc.{name}=0" for name in ("avoid", "unsolved", "hindsight.most")],
+    )
     more = ["train_algorithm=filtered_bc", "algorithm.filtered_bc.top_share=0.5", "trainer.replay_size=3", *off]
     ended = launch(ranks(2, *MODULE, *words(folder, "distributed.steps=30", "train_iterations=2", *more)))
     assert ended.status == 0, ended.out
@@ -207,7 +210,9 @@ def test_b9_a_rank_that_raises_ends_the_launch_and_is_named(tmp_path: Path) -> N
 def test_b9_ranks_of_another_node_hear_at_once_why_a_rank_failed(tmp_path: Path) -> None:
     """By themselves they would wait for an hour: no launcher ends them."""
     port, more = free_port(), words(tmp_path / "run", "emulator.kwargs.breaks_on=1", "bsize=1")
-    flags = [("--nnodes=2", f"--node_rank={node}", "--master_addr=127.0.0.1", f"--master_port={port}") for node in (0, 1)]
+    flags = [
+        ("--nnodes=2", f"--node_rank={node}", "--master_addr=127.0.0.1", f"--master_port={port}") for node in (0, 1)
+    ]
     nodes = launch_together([torchrun(1, *MODULE, *more, flags=own) for own in flags])
     assert all(node.status for node in nodes)
     assert "rank 0 of 2 failed: rank 1 failed: RuntimeError: the corridor has collapsed" in nodes[0].out
