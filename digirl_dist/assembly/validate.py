@@ -26,6 +26,7 @@ from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.report import loggers
 from digirl_dist.settings import (
+    Close,
     Inference,
     JaxSettings,
     OpenAIEngineSettings,
@@ -33,6 +34,7 @@ from digirl_dist.settings import (
     Settings,
     Success,
     TaskMode,
+    TaskOrder,
     TorchrunSettings,
     TrainMode,
 )
@@ -269,12 +271,30 @@ def _refuse_on_ranks(settings: Settings) -> None:
         raise SettingsError("ranks with emulators act with a whole agent each; use run.py for trainer.shard")
     if settings.evaluation.every:
         raise SettingsError("ranks with emulators evaluate by distributed.eval_freq; leave evaluation.every out")
+    if unread := [name for name, is_set in _of_a_host(settings).items() if is_set]:
+        raise SettingsError(
+            f"ranks with emulators do not read {', '.join(unread)}: each steps its own emulators on random tasks, and "
+            "learns from every iteration at once; leave that out, or use run.py"
+        )
     if not isinstance(settings.bsize, int):
         raise SettingsError("ranks with emulators need a number for bsize, the same for all")
     if isinstance(settings.trainer, JaxSettings):
         with extra_needed("trainer=jax", "JAX", "jax"):
             import jax  # noqa: F401
             import optax  # noqa: F401
+
+
+def _of_a_host(settings: Settings) -> dict[str, bool]:
+    """Returns what a host alone reads, and whether it is set to anything but its default."""
+    return {
+        "worker_ips": bool(settings.worker_ips),
+        "dry_run": settings.dry_run,
+        "inference=host": settings.inference is Inference.host,
+        "close": settings.close is not Close.all,
+        "collect_ahead": bool(settings.collect_ahead),
+        "max_staleness": settings.max_staleness is not None,
+        "task_order": settings.task_order is not TaskOrder.random,
+    }
 
 
 def _algorithm(settings: Settings) -> str:
