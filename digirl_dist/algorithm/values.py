@@ -62,7 +62,8 @@ class SuccessValue:
     def measure(self, features: torch.Tensor, successes: Sequence[float]) -> Measured | None:
         """What is found of these rows of all ranks; None if there are none. Every rank must call it."""
         labels = torch.tensor(successes, dtype=torch.float)
-        loss = float(self._loss(features, labels).detach()) * len(labels) / len(self._critics) if successes else 0.0
+        with torch.no_grad():
+            loss = float(self._loss(features, labels)) * len(labels) / len(self._critics) if successes else 0.0
         values = self(features)
         right = float(((values > 0.5) == (labels > 0.5)).sum())
         gaps = calibration_gaps(values.double().numpy(), np.array(successes, float))
