@@ -179,6 +179,12 @@ def _refuse_modes(settings: Settings) -> None:
         own = settings.algorithm.entry_point
         key = f"{own}'s group_size" if own else f"algorithm.{settings.train_algorithm}.group_size"
         raise SettingsError(f"rollout_size={settings.rollout_size} is no multiple of {key}={size}")
+    collects = mode is not TrainMode.offline and not only_measures(settings)
+    if collects and settings.rollout_size > settings.trainer.replay_size:
+        raise SettingsError(
+            f"an iteration brings rollout_size={settings.rollout_size} episodes, and its update sees the newest "
+            f"trainer.replay_size={settings.trainer.replay_size}: nothing would be learned from the others; raise that"
+        )
 
 
 def _refuse_unread(settings: Settings) -> None:
@@ -278,6 +284,12 @@ def _refuse_on_ranks(settings: Settings) -> None:
         )
     if not isinstance(settings.bsize, int):
         raise SettingsError("ranks with emulators need a number for bsize, the same for all")
+    size = algorithm_plugin(settings).episodes_per_start
+    if size > 1 and settings.bsize * size > settings.trainer.replay_size:
+        raise SettingsError(
+            f"bsize={settings.bsize} emulators make groups of {size} episodes at a time, and an update sees the newest "
+            f"trainer.replay_size={settings.trainer.replay_size}: no group would ever be complete; raise that"
+        )
     if isinstance(settings.trainer, JaxSettings):
         with extra_needed("trainer=jax", "JAX", "jax"):
             import jax  # noqa: F401

@@ -234,6 +234,7 @@ def test_b10_launches_that_cannot_work_are_refused_with_the_fix(capsys: pytest.C
         ("task_mode=evaluate", "measure and collect with run.py"),
         ("parallel=worker", "measure and collect with run.py"),
         ("trainer=torchrun", "start ranks with emulators by torchrun"),
+        ("train_algorithm=grpo trainer.replay_size=31", "no group would ever be complete"),
         ("worker_ips=[10.0.0.2]", "ranks with emulators do not read worker_ips"),
         ("dry_run=true", "do not read dry_run"),
         ("inference=host", "do not read inference=host"),
@@ -242,7 +243,7 @@ def test_b10_launches_that_cannot_work_are_refused_with_the_fix(capsys: pytest.C
         ("max_staleness=1", "do not read max_staleness"),
         ("task_order=sequential", "do not read task_order"),
     ):
-        assert main([word]) == 2
+        assert main(word.split()) == 2
         assert said in capsys.readouterr().err
     if not torch.cuda.is_available():
         assert main(["trainer.device=cuda"]) == 2
