@@ -16,7 +16,6 @@ class WorkerResult:
 
     worker: str
     slots: int = 0
-    episodes: int = 0
     retried: int = 0
     """Episodes lost with an emulator, whose tickets ran again."""
     losses: list[str] = field(default_factory=list)

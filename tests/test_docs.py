@@ -82,6 +82,18 @@ def test_a_broken_link_and_a_request_to_elsewhere_are_found(
     assert found == ([f"page.html{':' if 'there' in defect else ''} {defect}"] if defect else [])
 
 
+def test_a_folder_that_holds_something_else_is_left_as_it_is(tmp_path: Path, script: ModuleType) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for out in (tmp_path, tmp_path / "thesis.tex", script.ROOT, script.ROOT / "docs"):
+        with pytest.raises(SystemExit, match="holds something else, which would be lost: name a new folder"):
+            script.empty(out)
+    for _ in range(2):
+        script.empty(tmp_path / "site")
+        (tmp_path / "site" / "page.html").touch()
+    script.empty(tmp_path / "site")
+    assert not (tmp_path / "site" / "page.html").exists() and (tmp_path / "thesis.tex").exists()
+
+
 @pytest.mark.component
 def test_the_diagrams_are_those_that_the_script_draws() -> None:
     drawn = subprocess.run([sys.executable, ROOT / "script" / "diagrams", "--check"], capture_output=True, text=True)

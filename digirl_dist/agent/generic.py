@@ -16,7 +16,7 @@ from digirl_dist.agent.pixels import Pictures, fitted_size
 from digirl_dist.agent.plugins.generic import GenericAgentSettings
 from digirl_dist.agent.sampling import draw
 from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, EmulatorSpec, ProductActions
-from digirl_dist.errors import AgentError
+from digirl_dist.errors import AgentError, TrajectoryError
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
 
@@ -209,12 +209,19 @@ class _Encoder(nn.Module):
     def inputs(self, observations: Sequence[Observation], training: bool) -> Inputs:
         vectors = pixels = None
         if self._vector is not None:
-            rows = [seen.vector for seen in observations if seen.vector is not None]
+            rows = [self._checked(seen.vector) for seen in observations]
             vectors = torch.from_numpy(np.array(rows, np.float32).reshape(-1, self._vector_size))
         if self._pictures is not None:
             images = [observation.image for observation in observations]
             pixels = self._pictures.remembered(images) if training else self._pictures.decoded(images)
         return Inputs(vectors, pixels)
+
+    def _checked(self, vector: np.ndarray | None) -> np.ndarray:
+        """Raises TrajectoryError for a vector that is not as wide as the emulator told."""
+        if vector is None or np.shape(vector) != (self._vector_size,):
+            shown = "no vector" if vector is None else f"a vector of shape {list(np.shape(vector))}"
+            raise TrajectoryError(f"an observation has {shown}; this agent needs {self._vector_size} numbers")
+        return vector
 
     def forward(self, inputs: Inputs, plain_vectors: bool = False) -> torch.Tensor:
         parts = []

@@ -87,7 +87,7 @@ class Episodes(Sequence[Episode]):
     def __iter__(self) -> Iterator[Episode]:
         return (self[place] for place in range(len(self)))
 
-    def take(self, places: Sequence[int] | Sequence[bool]) -> Episodes:
+    def take(self, places: Sequence[int] | Sequence[bool] | np.ndarray) -> Episodes:
         """Returns the episodes at these positions (for a selection of ``to_pandas()``, its ``index``), or of a mask.
 
         Raises IndexError for an invalid position or a mask of another length, TypeError for anything else.

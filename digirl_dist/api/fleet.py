@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import json
+import os
 import shutil
 import tempfile
 import threading
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -45,7 +49,8 @@ class Fleet(Closeable):
     ``Fleet.dry_run()`` starts localhost workers behind real SSH servers, ``Fleet.ray()`` actors of a Ray cluster, and
     ``Fleet.inline()`` emulators on this machine only. All take the settings of ``train``, but for ``agent`` and
     ``task_mode``. ``workers`` are entries of ``worker_ips``; without them, those of the YAML file are used. Use a fleet
-    as a context manager, or call ``close``.
+    as a context manager, or call ``close``; one that nobody closed ends with the process, at the latest. It belongs to
+    the process that opened it: a forked child opens its own.
 
     The workers start with the first policy. All later policies must have the same agent, but may have other weights.
     With ``save_path``, episodes are kept in that folder, which ``digirl-dist view`` shows: a new one, or one that a
@@ -63,7 +68,6 @@ class Fleet(Closeable):
         for key in settings.keys() & _DECIDED.keys():
             raise SettingsError(f"Fleet({key}=…): {_DECIDED[key]}; leave it out")
         kept = settings.pop("save_path", None)
-        self._keeps = bool(kept)
         folder = arguments.folder("save_path", kept) if kept else tempfile.mkdtemp(prefix="digirl-dist-fleet-")
         named = {"worker_ips": list(workers)} if workers else {}
         try:
@@ -72,17 +76,23 @@ class Fleet(Closeable):
             _refuse_others_run(Path(folder))
             self._device = build_device(_acted_by(None, self._settings), self._settings.emulator)
         except BaseException:
-            self._forget(Path(folder))
+            if not kept:
+                shutil.rmtree(folder)
             raise
         self._folder = Path(folder).resolve()
         self._stack = ExitStack()
-        self._stack.callback(self._forget, self._folder)
+        if not kept:
+            self._stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
         self._started: OpenFleet | None = None
         self._sent: tuple[Policy, Checkpoint] | None = None
         self._rounds = 0
         self._collecting = threading.Lock()
         self._sending = threading.Lock()
         self._is_closed = False
+        self._process = os.getpid()
+        self._forgotten = weakref.finalize(self, _close_aside, self._stack, self._process)
+        self._forgotten.atexit = False
+        _open.add(self)
 
     @classmethod
     def dry_run(cls, workers: int = 2, /, **settings: Any) -> Fleet:
@@ -135,7 +145,7 @@ class Fleet(Closeable):
             result = fleet.collector.collect(checkpoint, tickets)
             fleet.context.store.append(result)
         found = result.trajectories
-        return Episodes(summarise(found), lambda row: found[row])
+        return Episodes(summarise(found), found.__getitem__)
 
     def status(self) -> dict[str, dict[str, Json]]:
         """Returns each worker's activity, slots, last sign of life (monotonic seconds) and last trouble.
@@ -147,9 +157,12 @@ class Fleet(Closeable):
         return {name: asdict(worker) for name, worker in dict(self._started.context.status.workers).items()}
 
     def close(self) -> None:
-        """Ends the emulators and worker programs; a second call is harmless."""
+        """Ends the emulators and worker programs; a second call is harmless, and so is one in a forked child."""
         self._is_closed = True
-        self._stack.close()
+        self._forgotten.detach()
+        _open.discard(self)
+        if self._process == os.getpid():
+            self._stack.close()
 
     def _send(self, policy: Policy) -> tuple[OpenFleet, Checkpoint]:
         """Returns the fleet and the policy as one of its checkpoints; of threads at once the first one starts it."""
@@ -164,6 +177,8 @@ class Fleet(Closeable):
         arguments.of_kind("policy", policy, Policy, "a Policy, such as Run(...).policy()")
         if self._is_closed:
             raise SettingsError("this fleet is closed: open another one")
+        if self._process != os.getpid():
+            raise SettingsError(f"this fleet is that of process {self._process}, the parent: open another one here")
         if self._started is None:
             settings = _acted_by(policy, self._settings)
             device = build_device(settings, settings.emulator)  # as this agent uses it
@@ -195,16 +210,41 @@ class Fleet(Closeable):
             raise SettingsError(f"there is no task {missing[0]!r}; {nearest(missing[0], list(known))}")
         if wrong := [task for task in wanted if not isinstance(task, str | Task)]:
             raise SettingsError(f"{wrong[0]!r:.100} is neither a Task nor the id of one")
-        return [known[task] if isinstance(task, str) else task for task in wanted]
+        chosen = [known[task] if isinstance(task, str) else task for task in wanted]
+        for task in chosen:
+            _refuse_unstorable(task)
+        return chosen
 
     @staticmethod
     def _first_round(folder: Path) -> int:
         """After those that an earlier fleet kept in the folder."""
         return max((int(path.stem) + 1 for path in (folder / "trajectories").glob("[0-9]*.parquet")), default=0)
 
-    def _forget(self, folder: Path) -> None:
-        if not self._keeps:
-            shutil.rmtree(folder, ignore_errors=True)
+
+_open: weakref.WeakSet[Fleet] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Else the emulators and folders of a script that forgot its fleets would outlive it."""
+    for fleet in list(_open):
+        fleet.close()
+
+
+def _close_aside(stack: ExitStack, process: int) -> None:
+    """Closes a fleet that became garbage, which may be noticed in one of its own threads."""
+    if process == os.getpid():
+        threading.Thread(target=stack.close, name="close-fleet", daemon=True).start()
+
+
+def _refuse_unstorable(task: Task) -> None:
+    """Raises SettingsError for a task that no episode file could name."""
+    try:
+        f"{task.id:s}{task.instruction:s}".encode()
+        json.dumps(task.params)
+    except (TypeError, ValueError, RecursionError) as error:
+        told = "id and instruction are text, params a JSON object"
+        raise SettingsError(f"{task!r:.200} cannot be stored ({error}): {told}") from error
 
 
 def _shapes(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[int, ...]]:

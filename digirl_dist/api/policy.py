@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from digirl_dist.settings import AgentSettings
 
 
+_LARGEST_SEED = 2**53
 _MEMBERS = "act", "train", "state_dict", "load_state_dict"
 _OBSERVATION = "an Observation, as episode.steps[0].observation"
 
@@ -44,9 +45,9 @@ class Policy:
 
         if not callable(agent):
             raise TypeError(f"agent must be a class or function that makes one, as Policy(MyAgent), not {agent!r:.80}")
-        seed = arguments.whole("seed", seed, 0)
+        seed = arguments.whole("seed", seed, 0, _LARGEST_SEED)
         self.factory = agent
-        self.version = version
+        self.version = arguments.whole("version", version, 0)
         """Number of updates that led to this policy."""
         self.settings: AgentSettings | None = None
         """The agent's settings, if a checkpoint names them."""

@@ -74,7 +74,7 @@ class Run:
         """
         self.index.refresh()
         for note in self.index.notes:
-            warnings.warn(f"{one_line(note)}; its episodes are left out", stacklevel=2)
+            warnings.warn(f"{one_line(note)}; what is in it is left out", stacklevel=2)
         return Episodes(self.index.table(), self.index.read)
 
     def episode(self, key: str) -> Episode:
@@ -96,14 +96,17 @@ class Run:
         """Returns the steps of all finished iterations, including screenshots, for Arrow, DuckDB and Polars.
 
         Nothing is read before you choose columns and rows. A run without finished iterations has the columns, but no
-        row.
+        row. Raises TrajectoryError if the first file is damaged; of the others, Arrow says so when it reads them.
         """
         import pyarrow.dataset
 
         from digirl_dist.storage import parquet
 
         files = sorted(map(str, (self.folder / "trajectories").glob("[0-9]*.parquet")))
-        return pyarrow.dataset.dataset(files, format="parquet", schema=None if files else parquet.SCHEMA)
+        try:
+            return pyarrow.dataset.dataset(files, format="parquet", schema=None if files else parquet.SCHEMA)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise TrajectoryError(f"{self.folder / 'trajectories'} cannot be read: {str(error)[:300]}") from error
 
     def checkpoints(self) -> list[int]:
         """Returns the policy versions whose checkpoints were kept."""
@@ -113,6 +116,8 @@ class Run:
         """Returns the newest policy, or that of ``version``. Raises CheckpointError if it was not kept."""
         from digirl_dist.api.policy import Policy
 
+        if version is not None:
+            version = arguments.whole("version", version, 0)
         kept = self.checkpoints()
         if not kept or (version is not None and version not in kept):
             wanted = "no checkpoint" if version is None else f"no checkpoint {version}"
@@ -150,7 +155,7 @@ class Run:
 
         refuse_no_repository(repository)
         with tempfile.TemporaryDirectory() as place:
-            return push(self.export(to, Path(place) / "export"), to, repository, private)
+            return push(self.export(to, Path(place) / "export"), to, repository, private, kept=False)
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"

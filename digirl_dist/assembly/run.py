@@ -117,7 +117,7 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress:
         stack.callback(trainer.close)
         media = Media(folder.media, settings.media, events)
         log = experiment_log(settings, folder, events)
-        report = Report(folder, events, progress, log, media, write_policy, progress.tells_success)
+        report = Report(folder, events, progress, log, media, write_policy)
         stack.callback(report.close)
         measured = trainer.resume() if only_measures(settings) else None
         if measured:
@@ -134,7 +134,8 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress:
         else:
             every, last = settings.evaluation.every, settings.train_iterations
             test_plan = schedule.evaluation_plan(settings)
-            evaluator = Evaluator(collector, test_plan, store, trainer_spec.checkpoints, report, every, last)
+            checkpoints = trainer_spec.checkpoints.with_write_policy(write_policy)
+            evaluator = Evaluator(collector, test_plan, store, checkpoints, report, every, last)
             host.train(collector, trainer, store, plan, evaluator, report, spec.last)
 
 

@@ -6,7 +6,6 @@ contradiction is refused before torch is loaded.
 
 from __future__ import annotations
 
-import re
 from enum import Enum
 from importlib.util import find_spec
 
@@ -240,9 +239,9 @@ def _refuse_judge(settings: Settings) -> None:
                 raise SettingsError("success=predicate needs a function of yours: predicate=my_file:is_done")
             load_entry_point(settings.predicate)
         case Success.judge:
-            for word in re.findall(r"\{(\w+)\}", settings.judge.prompt):
-                if word not in ("instruction", "actions"):
-                    raise SettingsError(f"judge.prompt has {{{word}}}, but there are {{instruction}} and {{actions}}")
+            from digirl_dist.judge.prompt import refuse_unknown_placeholders
+
+            refuse_unknown_placeholders(settings.judge.prompt)
             with extra_needed("success=judge", "openai", "judge"):
                 from digirl_dist.chat.client import key_of
             key_of(settings.judge, "judge")

@@ -328,7 +328,6 @@ class _Collection:
         leased = self._leases.as_leased(worker, manifest)
         is_new = self._iteration.land(pulled.trajectory, pulled.path)
         if is_new:
-            stats.worker_result(worker).episodes += 1
             stats.seconds[key] = leased[1].seconds(manifest.seconds, self._clock()) if leased else manifest.seconds
         else:
             pulled.path.unlink(missing_ok=True)

@@ -174,7 +174,6 @@ class InlineCollector:
         self._stats_of(iteration.round).ended(NAME, seconds, 0.0)
         if iteration.land(trajectory):
             stats = self._stats_of(iteration.counts_in(ticket.key))
-            stats.worker_result(NAME).episodes += 1
             stats.seconds[ticket.key] = seconds
             self._events.emit(
                 "episode",

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from digirl_dist.collect.leases import Grant
-from digirl_dist.storage import atomic_files
+from digirl_dist.storage import atomic_files, json_lines
 from digirl_dist.tasks import Key
 
 _LINE = tuple[str, Key, int, int]
@@ -38,8 +38,8 @@ class LeaseLedger:
         return found
 
     def add(self, grants: Sequence[Grant]) -> None:
-        with suppress(OSError), self._path.open("ab", buffering=0) as file:
-            file.write(_lines(grants))
+        with suppress(OSError):
+            json_lines.append(self._path, _lines(grants))
 
     def replace(self, grants: Sequence[Grant]) -> None:
         with suppress(OSError), atomic_files.appearing(self._path, flushed=False) as part:

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -21,15 +22,18 @@ from typing import Any
 import psutil
 
 from digirl_dist.child_process import last_lines
+from digirl_dist.emulator import frames
 from digirl_dist.emulator.devtools import Devtools, DevtoolsError, Params
+from digirl_dist.emulator.frames import Frames
 from digirl_dist.emulator.web_keys import key_events
 from digirl_dist.errors import EmulatorError, SettingsError
 
 HEADLESS_SHELLS = ("chromium-headless-shell", "chrome-headless-shell")
 """Chromium without its user interface: loads a page with half the work."""
 BROWSERS = (*HEADLESS_SHELLS, "chromium", "chromium-browser", "google-chrome")
-# The limit of 60 frames per second stays. Without it a screenshot takes 5 ms in place of 35, but Chromium draws frames
-# as fast as it can while a page loads: with more browsers than cores, each page cost three times the work.
+# A headless shell draws on request (``frames.FLAGS``). Other browsers keep their limit of 60 frames a second: without
+# it, a screenshot takes 5 ms in place of 35, but they draw as fast as they can while a page loads: with more browsers
+# than cores, each page cost three times the work.
 FLAGS = (
     "--headless",
     "--disable-dev-shm-usage",
@@ -55,6 +59,9 @@ FLAGS = (
     "--disable-hang-monitor",
     "--disable-popup-blocking",
     "--disable-prompt-on-repost",
+    # A page is loaded again and again. Without the first two, V8 finds what it compiled the time before; without the
+    # third, the frame of the page before serves for the next one. A page then loads in two thirds of the time.
+    "--disable-features=ScriptStreaming,BackgroundResourceFetch,RenderDocument",
     "--password-store=basic",
     "--remote-debugging-pipe",  # No port that others could use, and Chromium ends by itself when this process does.
 )
@@ -95,7 +102,7 @@ class Chromium:
         try:
             with chromium_errors("start"):
                 self._browser = _Browser(browser, self._folder)
-                self._page = Page(self._browser.devtools, width, height)
+                self._page = Page(self._browser.devtools, width, height, draws_on_request(browser))
                 self._browser.note_descendants()
         except EmulatorError as error:
             said = last_lines(_log(self._folder))
@@ -136,8 +143,11 @@ class Chromium:
 class Page:
     """The only page of a browser. Every method raises EmulatorError when the browser is gone or does not answer."""
 
-    def __init__(self, devtools: Devtools, width: int, height: int) -> None:
+    def __init__(self, devtools: Devtools, width: int, height: int, draws_on_request: bool) -> None:
+        """``draws_on_request``: the browser was started with ``frames.FLAGS``."""
         self._devtools = devtools
+        self._frames = Frames(devtools) if draws_on_request else None
+        self._corner = width - 1, height - 1
         self._loading = False
         self._loaded = ""
         devtools.heard = self._hear
@@ -154,17 +164,19 @@ class Page:
         devtools.ask_all(commands, deadline)
 
     def open(self, url: str) -> None:
-        """Load a page, with all that belongs to it."""
+        """Load a page, with all that belongs to it. The mouse waits in the lower right corner of the viewport."""
         deadline = time.monotonic() + _PAGE_LOAD_LIMIT_S
+        self._devtools.send(*_mouse("mouseMoved", self._corner), deadline)
         found = self._devtools.ask("Page.navigate", {"url": url}, deadline)
         if reason := found.get("errorText"):
             raise EmulatorError(f"{url}: {reason}")
         self._devtools.wait(lambda: self._loaded == found["loaderId"] and not self._loading, deadline, f"load {url}")
 
-    def run(self, script: str, *arguments: Any) -> Any:
+    def run(self, script: str, *arguments: Any, awaits_frame: bool = False) -> Any:
         """What the body of a JavaScript function returns for these arguments, once it is known if it is a promise.
 
-        If the page is being left, the script runs on the next one, after it was loaded.
+        If the page is being left, the script runs on the next one, after it was loaded. ``awaits_frame`` saves the wait
+        of a script that waits for the next frame.
         """
         call = f"(function () {{{script}\n}}).apply(null, {json.dumps(arguments)})"
         params = {"expression": call, "returnByValue": True, "awaitPromise": True}
@@ -172,7 +184,7 @@ class Page:
         while True:
             self._devtools.wait(lambda: not self._loading, deadline, "load the page")
             try:
-                found = self._devtools.ask("Runtime.evaluate", params, deadline)
+                found = self._evaluate(params, deadline, awaits_frame)
             except DevtoolsError as error:
                 if not any(word in str(error) for word in _NAVIGATED):
                     raise
@@ -183,8 +195,20 @@ class Page:
                 raise EmulatorError(f"the script failed: {said.splitlines()[0]}")
             return found["result"].get("value")
 
+    def _evaluate(self, params: Params, deadline: float, awaits_frame: bool) -> dict[str, Any]:
+        number = self._devtools.begin("Runtime.evaluate", params, deadline)
+        try:
+            if awaits_frame and self._frames is not None:
+                self._frames.begin(deadline)
+            self._devtools.wait(lambda: self._devtools.is_answered(number), deadline, "Runtime.evaluate")
+            return self._devtools.result(number)
+        finally:
+            self._devtools.forget(number)
+
     def screenshot(self) -> bytes:
-        """PNG of the viewport, as it was drawn last."""
+        """PNG of the viewport."""
+        if self._frames is not None:
+            return self._frames.picture(time.monotonic() + _ANSWER_LIMIT_S)
         found = self._ask(("Page.captureScreenshot", {"format": "png", "optimizeForSpeed": True}))
         return base64.b64decode(found["data"])
 
@@ -290,13 +314,19 @@ def _spawn(program: str, folder: str, commands: int, answers: int) -> int:
         (os.POSIX_SPAWN_DUP2, answers, 4),
     ]
     environment = {**os.environ, "TMPDIR": folder, "HOME": folder}
-    return os.posix_spawn(program, [program, *flags(folder), "about:blank"], environment, file_actions=files)
+    return os.posix_spawn(program, [program, *flags(folder, program), "about:blank"], environment, file_actions=files)
 
 
-def flags(folder: str) -> list[str]:
+def flags(folder: str, program: str) -> list[str]:
     """What a browser is started with. Its sandbox cannot start as root, which containers usually are."""
     unguarded = ["--no-sandbox"] if os.geteuid() == 0 else []
-    return [*FLAGS, *unguarded, f"--user-data-dir={folder}/profile"]
+    drawing = frames.FLAGS if draws_on_request(program) else ()
+    return [*FLAGS, *drawing, *unguarded, f"--user-data-dir={folder}/profile"]
+
+
+def draws_on_request(program: str) -> bool:
+    """Whether a browser can be started with ``frames.FLAGS``; those of macOS cannot."""
+    return Path(program).name in HEADLESS_SHELLS and sys.platform != "darwin"
 
 
 def _first_page(devtools: Devtools, deadline: float) -> str:

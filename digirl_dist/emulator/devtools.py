@@ -15,6 +15,7 @@ Params = Mapping[str, Any]
 Heard = Callable[[str, dict[str, Any]], None]
 
 _END = b"\0"
+_IDLE_S = 0.016
 _READ_BYTES = 1 << 18
 _LONGEST_MESSAGE = 64 << 20
 
@@ -26,7 +27,8 @@ class DevtoolsError(EmulatorError):
 class Devtools:
     """One end of the two pipes. Everything waits with a deadline, as ``time.monotonic`` tells it.
 
-    Events are told to ``heard`` while an answer is awaited; what it sends in turn must not be waited for.
+    While an answer is awaited, events are told to ``heard``, and ``idle`` is called whenever nothing came for 16 ms.
+    What these send in turn must not be waited for.
     """
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
@@ -35,6 +37,7 @@ class Devtools:
         os.set_blocking(from_browser, False)
         self._to, self._from = to_browser, from_browser
         self.heard: Heard = lambda event, params: None
+        self.idle: Callable[[], None] = lambda: None
         self.session: str | None = None
         """The page that commands are for; the browser itself until it is known."""
         self._sent = 0
@@ -48,15 +51,33 @@ class Devtools:
 
     def ask_all(self, commands: Sequence[tuple[str, Params]], deadline: float) -> list[dict[str, Any]]:
         """The results of commands that are sent at once. The browser carries them out in their order."""
-        numbers = [self.send(method, params, deadline) for method, params in commands]
-        self._awaited.update(numbers)
+        numbers = [self.begin(method, params, deadline) for method, params in commands]
         try:
-            self.wait(lambda: all(number in self._answers for number in numbers), deadline, commands[-1][0])
-            return [_result(self._answers[number]) for number in numbers]
+            self.wait(lambda: all(map(self.is_answered, numbers)), deadline, commands[-1][0])
+            return [self.result(number) for number in numbers]
         finally:
-            self._awaited.difference_update(numbers)
-            for number in numbers:
-                self._answers.pop(number, None)
+            self.forget(*numbers)
+
+    def begin(self, method: str, params: Params, deadline: float) -> int:
+        """Sends a command whose answer is kept, under the number that this returns, until it is forgotten."""
+        number = self.send(method, params, deadline)
+        self._awaited.add(number)
+        return number
+
+    def is_answered(self, number: int) -> bool:
+        return number in self._answers
+
+    def result(self, number: int) -> dict[str, Any]:
+        """The result of a command that is answered. Raises DevtoolsError if it was refused."""
+        answer = self._answers[number]
+        if "error" in answer:
+            raise DevtoolsError(str(answer["error"].get("message", answer["error"])))
+        return dict(answer["result"])
+
+    def forget(self, *numbers: int) -> None:
+        self._awaited.difference_update(numbers)
+        for number in numbers:
+            self._answers.pop(number, None)
 
     def send(self, method: str, params: Params, deadline: float) -> int:
         """Does not wait for an answer; returns the command's number."""
@@ -66,7 +87,8 @@ class Devtools:
             message["sessionId"] = self.session
         left = memoryview(json.dumps(message).encode() + _END)
         while left:
-            self._until_ready(self._to, select.POLLOUT, deadline, method)
+            if not _is_ready(self._to, select.POLLOUT, deadline - time.monotonic()):
+                raise _late(method)
             try:
                 left = left[os.write(self._to, left) :]
             except BlockingIOError:
@@ -78,18 +100,17 @@ class Devtools:
     def wait(self, come: Callable[[], bool], deadline: float, what: str) -> None:
         """Read until ``come`` says so. Raises EmulatorError after the deadline, or when the browser has ended."""
         while not come():
-            self._until_ready(self._from, select.POLLIN, deadline, what)
-            self._take()
+            left = deadline - time.monotonic()
+            if _is_ready(self._from, select.POLLIN, min(left, _IDLE_S)):
+                self._take()
+            elif left <= 0:
+                raise _late(what)
+            else:
+                self.idle()
 
     def close(self) -> None:
         os.close(self._to)
         os.close(self._from)
-
-    def _until_ready(self, pipe: int, event: int, deadline: float, what: str) -> None:
-        poll = select.poll()
-        poll.register(pipe, event)
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            raise EmulatorError(f"no answer to {what} in time")
 
     def _take(self) -> None:
         part = os.read(self._from, _READ_BYTES)
@@ -112,7 +133,11 @@ class Devtools:
             self._answers[message["id"]] = message
 
 
-def _result(answer: dict[str, Any]) -> dict[str, Any]:
-    if "error" in answer:
-        raise DevtoolsError(str(answer["error"].get("message", answer["error"])))
-    return dict(answer["result"])
+def _is_ready(pipe: int, event: int, limit_s: float) -> bool:
+    poll = select.poll()
+    poll.register(pipe, event)
+    return bool(poll.poll(max(0.0, limit_s) * 1000))
+
+
+def _late(what: str) -> EmulatorError:
+    return EmulatorError(f"no answer to {what} in time")

@@ -107,7 +107,7 @@ class MiniwobEmulator:
             # Anew each time: several pages keep something of the episode before, a scroll position for example.
             page.open((self._pages / f"{task.id}.html").as_uri())
             page.run(_BEGIN, seed, task.params.get("data_mode", "train"), self._focus_ring)
-            state = page.run(_STATE)
+            state = page.run(_STATE, awaits_frame=True)
             if state is None:
                 raise EmulatorError(f"page {task.id} did not start an episode")
             self._last = Observation(state["utterance"], _task_part(page.screenshot()))
@@ -126,7 +126,7 @@ class MiniwobEmulator:
         with chromium_errors(f"carry out {chosen.type}"):
             clicked = self._under(chosen)
             _carry_out(page, chosen)
-            state = page.run(_STATE)
+            state = page.run(_STATE, awaits_frame=True)
             text = self._last.text if state is None else state["utterance"]
             self._last = Observation(text, _task_part(page.screenshot()))
         ended = state is None or state["ended"]

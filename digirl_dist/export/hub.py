@@ -22,11 +22,12 @@ def refuse_no_repository(repository: str) -> None:
         raise SettingsError(f"{repository!r} is no repository such as ann/my-run: {error}") from error
 
 
-def push(folder: Path, name: str, repository: str, private: bool = True) -> str:
+def push(folder: Path, name: str, repository: str, private: bool = True, kept: bool = True) -> str:
     """Uploads ``folder``, an export in the format ``name``; returns the address of the commit.
 
     The repository is made if it is missing, private unless asked for otherwise. The login is the library's own
-    (``hf auth login``, or ``HF_TOKEN``). Raises HubError.
+    (``hf auth login``, or ``HF_TOKEN``). Raises HubError, which tells how to upload the folder later if that is
+    ``kept``.
     """
     refuse_no_repository(repository)
     from huggingface_hub import HfApi
@@ -37,7 +38,9 @@ def push(folder: Path, name: str, repository: str, private: bool = True) -> str:
         commit = api.upload_folder(repo_id=repository, repo_type=kind, folder_path=folder)
     except Exception as error:  # without a network that of its transport, which differs by its version
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        remedy = "hf auth login, or check HF_ENDPOINT; the export is complete, and goes there by"
-        again = shlex.join(["hf", "upload", repository, str(folder), ".", f"--repo-type={kind}"])
-        raise HubError(f"{repository} cannot be pushed: {reason} -> {remedy} `{again}`") from error
+        remedy = "hf auth login, or check HF_ENDPOINT"
+        if kept:
+            again = shlex.join(["hf", "upload", repository, str(folder), ".", f"--repo-type={kind}"])
+            remedy += f"; the export is complete, and goes there by `{again}`"
+        raise HubError(f"{repository} cannot be pushed: {reason} -> {remedy}") from error
     return str(commit.commit_url)

@@ -38,7 +38,7 @@ class Source:
         notes: list[str] = []
         self.config = config_of(self.folder / "config.yaml", notes)
         if notes or not self.config:
-            raise RunFolderError(notes[0] if notes else f"{self.folder / 'config.yaml'} is empty; restore it")
+            raise RunFolderError(notes[0] if notes else f"{self.folder / 'config.yaml'} holds no settings; restore it")
         self.name = self.folder.resolve().name
         self._workers: dict[str, str] = {}
 
@@ -95,6 +95,8 @@ def _machine(facts: Json) -> dict[str, Json]:
 def _without_paths(value: Json) -> Json:
     if isinstance(value, Mapping):
         return {key: _without_paths(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(each) for each in value]
     if isinstance(value, str) and (value.startswith(("/", "~", ".")) or "://" in value or "@" in value):
         return value.rstrip("/").rsplit("/", 1)[-1].rsplit("@", 1)[-1]
     return value

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from digirl_dist.chat import Messages, image_part, text_part
 from digirl_dist.emulator.remembered import recalled
 from digirl_dist.emulator.touch_actions import without_remarks
+from digirl_dist.errors import SettingsError
 from digirl_dist.trajectory import Observation, Trajectory
 from digirl_dist.types import Json
 
@@ -26,6 +27,8 @@ only if they show that all of it is; good beginnings do not count."""
 
 _ANSWER = "Reason in a few words. Then write, as the last line, exactly `Verdict: yes` or `Verdict: no`."
 REMINDER = "Write only the line with the verdict: `Verdict: yes` or `Verdict: no`."
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_PLACEHOLDERS = ("instruction", "actions")
 _VERDICT = re.compile(r"verdict\W+(yes|no)\b", re.IGNORECASE)
 
 
@@ -40,10 +43,19 @@ def messages(trajectory: Trajectory, prompt: str, screenshots: int) -> Messages:
     actions = "\n".join(
         f"{n}. {json.dumps(without_remarks(step.action))}" for n, step in enumerate(trajectory.steps, 1)
     )
-    question = (prompt or _QUESTION).replace("{instruction}", instruction).replace("{actions}", actions)
+    said = dict(zip(_PLACEHOLDERS, (instruction, actions), strict=True))
+    question = _PLACEHOLDER.sub(lambda found: said.get(found[1], found[0]), prompt or _QUESTION)
     seen = [*(step.observation for step in trajectory.steps), last]
     content = [text_part(f"{question}\n\n{_ANSWER}"), *_images(seen, screenshots)]
     return [{"role": "user", "content": content}]
+
+
+def refuse_unknown_placeholders(prompt: str) -> None:
+    """Raises SettingsError for a placeholder that nothing fills in."""
+    for word in _PLACEHOLDER.findall(prompt):
+        if word not in _PLACEHOLDERS:
+            known = " and ".join(f"{{{each}}}" for each in _PLACEHOLDERS)
+            raise SettingsError(f"judge.prompt has {{{word}}}, but there are {known}")
 
 
 def digest(model: str, chat: Sequence[Json], request: Json) -> str:

@@ -42,7 +42,6 @@ class Verdicts:
         with self._lock:
             self._known[question] = verdict
             try:
-                with self._path.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
+                json_lines.append(self._path, json.dumps(line).encode() + b"\n")
             except OSError:
                 pass  # other writes, which must succeed, report a full disk

@@ -9,11 +9,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from digirl_dist.plain_text import without_secrets_in
 from digirl_dist.report.logged import rows, tags
 from digirl_dist.report.logger_process import LoggerProcess
 from digirl_dist.report.loggers import LoggedRun, Logger, hand, module
 from digirl_dist.report.metrics import Figures, measured_version
+from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
@@ -130,7 +133,6 @@ def evaluation_tags(figures: Figures) -> dict[str, float]:
 
 def _read(path: Path) -> dict[str, dict[str, int]]:
     try:
-        found: dict[str, dict[str, int]] = json.loads(path.read_text())
-        return found
-    except (OSError, ValueError):
+        return msgspec.json.decode(regular_file.content(path), type=dict[str, dict[str, int]])
+    except (OSError, msgspec.MsgspecError):
         return {}

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from digirl_dist.report.picture import UNREADABLE, decoded
-from digirl_dist.storage import atomic_files, strict_json
+from digirl_dist.storage import atomic_files, json_lines, strict_json
 from digirl_dist.storage.events import Events
 from digirl_dist.trajectory import Trajectory
 
@@ -67,8 +67,7 @@ class Media:
             "success": trajectory.success,
             "reward": trajectory.reward,
         }
-        with (self._folder / "index.jsonl").open("a") as index:
-            index.write(strict_json.dumps(line) + "\n")
+        json_lines.append(self._folder / "index.jsonl", strict_json.dumps(line).encode() + b"\n")
 
 
 def chosen(trajectories: Sequence[Trajectory], rule: str) -> list[Trajectory]:

@@ -18,7 +18,7 @@ from digirl_dist.errors import RunFolderError, TrainingError
 from digirl_dist.report.interval import wilson
 from digirl_dist.rollout.slot_time import ACTIVITIES
 from digirl_dist.settings import regular_file
-from digirl_dist.storage import atomic_files, strict_json
+from digirl_dist.storage import atomic_files, json_lines, strict_json
 from digirl_dist.storage.disk_full import FailFast, WritePolicy
 from digirl_dist.tasks import Round
 from digirl_dist.trainer import Update
@@ -82,7 +82,7 @@ class Metrics:
         text = strict_json.dumps(figures).encode()
         self._texts.append(text)
         self.iterations.append(figures["iteration"])
-        self._write_policy.wait_for(str(self.path), lambda: _append_whole(self.path, text + b"\n"))
+        self._write_policy.wait_for(str(self.path), lambda: json_lines.append(self.path, text + b"\n", flushed=True))
 
 
 def together(own: Mapping[str, Json], learned: Mapping[str, float]) -> Figures:
@@ -238,28 +238,18 @@ def _success_by_task(trajectories: Sequence[Trajectory]) -> dict[str, list[int]]
     return counts
 
 
-def _append_whole(path: Path, line: bytes) -> None:
-    """Appends a line durably and completely, or not at all."""
-    with path.open("ab", buffering=0) as file:
-        end = file.tell()
-        rest = memoryview(line)
-        try:
-            while rest:
-                rest = rest[file.write(rest) :]
-            os.fsync(file.fileno())
-        except OSError:
-            file.truncate(end)
-            raise
-
-
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    """Raises OSError for what is no regular file, such as a named pipe, which would hold up the reader for ever."""
-    with regular_file.opened(path, buffering=_READ_BYTES) as file:
-        return [line[:-1] for line in file if line.endswith(b"\n")]
+    """Raises RunFolderError for what is no regular file, such as a named pipe, which would hold up its reader."""
+    try:
+        with regular_file.opened(path, buffering=_READ_BYTES) as file:
+            return [line[:-1] for line in file if line.endswith(b"\n")]
+    except OSError as error:
+        why = regular_file.defect(error)
+        raise RunFolderError(f"{path} cannot be read: {why}; restore it, or move it away") from error
 
 
 def _iteration(line: bytes, place: str) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
-from digirl_dist.errors import SettingsError, TrajectoryError
+from digirl_dist.errors import RunFolderError, SettingsError, TrajectoryError
 from digirl_dist.settings.safe_yaml import read_yaml
 from digirl_dist.storage import json_lines, parquet
 from digirl_dist.trajectory import Trajectory
@@ -16,6 +18,7 @@ _EVENT_BYTES = 1 << 19
 _METRIC_BYTES = 1 << 28
 """A stranger's file may be larger than the memory."""
 _TRAJECTORY_FILES = 3
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,20 @@ class RunRecord:
         notes: list[str] = []
         return cls(
             config=config_of(folder / "config.yaml", notes),
-            metrics=metrics_of(folder / "metrics.jsonl"),
-            events=json_lines.read(folder / "events.jsonl", _EVENT_BYTES),
+            metrics=noted(notes, metrics_of, folder / "metrics.jsonl") or [],
+            events=noted(notes, json_lines.read, folder / "events.jsonl", _EVENT_BYTES) or [],
             trajectories=_newest_trajectories(folder / "trajectories", notes),
             notes=notes,
         )
+
+
+def noted(notes: list[str], read: Callable[..., _Read], *where: Any) -> _Read | None:
+    """Returns what ``read`` returns; of a file that cannot be read a note is made, and nothing returned."""
+    try:
+        return read(*where)
+    except RunFolderError as error:
+        notes.append(str(error))
+        return None
 
 
 def number(value: object) -> float | None:
@@ -63,7 +75,7 @@ def config_of(path: Path, notes: list[str]) -> dict[str, Json]:
 
 
 def metrics_of(path: Path) -> list[dict[str, Json]]:
-    """Reads the metrics; if an iteration was repeated after a crash, its later line counts."""
+    """Reads the metrics; if an iteration was repeated after a crash, its later line counts. Raises RunFolderError."""
     lines = {
         line["iteration"]: line for line in json_lines.read(path, _METRIC_BYTES) if type(line.get("iteration")) is int
     }
@@ -73,7 +85,8 @@ def metrics_of(path: Path) -> list[dict[str, Json]]:
 def _newest_trajectories(folder: Path, notes: list[str]) -> list[Trajectory]:
     for path in sorted(folder.glob("[0-9]*.parquet"), reverse=True)[:_TRAJECTORY_FILES]:
         try:
-            return parquet.read_stored(path)
+            if found := parquet.read_stored(path):
+                return found
         except TrajectoryError as error:
             notes.append(str(error))
     return []

@@ -45,9 +45,7 @@ class Report:
         log: ExperimentLog,
         media: Media,
         write_policy: WritePolicy,
-        tells_success: bool = True,
     ) -> None:
-        """``tells_success`` is False if success means nothing as long as all episodes are alike in it."""
         self._folder = folder
         self._events = events
         self._progress = progress
@@ -58,8 +56,7 @@ class Report:
         self._evaluations = Metrics(folder.evaluations, write_policy)
         self._log = log
         self._logs = False
-        self._tells_success = tells_success
-        self._outcomes = Outcomes(tells_success, self._metrics)
+        self._outcomes = Outcomes(progress.tells_success, self._metrics)
         self._before: Update | None = None
         self._measured_s = 0.0
         """What evaluations have taken since then."""
@@ -134,7 +131,7 @@ class Report:
         return next((self._rating(line) for line in lines if measured_version(line) == checkpoint.iteration), None)
 
     def _rating(self, figures: Figures) -> tuple[float, str]:
-        compared_by = "success_rate" if self._tells_success else "reward_mean"
+        compared_by = "success_rate" if self._progress.tells_success else "reward_mean"
         return float(figures.get(compared_by) or 0.0), compared_by
 
     def close(self) -> None:

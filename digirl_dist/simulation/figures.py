@@ -21,6 +21,11 @@ _LEAST_PUSH = 1 << 20
 """A smaller push ends in the buffers on the way and says nothing of the link."""
 
 
+_USUAL_SPREAD = 0.4
+_MOST = {"fail_rate": 1.0, "steps_spread": 10.0, "reset_spread": 10.0}
+"""What these figures are below; all others are below 1e9."""
+
+
 @dataclass(frozen=True)
 class Figures:
     """What machines and links are like. Times are means in seconds."""
@@ -31,7 +36,7 @@ class Figures:
     """A step of the emulator."""
     steps: float
     """Steps of an episode."""
-    steps_spread: float = 0.4
+    steps_spread: float = _USUAL_SPREAD
     """Standard deviation of the logarithm of an episode's length."""
     reset_spread: float = 0.3
     """The same for a reset."""
@@ -67,16 +72,24 @@ def stated(words: Sequence[str], measured: Figures | None = None) -> Figures:
             said[name] = float(value)
         except ValueError:
             said[name] = math.nan
-        if not 0 <= said[name] < 1e9 or (name.endswith("mb_s") and not said[name]):
-            raise SettingsError(f"--figure {word}: must be a number of at least 0, and above 0 for a link")
+        most = _MOST.get(name, 1e9)
+        if not 0 <= said[name] < most or (name.endswith("mb_s") and not said[name]):
+            bounds = f"of at least 0 and below {most:g}, and above 0 for a link"
+            raise SettingsError(f"--figure {word}: must be a number {bounds}")
     if measured is not None:
-        return replace(measured, **said)
+        return _timed(replace(measured, **said))
     if missing := [name for name in ("reset_s", "step_s", "steps") if name not in said]:
         raise SettingsError(
             f"nothing is known of {', '.join(missing)}: name a run that measured it, as --run runs/mine, or state it, "
             "as --figure reset_s=2 --figure step_s=1 --figure steps=10"
         )
-    return Figures(**said)
+    return _timed(Figures(**said))
+
+
+def _timed(figures: Figures) -> Figures:
+    if not figures.reset_s + figures.steps * (figures.step_s + figures.policy_s):
+        raise SettingsError("an episode takes no time by these figures: set reset_s, step_s or policy_s above 0")
+    return figures
 
 
 def of_rehearsal(settings: RehearsalSettings) -> Figures:
@@ -152,7 +165,7 @@ def _steps_spread(folder: Path) -> float:
 
     paths = sorted((folder / "trajectories").glob("[0-9]*.parquet"))
     if not paths:
-        return 0.4
+        return _USUAL_SPREAD
     with parquet.opened(paths[-1]) as file:
         rows = file.read(["episode_id"]).column("episode_id").to_pylist()
-    return pstdev([math.log(count) for count in Counter(rows).values()])
+    return pstdev([math.log(count) for count in Counter(rows).values()]) if rows else _USUAL_SPREAD

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,8 @@ def _closed_after(
     def end() -> None:
         if is_late is not None:
             is_late.set()
-        close()
+        with suppress(EOFError, OSError, paramiko.SSHException):  # it has ended by itself meanwhile
+            close()
 
     timer = threading.Timer(limit_s, end)
     timer.daemon = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from digirl_dist.storage import strict_json
@@ -31,8 +31,9 @@ def appearing(path: Path, flushed: bool = True) -> Iterator[Path]:
     try:
         yield part
         replace(part, path, flushed)
-    except OSError:  # a full disk needs the space
-        part.unlink(missing_ok=True)
+    except BaseException:  # a full disk needs the space, and who interrupts it no half of a file
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         raise
 
 

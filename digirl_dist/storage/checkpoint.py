@@ -60,13 +60,18 @@ class TensorInfo:
         return math.prod(self.shape) * self.itemsize
 
 
+_REMEDY = "remove its folder to resume from the one before"
+"""For a damaged checkpoint."""
+
+
 @contextmanager
 def reading(path: Path, remedy: str = "") -> Iterator[None]:
     """Raises CheckpointError for a file that is missing or damaged: a pickle, say, then raises nearly anything."""
     try:
         yield
     except Exception as error:
-        raise CheckpointError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}{remedy}") from error
+        why = " ".join(regular_file.defect(error).split())[:300]
+        raise CheckpointError(f"{path} cannot be read: {why}{remedy and f'; {remedy}'}") from error
 
 
 class _Place(msgspec.Struct):
@@ -92,17 +97,17 @@ class Checkpoint:
         from safetensors.torch import load_file
 
         path = self.folder / "policy.safetensors"
-        with reading(path):
+        with reading(path, _REMEDY):
             state = load_file(path)
         if describe(state) != self.tensors:
-            raise CheckpointError(f"{path} differs from its manifest; remove its folder to resume from the one before")
+            raise CheckpointError(f"{path} differs from its manifest; {_REMEDY}")
         return state
 
     def open(self) -> Any:
         """Opens the weights with ``safetensors.safe_open``, which reads tensor by tensor. Raises CheckpointError."""
         from safetensors import safe_open
 
-        with reading(path := self.folder / "policy.safetensors"):
+        with reading(path := self.folder / "policy.safetensors", _REMEDY):
             return safe_open(path, framework="pt")
 
     def parts(self) -> dict[str, tuple[BinaryIO, int, int]]:
@@ -110,7 +115,7 @@ class Checkpoint:
 
         The format is that of safetensors: the size of a JSON header, the header, the tensors. Raises CheckpointError.
         """
-        with reading(path := self.folder / "policy.safetensors"):
+        with reading(path := self.folder / "policy.safetensors", _REMEDY):
             file = open(path, "rb", buffering=0)  # closed with the last that has it
             size = int.from_bytes(file.read(8), "little")
             header = msgspec.json.decode(file.read(size), type=dict[str, _Place])
@@ -121,23 +126,23 @@ class Checkpoint:
         """Returns optimisers, critics and random states, loaded without unpickling objects. Raises CheckpointError."""
         from digirl_dist.storage.safe_torch_load import load_state
 
-        with reading(path := self._intact("trainer.pt")):
+        with reading(path := self._intact("trainer.pt"), _REMEDY):
             state: dict[str, Any] = load_state(path)
         return state
 
     def metrics(self) -> dict[str, Json]:
         """Returns the metrics of the update that made this checkpoint. Raises CheckpointError."""
-        with reading(path := self._intact("metrics.json")):
+        with reading(path := self._intact("metrics.json"), _REMEDY):
             metrics: dict[str, Json] = json.loads(regular_file.content(path))
         return metrics
 
     def _intact(self, name: str) -> Path:
         """Returns the path of a file that is as it was written. Raises CheckpointError."""
         path, wanted = self.folder / name, self.files.get(name)
-        with reading(path):
+        with reading(path, _REMEDY):
             differs = wanted is not None and file_digest(path) != wanted
         if differs:
-            raise CheckpointError(f"{path} differs from its manifest; remove its folder to resume from the one before")
+            raise CheckpointError(f"{path} differs from its manifest; {_REMEDY}")
         return path
 
     def wire(self) -> dict[str, Json]:
@@ -203,12 +208,12 @@ class Checkpoints:
 
         It becomes the best unless an older one did at least as well by the same figure.
         """
-        before = getattr(self._best(), figure, None)
-        if before is not None and before >= value:
-            return
-        path = self.root / "best.json"
-        atomic_files.write_json(path, {"iteration": checkpoint.iteration, figure: value})
-        self._point("best", checkpoint.folder)
+        best, path = self._best(), self.root / "best.json"
+        before = getattr(best, figure, None)
+        if best is None or before is None or before < value:
+            best, told = _Best(checkpoint.iteration), {"iteration": checkpoint.iteration, figure: value}
+            self._write_policy.wait_for(str(path), lambda: atomic_files.write_json(path, told))
+        self._point("best", self._folder(best.iteration))  # a crash may have left it behind
         self._remove_superseded(self.iterations()[-1])
 
     def best(self) -> Checkpoint | None:
@@ -219,14 +224,15 @@ class Checkpoints:
     def _best(self) -> _Best | None:
         """Returns the record of the best checkpoint. Raises CheckpointError naming the file if it is damaged."""
         path = self.root / "best.json"
-        with reading(path, "; remove it"):
+        with reading(path, "remove it"):
             return msgspec.json.decode(regular_file.content(path), type=_Best) if path.exists() else None
 
     def open(self, iteration: int) -> Checkpoint:
         """Returns the checkpoint of an iteration. Raises CheckpointError naming the file that cannot be used."""
-        checkpoint = read_checkpoint(self._folder(iteration))
+        checkpoint = read_checkpoint(self._folder(iteration), _REMEDY)
         if checkpoint.iteration != iteration:
-            raise CheckpointError(f"{checkpoint.folder} holds the checkpoint of iteration {checkpoint.iteration}")
+            told = f"{checkpoint.folder} holds the checkpoint of iteration {checkpoint.iteration}"
+            raise CheckpointError(f"{told}; {_REMEDY}")
         return checkpoint
 
     def save(
@@ -238,53 +244,53 @@ class Checkpoints:
         checkpoint = Checkpoint(self._folder(iteration), iteration, describe(policy), policy=self._policy)
         name = str(checkpoint.folder)
         checkpoint = self._write_policy.wait_for(name, lambda: _write(part, checkpoint, policy, trainer, metrics))
-        self._write_policy.wait_for(name, lambda: self._publish(part, checkpoint.folder))
+        self._write_policy.wait_for(name, lambda: _publish(part, checkpoint.folder))
+        self._point("latest", checkpoint.folder)
         self._remove_superseded(iteration)
         return checkpoint
-
-    def _publish(self, part: Path, folder: Path) -> None:
-        """Gives the checkpoint its final name. Idempotent."""
-        if part.exists():
-            atomic_files.replace(part, folder)
-        self._point("latest", folder)
 
     def _folder(self, iteration: int) -> Path:
         return self.root / f"{iteration:06d}"
 
     def iterations(self) -> list[int]:
         """Returns the iterations whose checkpoints are kept, in order."""
-        return sorted(int(path.name) for path in self.root.glob("[0-9]*") if path.name.isdigit())
+        return sorted(int(path.name) for path in self.root.glob("[0-9]*") if path.name.isdecimal())
 
     def _point(self, name: str, folder: Path) -> None:
-        part = self.root / f"{name}.part"
-        part.unlink(missing_ok=True)
-        part.symlink_to(folder.name)
-        os.replace(part, self.root / name)
+        """Has a link lead to a checkpoint."""
+        link = self.root / name
+        self._write_policy.wait_for(str(link), lambda: _link(link, folder.name))
 
     def _remove_superseded(self, newest: int) -> None:
-        best = (self.root / "best").resolve().name
+        """Raises CheckpointError if nothing tells which is the best."""
+        rated = self._best()
+        best = None if rated is None else rated.iteration
         older = [iteration for iteration in self.iterations() if iteration < newest - self._in_use]
         regular = [iteration for iteration in older if iteration % self._keep_every == 0]
         kept = regular if self._keep is None else regular[len(regular) - min(len(regular), self._keep - 1) :]
         for iteration in older:
-            if iteration not in kept and self._folder(iteration).name != best:
+            if iteration not in kept and iteration != best:
                 shutil.rmtree(self._folder(iteration))
 
 
-def does_not_fit(checkpoint: str, error: Exception) -> CheckpointError:
-    """Returns the error for the checkpoint of a run whose agent or algorithm cannot load it because of ``error``."""
-    why = " ".join(str(error).split())[:200]
-    return CheckpointError(
-        f"{checkpoint} does not fit the configured agent and algorithm, or is of an earlier version; use the "
-        "configuration that the run was started with, or another save_path, and start_from to begin with this one's "
-        f"policy ({why})"
-    )
+@contextmanager
+def loading(checkpoint: str) -> Iterator[None]:
+    """Raises CheckpointError, naming ``checkpoint``, if a run's agent or algorithm cannot load what it holds."""
+    try:
+        yield
+    except (RuntimeError, KeyError, ValueError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"{checkpoint} does not fit the configured agent and algorithm, or is of an earlier version; use the "
+            "configuration that the run was started with, or another save_path, and start_from to begin with this "
+            f"one's policy ({why})"
+        ) from error
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
+def read_checkpoint(folder: Path, remedy: str = "") -> Checkpoint:
     """Returns the checkpoint in ``folder``, whatever its name. Raises CheckpointError naming the file."""
     path = folder / "manifest.json"
-    with reading(path):
+    with reading(path, remedy):
         manifest = msgspec.json.decode(regular_file.content(path), type=_Manifest)
     tensors = {name: TensorInfo(*info) for name, info in manifest.tensors.items()}
     return Checkpoint(folder, manifest.iteration, tensors, manifest.files, manifest.policy)
@@ -313,6 +319,21 @@ def _write(
     atomic_files.flush(part / "policy.safetensors")
     atomic_files.flush(part / "trainer.pt")
     return replace(checkpoint, files=files)
+
+
+def _publish(part: Path, folder: Path) -> None:
+    """Gives the checkpoint its final name. Idempotent."""
+    if part.exists():
+        atomic_files.replace(part, folder)
+
+
+def _link(link: Path, target: str) -> None:
+    part = link.with_name(f"{link.name}.part")
+    part.unlink(missing_ok=True)
+    part.symlink_to(target)
+    if link.is_dir() and not link.is_symlink():  # scp, say, has copied what the link led to
+        shutil.rmtree(link)
+    os.replace(part, link)
 
 
 def describe(state: State) -> dict[str, TensorInfo]:

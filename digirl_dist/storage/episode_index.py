@@ -9,14 +9,16 @@ from __future__ import annotations
 import glob
 import os
 import re
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from digirl_dist.errors import TrajectoryError
+from digirl_dist.errors import RunFolderError, TrajectoryError
 from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage import episode_file, parquet
 from digirl_dist.storage.json_lines import JsonLines
@@ -53,11 +55,13 @@ class EpisodeIndex:
     """The episodes of a run folder, in the order in which they were found; a row never changes its place.
 
     ``key`` identifies an episode in its run: t, e or m for training, evaluation while training, and measurements of
-    ``--config-name eval``, then iteration and ticket (of a measurement: checkpoint, round and ticket).
+    ``--config-name eval``, then iteration and ticket (of a measurement: checkpoint, round and ticket). Safe to use from
+    any thread.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._lock = threading.RLock()
         self._is_judged = read_mapping(folder / "config.yaml").get("success") not in (None, "environment")
         """Whether episodes that have just landed are to be judged: what the emulator said of them does not count."""
         self._events = JsonLines(folder / "events.jsonl")
@@ -75,25 +79,45 @@ class EpisodeIndex:
         """What the events say of episodes, by key; of some before their file has been read."""
         self._unreadable: dict[str, tuple[int, str]] = {}
         """When they were written last, and why: one that is still being copied is tried again."""
+        self._untold = ""
+        """Why the events cannot be read."""
 
     def __len__(self) -> int:
         return len(self._place)
 
+    def __getstate__(self) -> dict[str, object]:
+        with self._lock:
+            return {name: copy(value) for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state, _lock=threading.RLock())
+
     @property
     def notes(self) -> list[str]:
         """Files that could not be read, with the reason."""
-        return [f"{Path(path).name} is not a trajectory file: {why}" for path, (_, why) in self._unreadable.items()]
+        with self._lock:
+            defects = [(Path(path).name, why) for path, (_, why) in self._unreadable.items()]
+        files = [f"{name} is not a trajectory file: {why}" for name, why in defects]
+        return [*files, *([self._untold] if self._untold else [])]
 
     def refresh(self, most_files: int | None = None) -> int:
         """Adds new episodes, of at most so many more files; returns how many files remain to be read."""
-        if most_files is None or not self._waiting:
-            self._waiting = self._found()
-        now, self._waiting = self._waiting[:most_files], self._waiting[len(self._waiting[:most_files]) :]
-        for path in now:
-            self._add(path)
+        with self._lock:
+            if most_files is None or not self._waiting:
+                self._waiting = self._found()
+            now, self._waiting = self._waiting[:most_files], self._waiting[len(self._waiting[:most_files]) :]
+            for path in now:
+                self._add(path)
+            self._look_at_events(None if most_files is None else _EVENT_BYTES)
+            return len(self._waiting)
+
+    def _look_at_events(self, most_bytes: int | None) -> None:
         end = self._events.size()
-        self._tell(self._events.news(end if most_files is None else min(end, self._events.place + _EVENT_BYTES)))
-        return len(self._waiting)
+        self._untold = ""
+        try:
+            self._tell(self._events.news(end if most_bytes is None else min(end, self._events.place + most_bytes)))
+        except RunFolderError as error:
+            self._untold = str(error)
 
     def _found(self) -> list[str]:
         again = [path for path, (written, _) in self._unreadable.items() if _written(path) != written]
@@ -112,10 +136,11 @@ class EpisodeIndex:
     def table(self, first: int = 0, most: int | None = None) -> pa.Table:
         """Returns ``most`` rows from ``first`` on. ``time`` (Unix seconds), ``attempt`` and ``trouble`` are from the
         events: when the episode landed, how often its ticket was leased before, and why."""
-        if not self._chunks:
-            return _empty()
-        rows = pa.concat_tables(self._chunks).slice(first, most).combine_chunks()
-        arrivals = [self._arrivals.get(key, (None, None, "")) for key in rows["key"].to_pylist()]
+        with self._lock:
+            if not self._chunks:
+                return _empty()
+            rows = pa.concat_tables(self._chunks).slice(first, most).combine_chunks()
+            arrivals = [self._arrivals.get(key, (None, None, "")) for key in rows["key"].to_pylist()]
         for place, (name, kind) in enumerate(_FROM_EVENTS.items()):
             rows = rows.append_column(name, pa.array([arrival[place] for arrival in arrivals], kind))
         return rows
@@ -127,26 +152,32 @@ class EpisodeIndex:
     def find(self, key: str) -> int:
         """Returns the row of an episode; reads no files but those of its round. Raises KeyError."""
         number = _KEY.match(key)
-        if key not in self._row_of and number is not None:
-            for path in self._files(f"{int(number[1]):06d}"):
-                if path not in self._seen:
-                    self._add(path)
-        return self._row_of[key]
+        with self._lock:
+            if key not in self._row_of and number is not None:
+                for path in self._files(f"{int(number[1]):06d}"):
+                    if path not in self._seen:
+                        self._add(path)
+            return self._row_of[key]
 
     def read(self, row: int) -> Trajectory:
         """Returns the whole episode. Reads no more than a part of its file at once. Raises TrajectoryError."""
-        path, first = self._place[row]
-        if (written := _written(str(path))) == 0:  # its iteration has ended since
-            self.refresh()
-        elif written != self._read_at[path]:  # an episode was refused since: others are where it was
-            self._add(str(path))
-        path, first = self._place[row]
+        path, first = self._place_of(row)
         if first < 0:
             raise TrajectoryError(f"{path} does not hold this episode any more")
         if path.suffix == episode_file.SUFFIX:
             return episode_file.read(path)
         with parquet.opened(path) as file:
             return parquet.from_table(_episode(file, first))[0]
+
+    def _place_of(self, row: int) -> tuple[Path, int]:
+        """Returns the file and first row of an episode as they are now."""
+        with self._lock:
+            path, _ = self._place[row]
+            if (written := _written(str(path))) == 0:  # its iteration has ended since
+                self.refresh()
+            elif written != self._read_at[path]:  # an episode was refused since: others are where it was
+                self._add(str(path))
+            return self._place[row]
 
     def _add(self, name: str) -> None:
         self._seen.add(name)
@@ -157,7 +188,7 @@ class EpisodeIndex:
         self._read_at[path] = written
         try:
             rows, firsts = _summary(path)
-        except (TrajectoryError, KeyError) as error:
+        except (TrajectoryError, KeyError, pa.ArrowException, OverflowError) as error:
             if path.suffix != episode_file.SUFFIX:  # that one has become part of its iteration's file
                 self._unreadable[name] = written, str(error).removeprefix(f"{path} is not a trajectory file: ")
             return
@@ -224,6 +255,8 @@ def _summary(path: Path) -> tuple[pa.Table, list[int]]:
 
 def _summarised(rows: pa.Table, purpose: str) -> tuple[pa.Table, list[int]]:
     firsts = np.flatnonzero(rows["step"].to_numpy() == 0)
+    if rows.num_rows == 0:
+        return _ROWS.empty_table(), []
     if len(firsts) == 0 or firsts[0] != 0:
         raise ValueError("its rows are not in order")
     starts = pa.array(firsts)

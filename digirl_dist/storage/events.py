@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from digirl_dist.errors import RunFolderError
 from digirl_dist.plain_text import without_secrets_in
-from digirl_dist.storage import strict_json
+from digirl_dist.storage import json_lines, strict_json
 from digirl_dist.types import Json
 
 Listener = Callable[[str, dict[str, Json]], None]
@@ -19,9 +20,13 @@ class Events:
     """Appends events to a file and passes them to listeners, such as a progress bar. Safe to use from any thread."""
 
     def __init__(self, path: Path, listeners: tuple[Listener, ...] = ()) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Raises RunFolderError if the file cannot be written."""
         self._path = path
-        self._file = path.open("ab", buffering=0)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = json_lines.opened_to_append(path)
+        except OSError as error:
+            raise RunFolderError(f"{path} cannot be written: {error.strerror}; move it away") from error
         self._unwritten = bytearray()
         self._listeners = listeners
         self._lock = threading.Lock()
@@ -48,7 +53,7 @@ class Events:
         """
         try:
             if not self._file.closed and not os.fstat(self._file.fileno()).st_nlink:
-                deleted, self._file = self._file, self._path.open("ab", buffering=0)
+                deleted, self._file = self._file, json_lines.opened_to_append(self._path)
                 deleted.close()
             while self._unwritten and not self._file.closed:
                 del self._unwritten[: self._file.write(self._unwritten)]

@@ -3,23 +3,68 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from digirl_dist.errors import RunFolderError
 from digirl_dist.settings import regular_file
 from digirl_dist.types import Json
 
+_BLOCK = 1 << 12
 _LONGEST = 1 << 26
 """Bytes of a line: longer ones, which a stranger's file may have, are skipped."""
 
 
 def read(path: Path, newest_bytes: int | None = None) -> list[dict[str, Json]]:
-    """Returns the objects of the file, or of its newest bytes; skips lines that are not complete JSON objects."""
+    """Returns the objects of the file, or of its newest bytes; skips lines that are not complete JSON objects.
+
+    Raises RunFolderError for what is no file that can be read.
+    """
     lines = JsonLines(path)
     if newest_bytes is not None:
         lines.skip_to(lines.size() - newest_bytes)
     return list(lines.news(lines.size()))
+
+
+def append(path: Path, lines: bytes, flushed: bool = False) -> None:
+    """Appends whole lines, all of them or none. Raises OSError."""
+    with opened_to_append(path) as file:
+        end = file.seek(0, os.SEEK_END)
+        rest = memoryview(lines)
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+            if flushed:
+                os.fsync(file.fileno())
+        except OSError:
+            file.truncate(end)
+            raise
+
+
+def opened_to_append(path: Path) -> FileIO:
+    """Opens a file of lines, and cuts off what a crash or a full disk left of one: the next would become part of it.
+
+    Raises OSError.
+    """
+    file = FileIO(path, "a+b")
+    size = file.seek(0, os.SEEK_END)
+    if (whole := _end_of_whole_lines(file, size)) < size:
+        file.truncate(whole)
+    return file
+
+
+def _end_of_whole_lines(file: FileIO, size: int) -> int:
+    at = size
+    while at > 0:
+        start = max(0, at - _BLOCK)
+        found = os.pread(file.fileno(), at - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        at = start
+    return 0
 
 
 class JsonLines:
@@ -44,10 +89,10 @@ class JsonLines:
         self._read = max(self._read, place)
 
     def news(self, until: int) -> Iterator[dict[str, Json]]:
-        """Yields the objects up to byte ``until`` that were not yielded before, line by line. Raises OSError."""
+        """Yields the objects up to byte ``until`` that were not yielded before, line by line. Raises RunFolderError."""
         if until <= self._read:
             return
-        with regular_file.opened(self._path) as file:
+        with self._opened() as file:
             file.seek(self._read)
             whole = True
             while self._read < until and (line := file.readline(_LONGEST)):
@@ -59,6 +104,13 @@ class JsonLines:
                 whole = ends
                 if isinstance(parsed, dict):
                     yield parsed
+
+    def _opened(self) -> BinaryIO:
+        try:
+            return regular_file.opened(self._path)
+        except OSError as error:
+            why = regular_file.defect(error)
+            raise RunFolderError(f"{self._path} cannot be read: {why}; restore it, or move it away") from error
 
 
 def _parsed(line: bytes) -> Any:

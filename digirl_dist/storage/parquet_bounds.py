@@ -78,6 +78,8 @@ class BoundedFile:
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Returns all rows. Raises TrajectoryError for pages that unpack to too much, or Arrow's errors."""
+        if not self._groups:
+            return self._file.schema_arrow.empty_table().select(self.columns if columns is None else columns)
         self._check(self._groups, columns)
         return self._file.read(columns=columns, use_threads=False)
 
@@ -141,7 +143,10 @@ class _OnDisk:
 
 
 def _groups(content: _OnDisk, limits: Limits) -> list[_Group]:
-    """Checks the footer, field by field; pyarrow's own accessors end the process on some that are wrong."""
+    """Checks the footer, field by field; pyarrow's own accessors end the process on some that are wrong.
+
+    A file without rows, as that of an iteration whose episodes were all refused, has no groups to be read.
+    """
     size = len(content)
     _require(size > 2 * len(_MAGIC) + 4, f"it has {size} bytes")
     footer, magic = _TAIL.unpack(content[-_TAIL.size :])
@@ -151,14 +156,14 @@ def _groups(content: _OnDisk, limits: Limits) -> list[_Group]:
     try:
         writer, rows = metadata[6].decode(), metadata[3]
         groups = [_Group(group[3], [_Column.of(chunk) for chunk in group[1]]) for group in metadata[4]]
-        _require(0 < rows <= limits.rows, f"it has {rows} rows; at most {limits.rows} are allowed")
+        _require(0 <= rows <= limits.rows, f"it has {rows} rows; at most {limits.rows} are allowed")
         fits = 0 < len(groups) <= limits.groups and sum(group.rows for group in groups) == rows
-        _require(fits and all(group.rows > 0 for group in groups), f"it has {len(groups)} row groups")
+        _require(fits and all(group.rows > 0 or rows == 0 for group in groups), f"it has {len(groups)} row groups")
         _require(writer.startswith(_WRITER), f"it was written by {writer[:80]}")
         _require(sum(column.size for group in groups for column in group.columns) <= size, "its columns overlap")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise TrajectoryError(f"its footer lacks something, or has it in another form: {error}") from error
-    return groups
+    return groups if rows else []
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from digirl_dist.errors import RunFolderError, SettingsError
 from digirl_dist.plain_text import without_secrets, without_secrets_in
 from digirl_dist.settings.key_places import free_keys
 from digirl_dist.settings.keys import flat
-from digirl_dist.settings.safe_yaml import read_mapping
-from digirl_dist.storage import atomic_files, strict_json
+from digirl_dist.settings.safe_yaml import read_yaml
+from digirl_dist.storage import atomic_files, json_lines, strict_json
 from digirl_dist.storage.machine import machine_facts
 from digirl_dist.types import Json
 
@@ -51,10 +51,27 @@ Changes = dict[str, list[Json]]
 
 
 def changes_of(run: Path, configuration: Mapping[str, Json]) -> Changes:
-    """Returns what ``configuration`` has otherwise than the ``config.yaml`` of a run folder; none without it."""
-    before = dict(flat(read_mapping(run / "config.yaml"), whole=free_keys()))
+    """Returns what ``configuration`` has otherwise than the ``config.yaml`` of a run folder; none without it.
+
+    Raises RunFolderError if that is damaged.
+    """
+    before = dict(flat(_configuration_of(run), whole=free_keys()))
     now = dict(flat(configuration, whole=free_keys()))
     return {key: [before[key], now[key]] for key in now if key in before and before[key] != now[key]}
+
+
+def _configuration_of(run: Path) -> Mapping[str, Json]:
+    path = run / "config.yaml"
+    if not path.exists():
+        return {}
+    remedy = "restore it, or remove it to continue with the settings that are given now"
+    try:
+        found = read_yaml(path)
+    except SettingsError as error:
+        raise RunFolderError(f"{error}; {remedy}") from error
+    if not isinstance(found, Mapping):
+        raise RunFolderError(f"{path} holds no settings; {remedy}")
+    return found
 
 
 def refuse_other_measurement(folder: Path, configuration: Mapping[str, Json]) -> None:
@@ -72,7 +89,7 @@ def refuse_other_measurement(folder: Path, configuration: Mapping[str, Json]) ->
     try:
         before = {**{key: now.get(key) for key in _NOTED_OF_LATE}, **json.loads(path.read_text())}
         key = next((key for key in {**before, **now} if before.get(key) != now.get(key)), None)
-    except (ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RunFolderError(f"{path} is damaged; rename {folder}, and the checkpoint is measured anew") from error
     if key is not None:
         raise SettingsError(
@@ -96,10 +113,21 @@ def refuse_changes(run: Path, configuration: Mapping[str, Json]) -> None:
 
 
 def record_start(run: Path, changes: Changes) -> None:
-    """Appends how this process was started to ``provenance.jsonl``; differences to a commit go to ``provenance/``."""
+    """Appends how this process was started to ``provenance.jsonl``; differences to a commit go to ``provenance/``.
+
+    Raises RunFolderError if they cannot be written.
+    """
+    path = run / "provenance.jsonl"
+    try:
+        _append(path, _start(run, changes))
+    except OSError as error:
+        raise RunFolderError(f"{error.filename or path} cannot be written: {error.strerror}") from error
+
+
+def _start(run: Path, changes: Changes) -> Mapping[str, Json]:
     started = time.time()
     checkout = Path(digirl_dist.__file__).resolve().parent.parent
-    content = {
+    return {
         "time": round(started, 3),
         "version": digirl_dist.__version__,
         "package": _commit(checkout, run, f"{started:.0f}-package") if (checkout / ".git").exists() else None,
@@ -112,8 +140,10 @@ def record_start(run: Path, changes: Changes) -> None:
         "packages": {each.metadata["Name"]: each.version for each in metadata.distributions()},
         "changes": changes,
     }
-    with (run / "provenance.jsonl").open("a") as file:
-        file.write(strict_json.dumps(content) + "\n")
+
+
+def _append(path: Path, content: Mapping[str, Json]) -> None:
+    json_lines.append(path, strict_json.dumps(dict(content)).encode() + b"\n")
 
 
 def _commit(folder: Path, run: Path, name: str) -> dict[str, Json] | None:
@@ -151,11 +181,8 @@ class WorkerRecord:
         if kind != "worker_machine" or self._known.get(worker) == content:
             return
         self._known[worker] = dict(content)
-        with (
-            suppress(OSError),
-            self._path.open("a") as file,
-        ):  # events.jsonl has it, too
-            file.write(strict_json.dumps({"time": round(time.time(), 3), **content}) + "\n")
+        with suppress(OSError):  # events.jsonl has it, too
+            _append(self._path, {"time": round(time.time(), 3), **content})
 
 
 def _gpus() -> list[str]:

@@ -52,7 +52,8 @@ class RunFolder:
             if not (keep and (root / "config.yaml").exists()):
                 atomic_files.write_text(root / "config.yaml", configuration)
         except OSError as error:
-            raise RunFolderError(f"save_path={root} cannot be used: {error.strerror}") from error
+            where = error.filename2 or error.filename or root
+            raise RunFolderError(f"save_path={root} cannot be used: {where}: {error.strerror or error}") from error
 
     @property
     def checkpoints(self) -> Path:
@@ -144,7 +145,7 @@ class RunFolder:
             atomic_files.write_json(path, {"run_id": uuid.uuid4().hex[:12]})
         try:
             return str(json.loads(path.read_text())["run_id"])
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise RunFolderError(f"{path} is damaged; restore it or choose another save_path") from error
 
 

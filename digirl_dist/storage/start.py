@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from digirl_dist.errors import CheckpointError, SettingsError
-from digirl_dist.settings.safe_yaml import read_mapping
+from digirl_dist.settings.safe_yaml import read_mapping, read_yaml
 from digirl_dist.storage import atomic_files
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints, read_checkpoint
 from digirl_dist.storage.digest import file_digest
@@ -55,7 +56,7 @@ def start_of(start_from: str | None, run: Path) -> Start | None:
         return None
     asked = os.path.abspath(os.path.expanduser(start_from))
     if Checkpoints(run / "checkpoints").has_any():
-        began = read_mapping(run / "start.json").get("start_from")
+        began = _recorded(run / "start.json").get("start_from")
         if began != asked:
             how = f"from {began}" if began else "with fresh weights"
             raise SettingsError(
@@ -63,12 +64,12 @@ def start_of(start_from: str | None, run: Path) -> Start | None:
                 "save_path"
             )
         return None
-    for folder in (Path(asked), Path(asked) / "checkpoints" / "latest"):
-        if os.path.isfile(folder / "manifest.json"):  # False for paths that no system would take
-            try:
-                return Start(asked, read_checkpoint(folder.resolve()))
-            except CheckpointError as error:
-                raise SettingsError(f"start_from={start_from}: {error}") from error
+    try:
+        own = _own(Path(asked))
+    except CheckpointError as error:
+        raise SettingsError(f"start_from={start_from}: {error}") from error
+    if own is not None:
+        return Start(asked, own)
     for folder in (Path(asked), Path(asked) / "trainer.pt", Path(asked) / "model.pt"):
         if os.path.isfile(folder / POLICY_FILE):
             return Start(asked, DigirlCheckpoint(folder))
@@ -76,3 +77,22 @@ def start_of(start_from: str | None, run: Path) -> Start | None:
         f"start_from={start_from} is no checkpoint; name a folder like RUN/checkpoints/000014, a run folder, or the "
         "folder trainer.pt of a DigiRL run"
     )
+
+
+def _recorded(path: Path) -> Mapping[str, Json]:
+    """Returns what ``Start.record`` wrote, and nothing if it wrote nothing. Raises SettingsError if it is damaged."""
+    if not path.exists():
+        return {}
+    found = read_yaml(path)
+    if not isinstance(found, Mapping):
+        raise SettingsError(f"{path} is damaged: restore it, or leave start_from out to continue the run")
+    return found
+
+
+def _own(asked: Path) -> Checkpoint | None:
+    """Returns the checkpoint in a folder, or the newest of a run's; None if it is neither. Raises CheckpointError."""
+    if os.path.isfile(asked / "manifest.json"):  # False for paths that no system would take
+        return read_checkpoint(asked.resolve())
+    if os.path.isdir(asked / "checkpoints"):
+        return Checkpoints((asked / "checkpoints").resolve()).newest()
+    return None

@@ -14,12 +14,13 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from digirl_dist.collection import CollectionResult
-from digirl_dist.errors import RunFolderError
+from digirl_dist.errors import RunFolderError, TrajectoryError
 from digirl_dist.storage import atomic_files, episode_file, parquet
 from digirl_dist.storage.disk_full import FailFast, WritePolicy
 from digirl_dist.storage.refused_episodes import RefusedEpisode, RefusedEpisodes
@@ -125,7 +126,7 @@ class Store:
             content = json.loads(path.read_text())
             carried, cancelled = content["carried"], content["cancelled"]
             return [Ticket.from_json(one) for one in carried], [Ticket.from_json(one) for one in cancelled]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise RunFolderError(f"{path} is damaged; restore it or choose another save_path") from error
 
     def append(self, result: CollectionResult) -> None:
@@ -149,7 +150,8 @@ class Store:
     def read(self, iteration: int) -> Sequence[Trajectory]:
         """Returns the episodes of a finished iteration, in the order of their tickets."""
         if iteration not in self._recent:
-            self._recent[iteration] = self._read_file(self._file(Round(iteration)))
+            with _with_remedy("restore it, or start another run"):
+                self._recent[iteration] = self._read_file(self._file(Round(iteration)))
         return self._recent[iteration]
 
     def fresh(self, iteration: int, max_staleness: int | None = None) -> list[Trajectory]:
@@ -185,16 +187,20 @@ class Store:
     def _known(self, wanted: Round) -> dict[Key, Trajectory]:
         """Returns the landed episodes; reads their folder once. Does not cache those of a finished round's file."""
         if self._file(wanted).exists():
-            learns = wanted.purpose == "train"
-            found = self.read(wanted.number) if learns else parquet.read(self._file(wanted))
+            found = self.read(wanted.number) if wanted.purpose == "train" else self._measured(wanted)
             return {trajectory.ticket.key: trajectory for trajectory in found}
         if wanted not in self._landed:
             folder = self._landing / _name(wanted)
-            found = [episode_file.read(path) for path in sorted(folder.glob("*" + episode_file.SUFFIX))]
-            for path in sorted(folder.glob("*.parquet")):  # earlier versions let episodes land as such
-                found += parquet.read_stored(path)
+            with _with_remedy("remove it, and its episode runs again"):
+                found = [episode_file.read(path) for path in sorted(folder.glob("*" + episode_file.SUFFIX))]
+                for path in sorted(folder.glob("*.parquet")):  # earlier versions let episodes land as such
+                    found += parquet.read_stored(path)
             self._landed[wanted] = {trajectory.ticket.key: trajectory for trajectory in found}
         return self._landed[wanted]
+
+    def _measured(self, wanted: Round) -> Sequence[Trajectory]:
+        with _with_remedy("remove it, and its episodes run again"):
+            return parquet.read(self._file(wanted))
 
     def _closing(self, iteration: int) -> Path:
         return self._closed / f"{iteration:06d}.json"
@@ -203,6 +209,15 @@ class Store:
         if wanted.purpose == "train":
             return self.root / f"{wanted.number:06d}.parquet"
         return self.root.parent / _name(wanted) / "training.parquet"
+
+
+@contextmanager
+def _with_remedy(remedy: str) -> Iterator[None]:
+    """Raises a TrajectoryError of the block with what can be done about the file that it names."""
+    try:
+        yield
+    except TrajectoryError as error:
+        raise TrajectoryError(f"{error}; {remedy}") from error
 
 
 def _name(wanted: Round) -> str:

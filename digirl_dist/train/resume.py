@@ -15,7 +15,7 @@ from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.parallel.statistics import EpisodeWindow
 from digirl_dist.settings import Settings
-from digirl_dist.storage.checkpoint import Checkpoints, does_not_fit
+from digirl_dist.storage.checkpoint import Checkpoints, loading
 from digirl_dist.storage.of_ranks import newest_of_each_rank, of_rank
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.trajectory_store import Store
@@ -54,12 +54,10 @@ class ResumedState:
         """
         if not self.iteration:
             return
-        try:
+        with loading("the newest checkpoint"):
             own = self.states[rank.rank] if rank.rank < len(self.states) else {}
             learner.agent.load_state_dict(self.policy)
             learner.algorithm.load_state_dict(with_random_states(self.trainer["algorithm"], own.get("random", {})))
-        except (RuntimeError, KeyError, ValueError) as error:
-            raise does_not_fit("the newest checkpoint", error) from error
         if own:
             streams.load_state(own["streams"])
             window.load_state(own["window"])

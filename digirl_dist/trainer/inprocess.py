@@ -14,7 +14,7 @@ from digirl_dist.algorithm.contract import figures_of, state_of
 from digirl_dist.errors import CheckpointError, TrainingError, TrajectoryError
 from digirl_dist.parallel.compute_device import device_failed
 from digirl_dist.parallel.peers import ALONE, Peers
-from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints, State, does_not_fit
+from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints, State, loading
 from digirl_dist.storage.refused_episodes import RefusedEpisode
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Round
@@ -159,14 +159,12 @@ class InProcessTrainer:
         """Does nothing: there are no other processes to end."""
 
     def _load(self, checkpoint: Checkpoint) -> None:
-        try:
+        with loading(str(checkpoint.folder)):
             state = checkpoint.trainer_state()
             self._agent.load_state_dict(checkpoint.state())
             self._algorithm.load_state_dict(state["algorithm"])
             is_counted_alike = state.get("max_staleness", self._max_staleness) == self._max_staleness
             self._replayed = state["replayed"] if is_counted_alike else 0
-        except (RuntimeError, KeyError, ValueError) as error:
-            raise does_not_fit(str(checkpoint.folder), error) from error
         self._iteration = checkpoint.iteration
 
     def _state(self) -> tuple[State, dict[str, Any]]:

@@ -16,9 +16,9 @@ from PIL import Image
 
 from digirl_dist.api.run import Run
 from digirl_dist.emulator.touch_actions import SAID, TOKENS
-from digirl_dist.errors import RunFolderError
 from digirl_dist.report.episodes import caption
 from digirl_dist.report.picture import SHOWN_FORMATS, UNREADABLE, is_screen
+from digirl_dist.report.record import noted
 from digirl_dist.report.why import is_running
 from digirl_dist.settings.keys import flat
 from digirl_dist.settings.safe_yaml import read_mapping
@@ -76,23 +76,18 @@ class ViewedRun:
         if progress["gone"]:
             notes.append(f"{self.run.folder} is no run folder any more: was it moved or deleted?")
         else:
-            try:
-                about |= self._about(notes)
-            except OSError as error:
-                notes.append(f"{error.filename} cannot be read: {error.strerror}")
+            about |= self._about(notes)
         there = {"folder": str(self.run.folder), "running": is_running(self.run.folder), "notes": notes}
         cleaned: dict[str, Json] = clean({**progress, **about, **there})
         return cleaned
 
     def _about(self, notes: list[str]) -> dict[str, Json]:
-        try:
-            config = dict(flat(self.run.config()))
-        except RunFolderError as error:
-            config = {}
-            notes.append(str(error))
-        figures = [{key: line[key] for key in line if key not in _BULKY} for line in self.run.figures()]
-        measured, kept = json_lines.read(self.run.folder / "evaluation.jsonl"), self.run.checkpoints()
-        return {"config": config, "metrics": figures, "evaluations": measured, "checkpoints": kept}
+        run = self.run
+        config = dict(flat(noted(notes, run.config) or {}))
+        lines = noted(notes, run.figures) or []
+        figures = [{key: line[key] for key in line if key not in _BULKY} for line in lines]
+        measured = noted(notes, json_lines.read, run.folder / "evaluation.jsonl") or []
+        return {"config": config, "metrics": figures, "evaluations": measured, "checkpoints": run.checkpoints()}
 
     def rows(self, first: int, most: int | None = None) -> dict[str, Json]:
         """Returns the index from row ``first`` on, by columns; texts are numbers into a list of ``words``."""

@@ -454,14 +454,18 @@ class _Output:
             self._end = (self._end + part)[-_KEPT_OUTPUT:]
 
     def essence(self) -> str:
-        """Returns the lines that pip marks as errors, with the conflict that it tells between them; else the last."""
+        """Returns the lines that pip marks as errors, with the conflict that it tells between them; else the last.
+
+        Ahead of them is the first place of packages that it left out, for one that it cannot read causes what follows.
+        """
         self._reading.join(1.0)
         lines, told, is_told = self._end.decode(errors="replace").strip().splitlines(), [], False
         for line in lines:
             is_told = line.startswith("The conflict is caused by") or (is_told and line.startswith(" "))
             if is_told or line.startswith("ERROR:"):
                 told.append(line)
-        return "\n".join(told or lines[-15:])
+        left_out = [line for line in lines if " is ignored: " in line][:1]
+        return "\n".join([*left_out, *(told or lines[-15:])])
 
 
 def _why(said: str) -> str:

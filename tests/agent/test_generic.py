@@ -13,6 +13,7 @@ from PIL import Image
 
 from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.emulator import BoxActions, DiscreteActions, EmulatorSpec
+from digirl_dist.errors import TrajectoryError
 from digirl_dist.settings import GenericAgentSettings
 from digirl_dist.trajectory import Observation
 
@@ -99,3 +100,12 @@ def test_features_carry_no_gradient(policy: tuple[GenericPolicy, EmulatorSpec]) 
     made, spec = policy
     features = made.features(seen(spec, 2))
     assert features.shape == (2, made.feature_size) and not features.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("vector", "shown"), [(None, "no vector"), (np.zeros(9, np.float32), r"a vector of shape \[9\]")]
+)
+def test_an_observation_of_another_emulator_is_refused_by_its_shape(vector: np.ndarray | None, shown: str) -> None:
+    made = GenericPolicy(GenericAgentSettings(), SPECS["vector to discrete"])
+    with pytest.raises(TrajectoryError, match=f"an observation has {shown}; this agent needs 4 numbers"):
+        act(made, [Observation(vector=vector)], [1])

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from process_watch import eventually
 from small_run import make_run
 
 from digirl_dist import Fleet, Run, Task
+from digirl_dist.child_process import environment
 from digirl_dist.errors import SettingsError
 from digirl_dist.tasks import SEEDS
 
@@ -51,15 +56,68 @@ def test_a_fleet_without_workers_runs_tasks_of_ones_own_and_forgets_its_folder(t
     assert [one.ticket.policy_version for one in (before[0], after[0])] == [0, 1]
     assert all(one.ticket.seed in SEEDS["test"] for one in (before[0], after[0])), "none that training draws"
     assert not folder.exists() and after[0].images
+    assert pickle.loads(pickle.dumps(after))[0].episode_id == after[0].episode_id, "for processes of one's own"
+
+
+FORGETFUL = """
+import gc, os, sys, threading
+from digirl_dist import Fleet, Run
+from digirl_dist.errors import SettingsError
+policy = Run(sys.argv[1]).policy()
+fleets = [Fleet.inline(bsize=1, max_steps=2) for _ in range(2)]
+for fleet in fleets:
+    print(fleet._folder, len(fleet.collect(policy, episodes=1)))
+child = os.fork()
+if not child:
+    try:
+        fleets[0].collect(policy, episodes=1)
+    except SettingsError as error:
+        print(error)
+    fleets[0].close()
+    sys.exit()
+os.waitpid(child, 0)
+print(len(fleets[0].collect(policy, episodes=1)))
+garbage = fleets.pop()._folder
+del fleet
+gc.collect()
+[thread.join() for thread in threading.enumerate() if thread.name == "close-fleet"]
+print(garbage.exists())
+"""
+
+
+@pytest.mark.long(20)
+def test_a_fleet_that_nobody_closed_ends_with_its_process_or_as_garbage_and_a_forked_child_leaves_it(
+    tmp_path: Path,
+) -> None:
+    run = make_run(tmp_path / "run", iterations=1)
+    done = subprocess.run(
+        [sys.executable, "-uc", FORGETFUL, str(run)], env=environment(), capture_output=True, text=True, timeout=300
+    )
+    first, second, child, again, garbage = done.stdout.splitlines()
+    assert done.returncode == 0 and child.endswith("the parent: open another one here"), done.stderr
+    assert (again, garbage) == ("1", "False")
+    for line in (first, second):
+        folder, count = line.rsplit(" ", 1)
+        assert count == "1" and not Path(folder).exists()
+        running = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
+        assert not [each for each in running if folder in each]
 
 
 @pytest.mark.long(20)
 def test_calls_that_are_refused_or_come_at_once_leave_every_collection_whole(tmp_path: Path) -> None:
     policy = Run(make_run(tmp_path / "run", iterations=1)).policy()
-    wrong: list[Any] = [{"seed": -1}, {"seed": "a"}, {"episodes": 0}, {"episodes": 1.5}, {"tasks": [3]}]
+    unstorable = [Task(3), Task("\ud800"), Task("t", "do", {"part": object()})]  # type: ignore[arg-type]
+    wrong: list[Any] = [
+        *({"tasks": [each]} for each in unstorable),
+        {"seed": -1},
+        {"seed": "a"},
+        {"episodes": 0},
+        {"episodes": 1.5},
+        {"tasks": [3]},
+    ]
     with Fleet.inline(bsize=2, max_steps=2) as fleet, ThreadPoolExecutor(3) as threads:
         for words in wrong:
-            with pytest.raises(SettingsError, match="no whole number|neither a Task nor the id"):
+            with pytest.raises(SettingsError, match="no whole number|neither a Task nor the id|cannot be stored"):
                 fleet.collect(policy, **words)
         ids = np.array([task.id for task in fleet.tasks[:2]])
         pushes = [threads.submit(fleet.push, policy) for _ in range(2)]  # of calls at once the first starts the fleet

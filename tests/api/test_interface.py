@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -215,6 +217,25 @@ def test_an_episode_that_is_to_be_judged_is_found_with_its_verdict(tmp_path: Pat
     assert run.episodes().table["success"].to_pylist() == [True] and run.episode("t0.4").reward == 1.0
 
 
+def test_threads_may_share_a_run_and_processes_may_be_sent_its_episodes(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", iterations=1)
+    for number in range(1, 30):
+        file = folder / "trajectories" / f"{number:06d}.parquet"
+        parquet.write(file, [episode(number, index, True, steps=1) for index in range(4)])
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        run = Run(folder)
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda _: run.episodes(), range(8)))
+    finally:
+        sys.setswitchinterval(before)
+    assert [len(each) for each in found] == [6 + 29 * 4] * 8
+    for each in (found[0], pickle.loads(pickle.dumps(found[0]))):
+        keys = each.table["key"].to_pylist()
+        assert [f"t{one.ticket.iteration}.{one.ticket.index}" for one in each] == keys and len(set(keys)) == len(keys)
+
+
 def test_one_episode_is_read_without_the_files_of_other_iterations(tmp_path: Path) -> None:
     run = Run(make_run(tmp_path / "run", iterations=2))
     assert run.episode("t1.3").ticket.key[:2] == (1, 3) and len(run.index) == 6
@@ -233,7 +254,7 @@ def test_a_file_that_is_being_copied_is_read_once_it_is_whole_and_others_types_d
     pq.write_table(rows.set_column(place, "seed", rows["seed"].cast(pa.int32())), first)
     place = rows.schema.get_field_index("success")
     pq.write_table(rows.set_column(place, "success", pa.array(["maybe"] * rows.num_rows)), third)
-    with pytest.warns(UserWarning, match="its episodes are left out"):
+    with pytest.warns(UserWarning, match="what is in it is left out"):
         assert len(run.episodes()) == 0
     assert [note.split(" is not")[0] for note in run.index.notes] == [first.name, second.name, third.name]
     second.write_bytes(whole)
@@ -248,6 +269,10 @@ def test_a_folder_without_a_run_is_refused_and_a_run_without_steps_has_none(tmp_
     assert Run(tmp_path / "new").steps().to_table(columns=["task", "action"]).num_rows == 0
     with pytest.raises(RunFolderError, match=r"no config\.yaml"):
         Run(tmp_path)
+    (tmp_path / "new" / "trajectories").mkdir()
+    (tmp_path / "new" / "trajectories" / "000000.parquet").touch()
+    with pytest.raises(TrajectoryError, match="trajectories cannot be read: .*000000.parquet"):
+        Run(tmp_path / "new").steps()
 
 
 def test_a_run_that_has_just_begun_has_tables_with_columns(tmp_path: Path) -> None:
@@ -264,6 +289,8 @@ MISUSES: dict[str, Callable[[Run], object]] = {
     "destination must be the path": lambda run: run.export("atif", 3),  # type: ignore[arg-type]
     "key must be that of an episode, as 't12.5', not 3": lambda run: run.episode(3),  # type: ignore[arg-type]
     "episode must be an episode": lambda run: run.explain(3),  # type: ignore[arg-type]
+    "version=1.0 is no whole number": lambda run: run.policy(1.0),  # type: ignore[arg-type]
+    "seed=1180591620717411303424 is no whole number": lambda run: Policy(lambda: Coin(Counter.spec), seed=2**70),
     "version='x' is no whole number": lambda run: run.explain("t1.0", "x"),  # type: ignore[arg-type]
     "workers must be a list of machines": lambda run: Fleet(3),  # type: ignore[arg-type]
     "workers are a list of machines": lambda run: Fleet({"host": "a"}),  # type: ignore[arg-type]

@@ -420,7 +420,7 @@ def test_only_roots_browser_goes_without_a_sandbox(
     user: int, emulator: MiniwobEmulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    assert ("--no-sandbox" in chromium.flags("/tmp")) == (user == 0)
+    assert ("--no-sandbox" in chromium.flags("/tmp", "chromium")) == (user == 0)
 
 
 def test_a_machine_without_a_sandbox_is_told_the_remedy(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ from digirl_dist.types import Json
 
 SECRET = "hf_" + "a" * 30
 CONFIG = {
-    "agent": {"name": "device", "model": "/home/ann/models/mine"},
+    "agent": {"name": "device", "model": "/home/ann/models/mine", "kwargs": {"files": ["/home/ann/words.txt"]}},
     "emulator": {"name": "phone"},
     "train_algorithm": "filtered_bc",
     "algorithm": {"filtered_bc": {"discount": 0.7}, "grpo": {"clip_high": 5}},
@@ -115,6 +115,16 @@ def test_a_data_set_is_one_for_datasets_and_for_offline_learning(run: Path, tmp_
         assert [rows(each) for each in after] == [rows(each) for each in before]
 
 
+def test_an_iteration_whose_episodes_were_all_refused_is_passed_over(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    run = run_with(tmp_path / "mine", [], [episode(1, 0)], [])
+    for name in ("atif", "lerobot", "datasets"):
+        export.export(run, name, tmp_path / name)
+    assert [path.name for path in (tmp_path / "atif").iterdir()] == ["t1.0"]
+    found = datasets.load_dataset(str(tmp_path / "datasets"), cache_dir=str(tmp_path / "cache"))["train"]
+    assert len(found) == 3
+
+
 def rows(one: Trajectory) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = parquet.to_table(one).drop(["worker"]).to_pylist()
     return found
@@ -192,6 +202,14 @@ def test_lerobot_has_the_files_and_columns_of_version_3(run: Path, tmp_path: Pat
     statistics = json.loads((made / "meta" / "stats.json").read_text())
     assert statistics["next.reward"]["mean"] == [1.0] and statistics["observation.state"]["max"] == [2.0] * 3
     assert np.shape(statistics["observation.image"]["mean"]) == (3, 1, 1)
+
+
+def test_lerobot_tells_tasks_without_an_instruction_apart(tmp_path: Path) -> None:
+    asked = [replace(episode(0, number).ticket, task=Task(f"Game-{number}")) for number in range(2)]
+    run = run_with(tmp_path / "mine", [replace(episode(0, each.index), ticket=each) for each in asked])
+    made = export.export(run, "lerobot", tmp_path / "out")
+    told = pq.read_table(made / "meta" / "episodes" / "chunk-000" / "file-000.parquet")["tasks"].to_pylist()
+    assert told == [["Game-0"], ["Game-1"]]
 
 
 @pytest.mark.parametrize(

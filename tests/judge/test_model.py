@@ -101,6 +101,11 @@ def test_what_an_agent_is_told_of_its_actions_is_no_part_of_the_task() -> None:
     assert "Task: Push ONE\n" in message["content"][0]["text"] and "Before" not in message["content"][0]["text"]
 
 
+def test_a_task_that_names_a_placeholder_is_told_as_it_is() -> None:
+    [message] = messages(episode("Type {actions} into the note"), "Is it done: {instruction}? {actions}", 0)
+    assert message["content"][0]["text"].startswith('Is it done: Type {actions} into the note? 1. {"type": "tap"')
+
+
 def test_a_prompt_of_ones_own_is_asked_with_the_rule_for_the_answer(tmp_path: Path, served: Endpoint) -> None:
     Asked(tmp_path, served.url, prompt="Done: {instruction}? {odd}", screenshots=0).judge.verdict(episode())
     text, images = shown(served.requests[0])

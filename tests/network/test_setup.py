@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -79,19 +79,17 @@ def configure(bare: BareMachine, folder: Path, **more: object) -> None:
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the worker's user can read."""
+def wheels() -> Iterator[Path]:
+    """A folder that the worker's user can read, which none of pytest's stays once another pytest begins."""
     asked = [WORKER_PYTHON, "-c", "import sys; print(*sys.version_info[:2])"]
     there = subprocess.run(asked, capture_output=True, text=True).stdout.split()
     if there != [str(each) for each in sys.version_info[:2]]:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("the system has no Python of this version")
-    base = tmp_path_factory.mktemp("wheels")
-    top = Path(tempfile.gettempdir())
-    for folder in (base, *base.parents):
-        if top in folder.parents:
-            folder.chmod(0o755)
-    collect_wheels(base, {"miniwob"}, [package for module, (package, _) in FOREIGN.items() if find_spec(module)])
-    return base
+    with tempfile.TemporaryDirectory(prefix="digirl-dist-wheels-") as base:
+        os.chmod(base, 0o755)
+        further = [package for module, (package, _) in FOREIGN.items() if find_spec(module)]
+        collect_wheels(Path(base), {"miniwob"}, further)
+        yield Path(base)
 
 
 @pytest.mark.timeout(400)

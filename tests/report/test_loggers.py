@@ -102,6 +102,14 @@ def test_one_success_and_one_failure_get_a_picture() -> None:
     assert picture is not None and picture.startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("content", ["[1]", '{"tensorboard": 5}', '{"tensorboard": {"figures": "x"}}', "3", "\x00"])
+def test_a_record_of_another_form_ends_no_run_and_what_it_told_is_logged_anew(tmp_path: Path, content: str) -> None:
+    (tmp_path / "loggers.json").write_text(content)
+    run = Run(tmp_path, "tensorboard")
+    run.train([0])
+    assert not run.failed and json.loads((tmp_path / "loggers.json").read_text())["tensorboard"]["figures"] == 0
+
+
 def test_tensorboard_has_groups_settings_and_pictures_and_a_resumed_run_no_step_twice(tmp_path: Path) -> None:
     run = Run(tmp_path, "tensorboard")
     run.train([0, 1, 2])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from digirl_dist.collection import CollectionResult, WorkerResult
+from digirl_dist.errors import RunFolderError
 from digirl_dist.report.metrics import Metrics, Outcomes, collection, measured_version, overhead_s, results
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.tasks import Task, Ticket
@@ -37,7 +38,7 @@ def test_the_entropy_is_estimated_from_the_steps_and_success_counted_by_task() -
 def test_episodes_by_worker_are_all_of_the_iteration_after_a_resume_too() -> None:
     """The first of them landed before this process started, from a worker that has gone."""
     landed = [replace(episode("a", True, []), worker=name) for name in ("w0", "w1", "w1")]
-    figures = collection(CollectionResult(0, landed, [WorkerResult("w1", episodes=2), WorkerResult("w2")]))
+    figures = collection(CollectionResult(0, landed, [WorkerResult("w1"), WorkerResult("w2")]))
     assert figures["episodes_by_worker"] == {"w0": 1, "w1": 2, "w2": 0}
 
 
@@ -80,9 +81,21 @@ def test_a_file_that_needs_no_mending_is_left_as_it_is(tmp_path: Path) -> None:
     assert path.read_text().endswith("}\n")
 
 
+def test_a_line_that_a_crash_cut_off_takes_no_other_with_it(tmp_path: Path) -> None:
+    """No checkpoint says how many evaluations there were, so that nothing else mends their file."""
+    path = tmp_path / "evaluation.jsonl"
+    for _ in range(2):
+        Metrics(path).append({"iteration": 7, "success_rate": 0.5})
+    path.write_bytes(path.read_bytes()[:-9])
+    Metrics(path).append({"iteration": 14, "success_rate": 0.7})
+    assert [line["iteration"] for line in Metrics(path).lines] == [7, 14]
+
+
 def test_a_named_pipe_in_place_of_the_file_holds_up_nobody(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "metrics.jsonl")
-    with pytest.raises(OSError, match="it is no regular file"):
+    with pytest.raises(
+        RunFolderError, match="jsonl cannot be read: it is no regular file; restore it, or move it away"
+    ):
         Metrics(tmp_path / "metrics.jsonl")
 
 

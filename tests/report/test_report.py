@@ -38,8 +38,9 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
 
 def report_of(folder: RunFolder, tells_success: bool = True, media: str = "none") -> Report:
     events, progress = Events(folder.events), Progress(Status(), Lines(None))
+    progress.tells_success = tells_success
     log = ExperimentLog((), LoggedRun(folder.run_id, "run", str(folder.root), "p", {}), lambda name, reason: None)
-    return Report(folder, events, progress, log, Media(folder.media, media, events), FailFast(), tells_success)
+    return Report(folder, events, progress, log, Media(folder.media, media, events), FailFast())
 
 
 def episodes(version: int, successes: Sequence[bool]) -> list[Trajectory]:

@@ -113,10 +113,21 @@ def test_a_rehearsal_whose_rates_add_up_to_more_than_one_fails_always() -> None:
     assert of_rehearsal(RehearsalSettings(hang_rate=0.6, crash_rate=0.6, steps=12.5)).fail_rate == 1.0
 
 
-@pytest.mark.parametrize("word", ["step=1", "step_s=-1", "step_s=nan", "step_s=", "link_mb_s=0", "steps=inf"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("step=1", "step_s=-1", "step_s=nan", "step_s=", "link_mb_s=0", "steps=inf"),
+        *("fail_rate=1", "steps_spread=1000", "reset_spread=10"),
+    ],
+)
 def test_a_figure_that_is_none_is_named(word: str) -> None:
     with pytest.raises(SettingsError, match=word.split("=")[0]):
         stated([word], FIGURES)
+
+
+def test_episodes_that_take_no_time_are_no_plan() -> None:
+    with pytest.raises(SettingsError, match="takes no time by these figures: set reset_s, step_s or policy_s above 0"):
+        stated(["reset_s=0", "step_s=0", "steps=1", "policy_s=0"])
 
 
 @pytest.mark.component

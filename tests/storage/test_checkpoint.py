@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +70,17 @@ def test_altered_weights_are_refused(tmp_path: Path) -> None:
         checkpoint.state()
 
 
+@pytest.mark.parametrize("name", ["policy.safetensors", "trainer.pt", "metrics.json", "manifest.json"])
+def test_a_file_that_cannot_be_read_is_named_with_the_remedy(tmp_path: Path, name: str) -> None:
+    Checkpoints(tmp_path).save(0, state(), {}, {})
+    path = tmp_path / "000000" / name
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(CheckpointError, match=f"{name} cannot be read: .*; remove its folder to resume from the one"):
+        found = Checkpoints(tmp_path).open(0)
+        found.state(), found.trainer_state(), found.metrics()
+
+
 def test_superseded_checkpoints_are_removed_unless_they_are_to_be_kept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep_every=2)
     for iteration in range(4):
@@ -94,6 +106,32 @@ def test_the_best_gives_way_to_a_better_one(tmp_path: Path) -> None:
         checkpoints.rate(checkpoints.save(iteration, state(), {}, {}), success_rate)
     assert sorted(path.name for path in tmp_path.glob("0*")) == ["000002"]
     assert (tmp_path / "best").resolve().name == "000002"
+
+
+def test_a_crash_between_the_record_of_the_best_and_its_link_costs_no_checkpoint(tmp_path: Path) -> None:
+    """The next start rates the checkpoint again: its value is recorded, and the link still leads to the one before."""
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.rate(checkpoints.save(0, state(), {}, {}), 0.1)
+    better = checkpoints.save(1, state(), {}, {})
+    (tmp_path / "best.json").write_text(json.dumps({"iteration": 1, "success_rate": 0.9}))
+    checkpoints.rate(better, 0.9)
+    assert (tmp_path / "best").resolve().name == "000001"
+    checkpoints.save(2, state(), {}, {})
+    best = checkpoints.best()
+    assert best is not None and best.iteration == 1
+
+
+def test_a_copy_that_followed_the_links_goes_on_and_keeps_the_best(tmp_path: Path) -> None:
+    """As scp makes it: with folders in place of the links."""
+    checkpoints = Checkpoints(tmp_path / "here")
+    for iteration in range(3):
+        checkpoints.rate(checkpoints.save(iteration, state(), {}, {}), [0.1, 0.9, 0.2][iteration])
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    assert (tmp_path / "there" / "best" / "manifest.json").exists() and not (tmp_path / "there" / "best").is_symlink()
+    there = Checkpoints(tmp_path / "there", keep=1)
+    there.rate(there.save(3, state(), {}, {}), 0.3)
+    assert there.iterations() == [1, 3]
+    assert [(there.root / name).resolve().name for name in ("best", "latest")] == ["000001", "000003"]
 
 
 def test_success_and_reward_are_not_compared_with_each_other(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from digirl_dist.errors import RunFolderError
 from digirl_dist.report.loggers import LoggedRun
 from digirl_dist.report.loggers.tensorboard import TensorBoard
 from digirl_dist.report.metrics import Metrics
-from digirl_dist.storage.checkpoint import Checkpoints
+from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
 from digirl_dist.storage.disk_full import FailFast, WaitForSpace
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
@@ -72,6 +72,14 @@ def save_checkpoint(disk: SmallDisk) -> object:
     return newest.trainer_state()
 
 
+def rate_checkpoint(disk: SmallDisk) -> object:
+    (disk.folder / "000001").mkdir()
+    checkpoints, rated = Checkpoints(disk.folder, write_policy=disk.write_policy), Checkpoint(disk.folder, 1, {})
+    checkpoints.rate(rated, 1 / 3)
+    assert (disk.folder / "best").resolve().name == "000001"
+    return rated
+
+
 def append_metrics(disk: SmallDisk) -> object:
     metrics = Metrics(disk.folder / "metrics.jsonl", disk.write_policy)
     metrics.append({"iteration": 0, "text": "x" * 9000})
@@ -93,7 +101,7 @@ def land_episode(disk: SmallDisk) -> object:
 
 
 @pytest.mark.component
-@pytest.mark.parametrize("write", [save_checkpoint, append_metrics, append_harvest, land_episode])
+@pytest.mark.parametrize("write", [save_checkpoint, rate_checkpoint, append_metrics, append_harvest, land_episode])
 def test_what_cannot_be_written_waits_for_room(disk: SmallDisk, write: Callable[[SmallDisk], object]) -> None:
     disk.fill()
     done: list[object] = []
@@ -153,7 +161,7 @@ def files_no_larger_than(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("write", [save_checkpoint, append_metrics, append_harvest, land_episode])
+@pytest.mark.parametrize("write", [save_checkpoint, rate_checkpoint, append_metrics, append_harvest, land_episode])
 def test_what_the_file_system_refuses_is_refused_with_the_file(tmp_path: Path, write: Callable[[Any], object]) -> None:
     disk = SimpleNamespace(folder=tmp_path, write_policy=FailFast())
     with files_no_larger_than(50), pytest.raises(RunFolderError, match="cannot be written: .*File too large"):

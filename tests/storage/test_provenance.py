@@ -37,6 +37,13 @@ def started(folder: Path, *overrides: str) -> None:
 CORRIDOR = ("emulator=gymnasium", "emulator.entry_point=a:B", "agent=custom", "agent.entry_point=a:C")
 
 
+@pytest.mark.parametrize("content", ["", "[1, 2]\n", "seed: [\n", "seed: 0\nseed: 1\n"])
+def test_a_damaged_configuration_is_no_licence_to_make_another_run_of_it(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.yaml").write_text(content)
+    with pytest.raises(RunFolderError, match=r"config.yaml .*; restore it, or remove it to continue with the settings"):
+        provenance.refuse_changes(tmp_path, {"seed": 1})
+
+
 @pytest.mark.parametrize(
     ("word", "before", "began"),
     [

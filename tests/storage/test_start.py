@@ -43,6 +43,17 @@ def test_a_run_folder_means_its_newest_checkpoint_and_a_checkpoint_itself(source
     assert found(kept, tmp_path / "new").iteration == 3
 
 
+def test_the_newest_checkpoint_counts_also_where_the_link_to_it_is_missing_or_behind(
+    source: Path, tmp_path: Path
+) -> None:
+    """A run that was killed between the two, or a folder that was copied to where there are no links."""
+    latest = source / "checkpoints" / "latest"
+    latest.unlink()
+    assert found(source, tmp_path / "new").iteration == 4
+    latest.symlink_to("000003")
+    assert found(source, tmp_path / "new").iteration == 4
+
+
 def test_what_is_no_checkpoint_is_refused_by_name(source: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="nowhere is no checkpoint"):
         start_of(str(tmp_path / "nowhere"), tmp_path / "new")

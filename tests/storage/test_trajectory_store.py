@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from digirl_dist.collection import CollectionResult
+from digirl_dist.errors import TrajectoryError
 from digirl_dist.storage import episode_file, parquet
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Key, Round, Task, Ticket
@@ -45,6 +48,23 @@ def test_what_landed_with_an_earlier_version_counts(tmp_path: Path) -> None:
     assert not store.land(Round(0), episode(0, 3)) and store.land(Round(0), episode(0, 4))
     store.append(CollectionResult(0, list(store.landed(Round(0)).values())))
     assert [each.ticket.index for each in Store(tmp_path).read(0)] == [3, 4] and not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "file", "remedy"),
+    [
+        (Round(0), "000000.parquet", "restore it, or start another run"),
+        (Round(0), ".landing/000000/000000-00003.episode", "remove it, and its episode runs again"),
+        (Round(0, "evaluate"), "../evaluation/000000/training.parquet", "remove it, and its episodes run again"),
+    ],
+)
+def test_a_damaged_file_is_named_with_what_can_be_done(tmp_path: Path, wanted: Round, file: str, remedy: str) -> None:
+    path = tmp_path / "trajectories" / file
+    (tmp_path / "trajectories").mkdir()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"PAR1 torn")
+    with pytest.raises(TrajectoryError, match=f"{path.name} is not a trajectory file: .*; {remedy}$"):
+        Store(tmp_path / "trajectories").landed(wanted)
 
 
 def test_a_file_that_is_still_incoming_has_not_landed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.resources import files
@@ -266,11 +267,13 @@ def test_names_without_end_and_a_run_without_an_iteration_have_their_place(
 ) -> None:
     named, begun = make_run(tmp_path / "named", iterations=1), make_run(tmp_path / "begun", iterations=1)
     parquet.write(named / "trajectories" / "000001.parquet", [episode(1, 0, True, words="\u202e" + "w" * 300)])
+    append(named / "metrics.jsonl", {"iteration": 1, "success_rate": 1.0, "w" * 300: 1.0})
     for each in ("metrics.jsonl", "trajectories/000000.parquet"):
         (begun / each).unlink()
     with served([named]) as viewer:
         browser = Browser(viewer.url, 420, 860)
         there = {
+            f"#/runs?figure={'w' * 300}": "#figure",
             "#/episodes": ".item",
             "#/episode/named/t1.0": ".facts",
             "#/tasks": ".tasks a",
@@ -288,6 +291,66 @@ def test_names_without_end_and_a_run_without_an_iteration_have_their_place(
         browser.says("No training episode has landed yet")
         browser.go("#/workers")
         browser.says("No iteration has told of its workers yet")
+        browser.close()
+
+
+def test_one_value_without_measure_has_an_axis_and_a_pointer_finds_the_point_that_is_nearest(
+    chromium_is_installed: None, tmp_path: Path
+) -> None:
+    huge, long = make_run(tmp_path / "huge", iterations=1), make_run(tmp_path / "long", iterations=1)
+    for each in (huge, long):
+        (each / "metrics.jsonl").unlink()
+    append(huge / "metrics.jsonl", {"iteration": 0, "reward_mean": 1e17, "success_rate": 0.5})
+    lines = [{"iteration": number, "success_rate": number / 1000} for number in range(1000)]
+    (long / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with served([huge]) as viewer:
+        browser = Browser(viewer.url)
+        browser.wait("document.querySelectorAll('.chart').length === 2")
+        outside = "[...document.querySelectorAll('.tick')].filter((each) => each.getBBox().x < 0)"
+        assert browser.page.run(f"return {outside}.map((each) => each.textContent)") == []
+        assert "1e17" in browser.text(".chart + .chart") and "1.00e+17" in browser.text(".tiles")
+        browser.close()
+    with served([long]) as viewer:
+        browser = Browser(viewer.url)
+        browser.wait("document.querySelector('.catch') !== null")
+        for share in (0.1, 0.123, 0.5001, 0.9):
+            browser.page.run(
+                "const plot = document.querySelector('.catch'), box = plot.getBoundingClientRect();"
+                "plot.dispatchEvent(new MouseEvent('mousemove', {clientX: box.left + arguments[0] * box.width}))",
+                share,
+            )
+            assert " 0." in browser.text("#tip"), share
+        browser.close()
+
+
+def test_measurements_alone_show_their_rewards_and_lead_to_their_episodes(
+    chromium_is_installed: None, tmp_path: Path
+) -> None:
+    """In an environment that tells no success; nothing was trained in this folder."""
+    folder = make_run(tmp_path / "run", iterations=1)
+    (folder / "metrics.jsonl").unlink()
+    (folder / "evaluation" / "000007").mkdir(parents=True)
+    (folder / "trajectories" / "000000.parquet").rename(folder / "evaluation" / "000007" / "000000.parquet")
+    measured = {"checkpoint": 7, "iteration": 0, "purpose": "train", "success_rate": None, "reward_mean": -20.0}
+    append(folder / "evaluation.jsonl", measured)
+    with served([folder]) as viewer:
+        browser = Browser(viewer.url)
+        browser.says("mean reward on the test tasks")
+        browser.click(".catch")
+        browser.says("6 of 6 episodes")
+        browser.close()
+
+
+def test_a_tap_that_types_is_drawn_where_it_touched(chromium_is_installed: None, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", iterations=1)
+    one = episode(1, 0, True, steps=1)
+    typed = replace(one.steps[0], action={"type": "type_at", "x": 0.25, "y": 0.75, "text": "hello"})
+    parquet.write(folder / "trajectories" / "000001.parquet", [replace(one, steps=[typed])])
+    with served([folder]) as viewer:
+        browser = Browser(viewer.url)
+        browser.go("#/episode/run/t1.0")
+        place = browser.wait("document.querySelector('.stage .touch')?.getAttribute('style')")
+        assert "left: 25%" in place and "top: 75%" in place
         browser.close()
 
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,12 @@ from starlette.testclient import TestClient
 
 from digirl_dist import Run
 from digirl_dist.errors import RunFolderError, SettingsError, TrajectoryError
-from digirl_dist.storage import parquet
+from digirl_dist.report.page import write_page
+from digirl_dist.report.reproduction import tickets_of
+from digirl_dist.report.why import explain
+from digirl_dist.storage import episode_file, parquet
+from digirl_dist.storage.status import Status
+from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.user_code.entry_point import load_entry_point
 from digirl_dist.viewer.bundle import bundle, write_bundle
 from digirl_dist.viewer.data import named, screenshot
@@ -213,6 +219,42 @@ def test_a_damaged_file_is_named_and_the_others_are_shown(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl", "provenance.jsonl"])
+def test_who_reads_a_file_that_cannot_be_read_names_it_and_shows_the_others(name: str, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", iterations=1)
+    Status(folder / "status.json").host("learn")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).mkdir()
+    told = f"{name} cannot be read: Is a directory; restore it, or move it away"
+    if name != "provenance.jsonl":
+        viewed = named([Run(folder)])["run"]
+        viewed.follow(everything=True)
+        (note,) = viewed.summary()["notes"]
+        assert note.endswith(told) and viewed.rows(0)["count"] == 6
+        assert told in write_page(folder).read_text()
+    if name == "events.jsonl":
+        with pytest.warns(UserWarning, match=told):
+            assert len(Run(folder).episodes()) == 6
+        with pytest.raises(RunFolderError, match=told):
+            explain(folder)
+    else:
+        with pytest.raises(RunFolderError, match=told):
+            Run(folder).export("policy", tmp_path / "policy")
+
+
+def test_an_episode_that_no_table_holds_is_passed_over(tmp_path: Path) -> None:
+    """A stranger's: no worker's episode is taken with another seed than its ticket's."""
+    folder = make_run(tmp_path / "run", iterations=1)
+    (folder / "trajectories" / ".landing" / "000001").mkdir(parents=True)
+    for number, change in enumerate(({"seed": 2**64 - 1}, {"iteration": 2**40})):
+        one = episode(1, number, True)
+        path = folder / "trajectories" / ".landing" / "000001" / f"000001-{number:05d}.episode"
+        episode_file.write(path, replace(one, ticket=replace(one.ticket, **change)))
+    viewed = named([Run(folder)])["run"]
+    viewed.follow(everything=True)
+    assert viewed.rows(0)["count"] == 6
+
+
 def test_a_run_that_is_deleted_and_made_again_while_it_is_viewed(folder: Path, tmp_path: Path) -> None:
     place = shutil.copytree(folder, tmp_path / "run")
     (place / "run.json").write_text('{"run_id": "first"}')
@@ -243,6 +285,17 @@ def test_an_episode_that_is_refused_while_the_run_is_viewed_leaves_the_others_th
     assert [viewed.episode(f"t0.{one.ticket.index}")["id"] for one in kept] == [one.episode_id for one in kept]
     with pytest.raises(TrajectoryError, match="any more"):
         viewed.episode("t0.2")
+
+
+def test_an_iteration_whose_episodes_were_all_refused_is_no_damaged_file(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", iterations=2)
+    store = Store(folder / "trajectories")
+    for one in store.read(1):
+        store.refuse(one, "it broke the update")
+    viewed = named([Run(folder)])["run"]
+    viewed.follow(everything=True)
+    assert viewed.summary()["notes"] == [] and viewed.rows(0)["count"] == 6
+    assert "iteration 0" in write_page(folder).read_text() and len(tickets_of(folder, 2)) == 6
 
 
 def test_runs_of_one_name_are_told_apart_and_every_name_fits_an_address(folder: Path, tmp_path: Path) -> None:

@@ -113,11 +113,21 @@ def test_packages_that_contradict_each_other_are_named_with_who_wants_what(tmp_p
             wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: alpha\nVersion: {version}\n")
             wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
             wheel.writestr(f"{info}/RECORD", "")
+    with pytest.raises(Failed, match=r"(?s)caused by.*The user requested alpha==1.*The user requested alpha==2\n"):
+        run_pip(tmp_path / "env", f"--find-links={tmp_path}", "alpha==1", "alpha==2")
+
+
+def test_a_place_of_packages_that_pip_left_out_is_named(tmp_path: Path) -> None:
+    (tmp_path / "constraints").write_text("alpha==1")
+    with pytest.raises(Failed, match=f"(?s)'{tmp_path}/away' is ignored.*requested .constraint. alpha==1"):
+        run_pip(tmp_path / "env", f"--find-links={tmp_path}/away", "-c", str(tmp_path / "constraints"), "alpha")
+
+
+def run_pip(folder: Path, *words: str) -> None:
     here, host = os.pipe()
     with os.fdopen(here, "rb") as source, os.fdopen(host, "wb"):
-        installation = Installation(request_for(tmp_path / "env", "", 100.0), source)
+        installation = Installation(request_for(folder, "", 100.0), source)
         (installation._venv / "bin").mkdir(parents=True)
         (installation._venv / "bin" / "pip").touch()
         (installation._venv / "bin" / "python").symlink_to(sys.executable)
-        with pytest.raises(Failed, match=r"(?s)caused by.*The user requested alpha==1.*The user requested alpha==2\n"):
-            installation._pip("--dry-run", "--no-index", f"--find-links={tmp_path}", "alpha==1", "alpha==2")
+        installation._pip("--dry-run", "--no-index", *words)

@@ -30,7 +30,7 @@ def write(source: Source, folder: Path) -> None:
     tasks: dict[str, int] = {}
     first = 0
     for number, episode in enumerate(source.all_episodes()):
-        task = tasks.setdefault(episode.ticket.task.instruction, len(tasks))
+        task = tasks.setdefault(_words(episode), len(tasks))
         rows = layout.rows(episode, number, first, task)
         moments.add(rows, episode)
         place = frames.add(rows, layout.schema, _ROWS_AT_ONCE)
@@ -64,7 +64,7 @@ _EPISODES = pa.schema(
 def _episode(episode: Trajectory, number: int, first: int, place: tuple[int, int]) -> Mapping[str, Json]:
     return {
         "episode_index": number,
-        "tasks": [episode.ticket.task.instruction],
+        "tasks": [_words(episode)],
         "length": len(episode.steps),
         "data/chunk_index": place[0],
         "data/file_index": place[1],
@@ -74,6 +74,11 @@ def _episode(episode: Trajectory, number: int, first: int, place: tuple[int, int
         "meta/episodes/file_index": 0,
         "success": episode.success,
     }
+
+
+def _words(episode: Trajectory) -> str:
+    """Returns the task in words; tasks without an instruction are told apart by their names."""
+    return episode.ticket.task.instruction or episode.ticket.task.id
 
 
 class _Files:

@@ -4,7 +4,7 @@ import { el, hint, short, svg } from "./dom.js";
 
 const WIDTH = 460;
 const HEIGHT = 200;
-const EDGE = { left: 46, right: 10, top: 10, bottom: 28 };
+const EDGE = { left: 54, right: 10, top: 10, bottom: 28 };
 
 export function ticks(low, high, most = 5) {
   const raw = (high - low) / most || 1;
@@ -29,7 +29,8 @@ export function lineChart({ title, lines, bounds, pick, x_title = "iteration" })
   canvas.append(...axes(scale, xs, ys, x_title));
   for (const line of lines) canvas.append(...band(line, scale), ...curve(line, scale));
   const mark = svg("line", { class: "cursor", y1: EDGE.top, y2: HEIGHT - EDGE.bottom, visibility: "hidden" });
-  canvas.append(mark, catcher(canvas, mark, { lines, scale, xs, title, pick, x_title }));
+  const places = [...new Set(points.map((point) => point.x))];
+  canvas.append(mark, catcher(canvas, mark, { lines, scale, xs, places, title, pick, x_title }));
   return el("figure", { class: pick ? "chart pickable" : "chart" }, el("figcaption", {}, el("b", {}, title)), canvas);
 }
 
@@ -44,7 +45,8 @@ function extent(values, margin) {
     if (value < low) low = value;
     if (value > high) high = value;
   }
-  if (high - low < 1e-9 * Math.max(1, Math.abs(high))) [low, high] = [low - 0.5, high + 0.5];
+  const largest = Math.max(Math.abs(low), Math.abs(high));
+  if (high - low < 1e-9 * Math.max(1, largest)) [low, high] = [low - Math.max(0.5, 0.1 * largest), high + Math.max(0.5, 0.1 * largest)];
   return [low - margin * (high - low), high + margin * (high - low)];
 }
 
@@ -52,11 +54,16 @@ function axes(scale, xs, ys, x_title) {
   const floor = HEIGHT - EDGE.bottom;
   const drawn = ticks(ys[0], ys[1]).flatMap((value) => [
     svg("line", { class: "grid", x1: EDGE.left, x2: WIDTH - EDGE.right, y1: scale.y(value), y2: scale.y(value) }),
-    svg("text", { class: "tick end", x: EDGE.left - 6, y: scale.y(value) + 3.5 }, short(value)),
+    svg("text", { class: "tick end", x: EDGE.left - 6, y: scale.y(value) + 3.5 }, narrow(value)),
   ]);
   const whole = ticks(xs[0], xs[1], 7).filter(Number.isInteger);
   const places = whole.map((value) => svg("text", { class: "tick middle", x: scale.x(value), y: floor + 15 }, short(value)));
   return [...drawn, ...places, svg("text", { class: "tick end", x: WIDTH - EDGE.right, y: HEIGHT - 2 }, x_title)];
+}
+
+// A number that fits beside the axis, such as 1.25e7.
+function narrow(value) {
+  return Math.abs(value) < 1e5 ? short(value) : value.toExponential(2).replace(/\.?0*e\+/, "e");
 }
 
 function curve(line, scale) {
@@ -74,12 +81,13 @@ function band(line, scale) {
   return [svg("path", { class: `band ${line.colour}`, d: `M${[...there, ...back].join("L")}Z` })];
 }
 
-function catcher(canvas, mark, { lines, scale, xs, title, pick, x_title }) {
+function catcher(canvas, mark, { lines, scale, xs, places, title, pick, x_title }) {
   const nearest = (event) => {
     const box = canvas.getBoundingClientRect();
     const place = ((event.clientX - box.left) / box.width) * WIDTH;
     const share = (place - EDGE.left) / (WIDTH - EDGE.left - EDGE.right);
-    return Math.round(xs[0] + Math.min(1, Math.max(0, share)) * (xs[1] - xs[0]));
+    const x = xs[0] + Math.min(1, Math.max(0, share)) * (xs[1] - xs[0]);
+    return places.reduce((best, each) => (Math.abs(each - x) < Math.abs(best - x) ? each : best));
   };
   const nearestLine = (event, x) => {
     const box = canvas.getBoundingClientRect();

@@ -52,7 +52,7 @@ export function table(entries) {
 export function short(value, digits = 3) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number") return String(value);
-  if (Number.isInteger(value)) return value.toLocaleString("en");
+  if (Number.isInteger(value) && Math.abs(value) < 1e12) return value.toLocaleString("en");
   return Math.abs(value) >= 1e6 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(2) : String(Number(value.toPrecision(digits)));
 }
 

@@ -93,9 +93,18 @@ function more(runs, state) {
 
 function evaluations(groups) {
   if (!groups.some((group) => group.runs.some((run) => run.evaluations.length))) return null;
-  const lines = groups.map((group) => ({ name: group.name, run: group.runs[0].name, colour: group.colour, points: pointsOf(group.runs, "success_rate", (run) => run.evaluations, "checkpoint") }));
-  const pick = (checkpoint, line) => go("episodes", { run: line.run, purpose: "evaluate", iteration_from: checkpoint, iteration_to: checkpoint });
-  return el("section", {}, el("h2", {}, "Evaluations"), el("div", { class: "charts" }, lineChart({ title: "success rate on the test tasks", lines, bounds: [0, 1], x_title: "checkpoint", pick })));
+  const chart = (name) => {
+    const lines = groups.map((group) => ({ name: group.name, run: group.runs[0].name, of: group.runs[0], colour: group.colour, points: pointsOf(group.runs, name, (run) => run.evaluations, "checkpoint") }));
+    const pick = (checkpoint, line) => go("episodes", { run: line.run, ...episodesOf(line.of, checkpoint) });
+    return lines.some((line) => line.points.length) ? lineChart({ title: `${TITLES[name]} on the test tasks`, lines, bounds: SHARES.includes(name) ? [0, 1] : undefined, x_title: "checkpoint", pick }) : null;
+  };
+  return el("section", {}, el("h2", {}, "Evaluations"), el("div", { class: "charts" }, ["success_rate", "reward_mean"].map(chart)));
+}
+
+// The filters that show the episodes of an evaluation: one while training has the checkpoint as its iteration.
+function episodesOf(run, checkpoint) {
+  const whileTraining = run.evaluations.some((line) => line.checkpoint === checkpoint && line.purpose === "evaluate");
+  return whileTraining ? { purpose: "evaluate", iteration_from: checkpoint, iteration_to: checkpoint } : { purpose: "measure" };
 }
 
 function tiles(run) {
