@@ -125,6 +125,7 @@ def one_rank(device: str, folder: Path) -> Figures:
     with _group(device) as group:
         total = group.sum(torch.full((1024, 1024), 2.0, device=device))
         _require(bool((total == 2.0).all()) and group.largest(5) == 5, "an exchange changed what one rank gave")
+        _require(group.broadcast(b"word") == b"word" and group.gather(b"word") == [b"word"], "bytes differ")
         group.check_in_step(b"0" * 32)
         together, seconds = _learned(partial(found.made, device), "filtered_bc", acted, folder / "a", SharedRows(group))
         sum_s = _seconds(lambda: group.sum(torch.ones(2**24, device=device)), device)

@@ -9,23 +9,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from digirl_dist.errors import CheckpointError, TrainingError
+from digirl_dist.storage.safe_torch_load import is_loaded, require_plain
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import Algorithm
 
 _MAPPINGS = (dict, OrderedDict, Counter)
 _SEQUENCES = (list, tuple, set)
-_SINGLE = (bool, int, float, complex, str, bytes, bytearray, type(None), torch.dtype, torch.device, torch.Size)
 
 
 def state_of(algorithm: Algorithm) -> dict[str, Any]:
     """Returns the algorithm's state. Raises CheckpointError for one that a checkpoint would take and not give back."""
     state: Any = algorithm.state_dict()
-    wrong = _unreadable(state, "") if isinstance(state, Mapping) else f"a {_named(type(state))}"
+    wrong = _unreadable(state, "", set()) if isinstance(state, Mapping) else f"a {_named(type(state))}"
     if wrong:
         raise CheckpointError(
             f"{type(algorithm).__name__}.state_dict returned {wrong}, which no resume could read; return Python's own "
-            "numbers, strings, lists and dicts, and tensors (of NumPy: x.item() and torch.from_numpy(x))"
+            "numbers, strings, lists and dicts, and tensors (of NumPy: x.item() and torch.from_numpy(x); of other "
+            "tensors: x.clone(), x.to_dense(), x.dequantize())"
         )
     return dict(state)
 
@@ -39,18 +40,34 @@ def figures_of(algorithm: Algorithm, returned: Any) -> dict[str, float]:
         raise TrainingError(f"{name} returned {returned!r:.100}, not a dict of numbers by name") from error
 
 
-def _unreadable(value: Any, place: str) -> str:
-    """Returns type and place of the first part that ``storage.safe_torch_load`` would refuse; empty for none."""
+def _unreadable(value: Any, place: str, known: set[type]) -> str:
+    """Returns type and place of the first part that ``storage.safe_torch_load`` would refuse; empty for none.
+
+    ``known`` are types that it does not refuse.
+    """
     kind = type(value)  # a numpy.float64 is a float to isinstance
     if kind in _MAPPINGS:
         parts = ((f"{place}[{key!r:.80}]", part) for key, entry in value.items() for part in (key, entry))
     elif kind in _SEQUENCES:
         parts = ((f"{place}[{number}]", part) for number, part in enumerate(value))
-    elif kind in _SINGLE or isinstance(value, torch.Tensor):
-        return ""
+    elif refusal := _refusal(value, known):
+        return refusal + (f" at {place}" if place else "")
     else:
-        return f"a {_named(kind)}" + (f" at {place}" if place else "")
-    return next((wrong for where, part in parts if (wrong := _unreadable(part, where))), "")
+        return ""
+    return next((wrong for where, part in parts if (wrong := _unreadable(part, where, known))), "")
+
+
+def _refusal(value: Any, known: set[type]) -> str:
+    """Returns what a tensor or another single value is if it would be refused; empty if not."""
+    if isinstance(value, torch.Tensor):
+        try:
+            require_plain(value)
+        except ValueError:
+            return "a tensor that is expanded, sparse, quantized or of no device"
+    elif type(value) not in known and not is_loaded(value):
+        return f"a {_named(type(value))}"
+    known.add(type(value))
+    return ""
 
 
 def _named(kind: type) -> str:

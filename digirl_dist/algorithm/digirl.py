@@ -21,6 +21,7 @@ from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
 from digirl_dist.algorithm.imitation import Example, Imitation, unsolved_steps, weights_in, with_held
 from digirl_dist.algorithm.plugins.digirl import DigirlSettings
 from digirl_dist.algorithm.selection import held_out, leading_on, top_quantile
+from digirl_dist.algorithm.totals import nobody_has, totals
 from digirl_dist.algorithm.values import SuccessValue
 from digirl_dist.errors import TrainingError
 from digirl_dist.parallel.peers import ALONE, Peers
@@ -182,7 +183,7 @@ class DigiRL:
 
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
         share = self._settings.validation_share
-        offline = not self._peers.total(torch.tensor([len(fresh)])).item()  # of any rank
+        offline = nobody_has(fresh, self._peers)
         seen, relabelled = self._look_at(replay if offline else replay[-self._settings.value_episodes :])
         learn = [each for each in seen if not held_out(each.episode, share)]
         measure = [each for each in seen if held_out(each.episode, share)]
@@ -196,13 +197,14 @@ class DigiRL:
         held = self._held(replay, rows, offline)
         figures["actor_loss"] = self._imitation.fit([*rows, *held])
         figures["actor_validation_loss"] = self._imitation.measure(self._examples(chosen_to_measure)[0])
-        left["left_not_chosen"] = float(_steps(learn) - _steps(chosen))
-        figures |= {
-            "kept_trajectories": float(len(chosen)),
-            "kept_steps": float(len(rows)),
-            "unsolved_steps": float(len(held)),
+        counts = {
+            "kept_trajectories": len(chosen),
+            "kept_steps": len(rows),
+            "unsolved_steps": len(held),
+            **left,
+            "left_not_chosen": _steps(learn) - _steps(chosen),
         }
-        return {**figures, **left, **relabelled}
+        return {**figures, **totals(counts, self._peers), **relabelled}
 
     def explain(
         self,
@@ -261,7 +263,7 @@ class DigiRL:
 
     def _look_at(self, newest: Sequence[Trajectory]) -> tuple[list[Seen], dict[str, float]]:
         """Those episodes and what they are relabelled to, and the share of the latter as a figure."""
-        episodes, relabelled = self._hindsight.added(newest)
+        episodes, relabelled = self._hindsight.added(newest, self._peers)
         tried = set(map(id, newest))
         lengths = [len(episode.steps) + 1 for episode in episodes]
         features = self._features([observation for episode in episodes for observation in _observations(episode)])
@@ -283,8 +285,7 @@ class DigiRL:
         }
 
     def _measure_values(self, seen: Sequence[Seen]) -> dict[str, float]:
-        if not seen:
-            return {}
+        """What is held out on all ranks; nothing if none holds any out."""
         measured = {
             "instruction_value": self._instruction_value.measure(*_starts(seen, self._input_size)),
             "step_value": self._step_value.measure(*self._step_rows(seen)),
@@ -292,16 +293,20 @@ class DigiRL:
         figures = {
             f"{value}_validation_{name}": figure
             for value, found in measured.items()
+            if found is not None
             for name, figure in found._asdict().items()
         }
         return {**figures, **self._measure_advantages(seen)}
 
     def _measure_advantages(self, seen: Sequence[Seen]) -> dict[str, float]:
         """How often a return came after the steps that are called good, and after any."""
-        good = np.concatenate([self._good(each) for each in seen])
-        won = np.concatenate([np.array(returns_to_go(each.rewards.tolist(), 1.0)) > 0 for each in seen])
-        precision = {"good_steps_validation_precision": float(won[good].mean())} if good.any() else {}
-        return {**precision, "steps_validation_won": float(won.mean())}
+        none = np.empty(0, bool)
+        good = np.concatenate([none, *(self._good(each) for each in seen)])
+        won = np.concatenate([none, *(np.array(returns_to_go(each.rewards.tolist(), 1.0)) > 0 for each in seen)])
+        own = {"steps": len(won), "won": won.sum(), "good": good.sum(), "both": (won & good).sum()}
+        count = totals(own, self._peers)
+        precision = {"good_steps_validation_precision": count["both"] / count["good"]} if count["good"] else {}
+        return {**precision, "steps_validation_won": count["won"] / count["steps"]} if count["steps"] else {}
 
     def _step_rows(self, seen: Sequence[Seen]) -> tuple[torch.Tensor, list[float]]:
         """What the step-level value learns from: stacked features, and how much of a success came after them."""

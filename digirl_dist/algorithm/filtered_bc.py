@@ -23,6 +23,7 @@ from digirl_dist.algorithm.imitation import (
 )
 from digirl_dist.algorithm.plugins.filtered_bc import FilteredBcSettings
 from digirl_dist.algorithm.selection import best, leading_on, task_weights
+from digirl_dist.algorithm.totals import nobody_has, totals
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.trajectory import Trajectory
 
@@ -42,14 +43,15 @@ class FilteredBC:
     ) -> None:
         self._settings = settings
         self._hindsight = hindsight
+        self._peers = peers
         self._imitation = Imitation(agent, settings.actor, seed, peers)
 
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
-        episodes, relabelled = self._hindsight.added(replay)
+        episodes, relabelled = self._hindsight.added(replay, self._peers)
         kept, shares = self._chosen(episodes)
         rows = self._rows(kept, shares)
         avoided = fatal(replay, len(rows), self._settings.avoid * mean_weight(rows))
-        held = self._held(fresh, replay, rows)
+        held = self._held(replay, rows, nobody_has(fresh, self._peers))
         loss = self._imitation.fit([*rows, *avoided, *held])
         good = sum(len(worth_repeating(each, 1.0, self._settings.discount, erase_loops=False)) for each in kept)
         counts = {
@@ -61,7 +63,7 @@ class FilteredBC:
             "left_not_good": _steps(kept) - good,
             "left_in_loops": good - len(rows),
         }
-        return {"actor_loss": loss, **{name: float(count) for name, count in counts.items()}, **relabelled}
+        return {"actor_loss": loss, **totals(counts, self._peers), **relabelled}
 
     def explain(
         self,
@@ -75,7 +77,7 @@ class FilteredBC:
         pairs = zip(kept, shares, strict=True)
         own = {each.ticket.task.id: share for each, share in pairs if each.episode_id == episode.episode_id}
         share = own.pop(episode.ticket.task.id, None)
-        held = weights_in(self._held(fresh, replay, self._rows(kept, shares)), episode, replay)
+        held = weights_in(self._held(replay, self._rows(kept, shares), not fresh), episode, replay)
         if share is None:
             lowest = min((each.reward for each in kept), default=self._settings.min_return)
             reason = f"its return {episode.reward:.3g} is not among the best, which begin at {lowest:.3g}"
@@ -93,11 +95,9 @@ class FilteredBC:
         pairs = zip(kept, shares, strict=True)
         return [row for episode, share in pairs for row in worth_repeating(episode, share, *worth)]
 
-    def _held(
-        self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory], rows: Sequence[Example]
-    ) -> list[Example]:
+    def _held(self, replay: Sequence[Trajectory], rows: Sequence[Example], offline: bool) -> list[Example]:
         """The steps that hold the policy open for unsolved tasks; none offline, where nobody tries."""
-        return unsolved_steps(replay, self._settings.unsolved, rows) if fresh else []
+        return [] if offline else unsolved_steps(replay, self._settings.unsolved, rows)
 
     def _chosen(self, episodes: Sequence[Trajectory]) -> tuple[list[Trajectory], list[float]]:
         """Returns the episodes to imitate, and what each counts for."""

@@ -26,10 +26,12 @@ from digirl_dist.algorithm.imitation import (
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer, OptimizerIsTheState
 from digirl_dist.algorithm.plugins.grpo import GrpoSettings
 from digirl_dist.algorithm.selection import task_weights
+from digirl_dist.algorithm.totals import totals
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.trajectory import Step, Trajectory
 
 _LATELY = 16
+_ALIKE, _LAG, _FRESH = "alike", "lag", "fresh"
 _BETTER = "its episode ended better than its task lately does"
 
 Members = list[Trajectory]
@@ -92,9 +94,9 @@ class Grpo(OptimizerIsTheState):
         batch = own.imitating(self._imitation_weights([*imitated, *held]))
         everything = [*rows, *imitated, *held]
         loss = self._optimizer.fit(len(everything), lambda chosen: self._loss(everything, batch, chosen))
-        figures = {"actor_loss": loss, "policy_lag": _mean_lag(fresh), **_counts(fresh, groups, telling)}
-        beside = {"imitated_steps": float(len(imitated)), "unsolved_steps": float(len(held))}
-        return {**figures, **beside, **relabelled, **self._moved(rows, own)}
+        beside = {"imitated_steps": len(imitated), "unsolved_steps": len(held)}
+        counts = totals({**_counts(fresh, groups, telling), **beside, **_lags(fresh)}, self._peers)
+        return {"actor_loss": loss, **_shares(counts), **relabelled, **self._moved(rows, own)}
 
     def explain(
         self,
@@ -137,7 +139,7 @@ class Grpo(OptimizerIsTheState):
         """
         if not self._settings.replay_weight:
             return [], {}
-        episodes, relabelled = self._hindsight.added(replay)
+        episodes, relabelled = self._hindsight.added(replay, self._peers)
         surplus = surpluses([one.reward for one in episodes], _tasks(episodes), expected_returns(replay))
         better = [(episode, more) for episode, more in zip(episodes, surplus, strict=True) if more > 0]
         shares = task_weights(_tasks([episode for episode, _ in better]))
@@ -175,14 +177,18 @@ class Grpo(OptimizerIsTheState):
         return [] if self._peers.replicas else torch.nonzero(batch.imitated == imitated)[:1, 0].tolist()
 
     def _moved(self, rows: Sequence[Example], batch: Batch) -> dict[str, float]:
-        """How far the update went: the share of clipped ratios, and the mean of −log ratio."""
-        if not rows:
-            return {}
+        """How far the update went: the share of clipped ratios, and the mean of −log ratio, over the rows of all ranks.
+
+        Nothing if no rank has any.
+        """
         with torch.no_grad():
-            moved = log_probs_in_parts(self._agent, rows).cpu() - batch.old
+            moved = log_probs_in_parts(self._agent, rows).cpu() - batch.old if rows else batch.old
         ratio = moved.exp()
         outside = (ratio < 1 - self._settings.clip_low) | (ratio > 1 + self._settings.clip_high)
-        return {"clipped_share": float(outside.double().mean()), "kl_from_old": float(-moved.double().mean())}
+        own = {"rows": len(rows), "outside": float(outside.sum()), "moved": float(moved.double().sum())}
+        found = totals(own, self._peers)
+        count = found["rows"]
+        return {"clipped_share": found["outside"] / count, "kl_from_old": -found["moved"] / count} if count else {}
 
 
 def completed_groups(fresh: Sequence[Trajectory], replay: Sequence[Trajectory], size: int) -> list[Members]:
@@ -232,19 +238,27 @@ def importance(log_probs: torch.Tensor, acted: torch.Tensor, most: float) -> tor
     return (log_probs - acted).exp().clamp(max=most)
 
 
-def _counts(fresh: Sequence[Trajectory], groups: Sequence[Members], telling: Sequence[Members]) -> dict[str, float]:
+def _counts(fresh: Sequence[Trajectory], groups: Sequence[Members], telling: Sequence[Members]) -> dict[str, int]:
     """How much is learned from, and how many steps are left because their group is alike or has not ended."""
     kept = sum(len(_steps(members)) for members in telling)
     complete = sum(len(_steps(members)) for members in groups)
     starts = {_start(members[0]) for members in groups}
     return {
-        "kept_trajectories": float(sum(map(len, telling))),
-        "kept_steps": float(kept),
-        "left_alike": float(complete - kept),
-        "left_waiting": float(sum(len(each.steps) for each in fresh if _start(each) not in starts)),
-        "groups": float(len(groups)),
-        "groups_alike_share": 1 - len(telling) / len(groups) if groups else 0.0,
+        "kept_trajectories": sum(map(len, telling)),
+        "kept_steps": kept,
+        "left_alike": complete - kept,
+        "left_waiting": sum(len(each.steps) for each in fresh if _start(each) not in starts),
+        "groups": len(groups),
+        _ALIKE: len(groups) - len(telling),
     }
+
+
+def _shares(counts: Mapping[str, float]) -> dict[str, float]:
+    """The counts of all ranks, with shares of them in place of what only these are made from."""
+    alike, lag, fresh = (counts[name] for name in (_ALIKE, _LAG, _FRESH))
+    shown = {name: count for name, count in counts.items() if name not in (_ALIKE, _LAG, _FRESH)}
+    shares = {"groups_alike_share": alike / counts["groups"] if counts["groups"] else 0.0}
+    return {"policy_lag": lag / fresh if fresh else 0.0, **shown, **shares}
 
 
 def _differ(members: Members) -> bool:
@@ -264,7 +278,7 @@ def _start(episode: Trajectory) -> tuple[str, int]:
     return episode.ticket.task.id, episode.ticket.seed
 
 
-def _mean_lag(episodes: Sequence[Trajectory]) -> float:
-    """Updates that were made between the policies that acted and the one that learns from them."""
-    now = max((episode.ticket.iteration for episode in episodes), default=0)
-    return sum(now - episode.ticket.policy_version for episode in episodes) / len(episodes) if episodes else 0.0
+def _lags(fresh: Sequence[Trajectory]) -> dict[str, int]:
+    """Updates that were made between the policies that acted and the one that learns from them, and of how many."""
+    now = max((episode.ticket.iteration for episode in fresh), default=0)
+    return {_LAG: sum(now - episode.ticket.policy_version for episode in fresh), _FRESH: len(fresh)}

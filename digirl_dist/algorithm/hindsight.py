@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 
 from digirl_dist.agent.words import quoted
 from digirl_dist.algorithm.selection import on_the_way
+from digirl_dist.algorithm.totals import totals
 from digirl_dist.emulator.remembered import recalled
 from digirl_dist.errors import TrainingError
+from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.storage.digest import digest
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Goal, Observation, Step, Trajectory
@@ -48,11 +50,15 @@ class Hindsight:
         ways = (_way(episode, steps, task) for steps, task in chosen)
         return [way for way in ways if way is not None][: self.most]
 
-    def added(self, episodes: Sequence[Trajectory]) -> tuple[list[Trajectory], dict[str, float]]:
-        """Returns the episodes, each followed by what it was relabelled to, and the share of the latter as a figure."""
+    def added(self, episodes: Sequence[Trajectory], peers: Peers = ALONE) -> tuple[list[Trajectory], dict[str, float]]:
+        """Returns the episodes, each followed by what it was relabelled to, and the share of the latter as a figure.
+
+        The share is that of all ranks; every rank must call it.
+        """
         found = [[episode, *self.relabelled(episode)] for episode in episodes]
         together = [each for part in found for each in part]
-        return together, {"relabelled_share": 1 - len(episodes) / len(together) if together else 0.0}
+        count = totals({"tried": len(episodes), "together": len(together)}, peers)
+        return together, {"relabelled_share": 1 - count["tried"] / count["together"] if count["together"] else 0.0}
 
     def _met(self, episode: Trajectory) -> Iterable[tuple[int, Task]]:
         if self.achieved is not None:

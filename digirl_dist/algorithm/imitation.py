@@ -13,6 +13,7 @@ from digirl_dist.algorithm import UNSOLVED, StepOutcome
 from digirl_dist.algorithm.advantages import returns_to_go
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer, OptimizerIsTheState
 from digirl_dist.algorithm.selection import leading_on, unsolved
+from digirl_dist.algorithm.totals import totals
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.settings import ActorSettings
 from digirl_dist.trajectory import Observation, Trajectory
@@ -102,6 +103,7 @@ class Imitation(OptimizerIsTheState):
 
     def __init__(self, agent: Agent, settings: ActorSettings, seed: int, peers: Peers = ALONE) -> None:
         self._agent = agent
+        self._peers = peers
         self._optimizer = MinibatchOptimizer(agent.parameters(), settings, seed, "the actor's loss", peers)
 
     def fit(self, rows: Sequence[Example]) -> float:
@@ -117,13 +119,18 @@ class Imitation(OptimizerIsTheState):
         return loss
 
     def measure(self, rows: Sequence[Example]) -> float:
-        """The loss of all examples together, without learning; 0 without examples of any weight."""
-        rows = [row for row in rows if row.weight]
-        if not rows:
-            return 0.0
-        with torch.no_grad():
-            log_probs = log_probs_in_parts(self._agent, rows)
-            return float(imitation_loss(log_probs, _weights(rows, log_probs)))
+        """The loss of all examples of all ranks together, without learning; 0 without examples of any weight.
+
+        Every rank must call it.
+        """
+        rows, loss = [row for row in rows if row.weight], 0.0
+        weight = sum(abs(row.weight) for row in rows)
+        if rows:
+            with torch.no_grad():
+                log_probs = log_probs_in_parts(self._agent, rows)
+                loss = float(imitation_loss(log_probs, _weights(rows, log_probs)))
+        found = totals({"loss": weight * loss, "weight": weight}, self._peers)
+        return found["loss"] / found["weight"] if found["weight"] else 0.0
 
     def _loss_of(self, rows: Sequence[Example]) -> torch.Tensor:
         log_probs = log_probs_of(self._agent, rows)

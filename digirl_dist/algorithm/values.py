@@ -41,6 +41,7 @@ class SuccessValue:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._critics = nn.ModuleList(_critic(feature_size, settings.width) for _ in range(critics))
+        self._peers = peers
         what = "a value function's loss"
         self._optimizer = MinibatchOptimizer(self._critics.parameters(), settings, seed, what, peers)
 
@@ -58,15 +59,19 @@ class SuccessValue:
         loss = self._optimizer.fit(len(labels), lambda batch: self._loss(features[batch], labels[batch]))
         return loss / len(self._critics)
 
-    def measure(self, features: torch.Tensor, successes: Sequence[float]) -> Measured:
-        """What is found of these rows, of which there is one at least."""
+    def measure(self, features: torch.Tensor, successes: Sequence[float]) -> Measured | None:
+        """What is found of these rows of all ranks; None if there are none. Every rank must call it."""
         labels = torch.tensor(successes, dtype=torch.float)
         with torch.no_grad():
-            loss = self._loss(features, labels) / len(self._critics)
+            loss = float(self._loss(features, labels)) * len(labels) / len(self._critics) if successes else 0.0
         values = self(features)
-        right = (values > 0.5) == (labels > 0.5)
-        error = calibration_error(values.double().numpy(), np.array(successes, float))
-        return Measured(float(loss), float(right.double().mean()), error)
+        right = float(((values > 0.5) == (labels > 0.5)).sum())
+        gaps = calibration_gaps(values.double().numpy(), np.array(successes, float))
+        sums = torch.tensor([len(labels), loss, right, *gaps], dtype=torch.float64)
+        count, *found = self._peers.total(sums).tolist()
+        if not count:
+            return None
+        return Measured(found[0] / count, found[1] / count, sum(map(abs, found[2:])) / count)
 
     def state_dict(self) -> dict[str, Any]:
         return {"critics": self._critics.state_dict(), "optimizer": self._optimizer.state_dict()}
@@ -84,9 +89,13 @@ def calibration_error(probabilities: np.ndarray, successes: np.ndarray) -> float
 
     Σ over bins of n/N · |share of successes − mean probability| (arXiv 1706.04599, equation 3).
     """
+    return float(np.abs(calibration_gaps(probabilities, successes)).sum() / len(probabilities))
+
+
+def calibration_gaps(probabilities: np.ndarray, successes: np.ndarray) -> np.ndarray:
+    """Of ten equal bins, by how much more often its probabilities came true than they said: sums, shape [10]."""
     places = np.minimum((probabilities * _BINS).astype(int), _BINS - 1)
-    gaps = np.bincount(places, successes - probabilities, minlength=_BINS)
-    return float(np.abs(gaps).sum() / len(probabilities))
+    return np.bincount(places, successes - probabilities, minlength=_BINS)
 
 
 def two_class_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -129,15 +129,15 @@ class Fleet(Closeable):
         """Runs ``episodes`` episodes (one per task if None) and returns them in the order of the tasks.
 
         ``tasks`` are ids of the task set, or Tasks; None means the whole set. ``seed`` determines how the episodes
-        start and the policy's randomness, so a second call starts the same episodes. Threads that collect with one
-        fleet take turns.
+        start and the policy's randomness, so a second call starts the same episodes; none of them starts as one
+        in training does. Threads that collect with one fleet take turns.
 
         Raises CollectionError, with each worker's reason, if an episode cannot be collected, and SettingsError for an
         unknown task.
         """
         chosen = self._chosen(tasks)
         count = len(chosen) if episodes is None else arguments.whole("episodes", episodes, 1, _MOST_EPISODES)
-        plan = Plan(chosen, count, arguments.whole("seed", seed, 0), "sequential")
+        plan = Plan(chosen, count, arguments.whole("seed", seed, 0), "sequential", share="test")
         with self._collecting:
             fleet, checkpoint = self._send(policy)
             tickets = [replace(one, iteration=self._rounds) for one in plan.tickets(0, checkpoint.iteration)]

@@ -25,6 +25,7 @@ from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.report import loggers
 from digirl_dist.settings import (
+    Close,
     Inference,
     JaxSettings,
     OpenAIEngineSettings,
@@ -32,6 +33,7 @@ from digirl_dist.settings import (
     Settings,
     Success,
     TaskMode,
+    TaskOrder,
     TorchrunSettings,
     TrainMode,
 )
@@ -176,6 +178,12 @@ def _refuse_modes(settings: Settings) -> None:
         own = settings.algorithm.entry_point
         key = f"{own}'s group_size" if own else f"algorithm.{settings.train_algorithm}.group_size"
         raise SettingsError(f"rollout_size={settings.rollout_size} is no multiple of {key}={size}")
+    collects = mode is not TrainMode.offline and not only_measures(settings)
+    if collects and settings.rollout_size > settings.trainer.replay_size:
+        raise SettingsError(
+            f"an iteration brings rollout_size={settings.rollout_size} episodes, and its update sees the newest "
+            f"trainer.replay_size={settings.trainer.replay_size}: nothing would be learned from the others; raise that"
+        )
 
 
 def _refuse_unread(settings: Settings) -> None:
@@ -268,12 +276,36 @@ def _refuse_on_ranks(settings: Settings) -> None:
         raise SettingsError("ranks with emulators act with a whole agent each; use run.py for trainer.shard")
     if settings.evaluation.every:
         raise SettingsError("ranks with emulators evaluate by distributed.eval_freq; leave evaluation.every out")
+    if unread := [name for name, is_set in _of_a_host(settings).items() if is_set]:
+        raise SettingsError(
+            f"ranks with emulators do not read {', '.join(unread)}: each steps its own emulators on random tasks, and "
+            "learns from every iteration at once; leave that out, or use run.py"
+        )
     if not isinstance(settings.bsize, int):
         raise SettingsError("ranks with emulators need a number for bsize, the same for all")
+    size = algorithm_plugin(settings).episodes_per_start
+    if size > 1 and settings.bsize * size > settings.trainer.replay_size:
+        raise SettingsError(
+            f"bsize={settings.bsize} emulators make groups of {size} episodes at a time, and an update sees the newest "
+            f"trainer.replay_size={settings.trainer.replay_size}: no group would ever be complete; raise that"
+        )
     if isinstance(settings.trainer, JaxSettings):
         with extra_needed("trainer=jax", "JAX", "jax"):
             import jax  # noqa: F401
             import optax  # noqa: F401
+
+
+def _of_a_host(settings: Settings) -> dict[str, bool]:
+    """Returns what a host alone reads, and whether it is set to anything but its default."""
+    return {
+        "worker_ips": bool(settings.worker_ips),
+        "dry_run": settings.dry_run,
+        "inference=host": settings.inference is Inference.host,
+        "close": settings.close is not Close.all,
+        "collect_ahead": bool(settings.collect_ahead),
+        "max_staleness": settings.max_staleness is not None,
+        "task_order": settings.task_order is not TaskOrder.random,
+    }
 
 
 def _algorithm(settings: Settings) -> str:

@@ -15,6 +15,19 @@ with extra_needed("a runner of Stable-Baselines3", "stable-baselines3", "bridges
     from stable_baselines3.common.vec_env import VecEnv
 
 
+class LostInfo(dict[str, Any]):
+    """The info of an episode that was lost with its worker: whatever its environment would have told is None.
+
+    Those who look an info's keys up, such as ``VecMonitor(info_keywords=…)``, would end the run otherwise.
+    """
+
+    def __missing__(self, key: str) -> None:
+        return None
+
+    def copy(self) -> LostInfo:
+        return LostInfo(self)
+
+
 class Sb3VecEnv(VecEnv):  # type: ignore[misc]
     """Hands ``reset`` and ``step`` on, with seeds, options and infos; an info is that of the episode which it ends."""
 
@@ -48,7 +61,8 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]
             if ends or cut:
                 last, final = info.pop("final_obs"), info.pop("final_info", {})
                 self.reset_infos[number], info = info, {**final, "terminal_observation": last}
-            infos.append({**info, "TimeLimit.truncated": bool(cut and not ends)})
+            kind = LostInfo if "lost" in info else dict
+            infos.append(kind(info, **{"TimeLimit.truncated": bool(cut and not ends)}))
         return seen, rewards.astype(np.float32), terminated | truncated, infos
 
     def close(self) -> None:

@@ -76,12 +76,12 @@ def _native(space: spaces.Space[Any], decided: Iterator[Any]) -> Any:
         case spaces.Discrete():
             return int(space.start) + next(decided)
         case spaces.MultiDiscrete():
-            return _array(space, decided) + space.start
+            return _array(space, decided, space.start.astype(np.int64))
         case spaces.Box() if np.issubdtype(space.dtype, np.floating):
             numbers = np.asarray(next(decided), space.dtype).reshape(space.shape)
             return np.clip(numbers, space.low, space.high)
         case spaces.Box():
-            return _array(space, decided) + space.low
+            return _array(space, decided, space.low.astype(np.int64))
         case spaces.Tuple():
             return tuple(_native(part, decided) for part in space.spaces)
         case spaces.Dict():
@@ -89,7 +89,9 @@ def _native(space: spaces.Space[Any], decided: Iterator[Any]) -> Any:
     return _array(space, decided)
 
 
-def _array(space: spaces.Space[Any], decided: Iterator[Any]) -> np.ndarray:
+def _array(space: spaces.Space[Any], decided: Iterator[Any], first: Any = 0) -> np.ndarray:
+    """Returns what is decided of each place, counted from ``first``; the space's type may not count so far."""
     assert space.shape is not None
     numbers = [next(decided) for _ in range(math.prod(space.shape))]
-    return np.asarray(numbers, space.dtype).reshape(space.shape)
+    found: np.ndarray = (np.reshape(numbers, space.shape) + first).astype(space.dtype)
+    return found

@@ -82,6 +82,7 @@ class EvalRun:
             reason = printable(f"{type(error).__name__}: {error}")
             print(f"rank {self.rank.rank}: {job.name} failed: {reason}", file=sys.stderr, flush=True)
             return False
+        self.folder.keep_dataset_alone(job, self.rank)
         seconds = round(time.monotonic() - started, 3)
         status = INCOMPLETE if measured.missing else DONE
         result = JobResult(job.name, status, self.rank.rank, job.seed, measured.metrics, seconds, measured.missing)

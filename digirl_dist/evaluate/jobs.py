@@ -19,6 +19,7 @@ from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.digest import digest
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
+_OF_A_RANK = re.compile(r".*_rank\d+")
 _INSTEAD = {
     "save_path": "the job's own save_path",
     "seed": "the job's own seed",
@@ -98,6 +99,8 @@ def _job(entry: Any, where: str) -> EvalJob:
     where = f"{where}, {entry['name']!r},"
     if not _NAME.fullmatch(entry["name"]):
         raise EvalJobsError(f"{where} needs a name that can be a file's: letters, digits and . _ -")
+    if _OF_A_RANK.fullmatch(entry["name"]):
+        raise EvalJobsError(f"{where} has a name that ends as the files of a rank do; choose one without _rank…")
     known = [option.name for option in fields(EvalJob)]
     if unknown := [key for key in entry if key not in known]:
         raise EvalJobsError(f"{where} has the unknown key {unknown[0]!r}; there are {', '.join(known)}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -53,6 +54,13 @@ class OutputFolder:
         """Returns the file of a job's episodes."""
         suffix = f"_rank{rank.rank}" if rank.world_size > 1 else ""
         return self.root / f"dataset_{job.name}{suffix}.parquet"
+
+    def keep_dataset_alone(self, job: EvalJob, rank: Rank) -> None:
+        """Removes what an earlier launch of another number of ranks left of a job, which would count twice."""
+        own, name = self.dataset(job, rank), re.compile(rf"dataset_{re.escape(job.name)}(_rank\d+)?\.parquet")
+        for path in self.root.glob("dataset_*.parquet"):
+            if name.fullmatch(path.name) and path != own:
+                path.unlink()
 
     def result(self, job: EvalJob) -> Path:
         return self.root / f"result_{job.name}.json"

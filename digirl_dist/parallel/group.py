@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, TypeVar
@@ -26,7 +26,11 @@ from digirl_dist.parallel.rank import Rank, named
 T = TypeVar("T")
 
 _LOOK_S = 0.03
+_PIECE = 64 << 20
+"""Bytes of one exchange."""
 _STUCK_S = 2.0
+_FAILED = "failed"
+"""The key under which the first rank that fails says why."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class KeyValueStore(Protocol):
 
 
 class Exchange(Protocol):
-    """Exchanges numbers between all ranks; raises RuntimeError when a rank does not take part."""
+    """Exchanges numbers and bytes between all ranks; raises RuntimeError when a rank does not take part."""
 
     def sum(self, tensor: torch.Tensor) -> None:
         """Adds up the ranks' tensors, in place."""
@@ -63,9 +67,18 @@ class Exchange(Protocol):
     def gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Returns the ranks' tensors, which have one shape, in the order of ranks."""
 
+    def bytes_of_first(self, data: bytes) -> bytes:
+        """Returns rank 0's bytes, however many, on every rank."""
+
+    def bytes_of_all(self, data: bytes) -> list[bytes]:
+        """Returns every rank's bytes, however many, on rank 0 in the order of ranks, and nothing elsewhere."""
+
 
 class TorchExchange:
-    """Exchanges numbers by PyTorch's process group."""
+    """Exchanges numbers and bytes by PyTorch's process group.
+
+    Bytes do not pass through the store: that of torchrun takes 8 MiB at once, and a file would keep them all.
+    """
 
     def sum(self, tensor: torch.Tensor) -> None:
         dist.all_reduce(tensor)
@@ -77,6 +90,38 @@ class TorchExchange:
         parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, tensor)
         return parts
+
+    def bytes_of_first(self, data: bytes) -> bytes:
+        size = torch.tensor([len(data)])
+        dist.broadcast(size, 0)
+        whole = _whole(data) if dist.get_rank() == 0 else torch.empty(int(size), dtype=torch.uint8)
+        for piece in _pieces(whole):
+            dist.broadcast(piece, 0)
+        return whole.numpy().tobytes()
+
+    def bytes_of_all(self, data: bytes) -> list[bytes]:
+        sizes = [int(size) for size in self.gathered(torch.tensor([len(data)]))]
+        if dist.get_rank():
+            for piece in _pieces(_whole(data)):
+                dist.send(piece, 0)
+            return []
+        return [data, *(self._received(rank, size) for rank, size in enumerate(sizes[1:], 1))]
+
+    def _received(self, rank: int, size: int) -> bytes:
+        whole = torch.empty(size, dtype=torch.uint8)
+        for piece in _pieces(whole):
+            dist.recv(piece, rank)
+        return whole.numpy().tobytes()
+
+
+def _whole(data: bytes) -> torch.Tensor:
+    """Returns ``data`` as uint8, in memory that torch may write to."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _pieces(whole: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Returns views of a tensor, each small enough to be exchanged within the limit of an exchange; none if empty."""
+    return torch.split(whole, _PIECE) if len(whole) else ()
 
 
 class Group:
@@ -130,23 +175,13 @@ class Group:
 
     def broadcast(self, data: bytes) -> bytes:
         """Returns rank 0's bytes, on every rank. Raises PeerError."""
-        key = f"broadcast/{self._gates}"
-        if self.rank.is_first:
-            self._store.set(key, data)  # type: ignore[arg-type]  # the stub forgets bytes
         self.gate("hear from rank 0")
-        return bytes(self._store.get(key))
+        return self._exchange(lambda: self._numbers.bytes_of_first(data))
 
     def gather(self, data: bytes) -> list[bytes]:
         """Returns every rank's bytes on rank 0, in the order of ranks, and nothing elsewhere. Raises PeerError."""
-        key = f"gather/{self._gates}"
-        self._store.set(f"{key}/{self.rank.rank}", data)  # type: ignore[arg-type]  # the stub forgets bytes
         self.gate("bring the results together")
-        if not self.rank.is_first:
-            return []
-        parts = [self._store.get(f"{key}/{rank}") for rank in range(self.rank.world_size)]
-        for rank in range(self.rank.world_size):
-            self._store.delete_key(f"{key}/{rank}")
-        return parts
+        return self._exchange(lambda: self._numbers.bytes_of_all(data))
 
     def check_in_step(self, digest: bytes) -> None:
         """Raises PeerError naming the ranks whose ``digest`` of weights, of one length on all, is not rank 0's."""
@@ -155,6 +190,13 @@ class Group:
         astray = [rank for rank, other in enumerate(digests) if not torch.equal(other, digests[0])]
         if astray:
             raise PeerError(f"the weights of {named(astray)} differ from rank 0's after an update")
+
+    def tell_failure(self, error: Exception) -> None:
+        """Leaves word of why this rank fails, which ends whatever other ranks wait for. The first word counts."""
+        own = f"rank {self.rank.rank} failed: {type(error).__name__}: {str(error)[:1000]}"
+        with suppress(RuntimeError):  # the store may be gone
+            if not self._store.check([_FAILED]):
+                self._store.set(_FAILED, str(error) if isinstance(error, PeerError) else own)
 
     def failed_exchange(self, error: RuntimeError) -> PeerError:
         """Returns the error for an exchange that failed with ``error``: names the ranks for which it did not fail."""
@@ -194,8 +236,12 @@ def joined(rank: Rank, device: str, limits: GroupLimits) -> Iterator[Group]:
             timeout=timedelta(seconds=limits.exchange_s),
             device_id=torch.device(device) if on_cuda else None,
         )
+    group = Group(rank, store, TorchExchange(), limits)
     try:
-        yield Group(rank, store, TorchExchange(), limits)
+        yield group
+    except Exception as error:
+        group.tell_failure(error)
+        raise
     finally:
         dist.destroy_process_group()
 
@@ -247,12 +293,18 @@ def _missing(store: KeyValueStore, name: str, world_size: int, limit_s: float) -
 
 
 def all_set(store: KeyValueStore, keys: Sequence[str], limit_s: float) -> bool:
-    """Waits until all keys are set, and returns False after ``limit_s``. Raises PeerError if the store is gone."""
+    """Waits until all keys are set, and returns False after ``limit_s``.
+
+    Raises PeerError if a rank says that it fails, or if the store is gone.
+    """
     deadline = time.monotonic() + limit_s
     while True:
         try:
             if store.check(list(keys)):
                 return True
+            if store.check([_FAILED]):
+                time.sleep(_STUCK_S)  # until it has said so itself, and its launcher has ended the others beside it
+                raise PeerError(store.get(_FAILED).decode())
         except RuntimeError as error:
             raise PeerError(f"the launcher is gone: {error}") from error
         if time.monotonic() >= deadline:

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RankError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    return supervise(options, [jax_variables(rank, coordinator) for rank in ranks])
+    return supervise(options, [(rank, jax_variables(rank, coordinator)) for rank in ranks])
 
 
 def _ranks(options: argparse.Namespace) -> list[Rank]:

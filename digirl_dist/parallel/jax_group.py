@@ -10,6 +10,7 @@ import math
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,8 @@ from digirl_dist.parallel.group import Group, GroupLimits, KeyValueStore, all_se
 from digirl_dist.parallel.rank import Rank, jax_coordinator
 from digirl_dist.parallel.roll_call import roll_call
 
+_LINGER_S = 4.0
+"""How long rank 0 stays after a failure, so that ranks of other nodes read why: JAX aborts them once it has gone."""
 _EXCHANGES = re.compile("Gloo|NCCL")
 
 
@@ -47,9 +50,11 @@ def joined(rank: Rank, device: str, limits: GroupLimits) -> Iterator[Group]:
         with naming_who_is_missing(group):
             yield group
         group.gate("the end of the run")
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, Exception):
+            group.tell_failure(error)
         if rank.world_size > 1:
-            atexit.register(_end_at_once)
+            atexit.register(_end_at_once, _LINGER_S if rank.is_first else 0.0)
         raise
     jax.distributed.shutdown()
 
@@ -71,10 +76,11 @@ def naming_who_is_missing(group: Group) -> Iterator[None]:
         raise
 
 
-def _end_at_once() -> None:
+def _end_at_once(linger_s: float) -> None:
     """Ends the process after a failure: JAX would wait for the other ranks when Python ends, and then abort."""
     sys.stdout.flush()
     sys.stderr.flush()
+    time.sleep(linger_s)
     os._exit(1)
 
 
@@ -143,7 +149,7 @@ class CoordinatorStore:
 
 
 class StoreExchange:
-    """Implements ``Exchange`` by keys in a store: for a few numbers, with the same bits on every rank."""
+    """Implements ``Exchange`` by keys in a store: for a few numbers or bytes, with the same bits on every rank."""
 
     def __init__(self, store: KeyValueStore, rank: Rank, limit_s: float) -> None:
         self._store = store
@@ -158,11 +164,23 @@ class StoreExchange:
         tensor.copy_(torch.stack(self.gathered(tensor)).amax(dim=0))
 
     def gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        found = map(self._store.get, self._keys_of_all(tensor.numpy().tobytes()))
+        return [torch.frombuffer(bytearray(each), dtype=tensor.dtype).view_as(tensor) for each in found]
+
+    def bytes_of_first(self, data: bytes) -> bytes:
+        return bytes(self._store.get(self._keys_of_all(data)[0]))
+
+    def bytes_of_all(self, data: bytes) -> list[bytes]:
+        keys = self._keys_of_all(data)
+        return [bytes(self._store.get(key)) for key in keys] if self._rank.is_first else []
+
+    def _keys_of_all(self, own: bytes) -> list[str]:
+        """Sets what this rank has; returns where each rank's is, once all have set theirs."""
         self._count += 1
-        own = f"numbers/{self._count}"
-        self._store.set(f"{own}/{self._rank.rank}", tensor.numpy().tobytes())  # type: ignore[arg-type]  # as in group.py
-        self._store.delete_key(f"numbers/{self._count - 2}/{self._rank.rank}")  # nobody is that far behind
-        keys = [f"{own}/{rank}" for rank in range(self._rank.world_size)]
+        name = f"exchange/{self._count}"
+        self._store.set(f"{name}/{self._rank.rank}", own)  # type: ignore[arg-type]  # the stub forgets bytes
+        self._store.delete_key(f"exchange/{self._count - 2}/{self._rank.rank}")  # nobody is that far behind
+        keys = [f"{name}/{rank}" for rank in range(self._rank.world_size)]
         if not all_set(self._store, keys, self._limit_s):
-            raise RuntimeError("its numbers did not come")
-        return [torch.frombuffer(bytearray(self._store.get(key)), dtype=tensor.dtype).view_as(tensor) for key in keys]
+            raise RuntimeError("its part did not come")
+        return keys

@@ -34,8 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {wrong}; as in --nproc_per_node=2 script.py, or --nproc_per_node=2 -m module\n")
         return 2
     with TemporaryDirectory(prefix="digirl-dist-ranks-") as folder:
+        ranks = [Rank(k, count, k, count) for k in range(count)]
         shared = {**_threads(count), **_ON_LOOPBACK, **store_variables(Path(folder) / "store")}
-        return supervise(options, [{**shared, **torch_variables(Rank(k, count, k, count))} for k in range(count)])
+        return supervise(options, [(rank, {**shared, **torch_variables(rank)}) for rank in ranks])
 
 
 def _threads(ranks: int) -> dict[str, str]:

@@ -13,6 +13,8 @@ from types import FrameType
 
 from digirl_dist.child_process import ends_with_this_process, environment
 from digirl_dist.exit_status import Parser
+from digirl_dist.parallel.failure import say
+from digirl_dist.parallel.rank import Rank
 
 _LOOK_S = 0.05
 _GRACE_S = 8.0
@@ -30,8 +32,9 @@ def parser(prog: str, about: str) -> argparse.ArgumentParser:
     return made
 
 
-def supervise(options: argparse.Namespace, variables: Sequence[Mapping[str, str]]) -> int:
-    """Runs the program that ``options`` name once for each of ``variables``, which join the environment, to the end.
+def supervise(options: argparse.Namespace, ranks: Sequence[tuple[Rank, Mapping[str, str]]]) -> int:
+    """Runs the program that ``options`` name once for each of ``ranks``, whose variables join the environment, to the
+    end. A rank that a signal ends cannot say so itself; this process does.
 
     Returns the exit status of the worst rank that ended by itself, 128 + N for signal N, as a shell tells it; when this
     process is asked to end by signal N, it ends its ranks and returns 128 + N too.
@@ -43,10 +46,11 @@ def supervise(options: argparse.Namespace, variables: Sequence[Mapping[str, str]
     children: _Ranks = []
     prepare = ends_with_this_process()
     try:
-        for own in variables:
+        for _, own in ranks:
             environ = {**environment(), **own}
             children.append(subprocess.Popen(program, env=environ, start_new_session=True, preexec_fn=prepare))
         worst = _watch(children, asked)
+        _tell_killed([rank for rank, _ in ranks], children, asked)
     finally:
         _end(children)
     return 128 + asked[0] if asked else worst
@@ -65,6 +69,20 @@ def _watch(children: _Ranks, asked: list[int]) -> int:
             return worst
         time.sleep(_LOOK_S)
     return 0
+
+
+def _tell_killed(ranks: Sequence[Rank], children: _Ranks, asked: list[int]) -> None:
+    for rank, child in zip(ranks, children, strict=True):
+        if not asked and child.returncode is not None and child.returncode < 0:
+            say(rank, f"was ended by {_name_of(-child.returncode)}\n")
+
+
+def _name_of(number: int) -> str:
+    """Returns a signal's name, or its number if it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _status(code: int) -> int:

@@ -6,6 +6,7 @@ they resolve to the small classes below, which read bytes and numbers and never 
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 import zipfile
@@ -120,7 +121,7 @@ def _unwrapped(value: Any, known: dict[int, Any]) -> Any:
         case _Array():
             return value.array
         case torch.Tensor():
-            return _refuse_views(value)
+            return require_plain(value)
         case dict() | list() | tuple() if id(value) in known:
             return known[id(value)]
         case dict():
@@ -137,7 +138,19 @@ def _unwrapped(value: Any, known: dict[int, Any]) -> Any:
             return value
 
 
-def _refuse_views(tensor: torch.Tensor) -> torch.Tensor:
+def is_loaded(value: Any) -> bool:
+    """Whether torch would load a value that is no tensor from a file, without running its code."""
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception:  # what cannot be pickled raises nearly anything
+        return False
+    return True
+
+
+def require_plain(tensor: torch.Tensor) -> torch.Tensor:
     """Raises ValueError for a tensor that has more elements than bytes were stored for."""
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
         raise ValueError("a tensor is not plain")

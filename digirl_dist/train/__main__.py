@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 
 from digirl_dist.capacity import let_waiting_threads_sleep
-from digirl_dist.errors import DigirlDistError, SettingsError
+from digirl_dist.errors import SettingsError
 from digirl_dist.exit_status import Parser, end_without_a_search_for_garbage
 from digirl_dist.parallel.failure import telling
-from digirl_dist.parallel.rank import own_rank
-from digirl_dist.settings import configuration
+from digirl_dist.parallel.rank import Rank, own_rank
+from digirl_dist.settings import Settings, configuration
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,14 +26,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     end_without_a_search_for_garbage()
     try:
         settings = configuration.load(options.config_path, options.config_name, options.overrides)
-        from digirl_dist.train.launch import train
-
-        with telling(own_rank(os.environ)):
-            train(settings, options.distributed)
+        return _trained(settings, own_rank(os.environ), options.distributed)
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except DigirlDistError:
+
+
+def _trained(settings: Settings, rank: Rank, distributed: bool) -> int:
+    """Returns the exit status. Raises SettingsError."""
+    from digirl_dist.train.launch import train
+
+    try:
+        with telling(rank):
+            train(settings, distributed)
+    except SettingsError:
+        raise
+    except Exception:
         return 1  # told already, with rank and traceback
     return 0
 

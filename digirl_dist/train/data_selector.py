@@ -44,4 +44,4 @@ class EpisodeReplay:
 
     def select(self, collected: Collected) -> UpdateData:
         self._replay = [*self._replay, *collected.episodes][-self._capacity :]
-        return UpdateData(collected.episodes, self._replay)
+        return UpdateData(collected.episodes[-self._capacity :], self._replay)

@@ -167,4 +167,5 @@ def _rank_zero_reporter(
         say=partial(print, flush=True),
         steps=own.steps * context.bsize * context.rank.world_size,
         global_step=state.global_step,
+        absent=state.states[context.rank.world_size :],
     )

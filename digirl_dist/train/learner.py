@@ -26,11 +26,12 @@ class RankLearner:
     def update(self, iteration: int, data: UpdateData) -> dict[str, float]:
         """Makes one update from the data of all ranks and returns the algorithm's figures.
 
-        Makes none, and returns no figures, if no rank has any data; a rank without data contributes empty minibatches.
+        Makes none, and returns no figures, if no rank has anything new; a rank without data contributes empty
+        minibatches.
         Every rank must call it. Raises PeerError when a rank does not take part or ends with other weights, and
         TrainingError for weights that are no numbers.
         """
-        if self.group.largest(len(data.replay)) == 0:
+        if self.group.largest(len(data.fresh)) == 0:
             return {}
         with seeded(self.seed, iteration):
             figures = figures_of(self.algorithm, self.algorithm.update(data.fresh, data.replay))

@@ -74,7 +74,10 @@ class RankLoop:
             figures = self.learner.update(iteration, self.selector.select(collected))
             learned_at = time.monotonic()
             figures |= self._averages(collected.episodes)
-            figures |= {"collect_s": collected_at - started_at, "update_s": learned_at - collected_at}
+            figures |= {
+                "collect_s": round(collected_at - started_at, 4),
+                "update_s": round(learned_at - collected_at, 4),
+            }
             self.reporter.report(self._gathered(iteration, figures, collected.episodes))
 
     def _collect(self, iteration: int) -> Collected:

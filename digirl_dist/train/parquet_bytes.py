@@ -19,11 +19,6 @@ def assign_indices(trajectories: Sequence[Trajectory], rank: Rank) -> list[Traje
     return [replace(each, ticket=replace(each.ticket, index=index)) for each, index in pairs]
 
 
-def of_rank(trajectories: Sequence[Trajectory], rank: Rank) -> list[Trajectory]:
-    """Returns the trajectories to which this rank assigned their index."""
-    return [each for each in trajectories if each.ticket.index % rank.world_size == rank.rank]
-
-
 def to_parquet_bytes(trajectories: Sequence[Trajectory]) -> bytes:
     """Returns the content of a Parquet file, empty for no trajectories. Their tickets must differ."""
     if not trajectories:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from digirl_dist.train.learner import RankLearner
 from digirl_dist.train.loop import IterationReport
 from digirl_dist.train.streams import Stream
 from digirl_dist.trajectory import Trajectory
+from digirl_dist.types import Json
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class RankZeroReporter:
     steps: int
     """Of all emulators of all ranks in one iteration."""
     global_step: int = 0
+    absent: Sequence[Json] = ()
+    """The states of ranks that the run had and this launch lacks; if they come back, they go on from there."""
     _began_at: float = field(default_factory=time.monotonic)
 
     def report(self, report: IterationReport) -> None:
@@ -83,7 +86,7 @@ class RankZeroReporter:
             "global_step": self.global_step,
             **self._evaluated(report.iteration),
         }
-        figures = together(own, {name: round(value, 6) for name, value in report.figures.items()})
+        figures = together(own, report.figures)
         self._store(report)
         self._save(report)
         figures["iteration_s"] = round(time.monotonic() - self._began_at, 4)
@@ -107,6 +110,6 @@ class RankZeroReporter:
 
     def _save(self, report: IterationReport) -> None:
         """Saves the policy, and beside it everything that every rank needs to resume."""
-        ranks = {"global_step": self.global_step, "states": report.states}
+        ranks = {"global_step": self.global_step, "states": [*report.states, *self.absent]}
         trainer = {"algorithm": self.learner.algorithm.state_dict(), "replayed": 0, "ranks": ranks}
         self.checkpoints.save(report.iteration + 1, self.learner.agent.state_dict(), trainer, report.figures)

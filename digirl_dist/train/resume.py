@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,11 @@ from digirl_dist.parallel.rank import Rank
 from digirl_dist.parallel.statistics import EpisodeWindow
 from digirl_dist.settings import Settings
 from digirl_dist.storage.checkpoint import Checkpoints, loading
+from digirl_dist.storage.of_ranks import newest_of_each_rank, of_rank
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Round
 from digirl_dist.train.learner import RankLearner
-from digirl_dist.train.parquet_bytes import from_parquet_bytes, of_rank, to_parquet_bytes
+from digirl_dist.train.parquet_bytes import from_parquet_bytes, to_parquet_bytes
 from digirl_dist.train.random_states import with_random_states
 from digirl_dist.train.streams import Streams
 from digirl_dist.trajectory import Trajectory
@@ -42,6 +42,11 @@ class ResumedState:
         """How many steps all emulators of all ranks have made."""
         return int(self.trainer["ranks"]["global_step"]) if self.iteration else 0
 
+    @property
+    def states(self) -> Sequence[Json]:
+        """What each rank of the run needs to continue, in the order of ranks."""
+        return self.trainer["ranks"]["states"] if self.iteration else ()
+
     def restore(self, rank: Rank, learner: RankLearner, streams: Streams, window: EpisodeWindow) -> None:
         """Brings the parts of this rank to where they were. A rank that the run did not have keeps new emulators.
 
@@ -50,8 +55,7 @@ class ResumedState:
         if not self.iteration:
             return
         with loading("the newest checkpoint"):
-            states = self.trainer["ranks"]["states"]
-            own = states[rank.rank] if rank.rank < len(states) else {}
+            own = self.states[rank.rank] if rank.rank < len(self.states) else {}
             learner.agent.load_state_dict(self.policy)
             learner.algorithm.load_state_dict(with_random_states(self.trainer["algorithm"], own.get("random", {})))
         if own:
@@ -83,17 +87,3 @@ def _read(folder: RunFolder, settings: Settings, world_size: int) -> tuple[bytes
     capacity = settings.trainer.replay_size if uses_replay else 0
     replay = newest_of_each_rank(Store(folder.trajectories), newest.iteration, capacity, world_size)
     return state.getvalue(), to_parquet_bytes(replay)
-
-
-def newest_of_each_rank(store: Store, before: int, capacity: int, world_size: int) -> list[Trajectory]:
-    """Returns the newest ``capacity`` episodes of every rank from iterations below ``before``; a rank's oldest first.
-
-    Iterations in which no episode ended have no file and are passed over.
-    """
-    kept: dict[Rank, list[Trajectory]] = {Rank(rank, world_size): [] for rank in range(world_size)}
-    for iteration in reversed(range(before)):
-        if all(len(own) >= capacity for own in kept.values()):
-            break
-        brought = store.read(iteration) if store.has(Round(iteration)) else ()
-        kept = {rank: [*of_rank(brought, rank), *own][-capacity:] for rank, own in kept.items()}
-    return [each for own in kept.values() for each in own]

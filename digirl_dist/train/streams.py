@@ -109,10 +109,15 @@ class Stream:
         }
 
     def load_state(self, state: Any) -> None:
-        """Repeats the decisions of the saved episode; the emulator answers as before, as its seed is the same."""
+        """Repeats the decisions of the saved episode; the emulator answers as before, as its seed is the same.
+
+        An emulator that answers otherwise may end the episode early; then the next one begins.
+        """
         self.observation = self._begin(state["episode"])
-        for action, log_prob in state["decisions"]:
-            self.advance(Decision(action, log_prob), max_steps=None)
+        decisions = (Decision(action, log_prob) for action, log_prob in state["decisions"])
+        if any(self.advance(decision, max_steps=None) for decision in decisions):
+            self.next_episode()
+            return
         self._fragment_start = len(self._steps)
         self.rng.bit_generator.state = state["rng"]
 
@@ -141,6 +146,7 @@ class Streams:
     def __init__(self, streams: Sequence[Stream], max_steps: int | None) -> None:
         self._streams = streams
         self._max_steps = max_steps
+        self._absent: Sequence[Json] = ()
 
     def collect(self, actor: Actor, iteration: int, steps: int) -> Collected:
         """Makes ``steps`` steps in every emulator."""
@@ -158,13 +164,14 @@ class Streams:
         return found
 
     def state(self) -> Json:
-        """Returns the state of every stream, in the order of slots."""
-        return [stream.state() for stream in self._streams]
+        """Returns the state of every stream, in the order of slots, and of those that the run had more before."""
+        return [*(stream.state() for stream in self._streams), *self._absent]
 
     def load_state(self, state: Any) -> None:
         """Resumes every stream that ``state`` has; further ones stay at their first episode."""
         for stream, known in zip(self._streams, state, strict=False):
             stream.load_state(known)
+        self._absent = state[len(self._streams) :]
 
     def close(self) -> None:
         """Closes all emulators."""

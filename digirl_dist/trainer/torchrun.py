@@ -15,7 +15,7 @@ from typing import Any
 
 from digirl_dist.child_process import environment
 from digirl_dist.errors import TrainingError
-from digirl_dist.parallel.failure import FAILED
+from digirl_dist.parallel.failure import words_of_failure
 from digirl_dist.settings import TorchrunSettings
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.refused_episodes import RefusedEpisode
@@ -26,7 +26,6 @@ from digirl_dist.types import Json
 from digirl_dist.user_code.packing import pack
 
 _LOOK_S = 0.5
-_LOG_LINES = 60
 
 
 class TorchrunTrainer:
@@ -162,5 +161,4 @@ class TorchrunTrainer:
     def _last_words(self) -> str:
         """Returns the failed rank's output, or the end of all ranks' output if none reported a failure."""
         printed = self._log.read_bytes()[self._log_began :].decode(errors="replace").splitlines()
-        failure = next((k for k, line in enumerate(printed) if FAILED.match(line)), len(printed) - _LOG_LINES)
-        return "\n".join(printed[max(0, failure) :][:_LOG_LINES])
+        return "\n".join(words_of_failure(printed))

@@ -19,6 +19,7 @@ from small_run import make_run
 from digirl_dist import Fleet, Run, Task
 from digirl_dist.child_process import environment
 from digirl_dist.errors import SettingsError
+from digirl_dist.tasks import SEEDS
 
 pytestmark = pytest.mark.system
 
@@ -53,6 +54,7 @@ def test_a_fleet_without_workers_runs_tasks_of_ones_own_and_forgets_its_folder(t
         before, after = fleet.collect(newest.policy(0), [mine]), fleet.collect(newest.policy(1), [mine])
         folder = fleet._folder
     assert [one.ticket.policy_version for one in (before[0], after[0])] == [0, 1]
+    assert all(one.ticket.seed in SEEDS["test"] for one in (before[0], after[0])), "none that training draws"
     assert not folder.exists() and after[0].images
     assert pickle.loads(pickle.dumps(after))[0].episode_id == after[0].episode_id, "for processes of one's own"
 

@@ -253,6 +253,22 @@ def test_sb3_gets_the_infos_and_options_that_it_gets_from_environments_in_its_ow
         ours.reset()
 
 
+def test_sb3_s_monitor_keeps_what_an_environment_tells_also_where_its_worker_is_lost(tmp_path: Path) -> None:
+    vec_env = pytest.importorskip("stable_baselines3.common.vec_env")
+    from digirl_dist.bridges.sb3 import Sb3VecEnv
+
+    lost = Here("b", Won)
+    ours = Sb3VecEnv(FleetVectorEnv(Won, 2, [Here("a", Won), lost], LimitSettings()))  # type: ignore[list-item]
+    watched = vec_env.VecMonitor(ours, str(tmp_path / "log"), info_keywords=("is_success", "level"))
+    watched.reset()
+    lost.is_lost = True
+    infos = watched.step(np.zeros(2, int))[3]
+    assert infos[1]["episode"]["is_success"] is None and "level" not in infos[1]
+    with pytest.raises(KeyError):
+        infos[0]["nobody tells this"]
+    assert (tmp_path / "log.monitor.csv").read_text().splitlines()[-1].endswith(",,")
+
+
 @pytest.mark.system
 def test_workers_that_were_reached_are_left_where_another_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     told, lock = [], threading.Lock()

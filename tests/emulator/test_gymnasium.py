@@ -323,6 +323,16 @@ def test_an_agent_acts_and_knows_its_probability_in_any_space(space: spaces.Spac
     np.testing.assert_allclose(told, [decision.log_prob] * 2, rtol=1e-4)
 
 
+def test_a_box_may_have_more_whole_numbers_than_its_type_counts_above_0() -> None:
+    space = spaces.Box(-128, 127, (1,), np.int8)
+    env = recorder(actions=space)
+    emulator = GymnasiumEmulator(lambda: env)
+    emulator.reset(TASK, seed=0)
+    for action, wanted in ((0, -128), (255, 127)):
+        emulator.step(action)
+        assert env.action.tolist() == [wanted] and space.contains(env.action)
+
+
 def test_an_action_space_that_cannot_be_is_named_with_environment_and_key() -> None:
     space = spaces.Dict(walk=spaces.Discrete(2), graph=spaces.Tuple([spaces.Sequence(spaces.Discrete(2))]))
     with pytest.raises(SettingsError, match=r"Recorder: its action space\['graph'\]\[0\] Sequence.*not supported"):

@@ -152,8 +152,13 @@ def test_d4_whatever_a_job_raises_is_told_and_the_rest_run(
 def test_a_job_keeps_the_episodes_that_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fragile = [*MOODY, "emulator.entry_point=user_classes_on_ranks:Fragile", "limits.episode_attempts=2"]
     jobs = write(tmp_path / "jobs.json", [job("odd", overrides=fragile, num_episodes=6), job("good", overrides=MOODY)])
+    others = [tmp_path / "out" / f"dataset_{name}.parquet" for name in ("odd_rank1", "oddity", "odd_rank1_rank0")]
+    (tmp_path / "out").mkdir()
+    for path in others:
+        path.touch()
     assert main(arguments(jobs, tmp_path / "out", "--continue_on_error")) == 1
     assert statuses(tmp_path / "out") == {"odd": "incomplete", "good": "done"}
+    assert [path.exists() for path in others] == [False, True, True], "the first would count twice"
     [odd, _] = merged(tmp_path / "out")
     kept = parquet.read(tmp_path / "out" / "dataset_odd.parquet")
     assert 0 < len(kept) == odd["metrics"]["episodes"] < 6 and not any(Fragile.suffers(one.ticket.seed) for one in kept)
@@ -270,6 +275,7 @@ def test_d8_a_job_that_is_done_is_not_run_again_and_another_of_its_name_is_refus
         ({"num_episode": 3}, "unknown key 'num_episode'"),
         ({"num_episodes": "3"}, "got `str` - at `[$].num_episodes`"),
         ({"num_episodes": 1, "name": "../x"}, "can be a file's"),
+        ({"num_episodes": 1, "name": "x_rank1"}, "ends as the files of a rank do"),
         ({"num_episodes": 1, "overrides": ["bsize=1", "save_path=runs/mine"]}, "the job's own save_path says that"),
         ({"num_episodes": 1, "checkpoint": 3}, "has a checkpoint and no save_path: name the run"),
         ({"num_episodes": 1, "overrides": ["seed=3"]}, "has 'seed=3' in its overrides: the job's own seed"),

@@ -76,6 +76,14 @@ def test_the_status_is_that_of_the_rank_that_failed(tmp_path: Path) -> None:
     assert time.monotonic() - began < 40
 
 
+def test_a_rank_that_a_signal_ends_is_named(tmp_path: Path) -> None:
+    program = tmp_path / "dies.py"
+    kill = "os.kill(os.getpid(), signal.SIGKILL)"
+    program.write_text(f"import os, signal, time\n{kill} if os.environ['RANK'] == '1' else time.sleep(60)\n")
+    ended = launch(ranks(2, str(program)))
+    assert ended.status == 128 + 9 and ended.out == "rank 1 of 2 was ended by SIGKILL\n"
+
+
 CONNECT = "import socket, sys; link = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); link.recv(1)"
 
 

@@ -84,9 +84,39 @@ def test_b5_averages_are_over_the_windows_of_all_ranks(found: list[dict[str, Any
         assert windows["full"] == windows["again"] == {"episode_reward_avg_100": 0.5, "episode_length_avg_100": 20.0}
 
 
+SUMS = (
+    *("kept_trajectories", "kept_steps", "unsolved_steps", "avoided_steps", "imitated_steps", "groups"),
+    *("left_not_chosen", "left_not_good", "left_in_loops", "left_alike", "left_waiting"),
+)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "filtered_bc", "digirl"])
+def test_figures_are_those_of_the_rows_of_all_ranks(found: list[dict[str, Any]], algorithm: str) -> None:
+    (own, other), alone = (
+        [there["figures"][algorithm] for there in found],
+        [there["figures of own alone"][algorithm] for there in found],
+    )
+    assert own == other
+    counts = [name for name in SUMS if name in own and algorithm != "digirl"]  # its values learn from all rows
+    assert {name: own[name] for name in counts} == {name: alone[0][name] + alone[1][name] for name in counts}
+    assert algorithm == "digirl" or own["kept_steps"] > max(each["kept_steps"] for each in alone)
+
+
+def test_a_rank_without_a_new_episode_is_not_taken_for_one_that_learns_offline(found: list[dict[str, Any]]) -> None:
+    all_new, some_new = (found[0][key]["filtered_bc"] for key in ("figures", "nothing new on rank 1"))
+    assert some_new == pytest.approx(all_new) and some_new["unsolved_steps"] > 0
+
+
 def test_bytes_are_gathered_on_rank_0_and_broadcast_from_it(found: list[dict[str, Any]]) -> None:
     assert found[0]["gathered"] == ["", "of 1"] and found[1]["gathered"] == []
     assert found[0]["broadcast"] == found[1]["broadcast"] == "word"
+
+
+def test_bytes_may_be_many_and_do_not_fill_the_store(found: list[dict[str, Any]]) -> None:
+    many = 64 << 20
+    assert found[0]["large"]["gathered"] == [[many, True], [many + 5, True]] and found[1]["large"]["gathered"] == []
+    assert found[0]["large"]["broadcast"] == found[1]["large"]["broadcast"] == [many, True]
+    assert found[0]["large"]["store"] < 1 << 20
 
 
 def test_b1_weights_that_differ_are_named_by_rank(found: list[dict[str, Any]]) -> None:

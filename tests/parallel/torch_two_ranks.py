@@ -20,6 +20,8 @@ from torch import nn
 from digirl_dist.agent import Agent
 from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.agent.sharding import Sharded, ShardedRows
+from digirl_dist.algorithm.digirl import DigiRL
+from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.algorithm.grpo import Grpo
 from digirl_dist.algorithm.imitation import Example, Imitation
 from digirl_dist.algorithm.ppo import PPO
@@ -29,7 +31,15 @@ from digirl_dist.parallel.group import Group, GroupLimits, joined
 from digirl_dist.parallel.peers import ALONE, OwnRows, Peers, SharedRows, average
 from digirl_dist.parallel.rank import own_rank
 from digirl_dist.parallel.statistics import EpisodeWindow
-from digirl_dist.settings import ActorSettings, GenericAgentSettings, GrpoActorSettings, GrpoSettings, PpoSettings
+from digirl_dist.settings import (
+    ActorSettings,
+    DigirlSettings,
+    FilteredBcSettings,
+    GenericAgentSettings,
+    GrpoActorSettings,
+    GrpoSettings,
+    PpoSettings,
+)
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
@@ -131,6 +141,17 @@ def proximal(
     return flat(policy), losses
 
 
+def figures(fresh: list[Trajectory], replay: list[Trajectory], peers: Peers) -> dict[str, dict[str, float]]:
+    """Of one update by each algorithm that selects what it learns from."""
+    actor = ActorSettings(1e-2, batch_size=1000, epochs=1)
+    made = {
+        "grpo": Grpo(agent(), GrpoSettings(group_size=4, actor=GrpoActorSettings(1e-2)), 1, peers),
+        "filtered_bc": FilteredBC(agent(), FilteredBcSettings(top_share=0.5, actor=actor), 1, peers),
+        "digirl": DigiRL(agent(), DigirlSettings(validation_share=0.4, actor=actor), 1, peers),
+    }
+    return {name: algorithm.update(fresh, replay) for name, algorithm in made.items()}
+
+
 def windows(group: Group) -> dict[str, Any]:
     """Rank r finishes 100 episodes of return r; then nobody any; and at the start, rank 0 alone."""
     found: dict[str, Any] = {}
@@ -179,6 +200,17 @@ def shares(spread: Sharded) -> dict[str, Any]:
     return found
 
 
+def large(group: Group) -> dict[str, Any]:
+    """More bytes than torchrun's store takes at once, and than are exchanged at once; and how large the store is."""
+    own = bytes([group.rank.rank + 1]) * ((64 << 20) + 5 * group.rank.rank)
+    gathered, back = group.gather(own), group.broadcast(own)
+    return {
+        "gathered": [[len(part), set(part) == {rank + 1}] for rank, part in enumerate(gathered)],
+        "broadcast": [len(back), set(back) == {1}],
+        "store": Path(os.environ["DIGIRL_DIST_STORE"]).stat().st_size,
+    }
+
+
 def what_fails(group: Group) -> dict[str, str]:
     found = {}
     try:
@@ -201,6 +233,8 @@ def main(folder: Path) -> None:
         examples, every = rows(), [*episodes(range(2), 2), *episodes(range(2, 3), 4)]
         mine = examples[UNEVEN[rank.rank]]
         own_episodes = every[:8] if rank.is_first else every[8:]
+        failed = own_episodes[1]
+        with_unsolved = [*own_episodes, replace(failed, ticket=replace(failed.ticket, task=Task("unsolved")))]
         shared, own, sharded = SharedRows(group), OwnRows(group), ShardedRows(group)
         spread = Sharded(agent, group, "cpu", ("Linear",))
         part_spread = Sharded(partly_frozen, group, "cpu")
@@ -235,6 +269,10 @@ def main(folder: Path) -> None:
             "total": own.total(torch.tensor([1.0 + rank.rank])).tolist(),
             "broadcast": group.broadcast(b"" if rank.rank else b"word").decode(),
             "gathered": [part.decode() for part in group.gather(f"of {rank.rank}".encode() * rank.rank)],
+            "figures": figures(with_unsolved, with_unsolved, own),
+            "figures of own alone": figures(with_unsolved, with_unsolved, ALONE),
+            "nothing new on rank 1": figures(with_unsolved if rank.is_first else [], with_unsolved, own),
+            "large": large(group),
             **what_fails(group),
         }
     (folder / f"rank{rank.rank}.json").write_text(json.dumps(found))

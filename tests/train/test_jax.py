@@ -82,6 +82,17 @@ def test_c8_the_checkpoint_loads_in_one_process_of_torch_and_that_in_one_of_jax(
     assert trainer["updates"] == 4 and float(steps) == trainer["optimizer"]["steps"] == 4 * 2
 
 
+@pytest.mark.system
+@pytest.mark.long
+def test_c3_ranks_of_another_node_say_why_rank_0_failed(tmp_path: Path) -> None:
+    """Not JAX, which aborts them with a C++ stack once its coordinator has gone."""
+    port, more = free_port(), words(tmp_path / "run", "emulator.kwargs.breaks_on=0")
+    flags = [f"--nproc_per_node=1 --nnodes=2 --node_rank={n} --coordinator_address=127.0.0.1:{port}" for n in range(2)]
+    nodes = launch_together([example("jax_ranks.sh", each, *more) for each in flags])
+    assert [node.status for node in nodes] == [1, 1]
+    assert nodes[1].out.endswith("rank 1 of 2 failed: rank 0 failed: RuntimeError: the corridor has collapsed\n")
+
+
 @pytest.mark.component
 def test_c7_without_jax_the_extra_is_named_and_torch_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

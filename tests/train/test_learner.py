@@ -38,6 +38,12 @@ class OneRank:
     def gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         return [tensor]
 
+    def bytes_of_first(self, data: bytes) -> bytes:
+        return data
+
+    def bytes_of_all(self, data: bytes) -> list[bytes]:
+        return [data]
+
 
 class Careless:
     """An algorithm of a user's that leaves the agent as it learned."""
@@ -63,8 +69,19 @@ def stream(share: Any = "train") -> Stream:
 def test_a_rank_acts_in_evaluation_mode_whatever_its_algorithm_left() -> None:
     coin = Coin(Counter.spec)
     learner = RankLearner(Group(Rank(), HashStore(), OneRank(), GroupLimits()), coin, Careless(coin), 0)
-    learner.update(0, UpdateData([], [stream().episode(0)]))
+    learner.update(0, UpdateData([stream().episode(0)], [stream().episode(0)]))
     assert not coin.training
+
+
+def test_an_iteration_in_which_no_episode_ended_is_none_of_offline_learning() -> None:
+    class Counts(Careless):
+        def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
+            return {"fresh": float(len(fresh))}
+
+    coin, episode = Coin(Counter.spec), stream().episode(0)
+    learner = RankLearner(Group(Rank(), HashStore(), OneRank(), GroupLimits()), coin, Counts(coin), 0)
+    assert learner.update(0, UpdateData([], [episode])) == {}
+    assert learner.update(1, UpdateData([episode], [episode, episode])) == {"fresh": 1.0}
 
 
 @pytest.mark.parametrize("returned", [None, {"loss": None}])
@@ -76,7 +93,7 @@ def test_figures_that_are_none_are_refused_by_the_algorithms_name(returned: Any)
     coin = Coin(Counter.spec)
     learner = RankLearner(Group(Rank(), HashStore(), OneRank(), GroupLimits()), coin, Returns(coin), 0)
     with pytest.raises(TrainingError, match="Returns.update returned .*, not a dict of numbers by name"):
-        learner.update(0, UpdateData([], [stream().episode(0)]))
+        learner.update(0, UpdateData([stream().episode(0)], [stream().episode(0)]))
 
 
 def test_a_weight_that_is_no_number_is_no_weight_of_a_checkpoint() -> None:
@@ -88,7 +105,7 @@ def test_a_weight_that_is_no_number_is_no_weight_of_a_checkpoint() -> None:
     coin = Coin(Counter.spec)
     learner = RankLearner(Group(Rank(), HashStore(), OneRank(), GroupLimits()), coin, Breaks(coin), 0)
     with pytest.raises(TrainingError, match="the weight logits is not finite"):
-        learner.update(0, UpdateData([], [stream().episode(0)]))
+        learner.update(0, UpdateData([stream().episode(0)], [stream().episode(0)]))
 
 
 def test_a_figure_named_like_one_of_the_runs_own_is_refused_before_anything_is_stored(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ import torch
 
 from digirl_dist.collection import CollectionResult
 from digirl_dist.parallel.rank import Rank
+from digirl_dist.storage.of_ranks import newest_of_each_rank, of_rank
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.train.data_selector import EpisodeReplay
-from digirl_dist.train.parquet_bytes import assign_indices, from_parquet_bytes, merge_ranks, of_rank, to_parquet_bytes
+from digirl_dist.train.parquet_bytes import assign_indices, from_parquet_bytes, merge_ranks, to_parquet_bytes
 from digirl_dist.train.random_states import random_states, with_random_states
-from digirl_dist.train.resume import newest_of_each_rank
 from digirl_dist.train.streams import Collected
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
@@ -47,6 +47,11 @@ def test_the_first_episodes_of_a_group_wait_in_the_replay_for_the_others() -> No
     selector = EpisodeReplay([episode("a0", 0, seed=1), episode("b0", 0, seed=2)], capacity=3)
     data = selector.select(Collected(episodes=[episode("a1", 1, seed=1), episode("c0", 1, seed=3)]))
     assert names(data.fresh) == ["a1", "c0"] and names(data.replay) == ["b0", "a1", "c0"]
+
+
+def test_the_replay_ends_with_what_is_new_also_where_that_is_more_than_it_keeps() -> None:
+    data = EpisodeReplay([], capacity=2).select(Collected(episodes=[episode(name) for name in "abc"]))
+    assert names(data.fresh) == names(data.replay) == ["b", "c"]
 
 
 def test_each_rank_finds_its_newest_episodes_across_iterations_without_any(tmp_path: Path) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from user_classes import Counter
 
 from digirl_dist.errors import AgentError, EmulatorError
+from digirl_dist.tasks import Task
 from digirl_dist.train.parquet_bytes import from_parquet_bytes, to_parquet_bytes
 from digirl_dist.train.streams import Collected, Stream, Streams
 from digirl_dist.trajectory import Decision, Observation, Trajectory, Transition
@@ -63,6 +65,37 @@ def test_a_stream_is_resumed_in_the_middle_of_an_episode() -> None:
     here, there = left.collect(Dice(), 1, steps=9), resumed.collect(Dice(), 1, steps=9)
     assert actions(here.fragments) == actions(there.fragments)
     assert actions(here.episodes) == actions(there.episodes)
+
+
+class Ends(Counter):
+    """Ends when it likes, whatever its seed and the actions were."""
+
+    lengths: ClassVar[Iterator[int]] = iter(())
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        self._length = next(self.lengths)
+        return super().reset(task, seed)
+
+    def step(self, action: int) -> Transition:
+        assert self._at < self._length, "stepped after its end"
+        return super().step(action)
+
+
+def test_an_episode_that_a_resume_cannot_repeat_is_followed_by_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ends, "lengths", iter([9, 9, 3, 9]))  # the second is that of a stream as it is made
+    left, resumed = (Streams([Stream(Ends(), Counter.tasks("", ""), "rank0", 0, seed=3)], None) for _ in range(2))
+    left.collect(Dice(), 0, steps=5)
+    resumed.load_state(json.loads(json.dumps(left.state())))
+    found = resumed.collect(Dice(), 1, steps=4)
+    assert [(each.episode_id, len(each.steps)) for each in found.fragments] == [("rank0-0-000001", 4)]
+
+
+def test_streams_that_a_launch_lacks_keep_their_state() -> None:
+    three, two = streams(slots=3), streams(slots=2)
+    three.collect(Dice(), 0, steps=7)
+    saved = json.loads(json.dumps(three.state()))
+    two.load_state(saved)
+    assert json.loads(json.dumps(two.state())) == saved
 
 
 class Thirds(Counter):

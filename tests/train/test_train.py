@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from process_watch import eventually
-from rank_launch import descendants, example, launch, launch_together, ranks, started
+from rank_launch import descendants, example, launch, launch_together, ranks, started, torchrun
 from run_files import events, lines, metrics
 
 from chaos.processes import runs
+from digirl_dist import Run
 from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import SettingsError
@@ -95,7 +96,7 @@ def test_b4_global_steps_count_all_ranks_and_the_learning_rate_ends_as_alone(thr
     assert main(words(tmp_path / "one", "train_iterations=3")) == 0
     assert [line["global_step"] for line in metrics(tmp_path / "one")] == [STEPS * SLOTS * k for k in (1, 2, 3)]
     rates = [[line["learning_rate"] for line in metrics(folder)] for folder in (three, tmp_path / "one")]
-    assert rates[0] == rates[1] and rates[0][2] < rates[0][0]
+    assert rates[0] == rates[1] == pytest.approx([1e-3 * (1 - k / 6) for k in range(3)], rel=1e-9)
 
 
 def test_b5_the_average_is_over_the_episodes_of_all_ranks_each_once(three: Path) -> None:
@@ -153,7 +154,7 @@ def test_b7_ranks_that_have_different_numbers_of_rows_go_on_to_the_bit(tmp_path:
     assert trainer["ranks"] == trainer_again["ranks"]
 
 
-def test_b7_one_process_goes_on_where_two_ranks_stopped(three: Path, tmp_path: Path) -> None:
+def test_b7_one_process_goes_on_where_two_ranks_stopped_and_two_again(three: Path, tmp_path: Path) -> None:
     one = tmp_path / "one"
     shutil.copytree(three, one, symlinks=True)
     stored = one / "trajectories"
@@ -164,11 +165,30 @@ def test_b7_one_process_goes_on_where_two_ranks_stopped(three: Path, tmp_path: P
     assert last["world_size"] == 1 and last["global_step"] == STEPS * SLOTS * (2 * 3 + 1)
     assert last["learning_rate"] == pytest.approx(1e-3 * 3 / 6)
     assert state(one)[1]["algorithm"]["updates"] == 4
+    ended = launch(ranks(2, *MODULE, *words(one, "train_iterations=5")))  # rank 1 goes on, and repeats no episode
+    assert ended.status == 0, ended.out
+    ids = [each.episode_id for each in episodes(one)]
+    assert len(set(ids)) == len(ids)
+    assert {each.worker for each in parquet.read(stored / "000004.parquet")} == {"rank0", "rank1"}
 
 
 def test_b7_the_policy_loads_without_any_wrapper(three: Path) -> None:
     policy = GenericPolicy(GenericAgentSettings(), EmulatorSpec(DiscreteActions(2), vector_size=2))
     policy.load_state_dict(state(three)[0])
+
+
+def test_an_episode_is_explained_by_what_its_own_rank_learned_from(tmp_path: Path) -> None:
+    folder, off = (
+        tmp_path / "run",
+        [f"algorithm.filtered_bc.{name}=0" for name in ("avoid", "unsolved", "hindsight.most")],
+    )
+    more = ["train_algorithm=filtered_bc", "algorithm.filtered_bc.top_share=0.5", "trainer.replay_size=3", *off]
+    ended = launch(ranks(2, *MODULE, *words(folder, "distributed.steps=30", "train_iterations=2", *more)))
+    assert ended.status == 0, ended.out
+    run, newest = Run(folder), parquet.read(folder / "trajectories" / "000001.parquet")
+    assert len(newest) > 2 * 3, "each rank has more new episodes than its replay keeps"
+    kept = [step.kept for each in newest for step in run.explain(f"t1.{each.ticket.index}").outcomes]
+    assert sum(kept) == metrics(folder)[-1]["kept_steps"] > 0
 
 
 @pytest.mark.long
@@ -181,9 +201,23 @@ def test_b9_a_rank_that_raises_ends_the_launch_and_is_named(tmp_path: Path) -> N
             time.sleep(0.1)
         out, _ = process.communicate()
     assert process.returncode not in (0, None)
-    assert "rank 1 of 2 failed" in out and "the corridor has collapsed" in out and "Traceback" in out
+    assert "rank 1 of 2 failed" in out and "the corridor has collapsed" in out
+    assert out.count("Traceback (most recent call last)") == 1, "told once"
     assert family
     eventually(lambda: not any(runs(child.pid) for child in family), what="the end of the ranks")
+
+
+@pytest.mark.long
+def test_b9_ranks_of_another_node_hear_at_once_why_a_rank_failed(tmp_path: Path) -> None:
+    """By themselves they would wait for an hour: no launcher ends them."""
+    port, more = free_port(), words(tmp_path / "run", "emulator.kwargs.breaks_on=1", "bsize=1")
+    flags = [
+        ("--nnodes=2", f"--node_rank={node}", "--master_addr=127.0.0.1", f"--master_port={port}") for node in (0, 1)
+    ]
+    nodes = launch_together([torchrun(1, *MODULE, *more, flags=own) for own in flags])
+    assert all(node.status for node in nodes)
+    assert "rank 0 of 2 failed: rank 1 failed: RuntimeError: the corridor has collapsed" in nodes[0].out
+    assert "rank 1 of 2 failed" in nodes[1].out
 
 
 @pytest.mark.unit
@@ -200,8 +234,16 @@ def test_b10_launches_that_cannot_work_are_refused_with_the_fix(capsys: pytest.C
         ("task_mode=evaluate", "measure and collect with run.py"),
         ("parallel=worker", "measure and collect with run.py"),
         ("trainer=torchrun", "start ranks with emulators by torchrun"),
+        ("train_algorithm=grpo trainer.replay_size=31", "no group would ever be complete"),
+        ("worker_ips=[10.0.0.2]", "ranks with emulators do not read worker_ips"),
+        ("dry_run=true", "do not read dry_run"),
+        ("inference=host", "do not read inference=host"),
+        ("close=quorum", "do not read close"),
+        ("collect_ahead=1", "do not read collect_ahead"),
+        ("max_staleness=1", "do not read max_staleness"),
+        ("task_order=sequential", "do not read task_order"),
     ):
-        assert main([word]) == 2
+        assert main(word.split()) == 2
         assert said in capsys.readouterr().err
     if not torch.cuda.is_available():
         assert main(["trainer.device=cuda"]) == 2

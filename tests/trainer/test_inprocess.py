@@ -244,6 +244,9 @@ def test_figures_that_are_none_are_refused_by_the_algorithms_name(tmp_path: Path
         ({"baseline": np.float64(0.5)}, r"a numpy.float64 at \['baseline'\]"),
         ({"returns": [np.zeros(2)]}, r"a numpy.ndarray at \['returns'\]\[0\]"),
         ({"counts": {np.int64(3): 1}}, r"a numpy.int64 at "),
+        ({"mean": torch.ones(1).expand(5)}, r"a tensor that is expanded, .* at \['mean'\]"),
+        ({"mean": [torch.eye(3).to_sparse()]}, r"a tensor that is .*sparse, .* at \['mean'\]\[0\]"),
+        ({"seen": {1: {"a", frozenset("b")}}}, r"a builtins.frozenset at \['seen'\]\[1\]\["),
         (None, "a builtins.NoneType"),
     ],
 )
