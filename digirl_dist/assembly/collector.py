@@ -288,7 +288,7 @@ class OpenFleet:
 def open_fleet(settings: Settings, device: Device, agent: AgentFactory, root: Path, stack: ExitStack) -> OpenFleet:
     """Starts the fleet; ``stack`` takes everything down again."""
     folder = stack.enter_context(RunFolder(root, configuration.to_yaml(settings)))
-    events = Events(folder.events)
+    events = folder.open_events()
     stack.callback(events.close)
     status = Status(folder.root / "status.json")
     plan = Plan(device.tasks, 1, settings.seed)

@@ -256,18 +256,20 @@ class Checkpoints:
         return sorted(int(path.name) for path in self.root.glob("[0-9]*") if path.name.isdigit())
 
     def _point(self, name: str, folder: Path) -> None:
-        part = self.root / f"{name}.part"
+        link, part = self.root / name, self.root / f"{name}.part"
         part.unlink(missing_ok=True)
         part.symlink_to(folder.name)
-        os.replace(part, self.root / name)
+        if link.is_dir() and not link.is_symlink():  # of a run folder copied by what follows links
+            shutil.rmtree(link)
+        os.replace(part, link)
 
     def _remove_superseded(self, newest: int) -> None:
-        best = (self.root / "best").resolve().name
+        best = self._best()
         older = [iteration for iteration in self.iterations() if iteration < newest - self._in_use]
         regular = [iteration for iteration in older if iteration % self._keep_every == 0]
         kept = regular if self._keep is None else regular[len(regular) - min(len(regular), self._keep - 1) :]
         for iteration in older:
-            if iteration not in kept and self._folder(iteration).name != best:
+            if iteration not in kept and (best is None or iteration != best.iteration):
                 shutil.rmtree(self._folder(iteration))
 
 
