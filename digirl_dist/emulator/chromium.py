@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from digirl_dist.child_process import last_lines
+from digirl_dist.child_process import keep_short, last_lines
 from digirl_dist.emulator.devtools import Devtools, DevtoolsError, Params
 from digirl_dist.emulator.web_keys import key_events
 from digirl_dist.errors import EmulatorError, SettingsError
@@ -290,7 +290,9 @@ def _spawn(program: str, folder: str, commands: int, answers: int) -> int:
         (os.POSIX_SPAWN_DUP2, answers, 4),
     ]
     environment = {**os.environ, "TMPDIR": folder, "HOME": folder}
-    return os.posix_spawn(program, [program, *flags(folder), "about:blank"], environment, file_actions=files)
+    browser = os.posix_spawn(program, [program, *flags(folder), "about:blank"], environment, file_actions=files)
+    keep_short(_log(folder))
+    return browser
 
 
 def flags(folder: str) -> list[str]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from digirl_dist.capacity import Machine, PoolSize, choose
+from digirl_dist.child_process import keep_short
 from digirl_dist.errors import CheckpointError
 from digirl_dist.exit_status import end_without_a_search_for_garbage
 from digirl_dist.inference.local import LocalPolicies
@@ -272,6 +273,7 @@ def main() -> int:
         lock.truncate(0)
         print(os.getpid(), file=lock, flush=True)
         os.chdir(folder.root)
+        keep_short(folder.log)
         program = Program(folder, SocketLink(folder), FileBlobs(folder), options.orphan_s, options.package)
         program.run()
         if program.stopped:

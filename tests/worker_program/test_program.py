@@ -198,6 +198,18 @@ def program(folder: Path) -> Any:
     return found
 
 
+def test_its_log_keeps_its_beginning_and_its_end(folder: Path) -> None:
+    with attached(folder) as host:
+        host.greet()
+        with host.folder.log.open("ab") as log:
+            log.write(b"first\n" + b"chatter\n" * (3 << 20))
+            log.flush()
+            eventually(lambda: host.folder.log.stat().st_size < 16 << 20, what="a log of bounded size")
+            log.write(b"last\n")
+        assert host.folder.log.read_bytes().startswith(b"first\n")
+        assert host.folder.log.read_bytes().endswith(b"chatter\nlast\n")
+
+
 def test_a_host_that_comes_back_finds_what_was_finished_meanwhile(folder: Path) -> None:
     with attached(folder) as host:
         host.greet()
