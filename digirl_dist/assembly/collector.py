@@ -254,6 +254,7 @@ def _job(device: Device, context: RunContext) -> Job:
         needs=device.needs,
         sharers=settings.dry_run_workers if settings.dry_run else 1,
         answer_s=settings.limits.stuck_s,
+        host=context.folder.host,
         guard=device.guard,
     )
 

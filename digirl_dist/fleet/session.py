@@ -93,7 +93,7 @@ class Session:
 
     def greet(self, now: float) -> Effects:
         self._pinging_since = self._pinged_at = now
-        return [Send(Hello(self._job.run, list(SPOKEN)))]
+        return [Send(Hello(self._job.run, list(SPOKEN), self._job.host))]
 
     def announce(self, policy: PublishedPolicy, now: float) -> Effects:
         """Asks the worker to act with this version; it answers with what it lacks, or that it is loaded."""
@@ -278,6 +278,9 @@ class Session:
         match during.lower():
             case "hello":
                 return ProgramSilent(name, f"a program of another version serves this run; it is replaced ({reason})")
+            case "host":
+                remedy = "end one of the two; a copy of the run folder (cp -r) goes on as a run of its own"
+                return JobError(name, reason, remedy)
             case "attach":
                 return JobError(name, reason, "set worker_temp_path to a folder the user can write")
             case "disk":

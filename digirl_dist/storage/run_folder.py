@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import platform
 import time
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
@@ -45,6 +47,8 @@ class RunFolder:
     def __init__(self, root: Path, configuration: str, keep: bool = False) -> None:
         """``keep`` leaves a ``config.yaml`` that is there as it is: a measurement does not change its run."""
         self.root = root
+        self.host = f"{platform.node()}:{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        """Tells this process from others that use a folder of the same run, as clones of a machine do."""
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = self._take_lock()

@@ -111,7 +111,14 @@ def test_a_program_that_does_not_understand_the_greeting_is_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("during", "kind"), [("disk", LinkLostError), ("attach", JobError), ("StartJob", JobError), ("run", JobError)]
+    ("during", "kind"),
+    [
+        ("disk", LinkLostError),
+        ("attach", JobError),
+        ("StartJob", JobError),
+        ("run", JobError),
+        ("host", JobError),
+    ],
 )
 def test_what_is_broken_decides_whether_the_worker_comes_back(during: str, kind: type) -> None:
     error = hung_up(working().receive(messages.Broken(during, "why"), b"", 0.0))

@@ -91,9 +91,9 @@ class Host:
             if isinstance(message, kind):
                 return message
 
-    def greet(self) -> Ready:
+    def greet(self, host: str = "") -> Ready:
         """Say hello for run r1; what the program answers."""
-        self.say(Hello("r1", list(SPOKEN)))
+        self.say(Hello("r1", list(SPOKEN), host))
         return self.hear(Ready)
 
     def has_ended(self, limit_s: float = 120.0) -> bool:
@@ -196,6 +196,23 @@ def lease(host: Host, count: int) -> None:
 def program(folder: Path) -> Any:
     (found,) = [one for one in processes_with(folder) if "digirl_dist.worker_program.program" in command_line(one)]
     return found
+
+
+def test_of_two_hosts_of_one_run_the_later_one_keeps_the_program(folder: Path) -> None:
+    with attached(folder) as first:
+        first.greet("first")
+        first.start_job()
+        with attached(folder) as second:
+            pid = second.greet("second").pid
+            assert first.has_ended()
+            lease(second, 1)
+            with attached(folder) as again:
+                again.say(Hello("r1", list(SPOKEN), "first"))
+                assert again.hear(Broken).during == "host"
+                again.say(Stop())
+                with attached(folder) as second_again:
+                    assert second_again.greet("second").pid == pid
+                    assert again.has_ended()
 
 
 def test_its_log_keeps_its_beginning_and_its_end(folder: Path) -> None:
