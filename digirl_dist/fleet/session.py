@@ -283,6 +283,14 @@ class Session:
                 return JobError(name, reason, remedy)
             case "attach":
                 return JobError(name, reason, "set worker_temp_path to a folder the user can write")
+            case "start":
+                remedy = (
+                    "mend what its last lines name, or delete digirl_dist_env in worker_run_path, which is then made "
+                    "anew; a file system that is mounted noexec cannot hold it"
+                )
+                return JobError(name, reason, remedy)
+            case "wait":
+                return LinkLostError(name, reason, "see what keeps the machine busy, or short of memory")
             case "disk":
                 remedy = "make room there and let nothing clean up there, or set worker_temp_path elsewhere"
                 return LinkLostError(name, reason, remedy)

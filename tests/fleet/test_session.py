@@ -118,6 +118,8 @@ def test_a_program_that_does_not_understand_the_greeting_is_replaced() -> None:
         ("StartJob", JobError),
         ("run", JobError),
         ("host", JobError),
+        ("start", JobError),
+        ("wait", LinkLostError),
     ],
 )
 def test_what_is_broken_decides_whether_the_worker_comes_back(during: str, kind: type) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import queue
+import re
 import shutil
 import socket
 import subprocess
@@ -238,6 +239,31 @@ def test_folders_of_runs_whose_hosts_never_came_back_go_after_a_month(folder: Pa
             eventually(lambda: not any(path.exists() for path in gone), what="the removal")
     left = {path.name for path in place.iterdir()} - {folder.name}
     assert left == {names["fresh"], names["held"], names["other"], "cdef01234567-w5"}
+
+
+@pytest.mark.parametrize(
+    ("numpy", "during", "told"),
+    [
+        (
+            "raise ImportError('libx.so: failed to map segment')",
+            "start",
+            "ended with status 1; .*failed to map segment",
+        ),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "wait", "does not answer: it ended with status -9"),
+        ("import time; time.sleep(60)", "wait", "does not answer; "),
+    ],
+)
+def test_a_program_that_does_not_start_is_out_for_good_only_if_it_says_why(
+    numpy: str, during: str, told: str, folder: Path
+) -> None:
+    (folder.parent / "numpy.py").write_text(numpy)
+    code = "from digirl_dist.worker_program import attach; attach._START_LIMIT_S = 3.0; exit(attach.main())"
+    command = [sys.executable, "-c", code, "--folder", str(folder), "--orphan-s", "30"]
+    variables = environment()
+    variables["PYTHONPATH"] += os.pathsep + str(folder.parent)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=variables, timeout=120)
+    broken = decode_worker_message(done.stdout)
+    assert isinstance(broken, Broken) and broken.during == during and re.search(told, broken.reason, re.DOTALL)
 
 
 def test_its_log_keeps_its_beginning_and_its_end(folder: Path) -> None:
