@@ -178,9 +178,10 @@ class Session:
     def receive(self, message: WorkerMessage, attached: bytes, now: float) -> Effects:
         """Acts on one message of the program."""
         self.has_heard = True
+        waits_already = isinstance(message, Ask) and self._conduct.is_asked(message.number)
         try:
             self._conduct.check(message, len(attached), now)
-            return self._receive(message, attached, now)
+            return [] if waits_already else self._receive(message, attached, now)
         except ProtocolError as error:
             reason = f"the worker program breaks the protocol with a {type(message).__name__}: {error}"
             return [HangUp(MisconductError(self._spec.name, reason))]

@@ -11,6 +11,7 @@ from fleet.test_session import LIMITS, READY, TICKETS, beat, hung_up, sent, sess
 
 from digirl_dist.errors import LinkLostError, MisconductError, ProtocolError, TooSlowError, WorkerError
 from digirl_dist.fleet.conduct import Conduct
+from digirl_dist.fleet.effects import Decide, HangUp
 from digirl_dist.fleet.outgoing import Named
 from digirl_dist.fleet.reconnecting import Reconnecting
 from digirl_dist.fleet.session import ProgramSilent, Session
@@ -144,6 +145,30 @@ def test_answered_requests_cost_nothing() -> None:
     for number in range(5000):
         assert not any(hasattr(one, "error") for one in here.receive(ask(number), b"", 0.0))
         assert sent(here.decided(InferenceFailure(number, "no")))
+
+
+@pytest.mark.parametrize("at_work", [False, True])
+@pytest.mark.parametrize("what", ["other", "same", "text"])
+def test_requests_that_nobody_could_answer_so_fast_do_not_fill_the_host(at_work: bool, what: str) -> None:
+    here = working(Named(3), agent=None) if at_work else session(Named(3), agent=None)
+    text, image = ("x" * (1 << 17), b"") if what == "text" else ("seen", bytes(4 << 20))
+    kept = 0
+    for number in range(3000):
+        asked = messages.Ask(1 if what == "same" else number, 3, (0, 0, 0), text, len(image), None, len(image))
+        effects = here.receive(asked, image, 0.0)
+        kept += sum(len(text) + len(image) for effect in effects if isinstance(effect, Decide))
+        if any(isinstance(effect, HangUp) for effect in effects):
+            break
+    else:
+        pytest.fail("it may ask for ever")
+    assert kept <= 64 << 20
+
+
+def test_a_request_that_is_sent_again_is_decided_once() -> None:
+    here = working(Named(3), agent=None)
+    assert len(here.receive(ask(1), b"", 0.0)) == 1 and not here.receive(ask(1), b"", 0.0)
+    here.decided(InferenceFailure(1, "lost"))
+    assert len(here.receive(ask(1), b"", 0.0)) == 1
 
 
 def test_seconds_of_slots_cannot_exceed_what_there_was() -> None:
