@@ -85,7 +85,7 @@ class JobFolder:
             arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except (OSError, ValueError):
             return None
-        ours = b"digirl_dist.worker_program.program" in arguments and str(self.root).encode() in arguments
+        ours = b"digirl_dist.worker_program.program" in arguments and os.fsencode(self.root) in arguments
         return pid if ours else None
 
     def remove(self) -> None:
