@@ -100,6 +100,10 @@ class Conduct:
     def answered(self, number: int) -> None:
         self._asked_bytes -= self._asked.pop(number, 0)
 
+    def refused(self) -> None:
+        """Notes a request that was answered without being decided: the pace of such is not the host's."""
+        self._tokens -= 1.0
+
     def forgot(self, episode_id: str) -> None:
         self._ready.pop(episode_id, None)
 

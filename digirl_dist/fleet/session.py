@@ -10,14 +10,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from digirl_dist.errors import JobError, LinkLostError, MisconductError, ProtocolError, WorkerError
+from digirl_dist.errors import JobError, LinkLostError, MisconductError, ProtocolError, TrajectoryError, WorkerError
 from digirl_dist.fleet.conduct import Conduct
 from digirl_dist.fleet.effects import Decide, Effect, HangUp, Push, Send, Tell
 from digirl_dist.fleet.holdings import Holdings
 from digirl_dist.fleet.outgoing import Blob, PublishedPolicy
 from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.fleet.worker_events import ClaimsRefused, LeasesLost, PolicyLoaded, Said
-from digirl_dist.inference.requests import InferenceReply, InferenceRequest
+from digirl_dist.inference.requests import InferenceFailure, InferenceReply, InferenceRequest
 from digirl_dist.protocol.messages import (
     MOST_BYTES,
     SPOKEN,
@@ -197,7 +197,7 @@ class Session:
             case Loaded(version):
                 return self._loaded(version, now)
             case Ask():
-                return [Decide(InferenceRequest.from_message(message, attached))]
+                return self._asked(InferenceRequest.from_message(message, attached))
             case EpisodeReady(manifest):
                 if manifest.run != self._job.run:
                     raise ProtocolError(f"it is of run {manifest.run}, not of {self._job.run}")
@@ -217,6 +217,15 @@ class Session:
             case Acting() | SlotChanged() | SlotSeconds() | UnknownFile():
                 pass
         return [Tell(Said(self._spec.name, message))]
+
+    def _asked(self, request: InferenceRequest) -> Effects:
+        """Has the host's policy decide. A question that could hold it up, or fail others' batch, gets no action."""
+        try:
+            self._job.guard.check_question(request.observation)
+        except TrajectoryError as error:
+            self._conduct.refused()
+            return self.decided(InferenceFailure(request.number, str(error)))
+        return [Decide(request)]
 
     def _greeted(self, ready: Ready) -> Effects:
         if self._greeted_it:
