@@ -295,8 +295,8 @@ class Session:
                 return JobError(name, reason, "set worker_temp_path to a folder the user can write")
             case "start":
                 remedy = (
-                    "mend what its last lines name, or delete digirl_dist_env in worker_run_path, which is then made "
-                    "anew; a file system that is mounted noexec cannot hold it"
+                    "mend what its last lines name; or delete digirl_dist_env in worker_run_path, to have it made anew; "
+                    "or set worker_run_path (mounted noexec?) or worker_temp_path (without locks or sockets?) elsewhere"
                 )
                 return JobError(name, reason, remedy)
             case "wait":
