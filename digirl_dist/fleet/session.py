@@ -295,7 +295,7 @@ class Session:
                 return JobError(name, reason, "set worker_temp_path to a folder the user can write")
             case "start":
                 remedy = (
-                    "mend what its last lines name; or delete digirl_dist_env in worker_run_path, to have it made anew; "
+                    "mend what its last lines name; or delete digirl_dist_env in worker_run_path to have it made anew; "
                     "or set worker_run_path (mounted noexec?) or worker_temp_path (without locks or sockets?) elsewhere"
                 )
                 return JobError(name, reason, remedy)
