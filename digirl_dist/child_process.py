@@ -1,4 +1,4 @@
-"""Starts and ends child processes with the same interpreter and package, and reads the ends of their logs."""
+"""Starts and ends child processes with the same interpreter and package, and keeps and reads their logs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import digirl_dist
 
@@ -17,6 +20,11 @@ SOURCE = str(Path(digirl_dist.__file__).resolve().parent.parent)
 """The folder from which this package was imported."""
 
 _TAIL_BYTES = 1 << 16
+_LONGEST_LOG = 16 << 20
+_BEGINNING = 1 << 20
+_NEWEST = 4 << 20
+_LEFT_OUT = b"\n[...: what was here was left out, as the log was too long]\n"
+_LOOK_S = 2.0
 
 _PR_SET_PDEATHSIG = 1
 """prctl(2)"""
@@ -62,6 +70,63 @@ def reap(process: subprocess.Popen[Any], limit_s: float) -> bool:
         process.kill()
         process.wait()
         return False
+
+
+class _ShortLogs:
+    """Looks after the logs of this process's children in a thread, which the first one starts."""
+
+    def __init__(self) -> None:
+        self._logs: set[Path] = set()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, log: Path) -> None:
+        with self._lock:
+            self._logs.add(log)
+            if self._thread is None or not self._thread.is_alive():  # none is in a fork
+                self._thread = threading.Thread(target=self._look_after, name="logs", daemon=True)
+                with suppress(RuntimeError):  # no thread to be had: with the next log
+                    self._thread.start()
+
+    def _look_after(self) -> None:
+        while True:
+            time.sleep(_LOOK_S)
+            with self._lock:
+                self._logs = {log for log in self._logs if log.exists()}
+            for log in list(self._logs):
+                with suppress(OSError):
+                    shorten(log)
+
+
+_SHORT_LOGS = _ShortLogs()
+
+
+def keep_short(log: Path) -> None:
+    """Keeps a log that others append to under 16 MiB, as ``shorten`` does, for as long as this process lives."""
+    _SHORT_LOGS.add(log.absolute())
+
+
+def opened_log(log: Path) -> BinaryIO:
+    """Opens a log for what a child and all that it starts print, and keeps it short."""
+    opened = log.open("ab")
+    keep_short(log)
+    return opened
+
+
+def shorten(log: Path) -> None:
+    """Leaves the beginning of a log that is too long, and its newest part; whoever appends to it goes on doing so.
+
+    What they write at the very moment may be lost. Raises OSError.
+    """
+    file = os.open(log, os.O_RDWR | os.O_APPEND | os.O_NONBLOCK)
+    try:
+        size = os.fstat(file).st_size
+        if size > _LONGEST_LOG:
+            newest = os.pread(file, 2 * _NEWEST, size - _NEWEST)
+            os.ftruncate(file, _BEGINNING)
+            os.write(file, _LEFT_OUT + newest)
+    finally:
+        os.close(file)
 
 
 def tail(log: Path, count: int) -> list[str]:

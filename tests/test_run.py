@@ -149,6 +149,17 @@ def test_a_folder_that_is_in_use_is_refused(say: Say, tmp_path: Path) -> None:
     assert done.returncode == 1 and f"in use by process {os.getpid()}" in done.stderr
 
 
+def test_a_copy_of_a_run_folder_goes_on_and_says_that_it_is_another_run(say: Say, tmp_path: Path) -> None:
+    original, copy = tmp_path / "original", tmp_path / "copy"
+    words = [*MINE, "parallel=single", "train_iterations=1"]
+    assert say(*words, f"save_path={original}").returncode == 0
+    shutil.copytree(original, copy)
+    done = say(*words, f"save_path={copy}", "train_iterations=2")
+    assert done.returncode == 0 and f":{original} and goes on as a run of its own" in done.stdout
+    assert len(metrics(copy)) == 2 and len(metrics(original)) == 1
+    assert len(events(copy, "run_copied")) == 1 and not events(original, "run_copied")
+
+
 def test_a_path_that_cannot_be_written_is_named(say: Say, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = say(*MINE, "parallel=single", f"save_path={tmp_path / 'file' / 'run'}")

@@ -254,6 +254,7 @@ def _job(device: Device, context: RunContext) -> Job:
         needs=device.needs,
         sharers=settings.dry_run_workers if settings.dry_run else 1,
         answer_s=settings.limits.stuck_s,
+        host=context.folder.host,
         guard=device.guard,
     )
 
@@ -288,7 +289,7 @@ class OpenFleet:
 def open_fleet(settings: Settings, device: Device, agent: AgentFactory, root: Path, stack: ExitStack) -> OpenFleet:
     """Starts the fleet; ``stack`` takes everything down again."""
     folder = stack.enter_context(RunFolder(root, configuration.to_yaml(settings)))
-    events = Events(folder.events)
+    events = folder.open_events()
     stack.callback(events.close)
     status = Status(folder.root / "status.json")
     plan = Plan(device.tasks, 1, settings.seed)

@@ -106,7 +106,7 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress:
         provenance.record_start(spec.root, changes)
         progress.tells_success = tells_success(settings)
         progress.verdict = "episode" if settings.success is Success.environment else "judged"
-        events = Events(folder.events, (progress.listen, provenance.WorkerRecord(spec.root).listen))
+        events = folder.open_events((progress.listen, provenance.WorkerRecord(spec.root).listen))
         stack.callback(events.close)
         record_start(settings, events)
         status.path = folder.root / "status.json"
@@ -144,7 +144,8 @@ def experiment_log(settings: Settings, folder: RunFolder, events: Events) -> Exp
     plain = flat(configuration.as_mapping(settings))
     config = {key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in plain}
     project = settings.wandb_project or settings.logger_project
-    run = LoggedRun(folder.run_id, folder.root.name, str(folder.root), project, config)
+    place, is_copy = folder.root, bool(folder.copy_of)
+    run = LoggedRun(folder.run_id, place.name, str(place), project, config, is_copy=is_copy)
 
     def failed(name: str, reason: str) -> None:
         events.emit("logger_failed", logger=name, reason=reason)

@@ -25,6 +25,7 @@ from digirl_dist.emulator.plugins.openenv import OpenEnvSettings
 from digirl_dist.errors import EmulatorError, SettingsError, WorkerError
 from digirl_dist.settings import LimitSettings, configuration
 from digirl_dist.settings.extras import extra_needed
+from digirl_dist.storage.digest import digest
 from digirl_dist.user_code.packing import pack
 
 with extra_needed("bridges.openenv", "websockets", "openenv"):
@@ -238,7 +239,7 @@ class _Session:
         self._provider = provider
         self._remote: Remote | None = None
         self._told: list[tuple[str, str]] = []
-        """Messages since the last reset, and what was answered."""
+        """Messages since the last reset, and what was answered, by its digest: an answer may be as large as a film."""
 
     def answer(self, message: str) -> str | None:
         """Returns the environment's answer, or an error of OpenEnv's that says why there is none; None: the end."""
@@ -258,7 +259,7 @@ class _Session:
                 self._lose(error)
                 continue
             if kind in ("reset", "step", "mcp"):
-                self._told.append((message, answer))
+                self._told.append((message, _digest(answer)))
             return answer
         return _error(f"given up after {len(reasons)} servers were lost: {reasons[-1]}")
 
@@ -289,7 +290,7 @@ class _Session:
         if self._remote is None:
             self._remote = self._provider.take()
             for before, answer in self._told:
-                if _told_of(self._said(before)) != _told_of(answer):
+                if _digest(self._said(before)) != answer:
                     raise _Differs("its server was lost, and the environment does not repeat its episode; reset it")
         return self._said(message)
 
@@ -309,8 +310,8 @@ class _Differs(Exception):
     """A repeated episode differs from what the client has seen."""
 
 
-def _told_of(answer: str) -> Any:
-    """What must be the same when an episode is repeated: all but ``metadata``, which may hold times and names."""
+def _digest(answer: str) -> str:
+    """Of what must be the same when an episode is repeated: all but ``metadata``, which may hold times and names."""
 
     def without(value: Any) -> Any:
         return (
@@ -320,9 +321,10 @@ def _told_of(answer: str) -> Any:
         )
 
     try:
-        return without(json.loads(answer))
+        same = json.dumps(without(json.loads(answer)), sort_keys=True)
     except (ValueError, RecursionError):
-        return answer
+        same = answer
+    return digest(same.encode(errors="surrogatepass"))
 
 
 def _error(message: str) -> str:

@@ -17,6 +17,7 @@ import msgspec
 from digirl_dist.errors import EmulatorError, SettingsError, WorkerError
 from digirl_dist.fleet.install import ensure_installed, this_package
 from digirl_dist.fleet.roster import WorkerConfig, localhost_worker_configs, this_python, worker_configs
+from digirl_dist.protocol.messages import shortened
 from digirl_dist.settings import Settings
 from digirl_dist.slurm.address import SlurmAddress
 from digirl_dist.ssh.channel import Channel
@@ -47,9 +48,9 @@ class Remote:
         try:
             content = msgspec.msgpack.decode(data)
             if "error" in content:
-                raise EmulatorError(f"an environment of worker {self.name} raised: {content['error']}")
+                raise EmulatorError(f"an environment of worker {self.name} raised: {shortened(str(content['error']))}")
             return list(content["results"])
-        except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise WorkerError(self.name, f"it sends no frames of ours: {error}") from error
 
     def close(self) -> None:

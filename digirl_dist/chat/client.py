@@ -186,7 +186,8 @@ class ChatServer:
         cause: object = error.__cause__ if isinstance(error.__cause__, TooMuch) else error
         if isinstance(error, openai.APIStatusError) and str(error) == f"Error code: {error.status_code}":
             cause = error.response.text  # in a form that is not OpenAI's
-        return one_line(status + " ".join(str(cause).split())[:300]).replace(self._key, "***")
+        told = " ".join(str(cause).replace(self._key, "***").split())  # before a cut leaves a part of the key
+        return one_line(status + told[:300])
 
     def _remedy(self, error: openai.APIError | TimeoutError) -> str:
         match getattr(error, "status_code", None):

@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from digirl_dist.child_process import last_lines
+from digirl_dist.child_process import keep_short, last_lines
 from digirl_dist.emulator import frames
 from digirl_dist.emulator.devtools import Devtools, DevtoolsError, Params
 from digirl_dist.emulator.frames import Frames
@@ -314,7 +314,10 @@ def _spawn(program: str, folder: str, commands: int, answers: int) -> int:
         (os.POSIX_SPAWN_DUP2, answers, 4),
     ]
     environment = {**os.environ, "TMPDIR": folder, "HOME": folder}
-    return os.posix_spawn(program, [program, *flags(folder, program), "about:blank"], environment, file_actions=files)
+    words = [program, *flags(folder, program), "about:blank"]
+    browser = os.posix_spawn(program, words, environment, file_actions=files)
+    keep_short(_log(folder))
+    return browser
 
 
 def flags(folder: str, program: str) -> list[str]:

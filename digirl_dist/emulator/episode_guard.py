@@ -11,8 +11,10 @@ import json
 import math
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +23,9 @@ from digirl_dist.errors import ActionError, TrajectoryError
 from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Goal, Observation, Step, Trajectory
 from digirl_dist.types import Json
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 MOST_STEPS = 10_000
 """Bounds an episode whose emulator alone decides when it ends."""
@@ -81,6 +86,19 @@ class EpisodeGuard:
         except _Misfit as misfit:
             raise TrajectoryError(f"{place}: {misfit}") from misfit.__cause__
 
+    def check_question(self, seen: Observation) -> None:
+        """Raises TrajectoryError for an observation that no policy is to be asked about: one such holds up all others.
+
+        Of an image only the header is looked at: its size, which bounds what it takes to decode.
+        """
+        try:
+            self._check_values(seen)
+            if seen.image is not None:
+                with _opened(seen.image, self._image_size):
+                    pass
+        except _Misfit as misfit:
+            raise TrajectoryError(f"emulator {self.emulator}: {misfit}") from misfit.__cause__
+
     def _check_origin(self, episode: Trajectory, ticket: Ticket, worker: str) -> None:
         found = episode.ticket
         pairs = {
@@ -116,17 +134,24 @@ class EpisodeGuard:
             raise _Misfit(f"an action outside of the action space: {str(error)[:300]}") from error
 
     def _check_observation(self, seen: Observation, decoded: set[bytes]) -> None:
+        self._check_values(seen)
+        if seen.image is not None and seen.image not in decoded:
+            _check_image(seen.image, self._image_size)
+            decoded.add(seen.image)
+
+    @property
+    def _image_size(self) -> tuple[int, int] | None:
+        return None if self.spec is None else self.spec.image_size
+
+    def _check_values(self, seen: Observation) -> None:
+        """Checks all but what the image contains."""
         if not isinstance(seen.text, str):
             raise _Misfit(f"the text of the observation is a {type(seen.text).__name__}")
         if not _is_unicode(seen.text):
             raise _Misfit("the text of the observation has half a surrogate pair, which no file can hold")
         self._check_vector(seen.vector)
-        size = None if self.spec is None else self.spec.image_size
-        if seen.image is None and size is not None:
+        if seen.image is None and self._image_size is not None:
             raise _Misfit("the observation has no image")
-        if seen.image is not None and seen.image not in decoded:
-            _check_image(seen.image, size)
-            decoded.add(seen.image)
 
     def _check_vector(self, vector: np.ndarray | None) -> None:
         size = 0 if vector is None else vector.size
@@ -183,8 +208,15 @@ def _check_image(image: bytes, size: tuple[int, int] | None) -> None:
     """Decodes it, once its header promises no more than ``size``, (height, width)."""
     if not isinstance(image, bytes):
         raise _Misfit(f"the image of the observation is a {type(image).__name__}, not the bytes of a PNG or JPEG")
-    if _is_plain_png(image, size):
-        return
+    if not _is_plain_png(image, size):
+        with _opened(image, size) as picture:
+            picture.draft(None, (1, 1))  # decodes a JPEG's bytes and skips most of the arithmetic
+            picture.load()
+
+
+@contextmanager
+def _opened(image: bytes, size: tuple[int, int] | None) -> Iterator[Image]:
+    """Yields a picture that is no larger than its header may promise; what the block raises makes it unreadable."""
     from PIL import Image  # here, as configurations are composed without
 
     try:
@@ -196,8 +228,7 @@ def _check_image(image: bytes, size: tuple[int, int] | None) -> None:
                 raise _Misfit(f"an image of {height} x {width} pixels; at most {_MOST_PIXELS} pixels are allowed")
             if picture.format == "JPEG" and (scans := image.count(_JPEG_SCAN)) > _MOST_SCANS:
                 raise _Misfit(f"a JPEG of {scans} scans; at most {_MOST_SCANS} are allowed")
-            picture.draft(None, (1, 1))  # decodes a JPEG's bytes and skips most of the arithmetic
-            picture.load()
+            yield picture
     except _Misfit:
         raise
     except Exception as error:  # Pillow's decoders raise nearly anything for a damaged file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Mapping
 
@@ -41,6 +42,7 @@ _ASKED_PER_SLOT = 4
 _MOST_ASKED_BYTES = 48 << 20
 _BYTES_PER_SLOT = 4 << 20
 """Bytes of open requests for each slot that the configuration names."""
+_BYTES_PER_ASK = 1 << 10
 _SLACK_S = 10.0
 
 
@@ -70,6 +72,8 @@ class Conduct:
         self._longest_s = _SLACK_S + job.limits.reset_s + (job.max_steps or MOST_STEPS) * step_s
         """What an episode may take, and so what a slot may tell at its end of the time before this connection."""
         self._asked: dict[int, int] = {}
+        """The bytes of each open request, by its number."""
+        self._asked_bytes = 0
         self._ready: Counter[str] = Counter()
         """Announcements of episodes that the host has not told the program to delete."""
 
@@ -89,8 +93,16 @@ class Conduct:
         self._collected += 1
         self._earn(1)
 
+    def is_asked(self, number: int) -> bool:
+        """Returns whether a request of this number waits for its answer."""
+        return number in self._asked
+
     def answered(self, number: int) -> None:
-        self._asked.pop(number, None)
+        self._asked_bytes -= self._asked.pop(number, 0)
+
+    def refused(self) -> None:
+        """Notes a request that was answered without being decided: the pace of such is not the host's."""
+        self._tokens -= 1.0
 
     def forgot(self, episode_id: str) -> None:
         self._ready.pop(episode_id, None)
@@ -111,10 +123,10 @@ class Conduct:
                 self._check_at_work(message, self._slots, now)
 
     def _count(self, message: WorkerMessage, now: float) -> None:
-        """Answered requests cost nothing: the host itself sets their pace."""
+        """Answered requests cost nothing: the host itself sets their pace. One that waits already is none of these."""
         self._earn(_PER_SECOND * (now - self._counted_at) if self._counted_at is not None else 0.0)
         self._counted_at = now
-        if not isinstance(message, Ask):
+        if not (isinstance(message, Ask) and not self.is_asked(message.number)):
             self._tokens -= 1.0
         if self._tokens < 0:
             raise ProtocolError("it floods the host with messages that nobody asked for")
@@ -142,16 +154,19 @@ class Conduct:
             raise ProtocolError(f"it needs {sorted(unknown)[0]}, which nobody announced")
 
     def _check_ask(self, ask: Ask, attached: int) -> None:
-        if self._slots is None:
-            return
-        if not self._host_decides:
+        is_at_work = self._slots is not None
+        if is_at_work and not self._host_decides:
             raise ProtocolError("it asks for an action, and has the policy itself")
-        if ask.version > self._newest:
+        if is_at_work and ask.version > self._newest:
             raise ProtocolError(f"it asks policy version {ask.version}; the newest is {self._newest}")
-        self._asked[ask.number] = attached
+        if not self._host_decides or self.is_asked(ask.number):
+            return
+        self._asked[ask.number] = _BYTES_PER_ASK + len(ask.text) + attached
+        self._asked_bytes += self._asked[ask.number]
         most_bytes = max(_MOST_ASKED_BYTES, _BYTES_PER_SLOT * (self._expected_slots or 0))
-        if len(self._asked) > _ASKED_PER_SLOT * self._slots or sum(self._asked.values()) > most_bytes:
-            raise ProtocolError(f"it waits for {len(self._asked)} actions at once, with {self._slots} slots")
+        most = math.inf if self._slots is None else _ASKED_PER_SLOT * self._slots
+        if len(self._asked) > most or self._asked_bytes > most_bytes:
+            raise ProtocolError(f"it waits for {len(self._asked)} actions at once, with {self._slots or '?'} slots")
 
     def _check_at_work(self, message: WorkerMessage, slots: int, now: float) -> None:
         match message:

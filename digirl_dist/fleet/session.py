@@ -10,14 +10,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from digirl_dist.errors import JobError, LinkLostError, MisconductError, ProtocolError, WorkerError
+from digirl_dist.errors import JobError, LinkLostError, MisconductError, ProtocolError, TrajectoryError, WorkerError
 from digirl_dist.fleet.conduct import Conduct
 from digirl_dist.fleet.effects import Decide, Effect, HangUp, Push, Send, Tell
 from digirl_dist.fleet.holdings import Holdings
 from digirl_dist.fleet.outgoing import Blob, PublishedPolicy
 from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.fleet.worker_events import ClaimsRefused, LeasesLost, PolicyLoaded, Said
-from digirl_dist.inference.requests import InferenceReply, InferenceRequest
+from digirl_dist.inference.requests import InferenceFailure, InferenceReply, InferenceRequest
 from digirl_dist.protocol.messages import (
     MOST_BYTES,
     SPOKEN,
@@ -93,7 +93,7 @@ class Session:
 
     def greet(self, now: float) -> Effects:
         self._pinging_since = self._pinged_at = now
-        return [Send(Hello(self._job.run, list(SPOKEN)))]
+        return [Send(Hello(self._job.run, list(SPOKEN), self._job.host))]
 
     def announce(self, policy: PublishedPolicy, now: float) -> Effects:
         """Asks the worker to act with this version; it answers with what it lacks, or that it is loaded."""
@@ -178,9 +178,10 @@ class Session:
     def receive(self, message: WorkerMessage, attached: bytes, now: float) -> Effects:
         """Acts on one message of the program."""
         self.has_heard = True
+        waits_already = isinstance(message, Ask) and self._conduct.is_asked(message.number)
         try:
             self._conduct.check(message, len(attached), now)
-            return self._receive(message, attached, now)
+            return [] if waits_already else self._receive(message, attached, now)
         except ProtocolError as error:
             reason = f"the worker program breaks the protocol with a {type(message).__name__}: {error}"
             return [HangUp(MisconductError(self._spec.name, reason))]
@@ -196,7 +197,7 @@ class Session:
             case Loaded(version):
                 return self._loaded(version, now)
             case Ask():
-                return [Decide(InferenceRequest.from_message(message, attached))]
+                return self._asked(InferenceRequest.from_message(message, attached))
             case EpisodeReady(manifest):
                 if manifest.run != self._job.run:
                     raise ProtocolError(f"it is of run {manifest.run}, not of {self._job.run}")
@@ -216,6 +217,15 @@ class Session:
             case Acting() | SlotChanged() | SlotSeconds() | UnknownFile():
                 pass
         return [Tell(Said(self._spec.name, message))]
+
+    def _asked(self, request: InferenceRequest) -> Effects:
+        """Has the host's policy decide. A question that could hold it up, or fail others' batch, gets no action."""
+        try:
+            self._job.guard.check_question(request.observation)
+        except TrajectoryError as error:
+            self._conduct.refused()
+            return self.decided(InferenceFailure(request.number, str(error)))
+        return [Decide(request)]
 
     def _greeted(self, ready: Ready) -> Effects:
         if self._greeted_it:
@@ -278,8 +288,19 @@ class Session:
         match during.lower():
             case "hello":
                 return ProgramSilent(name, f"a program of another version serves this run; it is replaced ({reason})")
+            case "host":
+                remedy = "end one of the two; a copy of the run folder (cp -r) goes on as a run of its own"
+                return JobError(name, reason, remedy)
             case "attach":
                 return JobError(name, reason, "set worker_temp_path to a folder the user can write")
+            case "start":
+                remedy = (
+                    "mend what its last lines name; or delete digirl_dist_env in worker_run_path to have it made anew; "
+                    "or set worker_run_path (mounted noexec?) or worker_temp_path (without locks or sockets?) elsewhere"
+                )
+                return JobError(name, reason, remedy)
+            case "wait":
+                return LinkLostError(name, reason, "see what keeps the machine busy, or short of memory")
             case "disk":
                 remedy = "make room there and let nothing clean up there, or set worker_temp_path elsewhere"
                 return LinkLostError(name, reason, remedy)

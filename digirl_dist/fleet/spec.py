@@ -72,6 +72,8 @@ class Job:
     sharers: int = 1
     """Workers that share the machine."""
     answer_s: float = 600.0
+    host: str = ""
+    """Tells this process from others of the run; empty: it is told from none."""
     guard: EpisodeGuard = field(default_factory=EpisodeGuard)
     """Checks what the worker brings."""
 

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from digirl_dist.child_process import environment, last_lines
+from digirl_dist.child_process import environment, last_lines, opened_log
 from digirl_dist.errors import PolicyLostError
 from digirl_dist.inference.requests import InferenceReply, InferenceRequest
 from digirl_dist.storage.checkpoint import Checkpoint
@@ -56,7 +56,7 @@ class PolicyProcess:
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "digirl_dist.inference.policy_process", str(theirs.fileno())]
-        with theirs, self._log.open("ab") as log:
+        with theirs, opened_log(self._log) as log:
             self._process = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],

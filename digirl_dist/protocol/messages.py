@@ -112,6 +112,8 @@ class Hello(_Message, frozen=True):
 
     run: RunId
     protocols: list[Natural] = []
+    host: Name = ""
+    """Tells the host's process from others of the same run; one that another took over from is refused from then on."""
 
 
 class StartJob(_Message, frozen=True):

@@ -39,6 +39,8 @@ class ExperimentLog:
         self._failed = failed
         self._path = Path(run.folder) / "loggers.json"
         self._taken: dict[str, dict[str, int]] = _read(self._path)
+        if run.is_copy:  # what a service knows, it knows of the original
+            self._taken = {name: self._taken.get(name, {}) for name in names if not module(name).ISOLATED}
         self._loggers: dict[str, Logger | LoggerProcess] = {}
         self._lock = threading.Lock()
         self._picture_every = 1

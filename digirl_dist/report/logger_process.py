@@ -18,7 +18,7 @@ from dataclasses import asdict
 from select import select
 from typing import IO
 
-from digirl_dist.child_process import environment, reap
+from digirl_dist.child_process import environment, opened_log, reap
 from digirl_dist.exit_status import end_without_a_search_for_garbage
 from digirl_dist.report.loggers import LoggedRun, hand, module
 from digirl_dist.types import Json
@@ -45,7 +45,7 @@ class LoggerProcess:
         self._queue: queue.Queue[dict[str, Json] | None] = queue.Queue(_MOST)
         self._is_behind = False
         """Whether something was left out: all that follows is, too, as a resumed run logs what is after the newest."""
-        with self._log.open("ab") as log:
+        with opened_log(self._log) as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "digirl_dist.report.logger_process", name],
                 stdin=subprocess.PIPE,

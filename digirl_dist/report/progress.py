@@ -213,6 +213,11 @@ def _message(kind: str, content: dict[str, Json]) -> str | None:
     """Returns what people are told of an event; None if it is not for them."""
     worker = f"worker {content.get('worker')}"
     match kind:
+        case "run_copied":
+            return (
+                f"this run folder is a copy of {content['copy_of']} and goes on as a run of its own, "
+                f"{content['run_id']}; what workers and loggers have of the original stays there"
+            )
         case "judge_away":
             return f"the judge is unavailable: {content['reason']}; retry in {content['again_in_s']} s"
         case "engine_away":

@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from digirl_dist.child_process import environment, last_lines
+from digirl_dist.child_process import environment, last_lines, opened_log
 from digirl_dist.errors import ActionError, EmulatorCrashed, EmulatorError, EmulatorHung
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.rollout.pipe import Pipe, restored
@@ -97,7 +97,7 @@ class Slot:
 
     def _started(self, *of_the_process: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "digirl_dist.rollout.emulator_process"]
-        with self._log.open("ab") as log:
+        with opened_log(self._log) as log:
             return subprocess.Popen(
                 [*command, *map(str, of_the_process), str(self._factory)],
                 pass_fds=of_the_process,

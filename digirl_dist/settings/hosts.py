@@ -20,6 +20,8 @@ from digirl_dist.settings.run import Settings, is_bsize
 _FORMS = "write host, user@host, host:port, an IPv6 address, [IPv6]:port, or slurm:4"
 _SLURM = re.compile(r"slurm(?::(.*))?", re.DOTALL)
 _MOST_NODES = 1024
+_LONGEST_NAME = 100
+"""The name is a part of those of files and episodes."""
 
 
 @dataclass
@@ -66,6 +68,10 @@ def worker_entries(settings: Settings) -> list[WorkerEntry]:
     for name in names:
         if names.count(name) > 1:
             raise SettingsError(f"worker_ips names {name!r} twice; give one of them another `name` and `temp_path`")
+        if len(name) > _LONGEST_NAME:
+            raise SettingsError(
+                f"worker_ips: {name!r} has {len(name)} characters, of at most {_LONGEST_NAME}; give it a shorter `name`"
+            )
     return found
 
 

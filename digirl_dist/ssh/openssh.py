@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from digirl_dist.child_process import opened_log
 from digirl_dist.errors import LinkLostError, LoginError, UnreachableError
 from digirl_dist.plain_text import host_and_port
 from digirl_dist.settings import SshSettings
@@ -32,8 +33,9 @@ from digirl_dist.ssh.socket_folders import SocketFolders
 
 _FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 _ANSWER_S = 3.0
-_LONGEST_LOG = 1 << 24
-"""A server may send messages for the log without end; beyond this, ``ssh`` cannot write."""
+_LONGEST_LOG = 1 << 26
+"""A server may send messages for the log without end; beyond this, ``ssh`` cannot write. Such as come now and then,
+for weeks, are left out before (see ``opened_log``)."""
 _LOOK_S = 0.02
 _CONFIGURED_S = 8.0
 """Commands of the user's configuration may take so long to decide what it says: less than ``reachable`` waits."""
@@ -153,7 +155,7 @@ class Master:
         if fast:
             options += ["-o", "Ciphers=" + ",".join([*fast, *(each for each in ciphers if each not in fast)])]
         command = [*self._base[:1], *options, *self._base[1:]]
-        with open(self._folder / "log", "wb") as log:
+        with opened_log(self._folder / "log") as log:
             environment = {**os.environ, "SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C"}
             null = subprocess.DEVNULL
             process = tied_process.start(command, null, null, log.fileno(), environment)

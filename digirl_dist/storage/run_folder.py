@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
+import platform
 import time
 import uuid
 from contextlib import suppress
@@ -14,6 +14,8 @@ from typing import TextIO
 from digirl_dist.errors import NoRunError, RunFolderError
 from digirl_dist.settings.nearest import nearest
 from digirl_dist.storage import atomic_files
+from digirl_dist.storage.events import Events, Listener
+from digirl_dist.storage.run_identity import identity
 
 _LOCK = ".lock"
 _READER_S = 0.1
@@ -45,10 +47,15 @@ class RunFolder:
     def __init__(self, root: Path, configuration: str, keep: bool = False) -> None:
         """``keep`` leaves a ``config.yaml`` that is there as it is: a measurement does not change its run."""
         self.root = root
+        self.host = f"{platform.node()}:{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        """Tells this process from others that use a folder of the same run, as clones of a machine do."""
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = self._take_lock()
-            self.run_id = self._identity()
+            found = identity(root)
+            self.run_id = found.run_id
+            self.copy_of = found.copy_of
+            """Machine and path of the run folder that this one was found to be a copy of, if so."""
             if not (keep and (root / "config.yaml").exists()):
                 atomic_files.write_text(root / "config.yaml", configuration)
         except OSError as error:
@@ -109,6 +116,13 @@ class RunFolder:
             "put it back, and the same command continues"
         )
 
+    def open_events(self, listeners: tuple[Listener, ...] = ()) -> Events:
+        """Opens the run's events; tells if the folder was found to be a copy."""
+        events = Events(self.events, listeners)
+        if self.copy_of:
+            events.emit("run_copied", copy_of=self.copy_of, run_id=self.run_id)
+        return events
+
     def close(self) -> None:
         """Releases the folder to other hosts."""
         self._lock.close()
@@ -137,16 +151,6 @@ class RunFolder:
         lock.truncate(0)
         print(os.getpid(), file=lock, flush=True)
         return lock
-
-    def _identity(self) -> str:
-        """Returns the run's permanent id, by which workers tell its episodes from another run's."""
-        path = self.root / "run.json"
-        if not path.exists():
-            atomic_files.write_json(path, {"run_id": uuid.uuid4().hex[:12]})
-        try:
-            return str(json.loads(path.read_text())["run_id"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise RunFolderError(f"{path} is damaged; restore it or choose another save_path") from error
 
 
 def _lock(file: TextIO) -> None:

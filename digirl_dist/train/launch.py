@@ -133,7 +133,7 @@ def _record_ranks(folder: RunFolder | None, group: Group, settings: Settings, de
     own = {"rank": group.rank.rank, "seed": settings.seed + group.rank.rank, "device": device, "pid": os.getpid()}
     ranks = [json.loads(part) for part in group.gather(json.dumps(own).encode())]
     if folder is not None:
-        events = Events(folder.events)
+        events = folder.open_events()
         record_start(settings, events)
         events.emit("ranks", world_size=group.rank.world_size, ranks=ranks)
         events.close()

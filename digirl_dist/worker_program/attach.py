@@ -21,11 +21,16 @@ from pathlib import Path
 
 from digirl_dist.child_process import environment, tail
 from digirl_dist.protocol.job_folder import IS_TAKEN, JobFolder
-from digirl_dist.protocol.messages import Broken, encode
+from digirl_dist.protocol.messages import Broken, encode, shortened
 from digirl_dist.worker_program.bootstrap import refuse_squatted
 
 _START_LIMIT_S = 30.0
 _CHUNK = 65536
+_NEVER = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
+)
+"""Errors of a folder that cannot be used; others come and go, as where a disk is full or a server of files away."""
 
 
 def main() -> int:
@@ -45,15 +50,29 @@ def main() -> int:
         if options.replace:
             end_program(folder)
         pid, program = _join(folder, ["--orphan-s", str(options.orphan_s), "--package", options.package])
-    except (OSError, TimeoutError) as error:
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        during = "disk" if full else "attach"
-        sys.stdout.buffer.write(encode(Broken(during, f"{folder.root}: {error}")))
+    except (OSError, _NotStarted) as error:
+        sys.stdout.buffer.write(encode(Broken(_during(error), shortened(f"{folder.root}: {error}"))))
         return 1
     _relay(program)
     _await_end(pid)
     print(_last_words(folder), file=sys.stderr)
     return 0
+
+
+class _NotStarted(Exception):
+    """The program ended as it started."""
+
+
+def _during(error: Exception) -> str:
+    """Returns for the host what went wrong; but for ``attach`` and ``start``, it may have passed next time."""
+    match error:
+        case _NotStarted():
+            return "start"
+        case TimeoutError(errno=None):
+            return "wait"
+        case OSError(errno=number) if number in _NEVER:
+            return "attach"
+    return "disk"
 
 
 def _try_disk(folder: JobFolder) -> None:
@@ -68,6 +87,8 @@ def _try_disk(folder: JobFolder) -> None:
 def _join(folder: JobFolder, options: list[str]) -> tuple[int | None, socket.socket]:
     """Connect to the program, starting it first if nobody answers. Returns its process as well, if that is known.
 
+    Raises _NotStarted, TimeoutError, or OSError where it cannot be started.
+
     A folder that is taken has a program that ends, which may take the folder with it, or one that will answer.
     """
     process: subprocess.Popen[bytes] | None = None
@@ -78,10 +99,13 @@ def _join(folder: JobFolder, options: list[str]) -> tuple[int | None, socket.soc
             return folder.program(), program
         if process is None or process.poll() == IS_TAKEN:
             process = _start(folder, options)
-        elif process.poll() is not None:
+        elif (status := process.poll()) is not None and status > 0:
+            raise _NotStarted(f"the worker program ended with status {status}; its last lines: {_last_words(folder)}")
+        elif status is not None:
             break
         time.sleep(0.02)
-    raise TimeoutError(f"the worker program did not start; its last lines: {_last_words(folder)}")
+    ended = "" if process is None or process.poll() is None else f": it ended with status {process.returncode}"
+    raise TimeoutError(f"the worker program does not answer{ended}; its last lines: {_last_words(folder)}")
 
 
 def _connect(folder: JobFolder) -> socket.socket | None:

@@ -106,6 +106,11 @@ class ProgramCore:
         self._pid = pid
         self._machine = machine
         self._run = ""
+        self._host = ""
+        self._former_hosts: set[str] = set()
+        """Hosts that another one took over from; two at once would take each other's program for ever."""
+        self._refuses = False
+        """Whether the host that is connected was refused: nothing else that it says counts."""
         self._described: StartJob | None = None
         """The job that the host described last; it may still lack blobs."""
         self._job: StartJob | None = None
@@ -235,8 +240,10 @@ class ProgramCore:
 
     def _receive(self, message: HostMessage) -> Effects:
         match message:
-            case Hello(run, protocols):
-                return self._greet(run, protocols)
+            case Hello():
+                return self._greet(message)
+            case _ if self._refuses:
+                return []
             case StartJob():
                 self._described = message
                 return self._look_for_packed(message)
@@ -263,19 +270,31 @@ class ProgramCore:
             case Ping():
                 return []
 
-    def _greet(self, run: str, protocols: Sequence[int]) -> Effects:
-        if self._run not in ("", run):
-            return [Send(Broken("run", f"this folder serves run {self._run}, not {run}"))]
-        protocol = common_protocol(protocols)
-        if protocol is None:
-            reason = f"the host speaks the protocols {list(protocols)}, this program {list(SPOKEN)}"
-            return [Send(Broken("hello", reason))]
-        self._run = run
+    def _greet(self, hello: Hello) -> Effects:
+        refusal = self._refusal(hello)
+        self._refuses = refusal is not None
+        if refusal is not None:
+            return [Send(refusal)]
+        protocol = common_protocol(hello.protocols)
+        assert protocol is not None, "else it is refused"
+        if hello.host != self._host:
+            self._former_hosts.add(self._host)
+        self._run, self._host = hello.run, hello.host
         self._order = 0
         effects: Effects = [Send(Ready(protocol, self._package, self._python, self._pid, self._machine))]
         if self._job is not None and self._job.agent is None:
             effects.append(AskAgain())  # this host knows of no question yet
         return effects
+
+    def _refusal(self, hello: Hello) -> Broken | None:
+        if self._run not in ("", hello.run):
+            return Broken("run", f"this folder serves run {self._run}, not {hello.run}")
+        if common_protocol(hello.protocols) is None:
+            reason = f"the host speaks the protocols {list(hello.protocols)}, this program {list(SPOKEN)}"
+            return Broken("hello", reason)
+        if hello.host and hello.host in self._former_hosts:
+            return Broken("host", f"another host of the same run, {self._host}, has taken its program over")
+        return None
 
     def _look_for_packed(self, job: StartJob | None) -> Effects:
         if job is None:

@@ -129,6 +129,7 @@ class SocketLink(Inbox):
         while True:
             try:
                 host, _ = self._listener.accept()
+                lines = host.dup()
             except OSError:  # the end, or this process has no descriptor to spare for now
                 if self._listener.fileno() < 0:
                     return
@@ -138,15 +139,14 @@ class SocketLink(Inbox):
                 if self._host is not None:
                     self._hang_up(self._host)
                 self._host = host
-            threading.Thread(target=self._read, args=(host,), name="link-read", daemon=True).start()
+            threading.Thread(target=self._read, args=(host, lines), name="link-read", daemon=True).start()
 
-    def _read(self, host: socket.socket) -> None:
-        with socket.socket(fileno=os.dup(host.fileno())) as lines, lines.makefile("rb") as stream:
-            try:
-                for line in stream:
-                    self.receive(line)
-            except (OSError, ValueError, ProtocolError):
-                pass
+    def _read(self, host: socket.socket, lines: socket.socket) -> None:
+        with suppress(OSError, ValueError, ProtocolError), lines, lines.makefile("rb") as stream:
+            for line in stream:
+                if self._host is not host:
+                    break  # what it said before another one came is for nobody
+                self.receive(line)
         with self._writing:
             self._hang_up(host)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -20,7 +22,7 @@ from process_watch import descendants_with, eventually
 
 from digirl_dist.bridges import remote
 from digirl_dist.bridges.fleet_vector import FleetVectorEnv, fleet_vector_env
-from digirl_dist.errors import SettingsError, WorkerError
+from digirl_dist.errors import EmulatorError, SettingsError, WorkerError
 from digirl_dist.settings import LimitSettings
 from digirl_dist.ssh.connect import connect
 from digirl_dist.worker_program.environments import Hosted, native, plain, write_frame
@@ -205,6 +207,30 @@ def test_what_does_not_fit_the_environments_is_refused_before_any_is_asked() -> 
         fleet.step([0, 1])
     with pytest.raises(SettingsError, match="num_envs=0 must be at least 1"):
         fleet_of(0)
+
+
+def said(frame: bytes) -> remote.Remote:
+    """A program on worker w1 that has said this."""
+    source: Any = SimpleNamespace(read_exactly=lambda size, _: stream.read(size))
+    stream = io.BytesIO(frame)
+    return remote.Remote("w1", source)
+
+
+NO_FRAMES = {"deep": b"\x91" * 100_000 + b"\xc0", "no": b"\xc1", "text": b"\xa1x", "bare": b"\x07", "empty": b"\x80"}
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("content", NO_FRAMES.values(), ids=NO_FRAMES)
+def test_a_frame_that_is_none_is_the_worker_s_fault(content: bytes) -> None:
+    with pytest.raises(WorkerError, match="w1: it sends no frames of ours"):
+        said(len(content).to_bytes(4, "big") + content).answer(1.0)
+
+
+@pytest.mark.unit
+def test_an_error_without_end_is_told_in_part() -> None:
+    with pytest.raises(EmulatorError, match="an environment of worker w1 raised: …") as raised:
+        said(write_frame({"error": "no " * 10_000_000})).answer(1.0)
+    assert len(str(raised.value)) < 100_000
 
 
 def test_other_emulators_are_refused() -> None:

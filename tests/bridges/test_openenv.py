@@ -17,7 +17,7 @@ from process_watch import command_line, descendants_with, eventually
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from digirl_dist.bridges.openenv import SshProvider, openenv_fleet
+from digirl_dist.bridges.openenv import SshProvider, _digest, _Session, openenv_fleet
 from digirl_dist.errors import SettingsError, WorkerError
 
 pytestmark = pytest.mark.system
@@ -94,6 +94,23 @@ def test_a_message_that_kills_every_server_ends_in_an_error_and_a_reset_begins_a
         assert len(set(again)) > 1, "each reset has a seed of its own"
         socket.send("[" * 9999)
         assert json.loads(socket.recv(60))["type"] == "error", "an absurd message costs no more than its episode"
+
+
+def test_what_an_episode_was_told_takes_little_memory_however_long_its_answers_are() -> None:
+    with openenv_fleet([*FLEET, "dry_run_workers=1"]) as fleet:
+        session = _Session(fleet, provider := fleet.provider())
+        provider.start()
+        answers = [session.answer('{"type": "reset"}'), *(session.answer('{"type": "state"}') for _ in range(2))]
+        assert all(answers) and sum(len(text) for told in session._told for text in told) < 100
+        session.end()
+
+
+@pytest.mark.unit
+def test_an_answer_is_the_same_whatever_its_metadata_and_order() -> None:
+    told = '{"data": {"a": 1, "b": [NaN, "\\ud83d"], "metadata": {"pid": 1}}, "type": "observation"}'
+    same = '{"type": "observation", "data": {"b": [NaN, "\\ud83d"], "metadata": 5, "a": 1}}'
+    assert _digest(told) == _digest(same) != _digest(told.replace('"a": 1', '"a": 2'))
+    assert _digest("[" * 99_999) != _digest("no JSON")
 
 
 def test_a_fleet_whose_last_worker_is_lost_before_its_first_server_says_why() -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import math
 from dataclasses import replace
 from typing import Any, get_args
 
 import msgspec
+import numpy as np
 import pytest
 from fleet.test_session import LIMITS, READY, TICKETS, beat, hung_up, sent, session, told, working
+from PIL import Image
 
 from digirl_dist.errors import LinkLostError, MisconductError, ProtocolError, TooSlowError, WorkerError
 from digirl_dist.fleet.conduct import Conduct
+from digirl_dist.fleet.effects import Decide, HangUp
 from digirl_dist.fleet.outgoing import Named
 from digirl_dist.fleet.reconnecting import Reconnecting
 from digirl_dist.fleet.session import ProgramSilent, Session
@@ -24,6 +29,13 @@ from digirl_dist.tasks import Key
 SLOTS = 4
 MANIFEST = messages.EpisodeManifest("r1", Key(0, 0), 0, 0, "e", 1, "ab", 0, 1.0, 0.0, {})
 SPENT = messages.SlotSeconds({"step": 1.0})
+
+
+def png(width: int, height: int) -> bytes:
+    """A picture of one colour."""
+    data = io.BytesIO()
+    Image.new("L", (width, height)).save(data, "png")
+    return data.getvalue()
 
 
 def ask(number: int, version: int = 3) -> messages.Ask:
@@ -144,6 +156,56 @@ def test_answered_requests_cost_nothing() -> None:
     for number in range(5000):
         assert not any(hasattr(one, "error") for one in here.receive(ask(number), b"", 0.0))
         assert sent(here.decided(InferenceFailure(number, "no")))
+
+
+@pytest.mark.parametrize("at_work", [False, True])
+@pytest.mark.parametrize("what", ["other", "same", "text"])
+def test_requests_that_nobody_could_answer_so_fast_do_not_fill_the_host(at_work: bool, what: str) -> None:
+    here = working(Named(3), agent=None) if at_work else session(Named(3), agent=None)
+    text, image = ("x" * (1 << 17), None) if what == "text" else ("seen", png(4, 4) + bytes(4 << 20))
+    attached = image or b""
+    kept = 0
+    for number in range(3000):
+        size = None if image is None else len(image)
+        asked = messages.Ask(1 if what == "same" else number, 3, (0, 0, 0), text, size, None, len(attached))
+        effects = here.receive(asked, attached, 0.0)
+        kept += sum(len(text) + len(attached) for effect in effects if isinstance(effect, Decide))
+        if any(isinstance(effect, HangUp) for effect in effects):
+            break
+    else:
+        pytest.fail("it may ask for ever")
+    assert kept <= 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("image", "vector", "told"),
+    [
+        (png(5000, 5000), b"", "an image of 5000 x 5000 pixels"),
+        (b"no picture", b"", "cannot be decoded"),
+        (None, np.float32(math.nan).tobytes(), "NaN or infinite"),
+    ],
+    ids=["bomb", "no picture", "nan"],
+)
+def test_a_question_that_would_hold_up_the_policy_of_all_gets_no_action(
+    image: bytes | None, vector: bytes, told: str
+) -> None:
+    here, attached = working(Named(3), agent=None), (image or b"") + vector
+    asked = messages.Ask(
+        *(1, 3, (0, 0, 0), "seen"), None if image is None else len(image), len(vector) or None, len(attached)
+    )
+    (answer,) = sent(here.receive(asked, attached, 0.0))
+    assert isinstance(answer, messages.NoAction) and answer.number == 1 and told in answer.reason
+    for _ in range(2000):
+        if any(isinstance(effect, HangUp) for effect in here.receive(asked, attached, 0.0)):
+            return
+    pytest.fail("it may ask so for ever, and not read the answers")
+
+
+def test_a_request_that_is_sent_again_is_decided_once() -> None:
+    here = working(Named(3), agent=None)
+    assert len(here.receive(ask(1), b"", 0.0)) == 1 and not here.receive(ask(1), b"", 0.0)
+    here.decided(InferenceFailure(1, "lost"))
+    assert len(here.receive(ask(1), b"", 0.0)) == 1
 
 
 def test_seconds_of_slots_cannot_exceed_what_there_was() -> None:

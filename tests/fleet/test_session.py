@@ -111,7 +111,16 @@ def test_a_program_that_does_not_understand_the_greeting_is_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("during", "kind"), [("disk", LinkLostError), ("attach", JobError), ("StartJob", JobError), ("run", JobError)]
+    ("during", "kind"),
+    [
+        ("disk", LinkLostError),
+        ("attach", JobError),
+        ("StartJob", JobError),
+        ("run", JobError),
+        ("host", JobError),
+        ("start", JobError),
+        ("wait", LinkLostError),
+    ],
 )
 def test_what_is_broken_decides_whether_the_worker_comes_back(during: str, kind: type) -> None:
     error = hung_up(working().receive(messages.Broken(during, "why"), b"", 0.0))
@@ -147,10 +156,10 @@ def test_an_episode_of_a_ticket_that_was_not_leased_is_an_offence_once_what_lay_
 
 
 def test_a_request_goes_to_the_hosts_policy_and_a_malformed_one_ends_the_connection() -> None:
-    asked = messages.Ask(1, 3, (0, 0, 0), "seen", 2, None, 2)
-    (decide,) = working(Named(3), agent=None).receive(asked, b"ab", 0.0)
-    assert isinstance(decide, Decide) and decide.request.observation.image == b"ab"
-    assert isinstance(hung_up(working(Named(3), agent=None).receive(asked, b"abc", 0.0)), MisconductError)
+    asked = messages.Ask(1, 3, (0, 0, 0), "seen", None, 4, 4)
+    (decide,) = working(Named(3), agent=None).receive(asked, np.float32(2).tobytes(), 0.0)
+    assert isinstance(decide, Decide) and decide.request.observation.vector == np.float32(2)
+    assert isinstance(hung_up(working(Named(3), agent=None).receive(asked, b"abcde", 0.0)), MisconductError)
 
 
 def test_heartbeats_show_a_program_that_is_stuck_and_a_link_that_is_half_open() -> None:

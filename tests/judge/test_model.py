@@ -194,6 +194,14 @@ def test_a_refusal_is_told_at_once_and_never_with_the_key(
     assert KEY not in str(refusal.value) and refusal.value.__cause__ is None
 
 
+@pytest.mark.parametrize("before", range(230, 300, 7))
+def test_no_part_of_the_key_is_told_where_a_long_refusal_is_cut(tmp_path: Path, served: Endpoint, before: int) -> None:
+    served.script = [fails(401, f"{'x' * before} {KEY} is wrong")]
+    with pytest.raises(JudgeError) as refusal:
+        Asked(tmp_path, served.url).judge.verdict(episode())
+    assert KEY[:8] not in str(refusal.value)
+
+
 @pytest.mark.parametrize("answer", [web_page])
 def test_something_that_is_no_such_endpoint_is_named(tmp_path: Path, served: Endpoint, answer: Any) -> None:
     served.script = [answer]

@@ -57,6 +57,7 @@ class Run:
         self.metrics: list[dict[str, Any]] = []
         self.measured: list[dict[str, Any]] = []
         self.asked_after: list[int] = []
+        self.run_id, self.is_copy = "run1", False
 
     def _after(self, iteration: int) -> list[dict[str, Any]]:
         self.asked_after.append(iteration)
@@ -67,7 +68,7 @@ class Run:
         while any(self.folder.glob(f"tensorboard/*.tfevents.{int(time.time())}.*")):
             time.sleep(0.1)  # TensorBoard reads files in the order of their seconds
         config = {"seed": 1, "judge.key": SECRET, "save_path": str(self.folder)}
-        run = LoggedRun("run1", "mine", str(self.folder), "project", config)
+        run = LoggedRun(self.run_id, "mine", str(self.folder), "project", config, is_copy=self.is_copy)
         log = ExperimentLog(self.loggers, run, lambda name, reason: self.failed.append((name, reason)))
         begin = iterations[0] if first is None else first
         self.metrics = [line for line in self.metrics if line["iteration"] < begin]
@@ -146,6 +147,10 @@ def test_mlflow_has_one_run_with_all_steps_once(tmp_path: Path, monkeypatch: pyt
     [there] = (tmp_path / "mlruns").glob("[1-9]*/*/meta.yaml")
     rate = [line.split() for line in (there.parent / "metrics/learning/success_rate").read_text().splitlines()]
     assert [(int(step), float(value)) for _, value, step in rate] == [(0, 0.5), (1, 0.6), (2, 0.7)]
+    run.run_id, run.is_copy = "run2", True
+    run.train([3])
+    assert run.asked_after[-1] == -1, "a service knows nothing yet of a copy"
+    assert len(list((tmp_path / "mlruns").glob("[1-9]*/*/meta.yaml"))) == 2
     table = json.loads((there.parent / "artifacts/episodes/000002.json").read_text())
     assert table["columns"][:3] == ["iteration", "ticket", "task"] and len(table["data"]) == 2
     assert (there.parent / "artifacts/episodes/000002-success.png").exists()

@@ -231,6 +231,18 @@ def test_the_end_of_a_log_is_told_without_reading_the_rest(tmp_path: Path) -> No
     assert said == "; its last lines: last but one | last" and peak < 1 << 20
 
 
+def test_a_chatty_child_of_an_emulator_fills_no_disk_and_its_last_words_are_known(tmp_path: Path) -> None:
+    log, slot = tmp_path / "slot.log", make(tmp_path, _Chatty)
+    slot.start()
+    ask(slot)
+    eventually(lambda: last_lines(log, 1).endswith("and the end"), what="its last word")
+    eventually(lambda: log.stat().st_size <= 16 << 20, what="a log of bounded size")
+    written = log.read_bytes()
+    assert written.startswith(b"the beginning\nchatter") and written.count(b"was left out") == 1
+    slot.close()
+    slot.wait(time.monotonic() + 5)
+
+
 def test_a_start_that_is_refused_leaks_no_descriptor(tmp_path: Path) -> None:
     for room in range(6):  # those of its pipe, its lifeline, its log and its process
         slot = make(tmp_path, Counter)
@@ -283,6 +295,27 @@ class _Browser(Counter):
 
     def close(self) -> None:
         pass
+
+
+_CHATTY = """
+import os, time
+print("the beginning", flush=True)
+for _ in range(2):
+    for line in range(20):
+        os.write(2, (b"chatter " * (1 << 17))[:-1] + b"\\n")
+    time.sleep(6)
+os.write(2, b"and the end\\n")
+"""
+
+
+class _Chatty(Counter):
+    """Starts a process that prints 40 MiB on what it inherits."""
+
+    spec = EmulatorSpec(DiscreteActions(2))
+
+    def __init__(self) -> None:
+        super().__init__()
+        subprocess.Popen([sys.executable, "-c", _CHATTY])
 
 
 class _Answers(Counter):

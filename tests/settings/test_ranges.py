@@ -11,6 +11,8 @@ from typing import Annotated, Any, get_args, get_origin
 import pytest
 
 from digirl_dist.errors import SettingsError
+from digirl_dist.protocol.messages import EpisodeManifest, decode_manifest, encode_manifest
+from digirl_dist.rollout.rollout import episode_id
 from digirl_dist.settings import Settings, configuration, key_places
 from digirl_dist.settings.algorithms import algorithm_settings
 from digirl_dist.settings.hosts import WorkerEntry, split_host, worker_entries, worker_name
@@ -18,6 +20,7 @@ from digirl_dist.settings.keys import types_of
 from digirl_dist.settings.paths import OnEmulators, PathUse, refuse_bad_paths, uses_of
 from digirl_dist.settings.places import HERE
 from digirl_dist.settings.ranges import bounds_of, refuse_out_of_range
+from digirl_dist.tasks import Task, Ticket
 
 pytestmark = pytest.mark.long_file(5)
 
@@ -209,6 +212,18 @@ def test_a_port_in_a_host_names_the_worker_and_may_not_contradict() -> None:
     settings.worker_ips = [{"host": "h:4", "port": 5}]
     with pytest.raises(SettingsError, match="contradicts port=5"):
         worker_entries(settings)
+
+
+def test_a_name_too_long_for_the_names_of_episodes_is_refused(composed: Settings) -> None:
+    long = "a" * 60 + ".example.org"
+    assert [worker_name(each) for each in worker_entries(replace(composed, worker_ips=[long]))] == [long]
+    ticket = Ticket(999_999, 99_999, Task("t"), 0, policy_version=0, attempt=999_999, purpose="evaluate")
+    name = "a" * 100
+    episode = episode_id(ticket, name, 9_999)
+    assert decode_manifest(encode_manifest(EpisodeManifest("r", ticket.key, 0, 0, episode, 1, "ab", 0, 1.0, 0.0, {})))
+    with pytest.raises(SettingsError, match="has 101 characters, of at most 100; give it a shorter `name`"):
+        worker_entries(replace(composed, worker_ips=[{"host": name + "a"}]))
+    assert worker_entries(replace(composed, worker_ips=[{"host": name + "a", "name": "short"}]))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.mux import Session
 from digirl_dist.ssh.openssh import OpenSshConnection, _configuration
-from digirl_dist.ssh.openssh_log import last_words
+from digirl_dist.ssh.openssh_log import fingerprint, last_words
 from digirl_dist.ssh.reachable import reach
 
 pytestmark = pytest.mark.component
@@ -218,3 +218,14 @@ def test_what_a_server_has_ssh_log_cannot_fill_the_disk(
     with connect(openssh.address, limits) as link:
         assert isinstance(link, OpenSshConnection) and len(link._master.log()) <= 3000
         assert link.open("echo here").readline(5.0) == b"here\n"
+
+
+def test_a_link_of_weeks_outlives_what_its_server_has_ssh_log(openssh: Server, limits: SshSettings) -> None:
+    with connect(openssh.address, limits) as link:
+        assert isinstance(link, OpenSshConnection)
+        for _ in range(5):
+            with (link._master._folder / "log").open("ab") as log:
+                log.write(b"debug1: client_input_global_request: rtype keepalive@openssh.com want_reply 1\n" * 250_000)
+            eventually(lambda: len(link._master.log()) < 16 << 20, what="a log of bounded size")
+        assert link.open("echo here").readline(5.0) == b"here\n"
+        assert link.alive and link.fingerprint in fingerprint(link._master.log())

@@ -99,6 +99,19 @@ def test_no_more_than_so_many_are_kept_and_the_best_beside_them(tmp_path: Path) 
     assert best is not None and best.iteration == 1
 
 
+def test_a_run_folder_copied_by_what_follows_links_goes_on_and_keeps_its_best_checkpoint(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "there", keep_every=1, keep=1)
+    checkpoints.save(0, state(), {}, {})
+    checkpoints.rate(checkpoints.open(0), 0.5)
+    shutil.copytree(tmp_path / "there", tmp_path / "copy", symlinks=False)
+    copy = Checkpoints(tmp_path / "copy", keep_every=1, keep=1)
+    for iteration in (1, 2):
+        copy.save(iteration, state(), {}, {})
+    assert copy.iterations() == [0, 2] and (copy.root / "latest").resolve().name == "000002"
+    best = copy.best()
+    assert best is not None and best.iteration == 0
+
+
 def test_the_best_gives_way_to_a_better_one(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
     assert checkpoints.best() is None

@@ -27,6 +27,7 @@ from digirl_dist.protocol.messages import (
     Pushed,
     Ready,
     SlotSeconds,
+    Stop,
     UnknownFile,
     Working,
 )
@@ -52,6 +53,21 @@ def test_a_program_serves_one_run() -> None:
     host = Host()
     host.say(Hello(RUN, list(SPOKEN)))
     assert host.say(Hello("r2", list(SPOKEN))) == [Broken("run", f"this folder serves run {RUN}, not r2")]
+
+
+def test_of_two_hosts_of_one_run_the_later_one_keeps_the_program() -> None:
+    host = Host()
+    host.work()
+    host.say(Hello(RUN, list(SPOKEN), "first"))
+    host.say(Hello(RUN, list(SPOKEN), "second"))
+    host.say(Lease(1, tickets(2)))
+    reason = "another host of the same run, second, has taken its program over"
+    assert host.say(Hello(RUN, list(SPOKEN), "first")) == [Broken("host", reason)]
+    for message in (JOB, policy(1), Lease(1, tickets(1)), Drop(2, [Key(0, 0)], "faults"), Stop()):
+        assert host.say(message) == []
+    assert len(host.did(effects.StartSlots)) == 1 and not host.did(effects.End)
+    host.say(Hello(RUN, list(SPOKEN), "second"))
+    assert host.say(JOB) == [Working(2, "", [Key(0, 0), Key(0, 1)])]
 
 
 def test_a_job_starts_once_all_its_blobs_are_there() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import queue
+import re
 import shutil
 import socket
 import subprocess
@@ -91,9 +92,9 @@ class Host:
             if isinstance(message, kind):
                 return message
 
-    def greet(self) -> Ready:
+    def greet(self, host: str = "") -> Ready:
         """Say hello for run r1; what the program answers."""
-        self.say(Hello("r1", list(SPOKEN)))
+        self.say(Hello("r1", list(SPOKEN), host))
         return self.hear(Ready)
 
     def has_ended(self, limit_s: float = 120.0) -> bool:
@@ -196,6 +197,85 @@ def lease(host: Host, count: int) -> None:
 def program(folder: Path) -> Any:
     (found,) = [one for one in processes_with(folder) if "digirl_dist.worker_program.program" in command_line(one)]
     return found
+
+
+def test_of_two_hosts_of_one_run_the_later_one_keeps_the_program(folder: Path) -> None:
+    with attached(folder) as first:
+        first.greet("first")
+        first.start_job()
+        with attached(folder) as second:
+            pid = second.greet("second").pid
+            assert first.has_ended()
+            lease(second, 1)
+            with attached(folder) as again:
+                again.say(Hello("r1", list(SPOKEN), "first"))
+                assert again.hear(Broken).during == "host"
+                again.say(Stop())
+                with attached(folder) as second_again:
+                    assert second_again.greet("second").pid == pid
+                    assert again.has_ended()
+
+
+def test_folders_of_runs_whose_hosts_never_came_back_go_after_a_month(folder: Path) -> None:
+    place, old = folder.parent, time.time() - 31 * 24 * 3600
+    names = {"gone": "0123456789ab-w1", "fresh": "0123456789ab-w2", "held": "0123456789ab-w3", "other": "mine-w4"}
+    folders = {what: JobFolder(place / name) for what, name in names.items()}
+    for each in folders.values():
+        each.create()
+        for path in (each.log, each.lock):
+            path.touch()
+        for path in (each.log, each.blobs, each.episodes, each.root):
+            os.utime(path, (old, old))
+    os.utime(folders["fresh"].episodes)
+    (place / "cdef01234567-w5").mkdir()
+    (place / ".cdef01234567-w6-77").mkdir()
+    for name in ("cdef01234567-w5", ".cdef01234567-w6-77"):
+        os.utime(place / name, (old, old))
+    with folders["held"].lock.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with attached(folder) as host:
+            host.greet()
+            gone = [folders["gone"].root, place / ".cdef01234567-w6-77"]
+            eventually(lambda: not any(path.exists() for path in gone), what="the removal")
+    left = {path.name for path in place.iterdir()} - {folder.name}
+    assert left == {names["fresh"], names["held"], names["other"], "cdef01234567-w5"}
+
+
+@pytest.mark.parametrize(
+    ("numpy", "during", "told"),
+    [
+        (
+            "raise ImportError('libx.so: failed to map segment')",
+            "start",
+            "ended with status 1; .*failed to map segment",
+        ),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "wait", "does not answer: it ended with status -9"),
+        ("import time; time.sleep(60)", "wait", "does not answer; "),
+    ],
+)
+def test_a_program_that_does_not_start_is_out_for_good_only_if_it_says_why(
+    numpy: str, during: str, told: str, folder: Path
+) -> None:
+    (folder.parent / "numpy.py").write_text(numpy)
+    code = "from digirl_dist.worker_program import attach; attach._START_LIMIT_S = 3.0; exit(attach.main())"
+    command = [sys.executable, "-c", code, "--folder", str(folder), "--orphan-s", "30"]
+    variables = environment()
+    variables["PYTHONPATH"] += os.pathsep + str(folder.parent)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=variables, timeout=120)
+    broken = decode_worker_message(done.stdout)
+    assert isinstance(broken, Broken) and broken.during == during and re.search(told, broken.reason, re.DOTALL)
+
+
+def test_its_log_keeps_its_beginning_and_its_end(folder: Path) -> None:
+    with attached(folder) as host:
+        host.greet()
+        with host.folder.log.open("ab") as log:
+            log.write(b"first\n" + b"chatter\n" * (3 << 20))
+            log.flush()
+            eventually(lambda: host.folder.log.stat().st_size < 16 << 20, what="a log of bounded size")
+            log.write(b"last\n")
+        assert host.folder.log.read_bytes().startswith(b"first\n")
+        assert host.folder.log.read_bytes().endswith(b"chatter\nlast\n")
 
 
 def test_a_host_that_comes_back_finds_what_was_finished_meanwhile(folder: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from digirl_dist.child_process import last_lines, reap
+from digirl_dist.child_process import last_lines, opened_log, reap
 from digirl_dist.errors import EmulatorError, SettingsError
 
 if TYPE_CHECKING:
@@ -44,10 +44,11 @@ class AdbServer:
         It listens at a socket file, not at a port: whoever reaches a server has its devices.
         """
         log = folder / f"{name}.log"
-        (folder / name).unlink(missing_ok=True)  # of one that was killed; the slot's lock says that it is not in use
+        for left in (folder / name, log):  # of one that was killed; the slot's lock says that it is not in use
+            left.unlink(missing_ok=True)
         command = [adb, "-L", f"localfilesystem:{name}", "nodaemon", "server"]
         environment = {**os.environ, **_NO_SCAN}
-        with log.open("wb") as output:
+        with opened_log(log) as output:
             self._process = subprocess.Popen(
                 command,
                 cwd=folder,

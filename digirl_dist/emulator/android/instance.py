@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 
-from digirl_dist.child_process import last_lines
+from digirl_dist.child_process import last_lines, opened_log
 from digirl_dist.emulator.android.adb import AdbServer
 from digirl_dist.emulator.android.avd import Avd
 from digirl_dist.emulator.android.console import Console
@@ -107,7 +107,8 @@ class AvdInstance:
         wait_until_online(self._server, self.serial, self, settings.load_s)
 
     def _launch(self, read_only: bool) -> None:
-        with self._log.open("wb") as log:
+        self._log.unlink(missing_ok=True)
+        with opened_log(self._log) as log:
             self._process = subprocess.Popen(
                 self._command(read_only),
                 stdin=subprocess.DEVNULL,

@@ -46,6 +46,9 @@ class LoggedRun:
     purge: int | None = None
     """The first step that a former process logged and that is made again, if there is one."""
 
+    is_copy: bool = False
+    """Whether this start found the folder to be a copy: its steps are known under the id of the original."""
+
     @property
     def root(self) -> Path:
         return Path(self.folder)
