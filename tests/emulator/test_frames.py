@@ -15,6 +15,7 @@ from digirl_dist.emulator.chromium import HEADLESS_SHELLS, Chromium
 pytestmark = pytest.mark.component
 
 COUNTED = "<script>n = 0; (function next() {n += 1; requestAnimationFrame(next)})()</script>"
+FRAME = "return new Promise(next => requestAnimationFrame(() => setTimeout(next)))"
 SCROLLED = "<div id=box style='overflow: scroll; height: 200px'>{}</div>".format("<p>text</p>" * 50)
 
 
@@ -39,7 +40,7 @@ def test_a_picture_shows_what_was_scrolled_and_drawn_before(browser: Chromium, t
     show(browser, tmp_path, SCROLLED)
     seen = [browser.page.screenshot()]
     for change in ("scrollBy(0, 30)", "scrollBy(0, 30)", "style.background = 'red'", "style.height = '100px'"):
-        browser.page.run(f"document.querySelector('#box').{change}")
+        browser.page.run(f"document.querySelector('#box').{change}; {FRAME}", awaits_frame=True)
         seen.append(browser.page.screenshot())
         assert seen[-1] == browser.page.screenshot(), "it has come to rest"
     assert len(set(seen)) == len(seen)
