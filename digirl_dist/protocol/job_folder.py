@@ -7,21 +7,13 @@ deleted only when the host has said that it landed.
 
 from __future__ import annotations
 
-import fcntl
 import os
-import re
 import shutil
-import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 IS_TAKEN = 75
 """Exit status of a program that finds another one serving its folder: EX_TEMPFAIL of sysexits.h."""
-
-_NAME = re.compile(r"\.?[0-9a-f]{12}-.+")
-"""A run's id and a worker's name; with the point, one that was being removed."""
-_KEPT_S = 30 * 24 * 3600.0
 
 
 def blob_name(digest: str) -> str:
@@ -100,26 +92,3 @@ class JobFolder:
     def create(self) -> None:
         for folder in (self.root, self.blobs, self.episodes):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    def was_abandoned(self) -> bool:
-        """Returns whether it is ours and nothing was written to it for 30 days. Raises OSError if it is no such folder.
-
-        Episodes that no host ever fetched are run again should the run go on all the same.
-        """
-        found = self.root.lstat()
-        is_ours = _NAME.fullmatch(self.root.name) is not None and found.st_uid == os.geteuid()
-        inside = () if self.root.name.startswith(".") else (self.log, self.blobs, self.episodes)
-        used_at = max(found.st_mtime, *(path.lstat().st_mtime for path in inside), 0.0)
-        return is_ours and self.root.is_dir() and used_at < time.time() - _KEPT_S
-
-
-def remove_abandoned(place: Path) -> None:
-    """Removes the folders of runs whose hosts never came back, as after a host was killed for good."""
-    for root in place.glob("*"):
-        folder = JobFolder(root)
-        with suppress(OSError):
-            if not folder.was_abandoned():
-                continue
-            with folder.lock.open("a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # none serves it
-                folder.remove()

@@ -111,6 +111,7 @@ def _join(folder: JobFolder, options: list[str]) -> tuple[int | None, socket.soc
 def _connect(folder: JobFolder) -> socket.socket | None:
     program = socket.socket(socket.AF_UNIX)
     try:
+        os.chdir(folder.root)  # a program that ended may have taken along the one where we are
         program.connect(folder.socket)
     except OSError:
         program.close()

@@ -14,7 +14,6 @@ import os
 import platform
 import select
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +24,7 @@ from digirl_dist.child_process import keep_short
 from digirl_dist.errors import CheckpointError
 from digirl_dist.exit_status import end_without_a_search_for_garbage
 from digirl_dist.inference.local import LocalPolicies
-from digirl_dist.protocol.job_folder import IS_TAKEN, JobFolder, remove_abandoned
+from digirl_dist.protocol.job_folder import IS_TAKEN, JobFolder
 from digirl_dist.protocol.messages import Heartbeat, LoadPolicy, MachineFacts, StartJob, TensorEntry
 from digirl_dist.rollout.rollout import Finished, Rollout
 from digirl_dist.rollout.slot import Slot
@@ -83,8 +82,6 @@ class Program:
     def run(self) -> None:
         """Serves until the host says stop or is gone for good."""
         self._link.start(self._heartbeat)
-        place = self._folder.root.parent
-        threading.Thread(target=remove_abandoned, args=[place], name="abandoned", daemon=True).start()
         try:
             while not self._ended:
                 self._turn()

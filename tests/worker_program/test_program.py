@@ -216,31 +216,6 @@ def test_of_two_hosts_of_one_run_the_later_one_keeps_the_program(folder: Path) -
                     assert again.has_ended()
 
 
-def test_folders_of_runs_whose_hosts_never_came_back_go_after_a_month(folder: Path) -> None:
-    place, old = folder.parent, time.time() - 31 * 24 * 3600
-    names = {"gone": "0123456789ab-w1", "fresh": "0123456789ab-w2", "held": "0123456789ab-w3", "other": "mine-w4"}
-    folders = {what: JobFolder(place / name) for what, name in names.items()}
-    for each in folders.values():
-        each.create()
-        for path in (each.log, each.lock):
-            path.touch()
-        for path in (each.log, each.blobs, each.episodes, each.root):
-            os.utime(path, (old, old))
-    os.utime(folders["fresh"].episodes)
-    (place / "cdef01234567-w5").mkdir()
-    (place / ".cdef01234567-w6-77").mkdir()
-    for name in ("cdef01234567-w5", ".cdef01234567-w6-77"):
-        os.utime(place / name, (old, old))
-    with folders["held"].lock.open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with attached(folder) as host:
-            host.greet()
-            gone = [folders["gone"].root, place / ".cdef01234567-w6-77"]
-            eventually(lambda: not any(path.exists() for path in gone), what="the removal")
-    left = {path.name for path in place.iterdir()} - {folder.name}
-    assert left == {names["fresh"], names["held"], names["other"], "cdef01234567-w5"}
-
-
 @pytest.mark.parametrize(
     ("numpy", "during", "told"),
     [
@@ -272,7 +247,7 @@ def test_its_log_keeps_its_beginning_and_its_end(folder: Path) -> None:
         with host.folder.log.open("ab") as log:
             log.write(b"first\n" + b"chatter\n" * (3 << 20))
             log.flush()
-            eventually(lambda: host.folder.log.stat().st_size < 16 << 20, what="a log of bounded size")
+            eventually(lambda: 4 << 20 < host.folder.log.stat().st_size < 16 << 20, what="a log of bounded size")
             log.write(b"last\n")
         assert host.folder.log.read_bytes().startswith(b"first\n")
         assert host.folder.log.read_bytes().endswith(b"chatter\nlast\n")
