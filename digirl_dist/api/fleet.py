@@ -32,9 +32,17 @@ _MOST_EPISODES = 10**6
 """All tickets of a round are in memory."""
 _MEASURES = {"task_mode": "evaluate"}
 """Nothing is learned, so every episode is awaited."""
+_OF_LEARNING = (
+    *("task_mode", "train_algorithm", "train_mode", "train_iterations", "eval_iterations", "algorithm", "offline"),
+    *("evaluation", "start_from", "save_freq", "keep_checkpoints", "loggers", "logger_project", "wandb_project"),
+    *("media", "close", "quorum", "deadline_s", "collect_ahead", "max_staleness", "distributed"),
+)
 _DECIDED = {
-    "task_mode": "a fleet measures: it learns nothing",
+    **dict.fromkeys(_OF_LEARNING, "a fleet measures: it learns nothing"),
     "agent": "a fleet acts with the agent of the policy that it is given",
+    "rollout_size": "collect(policy, episodes=…) says how many",
+    "seed": "collect(policy, seed=…) has it",
+    "task_order": "collect runs the tasks in their order",
 }
 """Settings of ``train`` that are none of a fleet's -> why."""
 
@@ -44,8 +52,8 @@ class Fleet(Closeable):
 
     ``Fleet.dry_run()`` starts localhost workers behind real SSH servers, ``Fleet.ray()`` actors of a Ray cluster, and
     ``Fleet.inline()`` emulators on this machine only. All take the settings of ``train``, but for ``agent`` and
-    ``task_mode``. ``workers`` are entries of ``worker_ips``; without them, those of the YAML file are used. Use a fleet
-    as a context manager, or call ``close``.
+    those of learning. ``workers`` are entries of ``worker_ips``; without them, those of the YAML file are used. Use a
+    fleet as a context manager, or call ``close``.
 
     The workers start with the first policy. All later policies must have the same agent, but may have other weights.
     With ``save_path``, episodes are kept in that folder, which ``digirl-dist view`` shows: a new one, or one that a

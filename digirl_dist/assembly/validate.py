@@ -44,6 +44,7 @@ from digirl_dist.settings.paths import refuse_bad_paths
 from digirl_dist.settings.plugins import ALGORITHM, settings_classes
 from digirl_dist.settings.ranges import refuse_out_of_range
 from digirl_dist.storage.checkpoint import Checkpoints
+from digirl_dist.settings.unread import refuse_unread
 from digirl_dist.storage.provenance import refuse_changes
 from digirl_dist.storage.start import start_of
 from digirl_dist.user_code.entry_point import load_entry_point
@@ -67,7 +68,8 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None, command:
     """
     refuse_out_of_range(settings)
     refuse_bad_paths(settings, emulators_here=settings.parallel is not Parallel.host or settings.dry_run)
-    _refuse_unread(settings)
+    refuse_unread(settings)
+    _refuse_unread_labels(settings)
     match command:
         case Command.run:
             _refuse_launch(settings, rank)
@@ -179,27 +181,10 @@ def _refuse_modes(settings: Settings) -> None:
         raise SettingsError(f"rollout_size={settings.rollout_size} is no multiple of {key}={size}")
 
 
-def _refuse_unread(settings: Settings) -> None:
-    """What nothing reads as the others are, so that the run would be another one than was meant."""
+def _refuse_unread_labels(settings: Settings) -> None:
     if getattr(settings.emulator, "labels", False) and not getattr(settings.agent, "labels", False):
         how = "needs agent.labels=true" if settings.agent.name == "device" else "is for agent=device"
         raise SettingsError(f"emulator.labels=true {how}: nothing else reads the names of what is on the screen")
-    if settings.offline.data and settings.train_mode is TrainMode.online and not only_measures(settings):
-        raise SettingsError(
-            "offline.data is not read with train_mode=online: add train_mode=offline or train_mode=offline_to_online, "
-            "or leave it out (offline.data=[])"
-        )
-    if settings.predicate is not None and settings.success is not Success.predicate:
-        raise SettingsError(
-            f"predicate={settings.predicate} is not asked with success={settings.success.value}: add "
-            "success=predicate, or leave it out (predicate=null)"
-        )
-    if settings.algorithm.kwargs and settings.algorithm.entry_point is None:
-        raise SettingsError("algorithm.kwargs are for a class of yours: add algorithm.entry_point, or leave them out")
-    if settings.trainer.shard_blocks and not settings.trainer.shard:
-        raise SettingsError(
-            "trainer.shard_blocks says how an agent is sharded: add trainer.shard=true, or leave it out"
-        )
 
 
 def _refuse_collection(settings: Settings) -> None:

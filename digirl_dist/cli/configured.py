@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from digirl_dist.cli.completion import complete_override
 from digirl_dist.errors import SettingsError
-from digirl_dist.settings.keys import quoted
+from digirl_dist.settings.keys import key_of, quoted
 from digirl_dist.settings.places import HERE
 
 if TYPE_CHECKING:
@@ -92,6 +92,6 @@ def of_run_folder(folder: Path, overrides: Sequence[str]) -> Source:
     from digirl_dist.storage.run_folder import existing_run
 
     root = existing_run(folder).resolve()
-    if elsewhere := [each for each in overrides if each.partition("=")[0].lstrip("+") == "save_path"]:
+    if elsewhere := [each for each in overrides if key_of(each) == "save_path"]:
         raise SettingsError(f"{elsewhere[0]} contradicts {folder}, whose configuration this is: leave one of them out")
     return Source(str(root), "config", (f"save_path={quoted(str(root))}", *overrides))

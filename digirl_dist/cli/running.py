@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from digirl_dist.exit_status import end_by_signals_as_by_ctrl_c
 from digirl_dist.parallel.rank import launched_rank
 from digirl_dist.report.output import shown
+from digirl_dist.settings.unread import refuse_others_overrides
 
 if TYPE_CHECKING:
     from digirl_dist.settings.configuration import Source
@@ -25,6 +26,7 @@ def run(source: Source, watched: bool = True, last: int | None = None) -> int:
         from digirl_dist.assembly import validate
 
         settings = source.load()
+        refuse_others_overrides(source.overrides, ranks=False)
         progress.work_on(settings.save_path)
         if notice := source.notice:
             progress.say(notice)

@@ -14,6 +14,7 @@ import msgspec
 
 from digirl_dist.errors import EvalJobsError, SettingsError
 from digirl_dist.parallel.compute_device import AUTO
+from digirl_dist.settings.keys import key_of
 from digirl_dist.settings.safe_yaml import read_yaml
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.digest import digest
@@ -111,7 +112,7 @@ def _job(entry: Any, where: str) -> EvalJob:
     if job.checkpoint is not None and job.save_path is None:
         raise EvalJobsError(f"{where} has a checkpoint and no save_path: name the run that it is of")
     for override in job.overrides:
-        key = override.lstrip("+").partition("=")[0]
+        key = key_of(override)
         if key in _INSTEAD:
             raise EvalJobsError(f"{where} has {override!r:.200} in its overrides: {_INSTEAD[key]} says that")
     return job

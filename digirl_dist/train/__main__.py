@@ -12,6 +12,7 @@ from digirl_dist.exit_status import Parser, end_without_a_search_for_garbage
 from digirl_dist.parallel.failure import telling
 from digirl_dist.parallel.rank import own_rank
 from digirl_dist.settings import configuration
+from digirl_dist.settings.unread import refuse_others_overrides
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     end_without_a_search_for_garbage()
     try:
         settings = configuration.load(options.config_path, options.config_name, options.overrides)
+        refuse_others_overrides(options.overrides, ranks=True)
         from digirl_dist.train.launch import train
 
         with telling(own_rank(os.environ)):

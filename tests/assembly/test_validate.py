@@ -208,13 +208,16 @@ def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
     [
         ({"train_mode": TrainMode.offline}, "needs offline.data"),
         ({"offline": OfflineSettings(["."])}, "offline.data is not read with train_mode=online"),
-        ({"algorithm": AlgorithmSettings(kwargs={"a": 1})}, "algorithm.kwargs are for a class of yours"),
+        (
+            {"algorithm": AlgorithmSettings(kwargs={"a": 1})},
+            "algorithm.kwargs is not read with algorithm.entry_point=null: set algorithm.entry_point",
+        ),
         ({"trainer": InProcessSettings(shard_blocks=["T5Block"])}, "add trainer.shard=true"),
         (
             {"success": Success.judge, "judge": JudgeSettings(prompt="Is {instructions} done?")},
             r"judge.prompt has \{instructions\}, but there are \{instruction\} and \{actions\}",
         ),
-        ({"predicate": "my_file:is_done"}, "predicate=my_file:is_done is not asked with success=environment"),
+        ({"predicate": "my_file:is_done"}, "predicate is not read with success=environment: add success=predicate"),
         (
             {
                 "train_mode": TrainMode.offline,

@@ -16,7 +16,7 @@ from digirl_dist.cli.running import run
 from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import one_line
 from digirl_dist.report.output import shown
-from digirl_dist.settings.keys import quoted
+from digirl_dist.settings.keys import key_of, quoted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def execute(options: argparse.Namespace) -> int:
 
     first = options.run.resolve()
     second = options.into.resolve() if options.into else first.with_name(f"{first.name}-again")
-    if any(word.partition("=")[0].lstrip("+") == "save_path" for word in options.overrides):
+    if "save_path" in map(key_of, options.overrides):
         raise SettingsError("save_path is the run's own here: name the new folder with --into")
     if second.exists() and (not second.is_dir() or any(second.iterdir())):
         raise SettingsError(f"{second} is there already: name another folder with --into")
