@@ -21,7 +21,13 @@ from digirl_dist.capacity import let_waiting_threads_sleep
 from digirl_dist.errors import SettingsError
 from digirl_dist.evaluate.jobs import EvalJob, read_jobs
 from digirl_dist.evaluate.results import DONE, FAILED, INCOMPLETE, JobResult, OutputFolder, merge, table, wait_for_all
-from digirl_dist.exit_status import Parser, end_by_signals_as_by_ctrl_c, end_without_a_search_for_garbage, exit_status
+from digirl_dist.exit_status import (
+    Parser,
+    end_by_signals_as_by_ctrl_c,
+    end_without_a_search_for_garbage,
+    exit_status,
+    interruptions_wait,
+)
 from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
 from digirl_dist.parallel.rank import Rank, launched_rank
 from digirl_dist.plain_text import printable
@@ -69,7 +75,8 @@ class EvalRun:
         return result is not None and result.status == DONE
 
     def _run_one(self, job: EvalJob) -> bool:
-        from digirl_dist.evaluate.measure import measure
+        with interruptions_wait():
+            from digirl_dist.evaluate.measure import measure
 
         print(f"rank {self.rank.rank} ({self.device}) runs {job.name}", flush=True)
         started = time.monotonic()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from digirl_dist.capacity import let_waiting_threads_sleep
 from digirl_dist.errors import DigirlDistError, SettingsError
-from digirl_dist.exit_status import Parser, end_without_a_search_for_garbage
+from digirl_dist.exit_status import Parser, end_without_a_search_for_garbage, interruptions_wait
 from digirl_dist.parallel.failure import telling
 from digirl_dist.parallel.rank import own_rank
 from digirl_dist.settings import configuration
@@ -28,7 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = configuration.load(options.config_path, options.config_name, options.overrides)
         refuse_others_overrides(options.overrides, ranks=True)
-        from digirl_dist.train.launch import train
+        with interruptions_wait():
+            from digirl_dist.train.launch import train
 
         with telling(own_rank(os.environ)):
             train(settings, options.distributed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from digirl_dist.cli import entry
 from digirl_dist.cli.command import command, names
 from digirl_dist.cli.completion import complete_override
 from digirl_dist.cli.main import main
+from digirl_dist.exit_status import interruptions_wait
 from digirl_dist.settings import GymnasiumSettings, configuration
 from digirl_dist.settings.places import HERE
 
@@ -189,6 +191,36 @@ def test_threads_that_wait_sleep_unless_the_user_wants_them_to_spin(
     if own is None:
         monkeypatch.delenv("OMP_WAIT_POLICY")
     assert main(["--version"]) == 0 and os.environ["OMP_WAIT_POLICY"] == used
+
+
+@pytest.mark.component
+@pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM"])
+def test_an_interruption_of_torchs_import_is_not_lost(sent: str, tmp_path: Path) -> None:
+    """Where it comes while C++ calls Python, the exception is swallowed there, and the run used to go on."""
+    program = (
+        "import signal, sys\n"
+        "class Swallowing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch':\n"
+        "            sys.meta_path.remove(self)\n"
+        "            try: signal.raise_signal(signal.{sent})\n"
+        "            except KeyboardInterrupt: pass\n"
+        "sys.meta_path.insert(0, Swallowing())\n"
+        "from digirl_dist.cli import entry\n"
+        "sys.exit(entry())\n"
+    )
+    words = ["run", "parallel=single", "train_iterations=0", f"save_path={tmp_path / 'run'}"]
+    command = [sys.executable, "-c", program.replace("{sent}", sent), *words]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (130, "interrupted; the same command resumes where it stopped\n")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_second_interruption_does_not_wait() -> None:
+    with pytest.raises(KeyboardInterrupt), interruptions_wait():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("it waited")
 
 
 def test_ctrl_c_is_one_line_from_the_first_import_on(
