@@ -14,6 +14,7 @@ from digirl_dist.storage import parquet
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.trajectory import Trajectory
+from digirl_dist.user_code.state import load_state
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import Algorithm
@@ -82,7 +83,7 @@ def _outcomes(run: Run, episode: Trajectory) -> tuple[list[StepOutcome], str]:
         return [], f"checkpoint {iteration + 1} is not kept, or the update has not been made yet"
     checkpoints = Checkpoints(run.folder / "checkpoints")
     before, after = (checkpoints.open(each).trainer_state()["algorithm"] for each in (iteration, iteration + 1))
-    algorithm.load_state_dict(before)
+    load_state(algorithm, before)
     store = Store(run.folder / "trajectories", read_file=parquet.read_stored)
     size, staleness = settings.trainer.replay_size, settings.max_staleness
     fresh = store.fresh(iteration, staleness)[-size:]

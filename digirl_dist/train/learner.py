@@ -11,6 +11,7 @@ from digirl_dist.parallel.group import Group
 from digirl_dist.train.data_selector import UpdateData
 from digirl_dist.trainer.replicas import check_replicas, refuse_broken
 from digirl_dist.trainer.seeding import seeded
+from digirl_dist.user_code.state import saved_state
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class RankLearner:
         with seeded(self.seed, iteration):
             figures = figures_of(self.algorithm, self.algorithm.update(data.fresh, data.replay))
         self.agent.train(False)  # it acts next, and an algorithm of the user's may have left it in training mode
-        weights = self.agent.state_dict()
+        weights = saved_state(self.agent)
         check_replicas(self.group, weights)
         refuse_broken(weights)
         return figures

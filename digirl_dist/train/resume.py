@@ -11,6 +11,7 @@ import torch
 
 from digirl_dist.algorithm.plugins import LearnsFrom
 from digirl_dist.assembly.parts import algorithm_plugin
+from digirl_dist.errors import StateError
 from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.parallel.statistics import EpisodeWindow
@@ -25,6 +26,7 @@ from digirl_dist.train.random_states import with_random_states
 from digirl_dist.train.streams import Streams
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
+from digirl_dist.user_code.state import load_state
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,9 @@ class ResumedState:
         try:
             states = self.trainer["ranks"]["states"]
             own = states[rank.rank] if rank.rank < len(states) else {}
-            learner.agent.load_state_dict(self.policy)
-            learner.algorithm.load_state_dict(with_random_states(self.trainer["algorithm"], own.get("random", {})))
-        except (RuntimeError, KeyError, ValueError) as error:
+            load_state(learner.agent, self.policy)
+            load_state(learner.algorithm, with_random_states(self.trainer["algorithm"], own.get("random", {})))
+        except (StateError, RuntimeError, KeyError, ValueError) as error:
             raise does_not_fit("the newest checkpoint", error) from error
         if own:
             streams.load_state(own["streams"])

@@ -34,13 +34,20 @@ def import_module(name: str) -> ModuleType:
 def load_callable(entry_point: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
     """Returns the class or function of that name. Raises SettingsError also if it cannot be called with these."""
     found = load_entry_point(entry_point)
+    refuse_uncallable(f"entry_point {entry_point!r} cannot be called as it will be", found, arguments, named)
+    return found
+
+
+def refuse_uncallable(
+    said: str, found: Any, arguments: Sequence[Any] = (), named: Mapping[str, Any] | None = None
+) -> None:
+    """Raises SettingsError beginning with ``said`` for a class or function that does not take these arguments."""
     try:
-        inspect.signature(found).bind(*arguments, **named)
+        inspect.signature(found).bind(*arguments, **named or {})
     except TypeError as exc:
-        raise SettingsError(f"entry_point {entry_point!r} cannot be called as it will be: {exc}") from exc
+        raise SettingsError(f"{said}: {exc}") from exc
     except ValueError:  # some classes of C tell no signature
         pass
-    return found
 
 
 def construct(kind: Any, needed: Sequence[str], /, *arguments: Any, **named: Any) -> Any:
