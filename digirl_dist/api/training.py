@@ -11,8 +11,8 @@ from digirl_dist.api.run import Run
 from digirl_dist.exit_status import interruptions_wait
 from digirl_dist.parallel.rank import launched_rank
 from digirl_dist.settings.keys import written
-
 from digirl_dist.settings.unread import refuse_others_overrides
+
 if TYPE_CHECKING:
     from digirl_dist.settings import Settings
 
@@ -32,9 +32,9 @@ def train(config: str = "host", /, *, config_path: str = CONFIG_PATH, **settings
         from digirl_dist.assembly import run, validate
 
     composed = compose(config, settings, config_path)
+    refuse_others_overrides(list(overrides(settings)), ranks=False)
     validate.refuse_before_start(composed, launched_rank(os.environ))
     run.run(composed)
-    refuse_others_overrides(list(overrides(settings)), ranks=False)
     return Run(composed.save_path)
 
 

@@ -22,6 +22,7 @@ from digirl_dist.assembly.parts import (
     framework_of,
     run_root,
 )
+from digirl_dist.emulator.plugins import Device
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.report import loggers
@@ -43,8 +44,8 @@ from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.paths import refuse_bad_paths
 from digirl_dist.settings.plugins import ALGORITHM, settings_classes
 from digirl_dist.settings.ranges import refuse_out_of_range
-from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.settings.unread import refuse_unread
+from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.provenance import refuse_changes
 from digirl_dist.storage.start import start_of
 from digirl_dist.user_code.entry_point import load_entry_point
@@ -98,24 +99,33 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None, command:
 
 def refuse_before_start(settings: Settings, rank: Rank | None) -> None:
     """Raises SettingsError for all that can be known without torch: contradictions, the emulator, tasks, workers."""
+    refuse_unstartable(settings, rank)
+    if settings.parallel is Parallel.host and needs_emulators(settings):
+        if isinstance(settings.engine, OpenAIEngineSettings):
+            from digirl_dist.chat.lora_server import reach
+
+            reach(settings.engine)
+        collector_plugin(settings).reach(settings, _is_new(settings))
+
+
+def refuse_unstartable(settings: Settings, rank: Rank | None = None) -> Device:
+    """Returns the emulator. Raises SettingsError for what can be known without torch and without other machines."""
     refuse_contradictions(settings, rank)
     device = build_device(settings, settings.emulator)
     if isinstance(agent_plugin(settings), CustomAgentSettings):
         agent_plugin(settings).build(device.spec)
     if settings.algorithm.entry_point is not None:
         build_algorithm(settings, device)
-    is_new = not Checkpoints(run_root(settings) / "checkpoints").has_any()
-    nothing_to_measure = is_new and settings.start_from is None and agent_plugin(settings).learns
+    nothing_to_measure = _is_new(settings) and settings.start_from is None and agent_plugin(settings).learns
     if settings.task_mode is TaskMode.evaluate and nothing_to_measure:
         raise SettingsError(
             f"save_path={settings.save_path} holds no checkpoint to measure: name the folder of a run, or train first"
         )
-    if settings.parallel is Parallel.host and needs_emulators(settings):
-        if isinstance(settings.engine, OpenAIEngineSettings):
-            from digirl_dist.chat.lora_server import reach
+    return device
 
-            reach(settings.engine)
-        collector_plugin(settings).reach(settings, is_new)
+
+def _is_new(settings: Settings) -> bool:
+    return not Checkpoints(run_root(settings) / "checkpoints").has_any()
 
 
 def loggers_of(settings: Settings) -> list[str]:
@@ -144,7 +154,7 @@ def _refuse_launch(settings: Settings, rank: Rank | None) -> None:
 
 def _refuse_resume(settings: Settings) -> None:
     """What would make the run that is in the run folder another one."""
-    if not only_measures(settings) and Checkpoints(run_root(settings) / "checkpoints").has_any():
+    if not (only_measures(settings) or _is_new(settings)):
         refuse_changes(run_root(settings), as_mapping(settings))
 
 
