@@ -31,6 +31,7 @@ from digirl_dist.exit_status import (
 from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
 from digirl_dist.parallel.rank import Rank, launched_rank
 from digirl_dist.plain_text import printable
+from digirl_dist.settings.paths import PathUse, expanded, refuse_unwritable
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_arguments(parser)
     let_waiting_threads_sleep()
     end_without_a_search_for_garbage()
-    return execute(parser.parse_args(argv))
+    return exit_status(lambda: execute(parser.parse_args(argv)))
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -122,14 +123,15 @@ def execute(options: argparse.Namespace) -> int:
 
 def _prepared(options: argparse.Namespace) -> EvalRun:
     """Checks everything before any job runs. Raises SettingsError."""
-    listed = read_jobs(options.eval_jobs_config.expanduser())
+    listed = read_jobs(options.eval_jobs_config)
     rank = launched_rank(os.environ)
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     wanted = DeviceRequest(listed.device, options.policy_device, options.policy_device_id)
     device = resolve_device(wanted, rank, visible_devices(mask))
-    folder = OutputFolder(options.output_dir.expanduser().resolve(), _launched_at(rank))
+    folder = OutputFolder(options.output_dir.resolve(), _launched_at(rank))
     if options.resume and not folder.root.is_dir():
         raise SettingsError(f"--resume: {folder.root} is not there; leave --resume out, or name the right --output_dir")
+    refuse_unwritable("--output_dir", folder.root, PathUse.output_folder)
     folder.root.mkdir(parents=True, exist_ok=True)
     jobs = [job.pinned() for job in listed.jobs]
     for job in jobs:
@@ -147,8 +149,8 @@ def _launched_at(rank: Rank | None) -> float:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--eval_jobs_config", type=Path, required=True, help="the list of jobs, JSON or YAML")
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/eval_jobs"), help="datasets and results.json")
+    parser.add_argument("--eval_jobs_config", type=expanded, required=True, help="the list of jobs, JSON or YAML")
+    parser.add_argument("--output_dir", type=expanded, default=Path("runs/eval_jobs"), help="datasets and results.json")
     parser.add_argument("--continue_on_error", action="store_true", help="run the other jobs when one fails")
     parser.add_argument("--resume", action="store_true", help="continue in --output_dir; fail if it does not exist")
     parser.add_argument("--policy_device", help="cpu, cuda, cuda:N; beats the device in the list of jobs")

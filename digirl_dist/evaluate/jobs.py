@@ -15,6 +15,7 @@ import msgspec
 from digirl_dist.errors import EvalJobsError, SettingsError
 from digirl_dist.parallel.compute_device import AUTO
 from digirl_dist.settings.keys import key_of
+from digirl_dist.settings.paths import expanded
 from digirl_dist.settings.safe_yaml import read_yaml
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.digest import digest
@@ -54,7 +55,7 @@ class EvalJob:
     @property
     def checkpoints(self) -> Checkpoints:
         """Those of the run in ``save_path``."""
-        return Checkpoints(Path(str(self.save_path)).expanduser() / "checkpoints")
+        return Checkpoints(expanded(str(self.save_path), "save_path") / "checkpoints")
 
     def pinned(self) -> EvalJob:
         """Returns the job with the checkpoint that it evaluates now: a run may go on while the job is interrupted."""

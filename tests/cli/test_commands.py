@@ -121,6 +121,12 @@ def test_init_leaves_no_file_where_the_disk_is_full(
         (["eval", "{run}", "save_path=elsewhere"], "save_path=elsewhere contradicts {run}, whose"),
         (["eval", "{run}", "--config-name", "host"], "eval {run} takes the run's own configuration: leave"),
         (["export", "{run}", "new", "--to", "atif", "--public"], "--public says who may read what is uploaded"),
+        (
+            ["why", "{run}", "--save-path", "other"],
+            "{run} and --save-path other name a run each: leave one",
+        ),
+        (["view", "{run}", "--port", "80", "--bundle", "new.html"], "--port 80 is for the viewer, which --bundle does"),
+        (["doctor", "--emulator", "phone", "emulator=miniwob"], "emulator=miniwob and --emulator phone say the same"),
     ],
 )
 def test_words_that_nothing_would_read_are_refused(
@@ -191,6 +197,13 @@ def test_threads_that_wait_sleep_unless_the_user_wants_them_to_spin(
     if own is None:
         monkeypatch.delenv("OMP_WAIT_POLICY")
     assert main(["--version"]) == 0 and os.environ["OMP_WAIT_POLICY"] == used
+
+
+@pytest.mark.component
+def test_a_forecast_needs_no_output_that_is_open() -> None:
+    command = f'"{sys.executable}" -m digirl_dist plan emulator=rehearsal --fleet 1 >&-'
+    done = subprocess.run(command, shell=True, env=environment(), capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.component

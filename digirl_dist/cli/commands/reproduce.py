@@ -11,18 +11,19 @@ import argparse
 import sys
 from dataclasses import replace
 
-from digirl_dist.cli.configured import add_overrides, add_run_folder, of_run_folder, path
+from digirl_dist.cli.configured import add_overrides, add_run_folder, of_run_folder
 from digirl_dist.cli.running import run
 from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import one_line
 from digirl_dist.report.output import shown
 from digirl_dist.settings.keys import key_of, quoted
+from digirl_dist.settings.paths import expanded
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_folder(parser)
     parser.add_argument("--iterations", type=int, help="number of its iterations to repeat (default: all)")
-    parser.add_argument("--into", type=path, help="the new run folder (default: RUN-again)")
+    parser.add_argument("--into", type=expanded, help="the new run folder (default: RUN-again)")
     add_overrides(parser)
 
 
