@@ -103,6 +103,15 @@ def test_offline_nothing_is_collected_and_no_worker_is_needed(collected: Path, t
     assert all(line["kept_trajectories"] > 0 for line in metrics(tmp_path))
 
 
+@pytest.mark.parametrize("mode", [TrainMode.offline, TrainMode.offline_to_online])
+def test_what_was_learned_offline_is_measured_on_emulators(collected: Path, tmp_path: Path, mode: TrainMode) -> None:
+    offline = {"train_mode": mode, "offline": OfflineSettings([str(collected / "trajectories")], iterations=1)}
+    run(settings(tmp_path, train_iterations=1, **offline))
+    run(settings(tmp_path, task_mode=TaskMode.evaluate, **offline))
+    (line,) = lines(tmp_path / "evaluation.jsonl")
+    assert (line["checkpoint"], line["episodes"]) == (1, 8)
+
+
 @pytest.mark.parametrize("algorithm", ["filtered_bc", "digirl"])
 def test_offline_to_online_collects_from_then_on_and_can_be_continued(
     collected: Path, tmp_path: Path, algorithm: str
