@@ -225,7 +225,7 @@ def _refuse_judge(settings: Settings) -> None:
         case Success.predicate:
             if settings.predicate is None:
                 raise SettingsError("success=predicate needs a function of yours: predicate=my_file:is_done")
-            load_entry_point(settings.predicate)
+            load_entry_point(settings.predicate, "predicate")
         case Success.judge:
             for word in re.findall(r"\{(\w+)\}", settings.judge.prompt):
                 if word not in ("instruction", "actions"):

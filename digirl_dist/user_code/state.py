@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from digirl_dist.errors import DigirlDistError, StateError
-from digirl_dist.user_code.blame import blaming, described
+from digirl_dist.user_code.blame import RAISED, blaming, described
 
 
 def saved_state(part: Any) -> Any:
@@ -20,5 +20,5 @@ def load_state(part: Any, state: Any) -> None:
         part.load_state_dict(state)
     except (DigirlDistError, MemoryError):
         raise
-    except Exception as error:
+    except RAISED as error:
         raise StateError(f"{type(part).__name__}.load_state_dict: {described(error)}") from error

@@ -415,8 +415,6 @@ class Stubborn(Coin):
 
 
 def test_an_agent_that_cannot_load_its_weights_is_named_with_its_line() -> None:
-    said = (
-        r"do not fit the agent: Stubborn.load_state_dict: TypeError: no, thank you \(at .*_interface.py:\d+ in load"
-    )
+    said = r"do not fit the agent: Stubborn.load_state_dict: TypeError: no, thank you \(at .*_interface.py:\d+ in load"
     with pytest.raises(CheckpointError, match=said):
         Policy(lambda: Stubborn(Counter.spec), state={})
