@@ -78,6 +78,10 @@ class ChatAway(ChatError):
     """The server was down, busy or over its quota for too long, or the client was closed."""
 
 
+class StateError(DigirlDistError):
+    """An agent or algorithm cannot return its state, or load one."""
+
+
 class AgentError(DigirlDistError):
     """An agent cannot decide, or lacks a requested ability."""
 

@@ -9,8 +9,10 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import NoReturn
 
 from digirl_dist.errors import DigirlDistError, SettingsError
@@ -73,6 +75,36 @@ def end_by_signals_as_by_ctrl_c() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _interrupt)
+
+
+@contextmanager
+def interruptions_wait() -> Iterator[None]:
+    """Has Ctrl-C, and signals that end the process as it does, wait for the end of the block; the second does not.
+
+    For imports of torch: what interrupts one is swallowed by its C++, or aborts the process. Changes nothing in another
+    thread than the main one, which gets no signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if len(came) > 1:
+            raise KeyboardInterrupt
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {each: handler for each in signals if callable(handler := signal.getsignal(each))}
+    for each in before:
+        signal.signal(each, note)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _interrupt(*_: object) -> None:

@@ -67,7 +67,9 @@ def settings():
     parts = [
         "# Settings\n",
         "Every key of the configuration, as `key=value` on the command line or in a YAML file below `config/`. A value "
-        "that is out of its range, or of another type, is refused in one line before anything starts.\n",
+        "that is out of its range, or of another type, is refused in one line before anything starts. So is a key on "
+        "the command line that nothing reads with the other settings, such as `evaluation.episodes=8` without "
+        "`evaluation.every`; a file may hold most of these for the commands that read them.\n",
         *section("Top level", "", Settings),
         *(part for name, kind in groups(Settings) for part in section(name, f"{name}.", kind)),
     ]

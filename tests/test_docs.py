@@ -15,6 +15,7 @@ import pytest
 import scripts
 
 from digirl_dist.assembly.parts import build_device
+from digirl_dist.assembly.validate import refuse_before_start
 from digirl_dist.cli.command import command, names
 from digirl_dist.settings import configuration, key_places
 from digirl_dist.settings.keys import keys_of
@@ -28,6 +29,14 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     return scripts.script("docs")
+
+
+def test_the_device_of_ones_own_runs_with_the_words_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "environments.md").read_text()
+    (tmp_path / "my_file.py").write_text(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0])
+    [words] = re.findall(r"`(emulator=custom [^`]*)` runs it", page)
+    monkeypatch.chdir(tmp_path)
+    refuse_before_start(configuration.load(HERE, "host", ["dry_run=true", *words.split()]), None)
 
 
 @pytest.mark.component

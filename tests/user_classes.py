@@ -6,6 +6,7 @@ import ctypes
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -149,6 +150,11 @@ class HeavyCoin(Coin):
     def __init__(self, spec: EmulatorSpec, megabytes: int) -> None:
         super().__init__(spec)
         self.ballast = nn.Parameter(torch.zeros(megabytes * 250_000))
+
+
+def ends_the_process(_: Any) -> bool:
+    """Was written for a script."""
+    sys.exit(0)
 
 
 def acted_as_wanted(trajectory: Any) -> bool:

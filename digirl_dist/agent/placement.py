@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from digirl_dist.agent import Agent, AgentFactory
-from digirl_dist.errors import CheckpointError
+from digirl_dist.errors import CheckpointError, StateError
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.digirl_checkpoint import DigirlCheckpoint
+from digirl_dist.user_code.state import load_state
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class StartedFrom:
         """Raises CheckpointError for a policy of another shape."""
         agent = self.factory()
         try:
-            agent.load_state_dict(self.checkpoint.state())
-        except (RuntimeError, KeyError, ValueError) as error:
+            load_state(agent, self.checkpoint.state())
+        except (StateError, KeyError) as error:
             raise CheckpointError(
                 f"start_from={self.checkpoint.folder} does not fit the configured agent; use the agent's settings of "
                 f"the run that it comes from ({' '.join(str(error).split())[:200]} …)"

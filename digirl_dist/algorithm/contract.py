@@ -10,6 +10,7 @@ import torch
 
 from digirl_dist.errors import CheckpointError, TrainingError
 from digirl_dist.storage.safe_torch_load import is_loaded, require_plain
+from digirl_dist.user_code.state import saved_state
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import Algorithm
@@ -20,7 +21,7 @@ _SEQUENCES = (list, tuple, set)
 
 def state_of(algorithm: Algorithm) -> dict[str, Any]:
     """Returns the algorithm's state. Raises CheckpointError for one that a checkpoint would take and not give back."""
-    state: Any = algorithm.state_dict()
+    state: Any = saved_state(algorithm)
     wrong = _unreadable(state, "", set()) if isinstance(state, Mapping) else f"a {_named(type(state))}"
     if wrong:
         raise CheckpointError(

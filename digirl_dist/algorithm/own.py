@@ -11,6 +11,7 @@ from digirl_dist.user_code.entry_point import construct, load_callable, load_ent
 if TYPE_CHECKING:
     from digirl_dist.algorithm import AlgorithmFactory
 
+_KEY = "algorithm.entry_point"
 _METHODS = ("update", "state_dict", "load_state_dict")
 
 
@@ -27,10 +28,10 @@ class OwnAlgorithm(AlgorithmPlugin):
     @property
     def episodes_per_start(self) -> int:
         """Raises SettingsError for an entry point that cannot be found."""
-        return int(getattr(load_entry_point(self.entry_point), "group_size", 1))
+        return int(getattr(load_entry_point(self.entry_point, _KEY), "group_size", 1))
 
     def build(self, context: LearningContext) -> AlgorithmFactory:
         """The class travels inside, so ranks need not find the file."""
         named = {"seed": context.seed, **self.kwargs}
-        kind = load_callable(self.entry_point, [None], {"peers": None, **named})
+        kind = load_callable(self.entry_point, _KEY, [None], {"peers": None, **named})
         return lambda agent, peers: construct(kind, _METHODS, agent, peers=peers, **named)

@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from digirl_dist.errors import SettingsError
+from digirl_dist.settings.paths import expanded
 
 _Kind = TypeVar("_Kind")
 
 
 def folder(name: str, given: str | os.PathLike[str]) -> Path:
     """Returns a path with ``~`` expanded. Raises TypeError if it is none, SettingsError for an unknown user's home."""
-    path = Path(of_kind(name, given, (str, os.PathLike), "the path of a folder, as 'runs/demo'"))
-    try:
-        return path.expanduser()
-    except RuntimeError as error:
-        raise SettingsError(f"{name}={given!r}: {error} Write the whole path") from error
+    return expanded(of_kind(name, given, (str, os.PathLike), "the path of a folder, as 'runs/demo'"), name)
 
 
 def of_kind(name: str, given: _Kind, kind: Any, wanted: str) -> _Kind:

@@ -16,6 +16,7 @@ from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.of_ranks import newest_of_rank, of_rank
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.trajectory import Trajectory
+from digirl_dist.user_code.state import load_state
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import Algorithm
@@ -84,7 +85,7 @@ def _outcomes(run: Run, episode: Trajectory) -> tuple[list[StepOutcome], str]:
         return [], f"checkpoint {iteration + 1} is not kept, or the update has not been made yet"
     checkpoints = Checkpoints(run.folder / "checkpoints")
     before, after = (checkpoints.open(each).trainer_state()["algorithm"] for each in (iteration, iteration + 1))
-    algorithm.load_state_dict(before)
+    load_state(algorithm, before)
     fresh, replay = _learned_from(run, episode, settings)
     if all(each.ticket.key != episode.ticket.key for each in fresh):
         return [], "the update did not see it: its policy was too old, or the episode counts in another iteration"

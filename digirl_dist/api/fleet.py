@@ -24,6 +24,7 @@ from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage.episode_index import summarise
 from digirl_dist.tasks import Plan, Task
 from digirl_dist.types import Closeable, Json
+from digirl_dist.user_code.state import saved_state
 
 if TYPE_CHECKING:
     from digirl_dist.api.policy import Policy
@@ -36,9 +37,17 @@ _MOST_EPISODES = 10**6
 """All tickets of a round are in memory."""
 _MEASURES = {"task_mode": "evaluate"}
 """Nothing is learned, so every episode is awaited."""
+_OF_LEARNING = (
+    *("task_mode", "train_algorithm", "train_mode", "train_iterations", "eval_iterations", "algorithm", "offline"),
+    *("evaluation", "start_from", "save_freq", "keep_checkpoints", "loggers", "logger_project", "wandb_project"),
+    *("media", "close", "quorum", "deadline_s", "collect_ahead", "max_staleness", "distributed"),
+)
 _DECIDED = {
-    "task_mode": "a fleet measures: it learns nothing",
+    **dict.fromkeys(_OF_LEARNING, "a fleet measures: it learns nothing"),
     "agent": "a fleet acts with the agent of the policy that it is given",
+    "rollout_size": "collect(policy, episodes=…) says how many",
+    "seed": "collect(policy, seed=…) has it",
+    "task_order": "collect runs the tasks in their order",
 }
 """Settings of ``train`` that are none of a fleet's -> why."""
 
@@ -48,9 +57,9 @@ class Fleet(Closeable):
 
     ``Fleet.dry_run()`` starts localhost workers behind real SSH servers, ``Fleet.ray()`` actors of a Ray cluster, and
     ``Fleet.inline()`` emulators on this machine only. All take the settings of ``train``, but for ``agent`` and
-    ``task_mode``. ``workers`` are entries of ``worker_ips``; without them, those of the YAML file are used. Use a fleet
-    as a context manager, or call ``close``; one that nobody closed ends with the process, at the latest. It belongs to
-    the process that opened it: a forked child opens its own.
+    those of learning. ``workers`` are entries of ``worker_ips``; without them, those of the YAML file are used. Use a
+    fleet as a context manager, or call ``close``; one that nobody closed ends with the process, at the latest. It
+    belongs to the process that opened it: a forked child opens its own.
 
     The workers start with the first policy. All later policies must have the same agent, but may have other weights.
     With ``save_path``, episodes are kept in that folder, which ``digirl-dist view`` shows: a new one, or one that a
@@ -190,7 +199,7 @@ class Fleet(Closeable):
         """The policy as it is now, under a version of the fleet's own: the number of policies before it."""
         from digirl_dist.storage.checkpoint import Checkpoints, describe
 
-        state = {name: tensor.detach().cpu() for name, tensor in policy.agent.state_dict().items()}
+        state = {name: tensor.detach().cpu() for name, tensor in saved_state(policy.agent).items()}
         weights = describe(state)
         if self._sent is None or self._sent[0] is not policy or self._sent[1].tensors != weights:
             checkpoints = Checkpoints(self._folder / "checkpoints", keep=3, policy=policy.described)

@@ -10,11 +10,12 @@ import numpy as np
 
 from digirl_dist.agent import ActionProbabilities, Agent, ExplainingAgent, contract
 from digirl_dist.api import arguments
-from digirl_dist.errors import AgentError, CheckpointError
+from digirl_dist.errors import AgentError, CheckpointError, StateError
 from digirl_dist.storage.checkpoint import Checkpoint, read_checkpoint
 from digirl_dist.trajectory import Decision, NoDecision, Observation
 from digirl_dist.types import Json
-from digirl_dist.user_code.entry_point import construct
+from digirl_dist.user_code.entry_point import construct, refuse_uncallable
+from digirl_dist.user_code.state import load_state
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +32,8 @@ class Policy:
     """Acts on observations. ``Run(...).policy()`` returns a run's policy; ``Policy(MyAgent)`` has fresh weights.
 
     ``agent`` is a class or function without arguments that builds the agent. ``state`` holds the weights of its
-    ``state_dict``; without it, ``seed`` determines fresh ones. Raises CheckpointError if the weights do not fit.
+    ``state_dict``; without it, ``seed`` determines fresh ones. Raises CheckpointError if the weights do not fit,
+    SettingsError if the agent cannot be made.
     """
 
     def __init__(
@@ -45,6 +47,8 @@ class Policy:
 
         if not callable(agent):
             raise TypeError(f"agent must be a class or function that makes one, as Policy(MyAgent), not {agent!r:.80}")
+        name = getattr(agent, "__name__", "MyAgent")
+        refuse_uncallable(f"{name} is made without arguments; give it some by Policy(lambda: {name}(…))", agent)
         seed = arguments.whole("seed", seed, 0, _LARGEST_SEED)
         self.factory = agent
         self.version = arguments.whole("version", version, 0)
@@ -59,8 +63,8 @@ class Policy:
         if state is not None:
             arguments.of_kind("state", state, Mapping, "a state_dict")
             try:
-                self.agent.load_state_dict(state)
-            except RuntimeError as error:
+                load_state(self.agent, state)
+            except StateError as error:
                 raise CheckpointError(f"the weights do not fit the agent: {error}") from error
         self.agent.train(False)
         self._rng = np.random.default_rng(seed)

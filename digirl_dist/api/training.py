@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from digirl_dist.api import arguments
 from digirl_dist.api.run import Run
+from digirl_dist.exit_status import interruptions_wait
 from digirl_dist.parallel.rank import launched_rank
 from digirl_dist.settings.keys import written
+from digirl_dist.settings.unread import refuse_others_overrides
 
 if TYPE_CHECKING:
     from digirl_dist.settings import Settings
@@ -26,9 +28,11 @@ def train(config: str = "host", /, *, config_path: str = CONFIG_PATH, **settings
 
     Raises SettingsError before anything starts, and other DigirlDistErrors as in docs/faults.md.
     """
-    from digirl_dist.assembly import run, validate
+    with interruptions_wait():
+        from digirl_dist.assembly import run, validate
 
     composed = compose(config, settings, config_path)
+    refuse_others_overrides(list(overrides(settings)), ranks=False)
     validate.refuse_before_start(composed, launched_rank(os.environ))
     run.run(composed)
     return Run(composed.save_path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +15,7 @@ from digirl_dist.chat.lora_server import LoraServer
 from digirl_dist.errors import SettingsError
 from digirl_dist.inference.engine_policies import EnginePolicies, Outages
 from digirl_dist.settings import OpenAIEngineSettings
+from digirl_dist.settings.paths import expanded
 
 if TYPE_CHECKING:
     from digirl_dist.assembly.collector import RunContext
@@ -38,7 +38,7 @@ def build_engine(context: RunContext, engine: OpenAIEngineSettings) -> EnginePol
 def _compared(context: RunContext, engine: OpenAIEngineSettings, server: LoraServer) -> ServedVlm:
     """Builds the agent, compares the server with it, and lets it go."""
     context.status.host("compare the server of engine.url with agent.model")
-    folder = Path(engine.adapters).expanduser() if engine.adapters else context.folder.root / "adapters"
+    folder = expanded(engine.adapters, "engine.adapters") if engine.adapters else context.folder.root / "adapters"
     settings = context.settings.agent
     assert isinstance(settings, VlmSettings)
     with torch.random.fork_rng(devices=[]):

@@ -214,7 +214,7 @@ def build_judge(settings: Settings, verdicts: Path, events: Events) -> Judge | N
             from digirl_dist.judge.predicate import PredicateJudge
 
             name = str(settings.predicate)
-            return PredicateJudge(load_entry_point(name), name)
+            return PredicateJudge(load_entry_point(name, "predicate"), name)
         case Success.judge:
             from digirl_dist.chat.client import key_of
             from digirl_dist.judge.model import ModelJudge

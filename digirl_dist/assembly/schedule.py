@@ -13,7 +13,9 @@ from digirl_dist.tasks import Plan, Task
 
 
 def offline_iterations(settings: Settings) -> int:
-    """Returns how many updates are made before anything is collected."""
+    """Returns how many updates are made before anything is collected; none where nothing is learned."""
+    if only_measures(settings):
+        return 0
     match settings.train_mode:
         case TrainMode.online:
             return 0

@@ -10,8 +10,15 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from digirl_dist.assembly.collectors.ssh import slurm_says
-from digirl_dist.assembly.parts import build_device, emulator_of, packed_for_workers
-from digirl_dist.assembly.validate import refuse_contradictions
+from digirl_dist.assembly.parts import (
+    build_agent,
+    build_algorithm,
+    build_device,
+    emulator_of,
+    packed_for_workers,
+    placed,
+)
+from digirl_dist.assembly.validate import refuse_unstartable
 from digirl_dist.doctor.check import HOST, Check
 from digirl_dist.doctor.examine import Target, examine
 from digirl_dist.doctor.host import examine_emulators, examine_host
@@ -69,8 +76,9 @@ def doctor(settings: Settings, try_emulators: bool, status: Status) -> Iterator[
     yield from examine_host(settings)
     with ExitStack() as stack:
         try:
-            refuse_contradictions(settings)
-            device = build_device(settings, settings.emulator)
+            device = refuse_unstartable(settings)
+            placed(settings, build_agent(settings, device.spec))  # an extra may be missing, or the device
+            build_algorithm(settings, device)
             targets = _targets(settings, device, try_emulators, stack)
             nodes = slurm_says(settings) if settings.parallel is Parallel.host and not settings.dry_run else {}
         except (SettingsError, ClusterError) as error:

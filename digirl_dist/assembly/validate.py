@@ -21,6 +21,7 @@ from digirl_dist.assembly.parts import (
     framework_of,
     run_root,
 )
+from digirl_dist.emulator.plugins import Device
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.report import loggers
@@ -44,6 +45,7 @@ from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.paths import refuse_bad_paths
 from digirl_dist.settings.plugins import ALGORITHM, settings_classes
 from digirl_dist.settings.ranges import refuse_out_of_range
+from digirl_dist.settings.unread import refuse_unread
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.provenance import refuse_changes
 from digirl_dist.storage.start import start_of
@@ -68,7 +70,8 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None, command:
     """
     refuse_out_of_range(settings)
     refuse_bad_paths(settings, emulators_here=settings.parallel is not Parallel.host or settings.dry_run)
-    _refuse_unread(settings)
+    refuse_unread(settings)
+    _refuse_unread_labels(settings)
     match command:
         case Command.run:
             _refuse_launch(settings, rank)
@@ -97,24 +100,33 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None, command:
 
 def refuse_before_start(settings: Settings, rank: Rank | None) -> None:
     """Raises SettingsError for all that can be known without torch: contradictions, the emulator, tasks, workers."""
+    refuse_unstartable(settings, rank)
+    if settings.parallel is Parallel.host and needs_emulators(settings):
+        if isinstance(settings.engine, OpenAIEngineSettings):
+            from digirl_dist.chat.lora_server import reach
+
+            reach(settings.engine)
+        collector_plugin(settings).reach(settings, _is_new(settings))
+
+
+def refuse_unstartable(settings: Settings, rank: Rank | None = None) -> Device:
+    """Returns the emulator. Raises SettingsError for what can be known without torch and without other machines."""
     refuse_contradictions(settings, rank)
     device = build_device(settings, settings.emulator)
     if isinstance(agent_plugin(settings), CustomAgentSettings):
         agent_plugin(settings).build(device.spec)
     if settings.algorithm.entry_point is not None:
         build_algorithm(settings, device)
-    is_new = not Checkpoints(run_root(settings) / "checkpoints").has_any()
-    nothing_to_measure = is_new and settings.start_from is None and agent_plugin(settings).learns
+    nothing_to_measure = _is_new(settings) and settings.start_from is None and agent_plugin(settings).learns
     if settings.task_mode is TaskMode.evaluate and nothing_to_measure:
         raise SettingsError(
             f"save_path={settings.save_path} holds no checkpoint to measure: name the folder of a run, or train first"
         )
-    if settings.parallel is Parallel.host and needs_emulators(settings):
-        if isinstance(settings.engine, OpenAIEngineSettings):
-            from digirl_dist.chat.lora_server import reach
+    return device
 
-            reach(settings.engine)
-        collector_plugin(settings).reach(settings, is_new)
+
+def _is_new(settings: Settings) -> bool:
+    return not Checkpoints(run_root(settings) / "checkpoints").has_any()
 
 
 def loggers_of(settings: Settings) -> list[str]:
@@ -143,7 +155,7 @@ def _refuse_launch(settings: Settings, rank: Rank | None) -> None:
 
 def _refuse_resume(settings: Settings) -> None:
     """What would make the run that is in the run folder another one."""
-    if not only_measures(settings) and Checkpoints(run_root(settings) / "checkpoints").has_any():
+    if not (only_measures(settings) or _is_new(settings)):
         refuse_changes(run_root(settings), as_mapping(settings))
 
 
@@ -186,27 +198,10 @@ def _refuse_modes(settings: Settings) -> None:
         )
 
 
-def _refuse_unread(settings: Settings) -> None:
-    """What nothing reads as the others are, so that the run would be another one than was meant."""
+def _refuse_unread_labels(settings: Settings) -> None:
     if getattr(settings.emulator, "labels", False) and not getattr(settings.agent, "labels", False):
         how = "needs agent.labels=true" if settings.agent.name == "device" else "is for agent=device"
         raise SettingsError(f"emulator.labels=true {how}: nothing else reads the names of what is on the screen")
-    if settings.offline.data and settings.train_mode is TrainMode.online and not only_measures(settings):
-        raise SettingsError(
-            "offline.data is not read with train_mode=online: add train_mode=offline or train_mode=offline_to_online, "
-            "or leave it out (offline.data=[])"
-        )
-    if settings.predicate is not None and settings.success is not Success.predicate:
-        raise SettingsError(
-            f"predicate={settings.predicate} is not asked with success={settings.success.value}: add "
-            "success=predicate, or leave it out (predicate=null)"
-        )
-    if settings.algorithm.kwargs and settings.algorithm.entry_point is None:
-        raise SettingsError("algorithm.kwargs are for a class of yours: add algorithm.entry_point, or leave them out")
-    if settings.trainer.shard_blocks and not settings.trainer.shard:
-        raise SettingsError(
-            "trainer.shard_blocks says how an agent is sharded: add trainer.shard=true, or leave it out"
-        )
 
 
 def _refuse_collection(settings: Settings) -> None:
@@ -237,7 +232,7 @@ def _refuse_judge(settings: Settings) -> None:
         case Success.predicate:
             if settings.predicate is None:
                 raise SettingsError("success=predicate needs a function of yours: predicate=my_file:is_done")
-            load_entry_point(settings.predicate)
+            load_entry_point(settings.predicate, "predicate")
         case Success.judge:
             from digirl_dist.judge.prompt import refuse_unknown_placeholders
 

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 
 from digirl_dist.cli.completion import complete_override
 from digirl_dist.errors import SettingsError
-from digirl_dist.settings.keys import quoted
+from digirl_dist.settings.keys import key_of, quoted
+from digirl_dist.settings.paths import expanded
 from digirl_dist.settings.places import HERE
 
 if TYPE_CHECKING:
     from digirl_dist.settings import Settings
     from digirl_dist.settings.configuration import Source
 
+RUN = "runs/host"
+"""The run folder that commands look at unless another is named: the ``save_path`` of host.yaml."""
 _OFTEN_USED = """\
 often used:
   dry_run=true                       localhost workers behind real SSH servers instead of worker_ips
@@ -53,15 +56,7 @@ def add_configuration(parser: argparse.ArgumentParser, name: str = "host") -> No
 
 def add_run_folder(parser: argparse.ArgumentParser) -> None:
     about = "the run's folder, its save_path"
-    parser.add_argument("run", nargs="?", type=path, metavar="RUN", default="runs/host", help=about)
-
-
-def path(text: str) -> Path:
-    """Returns the path that somebody typed. Raises SettingsError for the home folder of a user whom nobody knows."""
-    try:
-        return Path(text).expanduser()
-    except RuntimeError as error:
-        raise SettingsError(f"{text}: {error} Write the whole path") from error
+    parser.add_argument("run", nargs="?", type=expanded, metavar="RUN", default=RUN, help=about)
 
 
 def add_emulator(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +75,8 @@ def settings_of(options: argparse.Namespace) -> Settings:
     from digirl_dist.settings import configuration
 
     chosen = [f"emulator={options.emulator}"] if options.emulator else []
+    if both := [each for each in options.overrides if chosen and key_of(each) == "emulator"]:
+        raise SettingsError(f"{both[0]} and --emulator {options.emulator} say the same twice: leave one of them out")
     return configuration.load(options.config_path, options.config_name, [*chosen, *options.overrides])
 
 
@@ -92,6 +89,6 @@ def of_run_folder(folder: Path, overrides: Sequence[str]) -> Source:
     from digirl_dist.storage.run_folder import existing_run
 
     root = existing_run(folder).resolve()
-    if elsewhere := [each for each in overrides if each.partition("=")[0].lstrip("+") == "save_path"]:
+    if elsewhere := [each for each in overrides if key_of(each) == "save_path"]:
         raise SettingsError(f"{elsewhere[0]} contradicts {folder}, whose configuration this is: leave one of them out")
     return Source(str(root), "config", (f"save_path={quoted(str(root))}", *overrides))

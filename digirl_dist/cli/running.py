@@ -6,9 +6,10 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from digirl_dist.exit_status import end_by_signals_as_by_ctrl_c
+from digirl_dist.exit_status import end_by_signals_as_by_ctrl_c, interruptions_wait
 from digirl_dist.parallel.rank import launched_rank
 from digirl_dist.report.output import shown
+from digirl_dist.settings.unread import refuse_others_overrides
 
 if TYPE_CHECKING:
     from digirl_dist.settings.configuration import Source
@@ -25,12 +26,14 @@ def run(source: Source, watched: bool = True, last: int | None = None) -> int:
         from digirl_dist.assembly import validate
 
         settings = source.load()
+        refuse_others_overrides(source.overrides, ranks=False)
         progress.work_on(settings.save_path)
         if notice := source.notice:
             progress.say(notice)
         validate.refuse_before_start(settings, rank)
         progress.status.host("load torch and the parts of the run")
-        from digirl_dist.assembly import run as assembled
+        with interruptions_wait():
+            from digirl_dist.assembly import run as assembled
 
         assembled.run(settings, source if watched else None, progress, last)
     return 0

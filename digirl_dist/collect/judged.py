@@ -81,7 +81,7 @@ class JudgedCollector:
                 verdict = self._judge.verdict(trajectory)
             except DigirlDistError as error:
                 future.set_exception(error)
-            except Exception:  # a fault of ours must not end this thread without a word
+            except BaseException:  # a fault of ours must not end this thread without a word
                 future.set_exception(JudgeError(f"internal error: {traceback.format_exc()}"))
             else:
                 place = trajectory.ticket.key.place()

@@ -10,6 +10,7 @@ from pathlib import Path
 from digirl_dist.doctor import judgement, probe
 from digirl_dist.doctor.check import HOST, Check
 from digirl_dist.doctor.requirements import MachineRequirements
+from digirl_dist.exit_status import interruptions_wait
 from digirl_dist.settings import Settings
 
 _ROOM_MB = 2000
@@ -38,7 +39,8 @@ def _disk(folder: Path) -> Check:
 
 def _torch() -> Check:
     try:
-        import torch
+        with interruptions_wait():
+            import torch
     except ImportError as error:
         return Check(HOST, "torch", False, f"cannot be imported: {error}", "pip install torch on the host")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"

@@ -23,6 +23,7 @@ from digirl_dist.errors import EmulatorError, SettingsError
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json
+from digirl_dist.user_code.blame import RAISED
 from digirl_dist.user_code.entry_point import import_module, load_entry_point
 
 EnvMaker = Callable[[], gymnasium.Env[Any, Any]]
@@ -123,7 +124,7 @@ def gymnasium_factory(settings: GymnasiumSettings) -> EmulatorFactory:
     registration. Raises SettingsError for an environment that does not exist.
     """
     make = environment_maker(settings)
-    touch = None if settings.touch is None else load_entry_point(settings.touch)
+    touch = None if settings.touch is None else load_entry_point(settings.touch, "emulator.touch")
     return partial(GymnasiumEmulator, make, settings.success_reward or 0.0, tuple(settings.observe), touch)
 
 
@@ -143,7 +144,7 @@ def gymnasium_spec(factory: EmulatorFactory) -> EmulatorSpec:
             return emulator.measured_spec()
     except SettingsError:
         raise
-    except Exception as exc:
+    except RAISED as exc:
         raise SettingsError(f"the Gymnasium environment cannot be built: {_in_one_line(exc)}") from exc
 
 
@@ -166,14 +167,14 @@ def _env_spec(settings: GymnasiumSettings) -> EnvSpec:
             "emulator.id=null or emulator.entry_point=null"
         )
     if settings.entry_point is not None:
-        creator = load_entry_point(settings.entry_point)
+        creator = load_entry_point(settings.entry_point, "emulator.entry_point")
         return EnvSpec(id=f"{settings.entry_point}-v0", entry_point=creator, kwargs=dict(settings.kwargs))
     registered = _registered(str(settings.id))
     creator = registered.entry_point
     if isinstance(creator, str):
         try:
             creator = load_env_creator(creator)
-        except Exception as exc:
+        except RAISED as exc:
             raise SettingsError(f"{settings.id} cannot be imported: {_in_one_line(exc)}") from exc
     return dataclasses.replace(registered, entry_point=creator, kwargs={**registered.kwargs, **settings.kwargs})
 

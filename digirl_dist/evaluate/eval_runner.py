@@ -21,10 +21,17 @@ from digirl_dist.capacity import let_waiting_threads_sleep
 from digirl_dist.errors import SettingsError
 from digirl_dist.evaluate.jobs import EvalJob, read_jobs
 from digirl_dist.evaluate.results import DONE, FAILED, INCOMPLETE, JobResult, OutputFolder, merge, table, wait_for_all
-from digirl_dist.exit_status import Parser, end_by_signals_as_by_ctrl_c, end_without_a_search_for_garbage, exit_status
+from digirl_dist.exit_status import (
+    Parser,
+    end_by_signals_as_by_ctrl_c,
+    end_without_a_search_for_garbage,
+    exit_status,
+    interruptions_wait,
+)
 from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
 from digirl_dist.parallel.rank import Rank, launched_rank
 from digirl_dist.plain_text import printable
+from digirl_dist.settings.paths import PathUse, expanded, refuse_unwritable
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,8 @@ class EvalRun:
         return result is not None and result.status == DONE
 
     def _run_one(self, job: EvalJob) -> bool:
-        from digirl_dist.evaluate.measure import measure
+        with interruptions_wait():
+            from digirl_dist.evaluate.measure import measure
 
         print(f"rank {self.rank.rank} ({self.device}) runs {job.name}", flush=True)
         started = time.monotonic()
@@ -104,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_arguments(parser)
     let_waiting_threads_sleep()
     end_without_a_search_for_garbage()
-    return execute(parser.parse_args(argv))
+    return exit_status(lambda: execute(parser.parse_args(argv)))
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -116,14 +124,15 @@ def execute(options: argparse.Namespace) -> int:
 
 def _prepared(options: argparse.Namespace) -> EvalRun:
     """Checks everything before any job runs. Raises SettingsError."""
-    listed = read_jobs(options.eval_jobs_config.expanduser())
+    listed = read_jobs(options.eval_jobs_config)
     rank = launched_rank(os.environ)
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     wanted = DeviceRequest(listed.device, options.policy_device, options.policy_device_id)
     device = resolve_device(wanted, rank, visible_devices(mask))
-    folder = OutputFolder(options.output_dir.expanduser().resolve(), _launched_at(rank))
+    folder = OutputFolder(options.output_dir.resolve(), _launched_at(rank))
     if options.resume and not folder.root.is_dir():
         raise SettingsError(f"--resume: {folder.root} is not there; leave --resume out, or name the right --output_dir")
+    refuse_unwritable("--output_dir", folder.root, PathUse.output_folder)
     folder.root.mkdir(parents=True, exist_ok=True)
     jobs = [job.pinned() for job in listed.jobs]
     for job in jobs:
@@ -141,8 +150,8 @@ def _launched_at(rank: Rank | None) -> float:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--eval_jobs_config", type=Path, required=True, help="the list of jobs, JSON or YAML")
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/eval_jobs"), help="datasets and results.json")
+    parser.add_argument("--eval_jobs_config", type=expanded, required=True, help="the list of jobs, JSON or YAML")
+    parser.add_argument("--output_dir", type=expanded, default=Path("runs/eval_jobs"), help="datasets and results.json")
     parser.add_argument("--continue_on_error", action="store_true", help="run the other jobs when one fails")
     parser.add_argument("--resume", action="store_true", help="continue in --output_dir; fail if it does not exist")
     parser.add_argument("--policy_device", help="cpu, cuda, cuda:N; beats the device in the list of jobs")

@@ -14,6 +14,8 @@ import msgspec
 
 from digirl_dist.errors import EvalJobsError, SettingsError
 from digirl_dist.parallel.compute_device import AUTO
+from digirl_dist.settings.keys import key_of
+from digirl_dist.settings.paths import expanded
 from digirl_dist.settings.safe_yaml import read_yaml
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.digest import digest
@@ -54,7 +56,7 @@ class EvalJob:
     @property
     def checkpoints(self) -> Checkpoints:
         """Those of the run in ``save_path``."""
-        return Checkpoints(Path(str(self.save_path)).expanduser() / "checkpoints")
+        return Checkpoints(expanded(str(self.save_path), "save_path") / "checkpoints")
 
     def pinned(self) -> EvalJob:
         """Returns the job with the checkpoint that it evaluates now: a run may go on while the job is interrupted."""
@@ -114,7 +116,7 @@ def _job(entry: Any, where: str) -> EvalJob:
     if job.checkpoint is not None and job.save_path is None:
         raise EvalJobsError(f"{where} has a checkpoint and no save_path: name the run that it is of")
     for override in job.overrides:
-        key = override.lstrip("+").partition("=")[0]
+        key = key_of(override)
         if key in _INSTEAD:
             raise EvalJobsError(f"{where} has {override!r:.200} in its overrides: {_INSTEAD[key]} says that")
     return job

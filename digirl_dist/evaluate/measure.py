@@ -31,6 +31,7 @@ from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Plan
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
+from digirl_dist.user_code.state import saved_state
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def _checkpoint(job: EvalJob, agent: AgentFactory, work: Path) -> Checkpoint:
     fresh = Checkpoints(work / "checkpoints")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
-        return fresh.newest() or fresh.save(0, agent().state_dict(), {}, {})
+        return fresh.newest() or fresh.save(0, saved_state(agent()), {}, {})
 
 
 def _metrics(episodes: Sequence[Trajectory], checkpoint: Checkpoint) -> dict[str, Json]:

@@ -43,15 +43,17 @@ def export(run: Path, name: str, destination: Path) -> Path:
     refuse_unwritable("destination", destination, PathUse.output_folder)
     from digirl_dist.export.source import Source
 
+    source = Source(run)
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", suffix=".part", dir=destination.parent))
         try:
-            module.write(Source(run), part)
+            module.write(source, part)
             part.chmod(0o755)
             part.rename(destination)
         finally:
             shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
-        raise RunFolderError(f"{destination} cannot be written: {error.strerror or error}") from error
+        place = error.filename or destination
+        raise RunFolderError(f"{place} cannot be read or written: {error.strerror or error}") from error
     return destination

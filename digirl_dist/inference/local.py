@@ -18,6 +18,7 @@ from digirl_dist.inference.requests import (
 )
 from digirl_dist.storage.checkpoint import State
 from digirl_dist.trajectory import Decision, NoDecision
+from digirl_dist.user_code.state import load_state
 
 
 class LocalPolicies:
@@ -42,7 +43,7 @@ class LocalPolicies:
         self._torch()
         agent = self._retired.pop() if self._retired else self._factory()
         agent.train(False)
-        agent.load_state_dict(state)
+        load_state(agent, state)
         self._serving[version] = agent
 
     def same(self, version: int, other: int) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from digirl_dist.errors import JudgeError
 from digirl_dist.judge import Verdict
 from digirl_dist.trajectory import Trajectory
+from digirl_dist.user_code.blame import RAISED, described
 
 
 class PredicateJudge:
@@ -24,8 +25,8 @@ class PredicateJudge:
         place = f"predicate {self._name}, episode {trajectory.episode_id}"
         try:
             success = self._predicate(trajectory)
-        except Exception as error:
-            raise JudgeError(f"{place}: {type(error).__name__}: {error}") from error
+        except RAISED as error:
+            raise JudgeError(f"{place}: {described(error)}") from error
         if not isinstance(success, bool | np.bool_):
             raise JudgeError(f"{place}: it returned {success!r}, which is neither True nor False")
         return Verdict(bool(success))

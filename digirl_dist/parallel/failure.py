@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from digirl_dist.errors import CheckpointError, EmulatorError, PeerError, RunFolderError, SettingsError
+from digirl_dist.errors import CheckpointError, EmulatorError, PeerError, RunFolderError, SettingsError, StateError
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.plain_text import printable
 
@@ -49,7 +49,7 @@ def telling(rank: Rank) -> Iterator[None]:
         yield
     except SettingsError:
         raise  # one line says it all
-    except (CheckpointError, EmulatorError, PeerError, RunFolderError) as error:  # so it does of these
+    except (CheckpointError, EmulatorError, PeerError, RunFolderError, StateError) as error:  # so it does of these
         say(rank, f"failed: {error}\n")
         raise
     except Exception:

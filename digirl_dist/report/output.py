@@ -31,7 +31,7 @@ def shown(doing: str, stream: TextIO | None) -> Iterator[Progress]:
 
     A terminal is left clean however the block ends. Once nobody reads a pipe any more nothing is written to it.
     """
-    output = Terminal(stream) if stream is not None and _is_terminal(stream) else Lines(stream)
+    output = Terminal(stream) if stream is not None and is_terminal(stream) else Lines(stream)
     progress = Progress(Status(doing=doing), output)
     output.open(progress)
     try:
@@ -99,7 +99,7 @@ class Terminal:
         if isinstance(self._stream, io.TextIOWrapper):
             self._stream.reconfigure(errors="replace")
         console = Console(file=self._stream, force_terminal=True, highlight=False, markup=False, emoji=False)
-        both = _is_terminal(sys.stderr)
+        both = is_terminal(sys.stderr)
         self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stderr=both)
         self._live.start()
         console.show_cursor(True)  # a process that is killed could not show it again
@@ -149,7 +149,8 @@ class Terminal:
                 return
 
 
-def _is_terminal(stream: TextIO | None) -> bool:
+def is_terminal(stream: TextIO | None) -> bool:
+    """Returns whether text can be redrawn there; False for a stream that was closed before this process began."""
     try:
         return stream is not None and stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
     except ValueError:  # it is closed

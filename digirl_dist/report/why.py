@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ _NEAR = 0.5
 def explain(folder: Path) -> str:
     """Explains a run folder. Raises SettingsError if it has no status, RunFolderError if that is damaged."""
     path = folder / "status.json"
-    if not path.exists():
+    if not os.path.exists(path):  # False also for one that may not be looked at
         existing_run(folder)
         raise SettingsError(f"{folder} has no status.json, which runs write as they go on: `digirl-dist view` shows it")
     try:

@@ -26,7 +26,7 @@ from digirl_dist.plain_text import HIDDEN, hide, secrets_of, without_secrets_in
 from digirl_dist.settings import Settings
 from digirl_dist.settings.digirl_files import is_digirl, translated
 from digirl_dist.settings.key_places import free_keys, options_of_groups
-from digirl_dist.settings.keys import keys_of, quoted, types_of
+from digirl_dist.settings.keys import key_of, keys_of, quoted, types_of
 from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.paths import Input
 from digirl_dist.settings.places import find_folder, own_folder
@@ -34,6 +34,7 @@ from digirl_dist.settings.plugins import COLLECTOR
 from digirl_dist.settings.ranges import refuse_out_of_range, shown
 from digirl_dist.settings.refusals import digirl_key, explained, first_line, nearest_key
 from digirl_dist.settings.safe_yaml import refuse_excess_in_files
+from digirl_dist.settings.unread import refuse_unread_overrides
 
 
 class _OwnFolder(SearchPathPlugin):  # type: ignore[misc]
@@ -69,7 +70,7 @@ class Source:
 
     def overrides_key(self, key: str) -> bool:
         """Whether the command line decides about ``key``, whatever the files say."""
-        return any(override.lstrip("+~").split("=", 1)[0] == key for override in self.overrides)
+        return key in map(key_of, self.overrides)
 
 
 def load(config_path: str, config_name: str, overrides: Sequence[str]) -> Settings:
@@ -96,6 +97,7 @@ def load(config_path: str, config_name: str, overrides: Sequence[str]) -> Settin
     if isinstance(settings, Settings):
         _refuse_keys_of_others(settings)
         _refuse_nested_texts(settings)
+        refuse_unread_overrides(settings, overrides)
     else:
         raise SettingsError(f"{config_name}.yaml is no configuration: let it begin with `defaults: [host, _self_]`")
     return settings

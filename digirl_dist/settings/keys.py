@@ -45,6 +45,16 @@ def types_of(kind: type, include_extras: bool = False) -> dict[str, Any]:
     return {each.name: hints[each.name] for each in fields(kind)}
 
 
+def key_of(override: str) -> str:
+    """Returns the key that an override of the command line is about: of ``++a.b@c=1`` it is ``a.b``."""
+    return override.lstrip("+~").partition("=")[0].partition("@")[0]
+
+
+def is_below(key: str, block: str) -> bool:
+    """Returns whether a dotted key is ``block``, or one of the keys in the block of that name."""
+    return f"{key}.".startswith(f"{block}.")
+
+
 def flat(value: Json, key: str = "", whole: Collection[str] = ()) -> Iterator[tuple[str, Json]]:
     """Yields the values of nested mappings by dotted key; those at the keys of ``whole`` stay as they are."""
     if isinstance(value, Mapping) and value and key not in whole:

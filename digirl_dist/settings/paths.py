@@ -64,6 +64,15 @@ def refuse_unwritable(name: str, path: Path, use: PathUse) -> None:
     _refuse(name, str(path.parent if use is PathUse.file else path), PathUse.output_folder)
 
 
+def expanded(text: str | os.PathLike[str], name: str = "") -> Path:
+    """Returns a path with ``~`` expanded. Raises SettingsError, which may call it ``name``, for an unknown user's."""
+    path = Path(text)
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise SettingsError(f"{name and f'{name}='}{path}: {error} Write the whole path") from error
+
+
 def uses_of(hint: Any) -> Iterator[PathUse | OnEmulators]:
     """Yields what the paths in a type are for."""
     if get_origin(hint) is Annotated:
@@ -109,7 +118,7 @@ def _cannot_be_made(path: Path) -> str:
     if any(len(os.fsencode(part)) > os.pathconf(there, "PC_NAME_MAX") for part in path.relative_to(there).parts):
         return "has a name that is too long: name another folder"
     if not _is_utf8(path):
-        return "is no UTF-8, and Arrow and safetensors write no other: name another folder"
+        return "is no UTF-8, and Arrow and safetensors write no other: name another folder, or set LC_ALL=C.UTF-8"
     return ""
 
 

@@ -92,8 +92,8 @@ def _numbers(name: str, hint: Any, value: Any) -> Iterator[tuple[str, Any, Any]]
 
 def _is_within(value: Any, bounds: Any) -> bool:
     meta = _meta(bounds)
-    if isinstance(value, list):
-        return (meta.min_length or 0) <= len(value) <= meta.max_length  # type: ignore[operator]
+    if get_args(bounds)[0] not in (int, float):
+        return isinstance(value, list) and (meta.min_length or 0) <= len(value) <= meta.max_length  # type: ignore[operator]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     above = value > meta.gt if meta.gt is not None else value >= meta.ge  # type: ignore[operator]

@@ -35,7 +35,13 @@ def ask(command: list[str], input: str = "", environ: dict[str, str] | None = No
     name = command[0]
     try:
         done = subprocess.run(
-            command, input=input, capture_output=True, text=True, timeout=_LIMIT_S, env=environ or environment()
+            command,
+            input=input,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT_S,
+            env=environ or environment(),
         )
     except FileNotFoundError as error:
         raise ClusterError(f"this machine has no `{name}`: start the run where Slurm's commands are") from error

@@ -217,9 +217,9 @@ def _base(folder: Path, address: Address, settings: SshSettings) -> list[str]:
 
 def _asked(base: Sequence[str], address: Address) -> dict[str, str]:
     command, pipe, null = [base[0], "-G", *base[1:]], subprocess.PIPE, subprocess.DEVNULL
-    with subprocess.Popen(command, stdin=null, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as asked:
+    with subprocess.Popen(command, stdin=null, stdout=pipe, stderr=pipe, start_new_session=True) as asked:
         try:
-            options, complaint = asked.communicate(timeout=_CONFIGURED_S)
+            options, complaint = map(os.fsdecode, asked.communicate(timeout=_CONFIGURED_S))  # paths in any encoding
         except BaseException as error:
             os.killpg(asked.pid, signal.SIGKILL)  # with the commands of the configuration that it waits for
             if not isinstance(error, subprocess.TimeoutExpired):

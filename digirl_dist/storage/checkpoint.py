@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
-from digirl_dist.errors import CheckpointError
+from digirl_dist.errors import CheckpointError, StateError
 from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files
 from digirl_dist.storage.digest import digest, file_digest
@@ -278,7 +278,7 @@ def loading(checkpoint: str) -> Iterator[None]:
     """Raises CheckpointError, naming ``checkpoint``, if a run's agent or algorithm cannot load what it holds."""
     try:
         yield
-    except (RuntimeError, KeyError, ValueError) as error:
+    except (StateError, RuntimeError, KeyError, ValueError) as error:
         why = " ".join(str(error).split())[:200]
         raise CheckpointError(
             f"{checkpoint} does not fit the configured agent and algorithm, or is of an earlier version; use the "

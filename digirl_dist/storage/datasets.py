@@ -31,7 +31,9 @@ def _read(path: Path) -> list[Trajectory]:
         return import_digirl.read(path)
     files = _files(path)
     if not files:
-        raise TrajectoryError(f"{path} is no Parquet file and no folder with .parquet or .arrow files")
+        below = next((found.parent for found in sorted(path.glob("*/*.parquet"))), None)
+        hint = f"; name {below}, or another folder below it that has some" if below else ""
+        raise TrajectoryError(f"{path} is no Parquet file and no folder with .parquet or .arrow files{hint}")
     try:
         rows = pa.concat_tables([_ours(_table(file)) for file in files])
         return parquet.from_table(rows.sort_by([(name, "ascending") for name in ("iteration", "ticket", "step")]))

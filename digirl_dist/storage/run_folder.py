@@ -13,6 +13,7 @@ from typing import TextIO
 
 from digirl_dist.errors import NoRunError, RunFolderError
 from digirl_dist.settings.nearest import nearest
+from digirl_dist.settings.paths import expanded
 from digirl_dist.storage import atomic_files
 from digirl_dist.storage.events import Events, Listener
 from digirl_dist.storage.run_identity import identity
@@ -23,9 +24,12 @@ _READER_S = 0.1
 
 def existing_run(folder: str | Path) -> Path:
     """Returns the folder of a run, which runs always name in this way. Raises NoRunError naming runs that are near."""
-    found = Path(folder).expanduser()
-    if (found / "config.yaml").is_file():
-        return found
+    found = expanded(folder)
+    try:
+        if (found / "config.yaml").is_file():
+            return found
+    except OSError as error:
+        raise NoRunError(f"{found} cannot be read: {error.strerror}; allow it to this user, or name another") from error
     inside = runs_in(found)
     near = [str(run) for run in inside or runs_in(found.parent)]
     hint = nearest("" if inside else str(found), near) if near else "name the save_path of a run"

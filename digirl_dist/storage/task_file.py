@@ -11,6 +11,7 @@ from typing import Any
 
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import regular_file
+from digirl_dist.settings.paths import expanded
 from digirl_dist.settings.safe_yaml import load_yaml
 from digirl_dist.tasks import Task
 
@@ -33,7 +34,7 @@ def from_file(
     An entry that gives the id or the instruction of a ``known`` task means that task. Every other entry must satisfy
     ``can_run``: whether the emulator can run and judge it. Raises SettingsError naming the file and the entry.
     """
-    path = Path(task_set.replace("{split}", split)).expanduser()
+    path = expanded(task_set.replace("{split}", split), "task_set")
     found = [entry for entry in _entries(path) if entry.split in (None, split)]
     tasks = [_resolved(entry.task, known, can_run, path) for entry in found]
     if not tasks:

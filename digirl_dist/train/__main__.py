@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 from digirl_dist.capacity import let_waiting_threads_sleep
 from digirl_dist.errors import SettingsError
-from digirl_dist.exit_status import Parser, end_without_a_search_for_garbage
+from digirl_dist.exit_status import Parser, end_without_a_search_for_garbage, interruptions_wait
 from digirl_dist.parallel.failure import telling
 from digirl_dist.parallel.rank import Rank, own_rank
 from digirl_dist.settings import Settings, configuration
+from digirl_dist.settings.unread import refuse_others_overrides
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     end_without_a_search_for_garbage()
     try:
         settings = configuration.load(options.config_path, options.config_name, options.overrides)
+        refuse_others_overrides(options.overrides, ranks=True)
         return _trained(settings, own_rank(os.environ), options.distributed)
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -34,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _trained(settings: Settings, rank: Rank, distributed: bool) -> int:
     """Returns the exit status. Raises SettingsError."""
-    from digirl_dist.train.launch import train
+    with interruptions_wait():
+        from digirl_dist.train.launch import train
 
     try:
         with telling(rank):

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from digirl_dist.agent import Agent
 from digirl_dist.algorithm import Algorithm
 from digirl_dist.algorithm.contract import figures_of
+from digirl_dist.errors import TrainingError
 from digirl_dist.parallel.group import Group
 from digirl_dist.train.data_selector import UpdateData
 from digirl_dist.trainer.replicas import check_replicas, refuse_broken
 from digirl_dist.trainer.seeding import seeded
+from digirl_dist.user_code.blame import blaming
+from digirl_dist.user_code.state import saved_state
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,10 @@ class RankLearner:
         """
         if self.group.largest(len(data.fresh)) == 0:
             return {}
-        with seeded(self.seed, iteration):
+        with seeded(self.seed, iteration), blaming(f"{type(self.algorithm).__name__}.update", TrainingError):
             figures = figures_of(self.algorithm, self.algorithm.update(data.fresh, data.replay))
         self.agent.train(False)  # it acts next, and an algorithm of the user's may have left it in training mode
-        weights = self.agent.state_dict()
+        weights = saved_state(self.agent)
         check_replicas(self.group, weights)
         refuse_broken(weights)
         return figures

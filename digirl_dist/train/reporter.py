@@ -20,6 +20,7 @@ from digirl_dist.train.loop import IterationReport
 from digirl_dist.train.streams import Stream
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
+from digirl_dist.user_code.state import saved_state
 
 
 @dataclass(frozen=True)
@@ -111,5 +112,5 @@ class RankZeroReporter:
     def _save(self, report: IterationReport) -> None:
         """Saves the policy, and beside it everything that every rank needs to resume."""
         ranks = {"global_step": self.global_step, "states": [*report.states, *self.absent]}
-        trainer = {"algorithm": self.learner.algorithm.state_dict(), "replayed": 0, "ranks": ranks}
-        self.checkpoints.save(report.iteration + 1, self.learner.agent.state_dict(), trainer, report.figures)
+        trainer = {"algorithm": saved_state(self.learner.algorithm), "replayed": 0, "ranks": ranks}
+        self.checkpoints.save(report.iteration + 1, saved_state(self.learner.agent), trainer, report.figures)

@@ -25,6 +25,7 @@ from digirl_dist.train.random_states import with_random_states
 from digirl_dist.train.streams import Streams
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
+from digirl_dist.user_code.state import load_state
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class ResumedState:
             return
         with loading("the newest checkpoint"):
             own = self.states[rank.rank] if rank.rank < len(self.states) else {}
-            learner.agent.load_state_dict(self.policy)
-            learner.algorithm.load_state_dict(with_random_states(self.trainer["algorithm"], own.get("random", {})))
+            load_state(learner.agent, self.policy)
+            load_state(learner.algorithm, with_random_states(self.trainer["algorithm"], own.get("random", {})))
         if own:
             streams.load_state(own["streams"])
             window.load_state(own["window"])

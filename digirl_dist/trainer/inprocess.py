@@ -24,6 +24,7 @@ from digirl_dist.trainer.seeding import seeded
 from digirl_dist.trainer.sifting import sift
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.user_code.blame import blaming
+from digirl_dist.user_code.state import load_state, saved_state
 
 _NOT_OF_EPISODES = (MemoryError, torch.OutOfMemoryError, CheckpointError, OSError)
 """Errors of an update that no episode is suspected of."""
@@ -161,8 +162,8 @@ class InProcessTrainer:
     def _load(self, checkpoint: Checkpoint) -> None:
         with loading(str(checkpoint.folder)):
             state = checkpoint.trainer_state()
-            self._agent.load_state_dict(checkpoint.state())
-            self._algorithm.load_state_dict(state["algorithm"])
+            load_state(self._agent, checkpoint.state())
+            load_state(self._algorithm, state["algorithm"])
             is_counted_alike = state.get("max_staleness", self._max_staleness) == self._max_staleness
             self._replayed = state["replayed"] if is_counted_alike else 0
         self._iteration = checkpoint.iteration
@@ -170,7 +171,7 @@ class InProcessTrainer:
     def _state(self) -> tuple[State, dict[str, Any]]:
         """Returns the policy's and the trainer's state. All ranks must call it together: weights may be sharded."""
         counted = {"replayed": self._replayed, "max_staleness": self._max_staleness}
-        return self._agent.state_dict(), {"algorithm": state_of(self._algorithm), **counted}
+        return saved_state(self._agent), {"algorithm": state_of(self._algorithm), **counted}
 
     def _replay(self, iteration: int, store: Store, fresh: int) -> list[Trajectory]:
         """Returns the newest collected episodes, ``fresh`` of them new. Raises TrajectoryError if some are missing."""

@@ -15,6 +15,8 @@ import digirl_dist
 from digirl_dist.errors import DigirlDistError
 
 _LONGEST = 500
+RAISED = (Exception, SystemExit)
+"""What code of the user's raises: a script that parses arguments, or ends with ``sys.exit``, may have been named."""
 
 
 @contextmanager
@@ -24,7 +26,7 @@ def blaming(what: str, kind: type[DigirlDistError]) -> Iterator[None]:
         yield
     except DigirlDistError:
         raise
-    except Exception as error:
+    except RAISED as error:
         if _users_frame(error) is None:
             raise
         raise kind(f"{what}: {described(error)}") from error

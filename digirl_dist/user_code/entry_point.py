@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from digirl_dist.errors import SettingsError
-from digirl_dist.user_code.blame import blaming
+from digirl_dist.user_code.blame import RAISED, blaming
 
 
 def import_module(name: str) -> ModuleType:
@@ -26,21 +26,28 @@ def import_module(name: str) -> ModuleType:
     importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
-    except Exception as exc:
+    except RAISED as exc:
         where = "unless it is installed or on PYTHONPATH" if is_safe else f"from {here}"
         raise SettingsError(f"module {name!r} cannot be imported {where}: {type(exc).__name__}: {exc}") from exc
 
 
-def load_callable(entry_point: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+def load_callable(entry_point: str, key: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
     """Returns the class or function of that name. Raises SettingsError also if it cannot be called with these."""
-    found = load_entry_point(entry_point)
+    found = load_entry_point(entry_point, key)
+    refuse_uncallable(f"{key}={entry_point} cannot be called as it will be", found, arguments, named)
+    return found
+
+
+def refuse_uncallable(
+    said: str, found: Any, arguments: Sequence[Any] = (), named: Mapping[str, Any] | None = None
+) -> None:
+    """Raises SettingsError beginning with ``said`` for a class or function that does not take these arguments."""
     try:
-        inspect.signature(found).bind(*arguments, **named)
+        inspect.signature(found).bind(*arguments, **named or {})
     except TypeError as exc:
-        raise SettingsError(f"entry_point {entry_point!r} cannot be called as it will be: {exc}") from exc
+        raise SettingsError(f"{said}: {exc}") from exc
     except ValueError:  # some classes of C tell no signature
         pass
-    return found
 
 
 def construct(kind: Any, needed: Sequence[str], /, *arguments: Any, **named: Any) -> Any:
@@ -53,13 +60,16 @@ def construct(kind: Any, needed: Sequence[str], /, *arguments: Any, **named: Any
     return made
 
 
-def load_entry_point(entry_point: str) -> Any:
-    """Returns the object named ``module:name``. Raises SettingsError naming the part that is wrong."""
+def load_entry_point(entry_point: str, key: str) -> Any:
+    """Returns the object named ``module:name``, the value of ``key``. Raises SettingsError naming what is wrong."""
     module_name, colon, name = entry_point.partition(":")
     if not (module_name and colon and name):
-        raise SettingsError(f"entry_point {entry_point!r} must read module:name, as in my_file:MyEnv")
-    module = import_module(module_name)
+        raise SettingsError(f"{key}={entry_point} must read module:name, as in {key}=my_file:Mine")
+    try:
+        module = import_module(module_name)
+    except SettingsError as error:
+        raise SettingsError(f"{key}={entry_point}: {error}") from error
     try:
         return getattr(module, name)
     except AttributeError as exc:
-        raise SettingsError(f"entry_point {entry_point!r}: {module.__file__} defines no {name}") from exc
+        raise SettingsError(f"{key}={entry_point}: {module.__file__} defines no {name}") from exc

@@ -104,7 +104,8 @@ def test_it_collects_and_an_outage_costs_a_retry(
     served.script = [fails(503, "overloaded")] * 2
     (tmp_path / "tasks.yaml").write_text("- open-clock-0\n")
     words = ["agent=endpoint", "agent.model=m", f"agent.base_url={served.url}", "agent.outage_s=0", "bsize=2"]
-    folders = [f"save_path={tmp_path / 'run'}", f"worker_temp_path={tmp_path}", f"task_set={tmp_path / 'tasks.yaml'}"]
+    folders = [f"save_path={tmp_path / 'run'}", f"task_set={tmp_path / 'tasks.yaml'}"]
+    folders += [f"worker_temp_path={tmp_path}"] * ("dry_run=true" in where)
     settings = configuration.load("config/multimachine", "eval", [*words, *where, *folders, "rollout_size=4"])
     run.run(settings)
     (rows,) = (tmp_path / "run").rglob("*.parquet")

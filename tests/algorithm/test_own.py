@@ -99,6 +99,26 @@ def test_what_an_own_algorithm_does_wrong_is_one_line(
     assert re.search(told.replace("wrong", name), error)
 
 
+@pytest.mark.parametrize("method", ["state_dict", "load_state_dict"])
+def test_an_own_algorithm_that_cannot_be_saved_or_resumed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], method: str
+) -> None:
+    states = {"state_dict": "return {}", "load_state_dict": "pass", method: "return self.nothing"}
+    (tmp_path / f"stateless_{method}.py").write_text(
+        "class Mine:\n    def __init__(self, agent, peers, seed):\n        pass\n"
+        "    def update(self, fresh, replay):\n        return {}\n"
+        f"    def state_dict(self):\n        {states['state_dict']}\n"
+        f"    def load_state_dict(self, state):\n        {states['load_state_dict']}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    words = [*CART, f"algorithm.entry_point=stateless_{method}:Mine", "save_path=run"]
+    if method == "load_state_dict":
+        assert main([*words, "train_iterations=0"]) == 0
+    assert main([*words, "train_iterations=1"]) == 1
+    [error] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert re.search(rf"Mine\.{method}: AttributeError: .*nothing", error)
+
+
 def test_an_own_advantage_decides_which_steps_are_good() -> None:
     space: dict[str, object] = {}
     exec(ONE_STEP, space)

@@ -426,3 +426,22 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"episodes": -1}, "no whole number from 1"),
     ({"episodes": 10**9}, "no whole number from 1 to 1,000,000"),
 ]
+
+
+def test_an_agent_that_needs_arguments_is_refused_with_the_way_to_give_them() -> None:
+    said = r"Coin is made without arguments; give it some by Policy\(lambda: Coin\(…\)\): missing .* argument: 'spec'"
+    with pytest.raises(SettingsError, match=said):
+        Policy(Coin)  # type: ignore[arg-type]
+
+
+class Stubborn(Coin):
+    """Loads nothing."""
+
+    def load_state_dict(self, state: Any, *_: Any, **__: Any) -> Any:
+        raise TypeError("no, thank you")
+
+
+def test_an_agent_that_cannot_load_its_weights_is_named_with_its_line() -> None:
+    said = r"do not fit the agent: Stubborn.load_state_dict: TypeError: no, thank you \(at .*_interface.py:\d+ in load"
+    with pytest.raises(CheckpointError, match=said):
+        Policy(lambda: Stubborn(Counter.spec), state={})

@@ -103,6 +103,15 @@ def test_offline_nothing_is_collected_and_no_worker_is_needed(collected: Path, t
     assert all(line["kept_trajectories"] > 0 for line in metrics(tmp_path))
 
 
+@pytest.mark.parametrize("mode", [TrainMode.offline, TrainMode.offline_to_online])
+def test_what_was_learned_offline_is_measured_on_emulators(collected: Path, tmp_path: Path, mode: TrainMode) -> None:
+    offline = {"train_mode": mode, "offline": OfflineSettings([str(collected / "trajectories")], iterations=1)}
+    run(settings(tmp_path, train_iterations=1, **offline))
+    run(settings(tmp_path, task_mode=TaskMode.evaluate, **offline))
+    (line,) = lines(tmp_path / "evaluation.jsonl")
+    assert (line["checkpoint"], line["episodes"]) == (1, 8)
+
+
 @pytest.mark.parametrize("algorithm", ["filtered_bc", "digirl"])
 def test_offline_to_online_collects_from_then_on_and_can_be_continued(
     collected: Path, tmp_path: Path, algorithm: str
@@ -208,13 +217,16 @@ def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
     [
         ({"train_mode": TrainMode.offline}, "needs offline.data"),
         ({"offline": OfflineSettings(["."])}, "offline.data is not read with train_mode=online"),
-        ({"algorithm": AlgorithmSettings(kwargs={"a": 1})}, "algorithm.kwargs are for a class of yours"),
+        (
+            {"algorithm": AlgorithmSettings(kwargs={"a": 1})},
+            "algorithm.kwargs is not read with algorithm.entry_point=null: set algorithm.entry_point",
+        ),
         ({"trainer": InProcessSettings(shard_blocks=["T5Block"])}, "add trainer.shard=true"),
         (
             {"success": Success.judge, "judge": JudgeSettings(prompt="Is {instructions} done?")},
             r"judge.prompt has \{instructions\}, but there are \{instruction\} and \{actions\}",
         ),
-        ({"predicate": "my_file:is_done"}, "predicate=my_file:is_done is not asked with success=environment"),
+        ({"predicate": "my_file:is_done"}, "predicate is not read with success=environment: add success=predicate"),
         (
             {
                 "train_mode": TrainMode.offline,

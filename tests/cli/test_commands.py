@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from digirl_dist.cli import entry
 from digirl_dist.cli.command import command, names
 from digirl_dist.cli.completion import complete_override
 from digirl_dist.cli.main import main
+from digirl_dist.exit_status import interruptions_wait
 from digirl_dist.settings import GymnasiumSettings, configuration
 from digirl_dist.settings.places import HERE
 
@@ -119,6 +121,12 @@ def test_init_leaves_no_file_where_the_disk_is_full(
         (["eval", "{run}", "save_path=elsewhere"], "save_path=elsewhere contradicts {run}, whose"),
         (["eval", "{run}", "--config-name", "host"], "eval {run} takes the run's own configuration: leave"),
         (["export", "{run}", "new", "--to", "atif", "--public"], "--public says who may read what is uploaded"),
+        (
+            ["why", "{run}", "--save-path", "other"],
+            "{run} and --save-path other name a run each: leave one",
+        ),
+        (["view", "{run}", "--port", "80", "--bundle", "new.html"], "--port 80 is for the viewer, which --bundle does"),
+        (["doctor", "--emulator", "phone", "emulator=miniwob"], "emulator=miniwob and --emulator phone say the same"),
     ],
 )
 def test_words_that_nothing_would_read_are_refused(
@@ -189,6 +197,43 @@ def test_threads_that_wait_sleep_unless_the_user_wants_them_to_spin(
     if own is None:
         monkeypatch.delenv("OMP_WAIT_POLICY")
     assert main(["--version"]) == 0 and os.environ["OMP_WAIT_POLICY"] == used
+
+
+@pytest.mark.component
+def test_a_forecast_needs_no_output_that_is_open() -> None:
+    command = f'"{sys.executable}" -m digirl_dist plan emulator=rehearsal --fleet 1 >&-'
+    done = subprocess.run(command, shell=True, env=environment(), capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.component
+@pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM"])
+def test_an_interruption_of_torchs_import_is_not_lost(sent: str, tmp_path: Path) -> None:
+    """Where it comes while C++ calls Python, the exception is swallowed there, and the run used to go on."""
+    program = (
+        "import signal, sys\n"
+        "class Swallowing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch':\n"
+        "            sys.meta_path.remove(self)\n"
+        "            try: signal.raise_signal(signal.{sent})\n"
+        "            except KeyboardInterrupt: pass\n"
+        "sys.meta_path.insert(0, Swallowing())\n"
+        "from digirl_dist.cli import entry\n"
+        "sys.exit(entry())\n"
+    )
+    words = ["run", "parallel=single", "train_iterations=0", f"save_path={tmp_path / 'run'}"]
+    command = [sys.executable, "-c", program.replace("{sent}", sent), *words]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (130, "interrupted; the same command resumes where it stopped\n")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_second_interruption_does_not_wait() -> None:
+    with pytest.raises(KeyboardInterrupt), interruptions_wait():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("it waited")
 
 
 def test_ctrl_c_is_one_line_from_the_first_import_on(

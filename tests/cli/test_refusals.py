@@ -22,6 +22,8 @@ MISTAKES = {
     "too many positional arguments": ["run", "dry_run=true", "agent=custom", "agent.entry_point=os:getcwd"],
     "got an unexpected keyword argument": ["run", "dry_run=true", "algorithm.entry_point=statistics:mean"],
     "Could not determine home directory": ["report", "~no-such-user/run"],
+    "~no-such-user/jobs: Could not determine": ["eval-jobs", "--eval_jobs_config", "~no-such-user/jobs"],
+    "task_set=~no-such-user/mine.txt: Could not determine": ["demo", "task_set=~no-such-user/mine.txt"],
     "there is no command 'RUN' (`digirl-dist` alone shows all); did you mean 'run'?": ["RUN"],
     "is no port": ["run", "worker_ips=['[::1]:x']"],
     "holds no checkpoint to measure": ["eval", "dry_run=true"],
@@ -31,6 +33,8 @@ MISTAKES = {
     "runs/mistyped is no run folder: it has no config.yaml; name the save_path of a run": ["why", "runs/mistyped"],
     "is no run folder": ["report", "runs/mistyped"],
     "error: runs/mistyped is no run folder": ["view", "runs/mistyped"],
+    "xxx cannot be read: File name too long; allow it to this user, or name another": ["why", "x" * 300],
+    "yyy cannot be read: File name too long": ["export", "y" * 300, "new", "--to", "atif"],
     "export/mistyped is no run folder": ["export", "export/mistyped", "--to", "atif", "new"],
     "plan/mistyped is no run folder": ["plan", "--run", "plan/mistyped"],
     "argument --port: invalid int value: 'x'; `digirl-dist view --help`": ["view", "--port", "x"],
@@ -44,6 +48,16 @@ MISTAKES = {
     "name a run that measured it, as --run runs/mine": ["plan"],
     "limits.orphan_s=3.0 is out of range: set it to a number from 6": ["demo", "limits.orphan_s=3"],
     "emulator.setup=missing.sh is not there": ["demo", "emulator.setup=missing.sh"],
+    "predicate=done must read module:name, as in predicate=my_file:Mine": [
+        "demo",
+        "success=predicate",
+        "predicate=done",
+    ],
+    "agent.entry_point=nowhere:Mine: module 'nowhere'": ["demo", "agent=custom", "agent.entry_point=nowhere:Mine"],
+    "predicate=this_file_ends:x: module 'this_file_ends' cannot be imported from": [
+        *("demo", "success=predicate", "predicate=this_file_ends:x"),
+    ],
+    "image_size[0]=[] is out of range": ["demo", "emulator=rehearsal", "emulator.image_size=[[]]"],
 }
 PROGRAM = """
 import contextlib, io, json, sys
@@ -64,9 +78,12 @@ for words in json.loads(sys.argv[1]):
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What each mistake came to, one after the other in one process; nothing of it may write a file."""
-    empty = tmp_path_factory.mktemp("empty")
+    empty, modules = tmp_path_factory.mktemp("empty"), tmp_path_factory.mktemp("modules")
+    (modules / "this_file_ends.py").write_text("import sys\n\nsys.exit(0)\n")
     command = [sys.executable, "-c", PROGRAM, json.dumps(list(MISTAKES.values()))]
-    done = subprocess.run(command, cwd=empty, env=environment(), capture_output=True, text=True, timeout=170)
+    ours = environment()
+    with_modules = {**ours, "PYTHONPATH": f"{modules}:{ours['PYTHONPATH']}", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=empty, env=with_modules, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr
     assert not list(empty.iterdir())
     return dict(zip(MISTAKES, map(json.loads, done.stdout.splitlines()), strict=True))

@@ -27,7 +27,6 @@ MINE = [
     "agent.entry_point=user_classes:Coin",
     "rollout_size=6",
     "train_iterations=1",
-    "dry_run_workers=1",
 ]
 
 
@@ -41,6 +40,7 @@ def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     monkeypatch.setenv("JUDGE_KEY", KEY)
 
     def run_here(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        words = (*words, *["dry_run_workers=1"] * ("dry_run=true" in words))
         return subprocess.CompletedProcess(
             words, main([*HOST, *MINE, f"save_path={folder}", *words]), *capsys.readouterr()
         )
@@ -106,7 +106,12 @@ def test_a_judge_that_cannot_be_had_is_refused_before_anything_is_made(
 
 
 @pytest.mark.parametrize(
-    ("function", "why"), [("json:loads", "TypeError: "), ("user_classes:Counter", "neither True nor")]
+    ("function", "why"),
+    [
+        ("json:loads", "TypeError: "),
+        ("user_classes:Counter", "neither True nor"),
+        ("user_classes:ends_the_process", "SystemExit: 0"),
+    ],
 )
 def test_a_function_that_fails_is_named_with_the_episode(say: Say, tmp_path: Path, function: str, why: str) -> None:
     done = say(tmp_path, "parallel=single", "success=predicate", f"predicate={function}")

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from user_classes import Counter
 
 from digirl_dist.assembly import setup_doctor
@@ -25,7 +26,15 @@ from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import JobError
 from digirl_dist.fleet.roster import WorkerConfig, this_python
 from digirl_dist.protocol.messages import SlotLimits
-from digirl_dist.settings import DeviceAgentSettings, InProcessSettings, PhoneSettings, Settings, SshSettings
+from digirl_dist.settings import (
+    DeviceAgentSettings,
+    InProcessSettings,
+    PhoneSettings,
+    Settings,
+    SshSettings,
+    configuration,
+)
+from digirl_dist.settings.places import HERE
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.localhost_server import LocalhostServer
 from digirl_dist.storage.status import Status
@@ -135,3 +144,21 @@ def test_warnings_do_not_keep_a_run_from_starting() -> None:
     assert not would_start([good, warning, bad])
     assert "a run would not start: 1 of 3 checks failed (1 to look at)" in table
     assert "FAIL  login  no key fits" in table and "-> copy it" in table and "never shown" not in table
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["algorithm.entry_point=statistics:mean"], "cannot be called as it will be"),
+        (["agent=custom", "agent.entry_point=os:getcwd"], "cannot be called as it will be"),
+        (["task_mode=evaluate"], "holds no checkpoint to measure"),
+        (["trainer.device=cuda:7"], "cuda:7"),
+        (["algorithm.filtered_bc.hindsight.achieved=nowhere:mine"], "module 'nowhere' cannot be imported"),
+    ],
+)
+def test_the_doctor_refuses_what_a_run_would_refuse(words: list[str], said: str, tmp_path: Path) -> None:
+    if torch.cuda.device_count() > 7:
+        pytest.skip("this machine has eight GPUs")
+    settings = configuration.load(HERE, "host", ["parallel=single", f"save_path={tmp_path / 'run'}", *words])
+    (check,) = [each for each in setup_doctor.doctor(settings, False, Status()) if each.check == "settings"]
+    assert not check.ok and said in check.detail

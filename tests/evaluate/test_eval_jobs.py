@@ -126,10 +126,13 @@ COUNTING = ["emulator=custom", "emulator.entry_point=user_classes:Counter", "emu
 MOODY = [*COUNTING, "agent=custom", "agent.entry_point=user_classes_on_ranks:Moody", "limits.episode_attempts=1"]
 FAILURES = {
     "SettingsError: Moody: TypeError: nobody can make me (at ": [*MOODY, "agent.kwargs.fails=made"],
-    "SystemExit: I leave": [*MOODY, "agent.kwargs.fails=exits"],
+    "AgentError: Moody.act: SystemExit: I leave": [*MOODY, "agent.kwargs.fails=exits"],
     "ZeroDivisionError": [*MOODY, "agent.kwargs.fails=acts"],
     "SettingsError: there is no key 'bsiez'": [*MOODY, "bsiez=1"],
-    "SettingsError: module 'nowhere'": ["emulator=custom", "emulator.entry_point=nowhere:Emulator"],
+    "SettingsError: emulator.entry_point=nowhere:Emulator: module 'nowhere'": [
+        "emulator=custom",
+        "emulator.entry_point=nowhere:Emulator",
+    ],
     "CheckpointError: /nowhere": [*MOODY],
 }
 """What a job may come to before its first episode, in its policy and in its emulator."""

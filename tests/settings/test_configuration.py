@@ -51,7 +51,9 @@ def test_every_option_of_a_group_composes(group: str) -> None:
 
 
 def test_what_others_understand_may_be_added_and_only_secrets_are_hidden() -> None:
-    settings = load("agent=vlm", "agent.model=x", "agent.processor.max_pixels=9", "judge.request={max_tokens: 5}")
+    settings = load(
+        "agent=vlm", "agent.model=x", "agent.processor.max_pixels=9", "success=judge", "judge.request={max_tokens: 5}"
+    )
     assert settings.agent.processor == {"max_pixels": 9}  # type: ignore[attr-defined]
     assert settings.judge.request == {"temperature": 0.0, "max_tokens": 5}
     assert settings.algorithm.grpo.actor.batch_size == 2, "agent=vlm chooses small minibatches"
@@ -172,7 +174,8 @@ def test_a_wrong_value_in_a_file_is_refused_as_on_the_command_line(line: str, me
 
 
 def test_a_home_folder_needs_no_quotes() -> None:
-    settings = load("save_path=~/runs/mine", "offline.data=[~/a.parquet, ~ann/b.parquet]", "worker_run_path='~/run, 2'")
+    settings = load("save_path=~/runs/mine", "train_mode=offline", "offline.data=[~/a.parquet, ~ann/b.parquet]",
+                    "worker_run_path='~/run, 2'")  # fmt: skip
     assert (settings.save_path, settings.worker_run_path) == ("~/runs/mine", "~/run, 2")
     assert settings.offline.data == ["~/a.parquet", "~ann/b.parquet"]
 

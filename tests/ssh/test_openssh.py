@@ -23,7 +23,7 @@ from digirl_dist.ssh.carrier import carrier
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.mux import Session
-from digirl_dist.ssh.openssh import OpenSshConnection, _configuration
+from digirl_dist.ssh.openssh import OpenSshConnection, _asked, _configuration
 from digirl_dist.ssh.openssh_log import fingerprint, last_words
 from digirl_dist.ssh.reachable import reach
 
@@ -140,7 +140,7 @@ import sys, time
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address
-from digirl_dist.ssh.openssh import OpenSshConnection, _configuration
+from digirl_dist.ssh.openssh import OpenSshConnection, _asked, _configuration
 from digirl_dist.ssh.reachable import reach
 import threading
 links = []
@@ -229,3 +229,9 @@ def test_a_link_of_weeks_outlives_what_its_server_has_ssh_log(openssh: Server, l
             eventually(lambda: len(link._master.log()) < 16 << 20, what="a log of bounded size")
         assert link.open("echo here").readline(5.0) == b"here\n"
         assert link.alive and link.fingerprint in fingerprint(link._master.log())
+
+
+def test_a_configuration_may_name_paths_in_any_encoding(tmp_path: Path) -> None:
+    (tmp_path / "config").write_bytes(b"Host *\n  IdentityFile /keys/cl\xe9\n")
+    found = _asked(["ssh", "-F", str(tmp_path / "config"), "anywhere"], Address("w1", "anywhere"))
+    assert os.fsencode(found["identityfile"]) == b"/keys/cl\xe9"

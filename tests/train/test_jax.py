@@ -35,7 +35,7 @@ def words(folder: Path, *more: str) -> list[str]:
         f"distributed.steps={STEPS}",
         "distributed.eval_freq=2",
         "distributed.eval_episodes=1",
-        "algorithm.ppo.anneal_iterations=6",
+        *["algorithm.ppo.anneal_iterations=6"] * (not any(each.startswith("train_algorithm=") for each in more)),
         "agent.width=8",
         "seed=5",
         *more,

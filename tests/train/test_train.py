@@ -45,7 +45,7 @@ def words(folder: Path, *more: str) -> list[str]:
         f"distributed.steps={STEPS}",
         "distributed.eval_freq=2",
         "distributed.eval_episodes=2",
-        "algorithm.ppo.anneal_iterations=6",
+        *["algorithm.ppo.anneal_iterations=6"] * (not any(each.startswith("train_algorithm=") for each in more)),
         "seed=5",
         *more,
     ]

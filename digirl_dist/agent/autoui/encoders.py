@@ -23,6 +23,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, Blip2VisionModel,
 
 from digirl_dist.agent.pixels import opened
 from digirl_dist.errors import SettingsError, TrajectoryError
+from digirl_dist.settings.paths import expanded
 from digirl_dist.storage.digest import digest
 from digirl_dist.trajectory import Observation
 
@@ -164,7 +165,7 @@ def _text_model(folder: Path) -> Any:
 
 def _folder(path: str | None, setting: str, what: str) -> Path:
     """The folder ``path``, or that of the hub's model of this name, downloaded once. Raises SettingsError."""
-    folder = Path(path or "").expanduser()
+    folder = expanded(path or "", setting)
     if path is None or not _HUB_NAME.fullmatch(path) or folder.exists():
         if path is None or not (folder / "config.json").is_file():
             raise SettingsError(

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, T5Config
 
 from digirl_dist.agent.autoui.model import FusionT5
 from digirl_dist.errors import SettingsError
+from digirl_dist.settings.paths import expanded
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Pretrained:
     @classmethod
     def open(cls, path: str, features: int, dropout: float) -> Pretrained:
         """Raises SettingsError for a folder that does not hold it."""
-        folder = Path(path).expanduser().resolve()
+        folder = expanded(path, "agent.model").resolve()
         if not (folder / "config.json").is_file():
             raise SettingsError(
                 f"agent.model={path} is no folder with a checkpoint; download Auto-UI-Base from huggingface.co/cooelf/"

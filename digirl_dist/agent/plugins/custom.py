@@ -31,13 +31,15 @@ class CustomAgentSettings(AgentPlugin):
     """Keyword arguments of your class."""
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:
-        kind: Any = load_callable(self.entry_point, [spec], self.kwargs)
+        kind: Any = load_callable(self.entry_point, "agent.entry_point", [spec], self.kwargs)
         return partial(construct, kind if _learns(kind) else completed(kind), MEMBERS, spec, **self.kwargs)
 
     @property
     def learns(self) -> bool:
         """A class that has ``act`` and nothing to learn with is a policy without weights."""
-        return not self.entry_point or _learns(load_entry_point(self.entry_point))  # without: ``Fleet`` has an object
+        return not self.entry_point or _learns(
+            load_entry_point(self.entry_point, "agent.entry_point")
+        )  # without: ``Fleet`` has an object
 
 
 def _learns(kind: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from transformers.utils import logging
 
 from digirl_dist.agent.plugins.vlm import LoraSettings, VlmSettings
 from digirl_dist.errors import SettingsError
+from digirl_dist.settings.paths import expanded
 
 
 def load_processor(settings: VlmSettings) -> Any:
@@ -107,7 +107,7 @@ def placeholders(config: Any) -> tuple[int, ...]:
 
 def _place(model: str) -> str:
     """A folder if there is one, otherwise a name on the hub."""
-    folder = Path(model).expanduser()
+    folder = expanded(model, "agent.model")
     return str(folder) if folder.is_dir() else model
 
 

@@ -77,5 +77,5 @@ def hindsight_of(settings: HindsightSettings, context: LearningContext) -> Hinds
     """What relabels the run's episodes. Raises SettingsError for a function that cannot be found."""
     from digirl_dist.algorithm.hindsight import Hindsight
 
-    achieved = None if settings.achieved is None else load_entry_point(settings.achieved)
+    achieved = None if settings.achieved is None else load_entry_point(settings.achieved, "hindsight.achieved")
     return Hindsight(tuple(context.tasks), settings.most, achieved)

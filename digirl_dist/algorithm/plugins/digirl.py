@@ -64,6 +64,6 @@ class DigirlSettings(AlgorithmPlugin):
     def build(self, context: LearningContext) -> AlgorithmFactory:
         from digirl_dist.algorithm.digirl import DigiRL
 
-        own = None if self.advantage in PUBLISHED else load_entry_point(self.advantage)
+        own = None if self.advantage in PUBLISHED else load_entry_point(self.advantage, "algorithm.digirl.advantage")
         hindsight = hindsight_of(self.hindsight, context)
         return lambda agent, peers: DigiRL(agent, self, context.seed, peers, context.max_steps, own, hindsight)

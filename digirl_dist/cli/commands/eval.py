@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 
-from digirl_dist.cli.configured import add_configuration, of_run_folder, path, source_of
+from digirl_dist.cli.configured import add_configuration, of_run_folder, source_of
 from digirl_dist.cli.running import run
 from digirl_dist.errors import SettingsError
+from digirl_dist.settings.paths import expanded
 from digirl_dist.settings.places import HERE
 
 _NAME = "eval"
@@ -22,10 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     words = options.overrides
-    if words and ("=" not in words[0] or path(words[0]).is_dir()):
+    if words and ("=" not in words[0] or expanded(words[0]).is_dir()):
         if (options.config_path, options.config_name) != (HERE, _NAME):
             raise SettingsError(
                 f"eval {words[0]} takes the run's own configuration: leave out --config-path and --config-name"
             )
-        return run(of_run_folder(path(words[0]), (*_MEASURES, *words[1:])), watched=False)
+        return run(of_run_folder(expanded(words[0]), (*_MEASURES, *words[1:])), watched=False)
     return run(source_of(options))

@@ -8,17 +8,17 @@ from __future__ import annotations
 import argparse
 import sys
 
-from digirl_dist.cli.configured import path
 from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import printable
 from digirl_dist.report.output import shown
+from digirl_dist.settings.paths import expanded
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from digirl_dist.export import names
 
-    parser.add_argument("run", type=path, metavar="RUN", help="the run's folder, its save_path")
-    parser.add_argument("destination", type=path, metavar="DEST", help="folder to write; it must not exist")
+    parser.add_argument("run", type=expanded, metavar="RUN", help="the run's folder, its save_path")
+    parser.add_argument("destination", type=expanded, metavar="DEST", help="folder to write; it must not exist")
     parser.add_argument("--to", choices=names(), required=True, help="the format")
     parser.add_argument("--push", metavar="OWNER/NAME", help="upload it to this repository of the Hugging Face hub")
     parser.add_argument("--public", action="store_true", help="with --push: a new repository is public")

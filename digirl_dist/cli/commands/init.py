@@ -6,8 +6,8 @@ import argparse
 import os
 import shlex
 
-from digirl_dist.cli.configured import path
 from digirl_dist.errors import SettingsError
+from digirl_dist.settings.paths import expanded
 from digirl_dist.settings.places import HERE, own_folder
 from digirl_dist.storage import atomic_files
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    file = path(options.config_path) / "host.yaml"
+    file = expanded(options.config_path) / "host.yaml"
     if file.parent.exists() and not file.parent.is_dir():
         raise SettingsError(f"--config-path {options.config_path} is no folder")
     if os.path.lexists(file):

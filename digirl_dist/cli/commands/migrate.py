@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from digirl_dist.cli.configured import path
 from digirl_dist.errors import SettingsError
 from digirl_dist.report.output import shown
+from digirl_dist.settings.paths import expanded
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=path, help="DigiRL's file, beside the files that it includes")
+    parser.add_argument("file", type=expanded, help="DigiRL's file, beside the files that it includes")
 
 
 def execute(options: argparse.Namespace) -> int:

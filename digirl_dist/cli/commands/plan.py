@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from digirl_dist.cli.command import fitted
-from digirl_dist.cli.configured import add_configuration, add_emulator, path, settings_of
-from digirl_dist.report.output import shown
+from digirl_dist.cli.configured import add_configuration, add_emulator, settings_of
+from digirl_dist.report.output import is_terminal, shown
+from digirl_dist.settings.paths import expanded
 from digirl_dist.types import Json
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _SLOTS_OF_AUTO = 4
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_configuration(parser)
     add_emulator(parser)
-    parser.add_argument("--run", type=path, metavar="DIR", help="a run folder whose measured figures are used")
+    parser.add_argument("--run", type=expanded, metavar="DIR", help="a run folder whose measured figures are used")
     parser.add_argument(
         "--figure", action="append", default=[], metavar="NAME=NUMBER", help="replaces a figure, for example step_s=0.5"
     )
@@ -54,7 +55,7 @@ def execute(options: argparse.Namespace) -> int:
         print(json.dumps({"figures": asdict(figures), "forecasts": lines}))
     else:
         text = _as_text(figures, found, settings.bsize == "auto")
-        print(fitted(text) if sys.stdout.isatty() else text)
+        print(fitted(text) if is_terminal(sys.stdout) else text)
     return 0
 
 

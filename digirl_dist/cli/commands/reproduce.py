@@ -11,18 +11,19 @@ import argparse
 import sys
 from dataclasses import replace
 
-from digirl_dist.cli.configured import add_overrides, add_run_folder, of_run_folder, path
+from digirl_dist.cli.configured import add_overrides, add_run_folder, of_run_folder
 from digirl_dist.cli.running import run
 from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import one_line
 from digirl_dist.report.output import shown
-from digirl_dist.settings.keys import quoted
+from digirl_dist.settings.keys import key_of, quoted
+from digirl_dist.settings.paths import expanded
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_folder(parser)
     parser.add_argument("--iterations", type=int, help="number of its iterations to repeat (default: all)")
-    parser.add_argument("--into", type=path, help="the new run folder (default: RUN-again)")
+    parser.add_argument("--into", type=expanded, help="the new run folder (default: RUN-again)")
     add_overrides(parser)
 
 
@@ -33,7 +34,7 @@ def execute(options: argparse.Namespace) -> int:
 
     first = options.run.resolve()
     second = options.into.resolve() if options.into else first.with_name(f"{first.name}-again")
-    if any(word.partition("=")[0].lstrip("+") == "save_path" for word in options.overrides):
+    if "save_path" in map(key_of, options.overrides):
         raise SettingsError("save_path is the run's own here: name the new folder with --into")
     if second.exists() and (not second.is_dir() or any(second.iterdir())):
         raise SettingsError(f"{second} is there already: name another folder with --into")

@@ -13,9 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from digirl_dist.cli.configured import path
+from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import printable
 from digirl_dist.report.output import shown
+from digirl_dist.settings.paths import expanded
 
 if TYPE_CHECKING:
     from digirl_dist.api.run import Run
@@ -27,16 +28,18 @@ _M_MMAP_THRESHOLD = -3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "runs", nargs="*", type=path, metavar="RUN", help="run folders, or folders of them (default: runs/)"
+        "runs", nargs="*", type=expanded, metavar="RUN", help="run folders, or folders of them (default: runs/)"
     )
-    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1 (default: a free one)")
+    parser.add_argument("--port", type=int, help="port on 127.0.0.1 (default: a free one)")
     parser.add_argument(
-        "--bundle", type=path, metavar="FILE", help="write one file (.html or .zip) that needs no server, and exit"
+        "--bundle", type=expanded, metavar="FILE", help="write one file (.html or .zip) that needs no server, and exit"
     )
 
 
 def execute(options: argparse.Namespace) -> int:
     if options.bundle is not None:
+        if options.port is not None:
+            raise SettingsError(f"--port {options.port} is for the viewer, which --bundle does without: leave one out")
         with shown("write the file", sys.stderr):
             from digirl_dist.viewer.bundle import write_bundle
 
@@ -53,14 +56,13 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _viewer(options: argparse.Namespace) -> Viewer:
-    from digirl_dist.errors import SettingsError
     from digirl_dist.settings.extras import extra_needed
 
     runs = _runs(options)
     with extra_needed("digirl-dist view", "Starlette and uvicorn", "view"):
         from digirl_dist.viewer.server import Viewer
     try:
-        return Viewer(runs, options.port)
+        return Viewer(runs, options.port or 0)
     except (OSError, OverflowError) as error:
         raise SettingsError(f"--port {options.port} cannot be used: {error}; 0 takes a free one") from error
 

@@ -30,18 +30,19 @@ class CustomEmulatorSettings(EmulatorPlugin):
     """Keyword arguments of your class."""
 
     def build(self) -> Device:
-        kind: Any = load_callable(self.entry_point, [], self.kwargs)
+        named = f"emulator.entry_point={self.entry_point}"
+        kind: Any = load_callable(self.entry_point, "emulator.entry_point", [], self.kwargs)
         if missing := [name for name in ("spec", "tasks", "reset", "step") if not hasattr(kind, name)]:
-            raise SettingsError(f"entry_point {self.entry_point!r} lacks the class attribute {missing[0]}")
+            raise SettingsError(f"{named} lacks the class attribute {missing[0]}")
         if not isinstance(kind.spec, EmulatorSpec):
-            raise SettingsError(f"entry_point {self.entry_point!r}: its spec is {kind.spec!r:.100} and no EmulatorSpec")
+            raise SettingsError(f"{named}: its spec is {kind.spec!r:.100} and no EmulatorSpec")
         if kind.spec.labels and not hasattr(kind, "labels"):
-            raise SettingsError(f"entry_point {self.entry_point!r}: its spec has labels=True, and it lacks labels()")
+            raise SettingsError(f"{named}: its spec has labels=True, and it lacks labels()")
         return Device(partial(kind, **self.kwargs), kind.spec, needs=getattr(kind, "needs", TYPICAL))
 
     def tasks(self, task_set: str, split: str) -> Sequence[Task]:
         with blaming(f"{self.entry_point}.tasks", SettingsError):
-            found: Sequence[Task] = load_entry_point(self.entry_point).tasks(task_set, split)
+            found: Sequence[Task] = load_entry_point(self.entry_point, "emulator.entry_point").tasks(task_set, split)
         if not isinstance(found, Sequence) or not found or not all(isinstance(each, Task) for each in found):
             asked = f"tasks({task_set!r}, {split!r})"
             raise SettingsError(f"{self.entry_point}.{asked} returned {found!r:.100}, not a list of Task")
