@@ -103,7 +103,7 @@ def _read(folder: Path) -> _Record:
     path = folder / _FILE
     try:
         return msgspec.json.decode(regular_file.content(path), type=_Record)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: it is no Unicode
         raise RunFolderError(f"{path} is damaged; restore it or choose another save_path") from error
 
 

@@ -26,8 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     let_waiting_threads_sleep()
     end_without_a_search_for_garbage()
     try:
-        settings = configuration.load(options.config_path, options.config_name, options.overrides)
         refuse_others_overrides(options.overrides, ranks=True)
+        settings = configuration.load(options.config_path, options.config_name, options.overrides)
         return _trained(settings, own_rank(os.environ), options.distributed)
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -42,7 +42,7 @@ def test_a_class_without_a_method_is_refused() -> None:
     class Half:
         spec, tasks, reset = Counter.spec, Counter.tasks, Counter.reset
 
-    with pytest.raises(SettingsError, match="Half' lacks the class attribute step"):
+    with pytest.raises(SettingsError, match="Half lacks the class attribute step"):
         custom(Half).build()
 
 
@@ -50,5 +50,5 @@ def test_a_spec_that_promises_labels_needs_the_method() -> None:
     class Nameless(Counter):
         spec = replace(Counter.spec, labels=True)
 
-    with pytest.raises(SettingsError, match=r"Nameless': its spec has labels=True, and it lacks labels\(\)"):
+    with pytest.raises(SettingsError, match=r"Nameless: its spec has labels=True, and it lacks labels\(\)"):
         custom(Nameless).build()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from run_files import events, lines, metrics
 from chaos.processes import runs
 from digirl_dist import Run
 from digirl_dist.agent.generic import GenericPolicy
+from digirl_dist.assembly.validate import Command, refuse_contradictions
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.free_port import free_port
 from digirl_dist.parallel.rank import Rank
-from digirl_dist.settings import GenericAgentSettings, configuration
+from digirl_dist.settings import Close, GenericAgentSettings, configuration
 from digirl_dist.storage import parquet
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.train.__main__ import main
@@ -235,16 +237,19 @@ def test_b10_launches_that_cannot_work_are_refused_with_the_fix(capsys: pytest.C
         ("parallel=worker", "measure and collect with run.py"),
         ("trainer=torchrun", "start ranks with emulators by torchrun"),
         ("train_algorithm=grpo trainer.replay_size=31", "no group would ever be complete"),
-        ("worker_ips=[10.0.0.2]", "ranks with emulators do not read worker_ips"),
-        ("dry_run=true", "do not read dry_run"),
-        ("inference=host", "do not read inference=host"),
-        ("close=quorum", "do not read close"),
-        ("collect_ahead=1", "do not read collect_ahead"),
-        ("max_staleness=1", "do not read max_staleness"),
-        ("task_order=sequential", "do not read task_order"),
+        ("worker_ips=[10.0.0.2]", "worker_ips is read by run.py alone"),
+        ("dry_run=true", "dry_run is read by run.py alone"),
+        ("inference=host", "inference is read by run.py alone"),
+        ("close=quorum", "close is read by run.py alone"),
+        ("collect_ahead=1", "collect_ahead is read by run.py alone"),
+        ("max_staleness=1", "max_staleness is read by run.py alone"),
+        ("task_order=sequential", "task_order is read by run.py alone"),
     ):
         assert main(word.split()) == 2
         assert said in capsys.readouterr().err
+    in_a_file = replace(configuration.load("config/multimachine", "ranks", []), close=Close.deadline, collect_ahead=1)
+    with pytest.raises(SettingsError, match="ranks with emulators do not read close, collect_ahead: each steps"):
+        refuse_contradictions(in_a_file, command=Command.ranks)
     if not torch.cuda.is_available():
         assert main(["trainer.device=cuda"]) == 2
         assert "no CUDA device is visible; use cpu" in capsys.readouterr().err

@@ -123,9 +123,9 @@ def test_a_strangers_run_imports_nothing_from_the_working_directory(
         explainer.explain(tmp_path, "t0.0", None)
     assert explainer._pool is not None
     with pytest.raises(SettingsError, match="cannot be imported unless it is installed or on PYTHONPATH"):
-        explainer._pool.submit(load_entry_point, "beside_run_py:Mine").result()
+        explainer._pool.submit(load_entry_point, "beside_run_py:Mine", "agent.entry_point").result()
     explainer.close()
-    assert load_entry_point("beside_run_py:Mine") == 1
+    assert load_entry_point("beside_run_py:Mine", "agent.entry_point") == 1
 
 
 def test_a_viewer_that_ends_leaves_no_thread_at_work(folder: Path) -> None:
