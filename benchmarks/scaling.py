@@ -1,4 +1,4 @@
-"""Weak scaling from one worker to eight with emulators that only wait: what of eight times the rate is there?"""
+"""Weak scaling from one worker to sixteen with emulators that only wait: what of sixteen times the rate is there?"""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from benchmarks.measure import measure, sized
 from benchmarks.stage import DEVICE, Machine, median, rounded, show, stage
 from digirl_dist.settings import LimitSettings
 
-WORKERS, SLOTS, TICKETS_PER_SLOT, ROUNDS = sized((8, 4, 8, 2), (2, 1, 2, 1))
+WORKERS, SLOTS, TICKETS_PER_SLOT, ROUNDS = sized((16, 4, 8, 2), (2, 1, 2, 1))
 
 
 def main() -> None:
