@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,9 +69,7 @@ class SuccessValue:
         gaps = calibration_gaps(values.double().numpy(), np.array(successes, float))
         sums = torch.tensor([len(labels), loss, right, *gaps], dtype=torch.float64)
         count, *found = self._peers.total(sums).tolist()
-        if not count:
-            return None
-        return Measured(found[0] / count, found[1] / count, sum(map(abs, found[2:])) / count)
+        return Measured(found[0] / count, found[1] / count, calibration_error(found[2:], count)) if count else None
 
     def state_dict(self) -> dict[str, Any]:
         return {"critics": self._critics.state_dict(), "optimizer": self._optimizer.state_dict()}
@@ -84,18 +82,18 @@ class SuccessValue:
         return torch.stack([two_class_loss(critic(features), labels) for critic in self._critics]).sum()
 
 
-def calibration_error(probabilities: np.ndarray, successes: np.ndarray) -> float:
-    """Expected calibration error of N probabilities, over ten equal bins; 0 if each comes true as often as it says.
-
-    Σ over bins of n/N · |share of successes − mean probability| (arXiv 1706.04599, equation 3).
-    """
-    return float(np.abs(calibration_gaps(probabilities, successes)).sum() / len(probabilities))
-
-
 def calibration_gaps(probabilities: np.ndarray, successes: np.ndarray) -> np.ndarray:
     """Of ten equal bins, by how much more often its probabilities came true than they said: sums, shape [10]."""
     places = np.minimum((probabilities * _BINS).astype(int), _BINS - 1)
     return np.bincount(places, successes - probabilities, minlength=_BINS)
+
+
+def calibration_error(gaps: Iterable[float], count: float) -> float:
+    """Expected calibration error of ``count`` probabilities, from their gaps; 0 if each comes true as often as it says.
+
+    Σ over bins of n/N · |share of successes − mean probability| (arXiv 1706.04599, equation 3).
+    """
+    return sum(map(abs, gaps)) / count
 
 
 def two_class_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,10 +182,11 @@ class Page:
         call = f"(function () {{{script}\n}}).apply(null, {json.dumps(arguments)})"
         params = {"expression": call, "returnByValue": True, "awaitPromise": True}
         deadline = time.monotonic() + _ANSWER_LIMIT_S
+        frame = partial(self._frames.begin, deadline) if awaits_frame and self._frames is not None else None
         while True:
             self._devtools.wait(lambda: not self._loading, deadline, "load the page")
             try:
-                found = self._evaluate(params, deadline, awaits_frame)
+                found = self._devtools.ask("Runtime.evaluate", params, deadline, frame)
             except DevtoolsError as error:
                 if not any(word in str(error) for word in _NAVIGATED):
                     raise
@@ -194,16 +196,6 @@ class Page:
                 said = thrown.get("exception", {}).get("description") or thrown["text"]
                 raise EmulatorError(f"the script failed: {said.splitlines()[0]}")
             return found["result"].get("value")
-
-    def _evaluate(self, params: Params, deadline: float, awaits_frame: bool) -> dict[str, Any]:
-        number = self._devtools.begin("Runtime.evaluate", params, deadline)
-        try:
-            if awaits_frame and self._frames is not None:
-                self._frames.begin(deadline)
-            self._devtools.wait(lambda: self._devtools.is_answered(number), deadline, "Runtime.evaluate")
-            return self._devtools.result(number)
-        finally:
-            self._devtools.forget(number)
 
     def screenshot(self) -> bytes:
         """PNG of the viewport."""

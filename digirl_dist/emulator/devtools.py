@@ -45,14 +45,23 @@ class Devtools:
         self._answers: dict[int, dict[str, Any]] = {}
         self._unread = bytearray()
 
-    def ask(self, method: str, params: Params, deadline: float) -> dict[str, Any]:
+    def ask(
+        self, method: str, params: Params, deadline: float, meanwhile: Callable[[], object] | None = None
+    ) -> dict[str, Any]:
         """The result of a command. Raises DevtoolsError if it is refused, EmulatorError if no answer comes."""
-        return self.ask_all([(method, params)], deadline)[0]
+        return self.ask_all([(method, params)], deadline, meanwhile)[0]
 
-    def ask_all(self, commands: Sequence[tuple[str, Params]], deadline: float) -> list[dict[str, Any]]:
-        """The results of commands that are sent at once. The browser carries them out in their order."""
+    def ask_all(
+        self, commands: Sequence[tuple[str, Params]], deadline: float, meanwhile: Callable[[], object] | None = None
+    ) -> list[dict[str, Any]]:
+        """The results of commands that are sent at once. The browser carries them out in their order.
+
+        ``meanwhile`` is done once they are sent, before their answers are awaited.
+        """
         numbers = [self.begin(method, params, deadline) for method, params in commands]
         try:
+            if meanwhile is not None:
+                meanwhile()
             self.wait(lambda: all(map(self.is_answered, numbers)), deadline, commands[-1][0])
             return [self.result(number) for number in numbers]
         finally:

@@ -6,7 +6,7 @@ import base64
 import time
 from typing import Any
 
-from digirl_dist.emulator.devtools import Devtools, Params
+from digirl_dist.emulator.devtools import Devtools
 from digirl_dist.errors import EmulatorError
 
 FLAGS = (
@@ -35,33 +35,33 @@ class Frames:
         self._latest: int | None = None
         devtools.idle = self._keep_on
 
-    def begin(self, deadline: float) -> None:
-        """Lets the page's scripts know of a new frame, after the commands that were sent before; does not wait."""
-        self._begin({}, deadline)
+    def begin(self, deadline: float, **wanted: Any) -> int:
+        """Lets the page's scripts know of a new frame, after the commands that were sent before.
+
+        Waits for the frame before, and not for this one; returns the number of its command.
+        """
+        self._finish(deadline)
+        if self._latest is not None:
+            self._devtools.forget(self._latest)
+        self._latest = self._devtools.begin(_COMMAND, wanted, deadline)
+        return self._latest
 
     def picture(self, deadline: float) -> bytes:
         """PNG of the page as it is once its frames no longer differ. Raises EmulatorError if there is none."""
         alike = 0
         for _ in range(_MOST_FRAMES):
-            alike = 0 if self._draw({}, deadline).get("hasDamage") else alike + 1
+            alike = 0 if self._draw(deadline).get("hasDamage") else alike + 1
             if alike == _ALIKE:
                 break
-        drawn = self._draw({"screenshot": {"format": "png", "optimizeForSpeed": True}}, deadline)
+        drawn = self._draw(deadline, screenshot={"format": "png", "optimizeForSpeed": True})
         if "screenshotData" not in drawn:
             raise EmulatorError("the browser drew no picture of the page")
         return base64.b64decode(drawn["screenshotData"])
 
-    def _draw(self, params: Params, deadline: float) -> dict[str, Any]:
-        number = self._begin(params, deadline)
+    def _draw(self, deadline: float, **wanted: Any) -> dict[str, Any]:
+        number = self.begin(deadline, **wanted)
         self._finish(deadline)
         return self._devtools.result(number)
-
-    def _begin(self, params: Params, deadline: float) -> int:
-        self._finish(deadline)
-        if self._latest is not None:
-            self._devtools.forget(self._latest)
-        self._latest = self._devtools.begin(_COMMAND, params, deadline)
-        return self._latest
 
     def _finish(self, deadline: float) -> None:
         self._devtools.wait(self._is_finished, deadline, "a frame")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from contextlib import suppress
@@ -42,6 +41,6 @@ class Verdicts:
         with self._lock:
             self._known[question] = verdict
             try:
-                json_lines.append(self._path, json.dumps(line).encode() + b"\n")
+                json_lines.append_object(self._path, line)
             except OSError:
                 pass  # other writes, which must succeed, report a full disk

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from digirl_dist.report.picture import UNREADABLE, decoded
-from digirl_dist.storage import atomic_files, json_lines, strict_json
+from digirl_dist.storage import atomic_files, json_lines
 from digirl_dist.storage.events import Events
 from digirl_dist.trajectory import Trajectory
 
@@ -67,7 +67,7 @@ class Media:
             "success": trajectory.success,
             "reward": trajectory.reward,
         }
-        json_lines.append(self._folder / "index.jsonl", strict_json.dumps(line).encode() + b"\n")
+        json_lines.append_object(self._folder / "index.jsonl", line)
 
 
 def chosen(trajectories: Sequence[Trajectory], rule: str) -> list[Trajectory]:

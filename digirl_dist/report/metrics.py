@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,6 @@ from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import RunFolderError, TrainingError
 from digirl_dist.report.interval import wilson
 from digirl_dist.rollout.slot_time import ACTIVITIES
-from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files, json_lines, strict_json
 from digirl_dist.storage.disk_full import FailFast, WritePolicy
 from digirl_dist.tasks import Round
@@ -64,8 +62,9 @@ class Metrics:
 
     def keep_until(self, iteration: int) -> None:
         """Drops the lines of iterations that a crash undid, and an incomplete line."""
+        self._write_policy.wait_for(str(self.path), lambda: json_lines.opened_to_append(self.path).close())
         kept = [place for place, each in enumerate(self.iterations) if each < iteration]
-        if len(kept) == len(self._texts) and _ends_whole(self.path):
+        if len(kept) == len(self._texts):
             return
         self._texts, self.iterations = [self._texts[at] for at in kept], [self.iterations[at] for at in kept]
         text = "".join(strict_json.dumps(line) + "\n" for line in self.lines)
@@ -244,12 +243,8 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _whole_lines(path: Path) -> list[bytes]:
     """Raises RunFolderError for what is no regular file, such as a named pipe, which would hold up its reader."""
-    try:
-        with regular_file.opened(path, buffering=_READ_BYTES) as file:
-            return [line[:-1] for line in file if line.endswith(b"\n")]
-    except OSError as error:
-        why = regular_file.defect(error)
-        raise RunFolderError(f"{path} cannot be read: {why}; restore it, or move it away") from error
+    with json_lines.opened(path, _READ_BYTES) as file:
+        return [line[:-1] for line in file if line.endswith(b"\n")]
 
 
 def _iteration(line: bytes, place: str) -> int:
@@ -273,16 +268,6 @@ def _decoded(line: bytes) -> Figures:
     except msgspec.MsgspecError:
         found: Figures = json.loads(line.decode(errors="replace"))
         return found
-
-
-def _ends_whole(path: Path) -> bool:
-    """Returns whether the file's last line was written to its end."""
-    try:
-        with path.open("rb") as file:
-            file.seek(-1, os.SEEK_END)
-            return file.read() == b"\n"
-    except OSError:  # it is empty, or there is none
-        return path.exists()
 
 
 def measured_version(line: Figures) -> int | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from digirl_dist.errors import RunFolderError
 from digirl_dist.settings import regular_file
+from digirl_dist.storage import strict_json
 from digirl_dist.types import Json
 
 _BLOCK = 1 << 12
@@ -27,6 +29,22 @@ def read(path: Path, newest_bytes: int | None = None) -> list[dict[str, Json]]:
     if newest_bytes is not None:
         lines.skip_to(lines.size() - newest_bytes)
     return list(lines.news(lines.size()))
+
+
+@contextmanager
+def opened(path: Path, buffering: int = -1) -> Iterator[BinaryIO]:
+    """Yields a file of lines to be read. Raises RunFolderError for what is no file that can be read."""
+    try:
+        with regular_file.opened(path, buffering) as file:
+            yield file
+    except OSError as error:
+        why = regular_file.defect(error)
+        raise RunFolderError(f"{path} cannot be read: {why}; restore it, or move it away") from error
+
+
+def append_object(path: Path, content: Mapping[str, Json]) -> None:
+    """Appends ``content`` as one line. Raises OSError."""
+    append(path, strict_json.dumps(dict(content)).encode() + b"\n")
 
 
 def append(path: Path, lines: bytes, flushed: bool = False) -> None:
@@ -92,7 +110,7 @@ class JsonLines:
         """Yields the objects up to byte ``until`` that were not yielded before, line by line. Raises RunFolderError."""
         if until <= self._read:
             return
-        with self._opened() as file:
+        with opened(self._path) as file:
             file.seek(self._read)
             whole = True
             while self._read < until and (line := file.readline(_LONGEST)):
@@ -104,13 +122,6 @@ class JsonLines:
                 whole = ends
                 if isinstance(parsed, dict):
                     yield parsed
-
-    def _opened(self) -> BinaryIO:
-        try:
-            return regular_file.opened(self._path)
-        except OSError as error:
-            why = regular_file.defect(error)
-            raise RunFolderError(f"{self._path} cannot be read: {why}; restore it, or move it away") from error
 
 
 def _parsed(line: bytes) -> Any:

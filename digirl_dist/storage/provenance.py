@@ -119,7 +119,7 @@ def record_start(run: Path, changes: Changes) -> None:
     """
     path = run / "provenance.jsonl"
     try:
-        _append(path, _start(run, changes))
+        json_lines.append_object(path, _start(run, changes))
     except OSError as error:
         raise RunFolderError(f"{error.filename or path} cannot be written: {error.strerror}") from error
 
@@ -140,10 +140,6 @@ def _start(run: Path, changes: Changes) -> Mapping[str, Json]:
         "packages": {each.metadata["Name"]: each.version for each in metadata.distributions()},
         "changes": changes,
     }
-
-
-def _append(path: Path, content: Mapping[str, Json]) -> None:
-    json_lines.append(path, strict_json.dumps(dict(content)).encode() + b"\n")
 
 
 def _commit(folder: Path, run: Path, name: str) -> dict[str, Json] | None:
@@ -182,7 +178,7 @@ class WorkerRecord:
             return
         self._known[worker] = dict(content)
         with suppress(OSError):  # events.jsonl has it, too
-            _append(self._path, {"time": round(time.time(), 3), **content})
+            json_lines.append_object(self._path, {"time": round(time.time(), 3), **content})
 
 
 def _gpus() -> list[str]:

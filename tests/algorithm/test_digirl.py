@@ -23,7 +23,7 @@ from digirl_dist.algorithm.advantages import (
 from digirl_dist.algorithm.digirl import DigiRL, PaperRule, ReleasedRule, good_steps, stack
 from digirl_dist.algorithm.hindsight import Hindsight
 from digirl_dist.algorithm.selection import held_out, top_quantile
-from digirl_dist.algorithm.values import SuccessValue, calibration_error, two_class_loss
+from digirl_dist.algorithm.values import SuccessValue, calibration_error, calibration_gaps, two_class_loss
 from digirl_dist.errors import TrainingError
 from digirl_dist.settings import DigirlSettings, ValueSettings
 from digirl_dist.tasks import Task, Ticket
@@ -277,7 +277,7 @@ def test_the_calibration_error_is_the_gap_between_saying_and_coming_true(said: n
             share, mean = sum(true[k] for k in inside) / len(inside), sum(said[k] for k in inside) / len(inside)
             expected += len(inside) / 12 * abs(share - mean)
     near_an_edge = np.abs(said * 10 - np.round(said * 10)).min() < 1e-9 and not np.isin(said, (0.0, 1.0)).all()
-    assert near_an_edge or calibration_error(said, true) == pytest.approx(expected, abs=1e-6)
+    assert near_an_edge or calibration_error(calibration_gaps(said, true), 12) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_value_function_learns_what_succeeds() -> None:

@@ -37,9 +37,8 @@ class CustomAgentSettings(AgentPlugin):
     @property
     def learns(self) -> bool:
         """A class that has ``act`` and nothing to learn with is a policy without weights."""
-        return not self.entry_point or _learns(
-            load_entry_point(self.entry_point, "agent.entry_point")
-        )  # without: ``Fleet`` has an object
+        without = not self.entry_point  # ``Fleet`` has an object
+        return without or _learns(load_entry_point(self.entry_point, "agent.entry_point"))
 
 
 def _learns(kind: Any) -> bool:
