@@ -21,6 +21,7 @@ FLAGS = (
 
 _COMMAND = "HeadlessExperimental.beginFrame"
 _LONGEST_FRAME_S = 60.0
+_LOOK_S = 0.005
 _ALIKE = 2
 """Frames in a row that show nothing new, after which no more is expected: a scroll shows in every other one."""
 _MOST_FRAMES = 8
@@ -47,16 +48,21 @@ class Frames:
         return self._latest
 
     def picture(self, deadline: float) -> bytes:
-        """PNG of the page as it is once its frames no longer differ. Raises EmulatorError if there is none."""
+        """PNG of the page as it is once its frames no longer differ. Raises EmulatorError if there is none in time."""
+        while time.monotonic() < deadline:
+            self._settle(deadline)
+            drawn = self._draw(deadline, screenshot={"format": "png", "optimizeForSpeed": True})
+            if "screenshotData" in drawn:
+                return base64.b64decode(drawn["screenshotData"])
+            time.sleep(_LOOK_S)  # a page that was just opened has nothing to show for a moment
+        raise EmulatorError("the browser drew no picture of the page")
+
+    def _settle(self, deadline: float) -> None:
         alike = 0
         for _ in range(_MOST_FRAMES):
             alike = 0 if self._draw(deadline).get("hasDamage") else alike + 1
             if alike == _ALIKE:
                 break
-        drawn = self._draw(deadline, screenshot={"format": "png", "optimizeForSpeed": True})
-        if "screenshotData" not in drawn:
-            raise EmulatorError("the browser drew no picture of the page")
-        return base64.b64decode(drawn["screenshotData"])
 
     def _draw(self, deadline: float, **wanted: Any) -> dict[str, Any]:
         number = self.begin(deadline, **wanted)
