@@ -54,15 +54,17 @@ class LinearAgent(nn.Module):
         self.layer = nn.Linear(spec.vector_size, spec.actions.n)
 
     def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
-        rows = self._log_probs(observations).numpy()
+        rows = self._log_probs(observations).cpu().numpy()
         drawn = [int(np.argmax(row + rng.gumbel(size=row.shape))) for row, rng in zip(rows, rngs, strict=True)]
         return [Decision(action, float(row[action])) for row, action in zip(rows, drawn, strict=True)]
 
     def log_prob(self, observations: Sequence[Observation], actions: Sequence[int]) -> torch.Tensor:
-        return self._log_probs(observations).gather(1, torch.tensor(actions)[:, None])[:, 0]
+        rows = self._log_probs(observations)  # on the GPU, if the host has one
+        return rows.gather(1, torch.tensor(actions, device=rows.device)[:, None])[:, 0]
 
     def features(self, observations: Sequence[Observation]) -> torch.Tensor:
-        return torch.from_numpy(np.stack([seen.vector for seen in observations if seen.vector is not None]))
+        seen = np.stack([each.vector for each in observations if each.vector is not None])
+        return torch.from_numpy(seen).to(self.layer.weight.device)
 
     def _log_probs(self, observations: Sequence[Observation]) -> torch.Tensor:
         return self.layer(self.features(observations)).log_softmax(-1)

@@ -14,6 +14,9 @@ from layers import LAYERS, UNIT, guarded, layer
 
 from chaos.sshd import SBIN
 
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # what needs a GPU is script/gpu; tests count on the CPU's numbers
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
 collect_ignore_glob = ["*/test_*jax*.py"] if sys.version_info < (3, 11) else []
 """JAX needs Python 3.11."""
 

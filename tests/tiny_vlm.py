@@ -57,10 +57,17 @@ class Size:
 TINY = Size()
 MEDIUM = Size(width=1024, inner=4096, layers=12, heads=16, side=336, patch=14)
 """A third of a billion parameters, and 576 tokens for a screenshot."""
+LARGE = Size(width=2048, inner=8192, layers=24, heads=16, side=336, patch=14)
+"""2.8 billion parameters, and as many tokens."""
 
 
-def save_tiny_vlm(folder: Path, seed: int = 0, size: Size = TINY) -> Path:
-    """Random weights of LLaVA's architecture; its logits are spread enough for some answers to be likelier."""
+def save_tiny_vlm(
+    folder: Path, seed: int = 0, size: Size = TINY, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> Path:
+    """Random weights of LLaVA's architecture, made on ``device`` and saved as ``dtype``.
+
+    Those of ``TINY`` are spread enough for some answers to be likelier.
+    """
     torch.manual_seed(seed)
     words = [*SPECIAL, *WORDS]
     both = {
@@ -82,7 +89,8 @@ def save_tiny_vlm(folder: Path, seed: int = 0, size: Size = TINY) -> Path:
         image_token_id=words.index("<image>"),
         tie_word_embeddings=False,
     )
-    model = LlavaForConditionalGeneration(config)
+    with torch.device(device):
+        model = LlavaForConditionalGeneration(config).to(dtype)
     for parameter in model.parameters() if size == TINY else ():
         parameter.data *= 8.0 if parameter.dim() > 1 else 1.0
     model.save_pretrained(folder)

@@ -102,7 +102,7 @@ class Coin(nn.Module):
         self.logits = nn.Parameter(torch.zeros(spec.actions.n))
 
     def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
-        log_probs = self.logits.log_softmax(-1).numpy()
+        log_probs = self.logits.log_softmax(-1).cpu().numpy()
         drawn = [int(np.argmax(log_probs + rng.gumbel(size=log_probs.shape))) for rng in rngs]
         return [Decision(action, float(log_probs[action])) for action in drawn]
 
@@ -110,7 +110,8 @@ class Coin(nn.Module):
         return self.logits.log_softmax(-1)[torch.tensor(actions)]
 
     def features(self, observations: Sequence[Observation]) -> torch.Tensor:
-        return torch.tensor(np.stack([seen.vector for seen in observations if seen.vector is not None]))
+        vectors = np.stack([seen.vector for seen in observations if seen.vector is not None])
+        return torch.tensor(vectors, device=self.logits.device)
 
 
 class FairCoin(ActsAlone):

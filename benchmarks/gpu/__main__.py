@@ -99,7 +99,7 @@ def _outcome(name: str, device: str, limit_s: float) -> Outcome:
         result = Path(folder) / "result.json"
         told = json.loads(result.read_text()) if result.exists() else {}
     failure = late or told.get("failure", f"its process ended with status {child.returncode}")
-    if failure and not told:
+    if failure:
         failure = f"{output.decode(errors='replace')}\n{failure}".strip()
     return Outcome(name, round(time.monotonic() - started, 1), told.get("figures", {}), failure)
 

@@ -107,6 +107,18 @@ def _vlm(folder: Path, medium: bool, **chosen: Any) -> Subject:
     return Subject(settings.build(spec), spec)
 
 
+def large_vlm(folder: Path, device: str) -> Subject:
+    """``agent=vlm`` of the size that people train, in bfloat16; tiny on the CPU."""
+    sys.path[:0] = [str(_TESTS)]
+    from tiny_vlm import LARGE, TINY, save_tiny_vlm
+
+    size = LARGE if device.startswith("cuda") else TINY
+    path = save_tiny_vlm(folder / "large", size=size, device=device, dtype=torch.bfloat16)
+    settings = VlmSettings(model=str(path), max_new_tokens=16, gradient_checkpointing=True)
+    spec = EmulatorSpec(DeviceActions(), image_size=(192, 108))
+    return Subject(settings.build(spec), spec)
+
+
 SUBJECTS = {
     "generic-vectors": _vectors,
     "generic-images": _images,

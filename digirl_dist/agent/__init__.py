@@ -24,7 +24,11 @@ class Actor(Protocol):
 
 
 class Agent(Protocol):
-    """A policy. A ``torch.nn.Module`` with these methods implements it; its state_dict is the checkpoint."""
+    """A policy. A ``torch.nn.Module`` with these methods implements it; its state_dict is the checkpoint.
+
+    The host moves it to ``trainer.device``, a GPU where there is one; workers keep it on the CPU. So the methods move
+    what they read to the device of the weights.
+    """
 
     @property
     def feature_size(self) -> int:

@@ -23,6 +23,9 @@ Weights = Mapping[str, jax.Array]
 Arrays = dict[str, Any]
 """B rows of each; ``vectors`` and ``pixels`` as in ``Inputs``, whichever the emulator shows."""
 
+_EXACT = jax.lax.Precision.HIGHEST
+"""On GPUs XLA would round to TF32: see ``compute_exactly``."""
+
 
 class JaxGenericPolicy:
     """Computes what ``GenericPolicy`` does, from weights that are handed in."""
@@ -73,10 +76,11 @@ def _features(weights: Weights, rows: Arrays) -> jax.Array:
 
 def linear(weights: Weights, name: str, rows: jax.Array) -> jax.Array:
     """A layer of torch: its weight has shape [out, in]."""
-    return rows @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+    return jnp.matmul(rows, weights[f"{name}.weight"].T, precision=_EXACT) + weights[f"{name}.bias"]
 
 
 def _convolution(weights: Weights, name: str, images: jax.Array, stride: int) -> jax.Array:
     """A layer of torch: images have shape [B, channels, height, width], its weight [out, in, height, width]."""
-    found = jax.lax.conv_general_dilated(images, weights[f"{name}.weight"], (stride, stride), "VALID")
+    kernel = weights[f"{name}.weight"]
+    found = jax.lax.conv_general_dilated(images, kernel, (stride, stride), "VALID", precision=_EXACT)
     return found + weights[f"{name}.bias"][:, None, None]

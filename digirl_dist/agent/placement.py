@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from digirl_dist.agent import Agent, AgentFactory
-from digirl_dist.errors import CheckpointError, StateError
+from digirl_dist.errors import CheckpointError, DeviceError, StateError
+from digirl_dist.parallel.compute_device import brief, compute_exactly
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.digirl_checkpoint import DigirlCheckpoint
 from digirl_dist.user_code.state import load_state
@@ -19,11 +20,16 @@ class Placed:
     device: str
 
     def __call__(self) -> Agent:
-        from torch import nn
+        """Raises DeviceError where the device has too little memory for the agent."""
+        from torch import OutOfMemoryError, nn
 
+        compute_exactly(self.device)
         agent = self.factory()
-        if isinstance(agent, nn.Module):
-            agent.to(self.device)
+        try:
+            if isinstance(agent, nn.Module):
+                agent.to(self.device)
+        except OutOfMemoryError as error:
+            raise DeviceError(f"{self.device} has too little memory for the agent: {brief(error)}") from error
         return agent
 
 

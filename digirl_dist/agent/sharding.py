@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from digirl_dist.agent import Agent, AgentFactory, critic
 from digirl_dist.errors import SettingsError
+from digirl_dist.parallel.compute_device import compute_exactly
 from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.peers import Batches
 from digirl_dist.trajectory import Decision, Observation
@@ -38,6 +39,7 @@ class Sharded:
 
     def __call__(self) -> Agent:
         """Raises SettingsError when the agent is no torch module or has none of the blocks."""
+        compute_exactly(self.device)
         agent = self.factory()
         if not isinstance(agent, nn.Module):
             raise SettingsError(f"trainer.shard needs an agent that is a torch.nn.Module, not a {type(agent).__name__}")

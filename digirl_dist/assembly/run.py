@@ -193,6 +193,7 @@ def _trainer(
         case TorchrunSettings() as spec:
             from digirl_dist.trainer.torchrun import TorchrunTrainer
 
+            trainer_spec.device_of(Rank(0, spec.nproc_per_node, 0, spec.nproc_per_node))  # refused before they start
             return TorchrunTrainer(trainer_spec, spec, folder.root / "trainer.log")
         case _ if rank is not None and rank.world_size > 1:
             from digirl_dist.trainer.joint import JointTrainer

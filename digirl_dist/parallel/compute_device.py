@@ -63,6 +63,18 @@ def visible_devices(mask: str | None) -> Visible:
     return Visible(torch.cuda.device_count() if torch.cuda.is_available() else 0, masked=mask is not None)
 
 
+def compute_exactly(device: str) -> None:
+    """Makes this process compute convolutions on ``device`` in float32, as CPUs do.
+
+    cuDNN would round their inputs to TF32, which has ten bits of a mantissa. Log-probabilities then differ by percents
+    between a worker's CPU, which acted, and the host's GPU, which learns, and so do the ratios in between.
+    """
+    if device.startswith("cuda"):
+        import torch
+
+        torch.backends.cudnn.allow_tf32 = False
+
+
 def device_failed(error: Exception) -> bool:
     """Returns whether an accelerator failed, which then refuses whatever else this process asks of it.
 
@@ -72,13 +84,19 @@ def device_failed(error: Exception) -> bool:
     return isinstance(error.__cause__ or error, getattr(torch, "AcceleratorError", ()))
 
 
+def brief(error: Exception) -> str:
+    """Returns what an accelerator's error says first; torch adds advice and, where asked for, a stack."""
+    return " ".join(str(error).split())[:200]
+
+
 def _of_rank(rank: Rank, visible: Visible) -> int:
     """Returns the local rank, or 0 for a process whose mask shows it one device of its own."""
     if visible.count == 1 and (visible.masked or rank.local_world_size == 1):
         return 0
     if rank.local_world_size > visible.count:
+        devices = "CUDA devices" if visible.count > 1 else "CUDA device"
         raise DeviceError(
-            f"{rank.local_world_size} ranks on this machine, but only {visible.count} CUDA devices; "
+            f"{rank.local_world_size} ranks on this machine, but only {visible.count} {devices}; "
             f"use --nproc_per_node={visible.count}, or device cpu"
         )
     return rank.local_rank

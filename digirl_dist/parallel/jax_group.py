@@ -21,6 +21,7 @@ from jax._src import distributed  # the coordinator's store has no public name; 
 from torch._C._distributed_c10d import HashStore
 
 from digirl_dist.errors import DeviceError, PeerError, RankError
+from digirl_dist.parallel.compute_device import brief
 from digirl_dist.parallel.group import Group, GroupLimits, KeyValueStore, all_set
 from digirl_dist.parallel.rank import Rank, jax_coordinator
 from digirl_dist.parallel.roll_call import roll_call
@@ -44,9 +45,9 @@ def joined(rank: Rank, device: str, limits: GroupLimits) -> Iterator[Group]:
     store: KeyValueStore = HashStore()
     if rank.world_size > 1:
         store = _meet(rank, limits)
-    _refuse_missing_device(device)
     group = Group(rank, store, StoreExchange(store, rank, limits.exchange_s), limits)
     try:
+        _refuse_missing_device(device)
         with naming_who_is_missing(group):
             yield group
         group.gate("the end of the run")
@@ -112,9 +113,10 @@ def _meet(rank: Rank, limits: GroupLimits) -> KeyValueStore:
 def _refuse_missing_device(device: str) -> None:
     try:
         jax.local_devices()
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # the second where JAX came without CUDA
         raise DeviceError(
-            f"device {device} was asked for, but JAX has none; use cpu, or install JAX for it ({str(error)[:200]})"
+            f"JAX has no device for this rank with trainer.device={device}: install JAX for it (pip install "
+            f"'jax[cuda13]'), start one rank for each GPU, or set trainer.device=cpu ({brief(error) or 'no backend'})"
         ) from error
 
 

@@ -10,6 +10,7 @@ from digirl_dist.algorithm.contract import figures_of
 from digirl_dist.errors import TrainingError
 from digirl_dist.parallel.group import Group
 from digirl_dist.train.data_selector import UpdateData
+from digirl_dist.trainer.memory import naming_too_little_memory
 from digirl_dist.trainer.replicas import check_replicas, refuse_broken
 from digirl_dist.trainer.seeding import seeded
 from digirl_dist.user_code.blame import blaming
@@ -36,7 +37,8 @@ class RankLearner:
         """
         if self.group.largest(len(data.fresh)) == 0:
             return {}
-        with seeded(self.seed, iteration), blaming(f"{type(self.algorithm).__name__}.update", TrainingError):
+        update = f"{type(self.algorithm).__name__}.update"
+        with seeded(self.seed, iteration), blaming(update, TrainingError), naming_too_little_memory():
             figures = figures_of(self.algorithm, self.algorithm.update(data.fresh, data.replay))
         self.agent.train(False)  # it acts next, and an algorithm of the user's may have left it in training mode
         weights = saved_state(self.agent)

@@ -19,6 +19,7 @@ from digirl_dist.storage.refused_episodes import RefusedEpisode
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Round
 from digirl_dist.trainer import Update
+from digirl_dist.trainer.memory import naming_too_little_memory
 from digirl_dist.trainer.replicas import refuse_broken
 from digirl_dist.trainer.seeding import seeded
 from digirl_dist.trainer.sifting import sift
@@ -102,7 +103,7 @@ class InProcessTrainer:
         fresh = fresh[-self._replay_size :]
         self._refused = ()
         try:
-            with blaming(f"{type(self._algorithm).__name__}.update", TrainingError):
+            with blaming(f"{type(self._algorithm).__name__}.update", TrainingError), naming_too_little_memory():
                 figures = figures_of(self._algorithm, self._fit_or_sift(checkpoint, store, fresh, collected))
         except TrainingError as error:
             raise TrainingError(f"{error}. A run with this save_path resumes from {checkpoint.folder}") from error
@@ -139,6 +140,8 @@ class InProcessTrainer:
             self._load(checkpoint)
             try:
                 returned = self._fit(checkpoint.iteration, [one for one in fresh if id(one) in chosen], episodes)
+            except _NOT_OF_EPISODES:
+                raise
             except Exception as raised:
                 return raised
             return None

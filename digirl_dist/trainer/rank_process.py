@@ -16,11 +16,11 @@ from pathlib import Path
 from digirl_dist.agent import AgentFactory
 from digirl_dist.agent.placement import Placed
 from digirl_dist.algorithm import AlgorithmFactory
-from digirl_dist.errors import DigirlDistError
+from digirl_dist.errors import DigirlDistError, SettingsError
 from digirl_dist.exit_status import end_without_a_search_for_garbage
 from digirl_dist.parallel.agreement import agree
 from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
-from digirl_dist.parallel.failure import telling
+from digirl_dist.parallel.failure import say, telling
 from digirl_dist.parallel.group import Group, GroupLimits, joined
 from digirl_dist.parallel.peers import ALONE, Peers, SharedRows
 from digirl_dist.parallel.rank import Rank, own_rank
@@ -121,14 +121,22 @@ class RankFolder:
 def main(folder: RankFolder) -> None:
     """Learns with the other ranks until the host ends; reports failures with the rank."""
     rank = own_rank(os.environ)
-    with telling(rank):
-        trainer_spec: TrainerSpec = unpack_file(folder.trainer_spec)
-        with trainer_spec.joined(rank) as (trainer, group):
-            if rank.is_first:
-                with folder.connect() as host:
-                    _serve(host, JointTrainer(trainer, group), trainer_spec)
-            else:
-                follow(trainer, group, Store(trainer_spec.trajectories), trainer_spec.idle_s)
+    try:
+        with telling(rank):
+            _learn(rank, folder)
+    except SettingsError as error:
+        say(rank, f"failed: {error}\n")  # nobody else does here
+        raise
+
+
+def _learn(rank: Rank, folder: RankFolder) -> None:
+    trainer_spec: TrainerSpec = unpack_file(folder.trainer_spec)
+    with trainer_spec.joined(rank) as (trainer, group):
+        if rank.is_first:
+            with folder.connect() as host:
+                _serve(host, JointTrainer(trainer, group), trainer_spec)
+        else:
+            follow(trainer, group, Store(trainer_spec.trajectories), trainer_spec.idle_s)
 
 
 def _serve(host: Connection, trainer: JointTrainer, trainer_spec: TrainerSpec) -> None:

@@ -29,7 +29,7 @@ def blaming(what: str, kind: type[DigirlDistError]) -> Iterator[None]:
     except RAISED as error:
         if _users_frame(error) is None:
             raise
-        raise kind(f"{what}: {described(error)}") from error
+        raise kind(f"{what}: {described(error)}{_remedy(error)}") from error
 
 
 def described(error: BaseException) -> str:
@@ -37,6 +37,16 @@ def described(error: BaseException) -> str:
     frame = _users_frame(error) or traceback.extract_tb(error.__traceback__)[-1]
     said = " ".join(str(error).split())[:_LONGEST]
     return f"{type(error).__name__}: {said} (at {frame.filename}:{frame.lineno} in {frame.name})"
+
+
+def _remedy(error: BaseException) -> str:
+    """Returns what to do about code that was written for the CPU and met a GPU; empty for other errors."""
+    if "cuda:" not in str(error) or not isinstance(error, (TypeError, RuntimeError)):
+        return ""
+    return (
+        "; the agent is on a GPU: move what it reads to the device of its weights and bring numbers back with .cpu(), "
+        "or set trainer.device=cpu"
+    )
 
 
 def at_work() -> str:

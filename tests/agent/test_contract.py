@@ -123,3 +123,11 @@ def test_a_class_that_makes_no_agent_is_named(name: str, told: str) -> None:
     factory = CustomAgentSettings(entry_point=f"{__name__}:{name}").build(EmulatorSpec(DiscreteActions(2)))
     with pytest.raises(SettingsError, match=told):
         factory()
+
+
+def test_an_agent_written_for_the_cpu_is_told_what_to_change_on_a_gpu() -> None:
+    def written_for_the_cpu() -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    with pytest.raises(AgentError, match=r"^Faulty.act: TypeError: .*; the agent is on a GPU: .*trainer.device=cpu$"):
+        decided(Faulty(written_for_the_cpu))

@@ -100,7 +100,7 @@ def bias(actions, start):
             self.logits = torch.nn.Parameter(torch.full((actions,), start))
 
         def act(self, observations, rngs):
-            chances = self.logits.softmax(-1).double().numpy()
+            chances = self.logits.softmax(-1).double().cpu().numpy()
             drawn = [int(rng.choice(actions, p=chances / chances.sum())) for rng in rngs]
             return [Decision(action, float(np.log(chances[action]))) for action in drawn]
 
@@ -108,7 +108,7 @@ def bias(actions, start):
             return self.logits.log_softmax(-1)[torch.tensor(actions)]
 
         def features(self, observations):
-            return torch.ones(len(observations), 1)
+            return torch.ones(len(observations), 1, device=self.logits.device)
 
     return Bias()
 '''

@@ -26,6 +26,7 @@ from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
 SPEC = EmulatorSpec(DiscreteActions(3), vector_size=2, image_size=(6, 4))
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
 TICKET = Ticket(4, 1, Task("open", "open it"), seed=9, policy_version=4)
 GUARD = EpisodeGuard("phone", SPEC, 3, GenericAgentSettings().check_action)
 
@@ -36,14 +37,17 @@ def picture(width: int = 4, height: int = 6, form: str = "png") -> bytes:
     return data.getvalue()
 
 
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def header(width: int, height: int) -> bytes:
+    return chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+
+
 def bomb(side: int) -> bytes:
     """A PNG whose header promises side x side pixels, and whose content is next to nothing."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    return SIGNATURE + header(side, side) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
 def seen(**changed: Any) -> Observation:
@@ -237,3 +241,24 @@ def test_every_agent_knows_which_actions_it_cannot_have_chosen(
     for action in outside:
         with pytest.raises(ActionError):
             agent.check_action(spec, observation, action)
+
+
+@pytest.mark.parametrize(
+    ("image", "told"),
+    [
+        (picture(), None),
+        (picture(form="jpeg"), None),
+        (picture(40, 60), "an image of 60 x 40 pixels"),
+        (bomb(5_000), "an image of 5000 x 5000 pixels"),
+        (SIGNATURE + header(4, 6) + header(5_000, 5_000) + bomb(4)[33:], "an image of 5000 x 5000"),
+        (SIGNATURE, "cannot be decoded"),
+        (SIGNATURE + header(4, 6)[:-4], "cannot be decoded"),
+    ],
+    ids=["png", "jpeg", "other size", "bomb", "two headers", "no header", "half a header"],
+)
+def test_a_policy_is_asked_only_about_pictures_of_the_emulators_size(image: bytes, told: str | None) -> None:
+    if told is None:
+        GUARD.check_question(seen(image=image))
+        return
+    with pytest.raises(TrajectoryError, match=told):
+        GUARD.check_question(seen(image=image))

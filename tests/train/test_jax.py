@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from rank_launch import example, launch_together
+from rank_launch import example, launch, launch_together
 from run_files import metrics
 from train.test_train import episodes, state, took_part
 
@@ -127,3 +128,33 @@ def test_ranks_of_the_jax_launcher_are_not_torchs() -> None:
         check_trainer(InProcessSettings(), Rank(0, 2, 0, 2), environ)
     check_trainer(JaxSettings(), Rank(0, 2, 0, 2), environ)
     check_trainer(InProcessSettings(), Rank(0, 2, 0, 2), {})
+
+
+LACKING = """
+import os, runpy, sys
+if os.environ.get("JAX_LOCAL_RANK") == "1":
+    os.environ["JAX_PLATFORMS"] = "cuda"  # as if it had one, and no GPU were left
+if __name__ == "__main__":
+    sys.argv[0] = "train"
+    runpy.run_module("digirl_dist.train", run_name="__main__")
+"""
+
+
+@pytest.mark.system
+def test_a_rank_for_which_jax_has_no_device_says_so_and_ends_the_others(tmp_path: Path) -> None:
+    program = tmp_path / "lacking.py"
+    program.write_text(LACKING)
+    launcher = [sys.executable, "-m", "digirl_dist.parallel.jax", "--nproc_per_node=2", str(program)]
+    began = time.monotonic()
+    ended = launch([*launcher, "--distributed", *words(tmp_path / "run", "trainer=jax", "train_iterations=1")])
+    assert ended.status == 1 and time.monotonic() - began < 60, ended.out
+    assert "JAX has no device for this rank with trainer.device=auto" in ended.out
+    assert "Traceback" not in ended.out
+
+
+@pytest.mark.component
+def test_jax_without_cuda_is_told_what_to_install(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "digirl_dist.train", *words(tmp_path / "run", "trainer=jax")]
+    ended = launch([*command, "trainer.device=cuda"])
+    assert ended.status == 2, ended.out
+    assert "pip install 'jax[cuda13]'" in ended.out and "Traceback" not in ended.out

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from digirl_dist.assembly.validate import refuse_contradictions
 from digirl_dist.cli.main import main
 from digirl_dist.errors import SettingsError
+from digirl_dist.parallel.compute_device import Visible
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.settings import configuration
 from digirl_dist.storage.checkpoint import Checkpoints
@@ -132,6 +133,24 @@ def test_b10_cuda_is_refused_where_there_is_none(tmp_path: Path, capsys: pytest.
         pytest.skip("this machine has CUDA")
     assert main([*SHORT, "trainer.device=cuda", f"save_path={tmp_path}"]) == 2
     assert "no CUDA device is visible; use cpu" in capsys.readouterr().err
+
+
+@pytest.mark.component
+def test_b10_more_ranks_than_gpus_are_refused_before_they_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("digirl_dist.trainer.rank_process.visible_devices", lambda mask: Visible(1))
+    words = [*SHORT, "trainer=torchrun", "trainer.nproc_per_node=2", f"save_path={tmp_path}"]
+    assert main(words) == 2
+    assert "2 ranks on this machine, but only 1 CUDA device; use" in capsys.readouterr().err
+
+
+def test_what_a_rank_refuses_is_told_where_the_host_says_that_it_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*SHORT, "trainer=torchrun", "trainer.nproc_per_node=2", "trainer.shard=true"]
+    assert main([*words, "trainer.shard_blocks=[Nowhere]", f"save_path={tmp_path}"]) == 1
+    assert "trainer.shard_blocks: no module of the agent is a 'Nowhere'" in capsys.readouterr().err
 
 
 @pytest.mark.unit

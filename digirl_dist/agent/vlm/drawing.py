@@ -26,12 +26,11 @@ class Drawing(LogitsProcessor):  # type: ignore[misc]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """``scores`` are the logits [B, V]; those of the tokens drawn remain."""
-        log_probs = self._sampling.log_probs(scores)
+        log_probs = self._sampling.log_probs(scores).cpu().double().numpy()  # from a GPU in one piece
         for row in filter(self._speaks, range(len(self._rngs))):
-            known = log_probs[row].double().cpu().numpy()
-            token = draw(known, self._rngs[row])
+            token = draw(log_probs[row], self._rngs[row])
             self._tokens[row].append(token)
-            self._sums[row] += float(known[token])
+            self._sums[row] += float(log_probs[row, token])
         last = torch.tensor([tokens[-1] for tokens in self._tokens], device=scores.device)
         return torch.full_like(scores, float("-inf")).scatter(1, last[:, None], 0.0)
 
