@@ -79,8 +79,8 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         infos: dict[str, Any] = {}
         for number, result in sorted(self._ask("reset", asked).items()):
             if result is not None:
-                self._last[number] = native(result[0])
-                infos = self._add_info(infos, _natives(result[1]), number)
+                self._last[number], info = result
+                infos = self._add_info(infos, info, number)
         return self._seen(), infos
 
     def _seeds_of(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
@@ -102,13 +102,11 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         infos: dict[str, Any] = {}
         for number, (seen, reward, ends, cut, final, info) in sorted(self._ask("step", told).items()):
-            before, self._last[number] = self._last[number], native(seen)
+            before, self._last[number] = self._last[number], seen
             rewards[number], terminated[number], truncated[number] = reward, ends, cut
-            own = _natives(info)
             if ends or cut:
-                lost = before, {"lost": own.get("lost")}
-                own["final_obs"], own["final_info"] = (native(final[0]), _natives(final[1])) if final else lost
-            infos = self._add_info(infos, own, number)
+                info["final_obs"], info["final_info"] = final or (before, {"lost": info.get("lost")})
+            infos = self._add_info(infos, info, number)
         return self._seen(), rewards, terminated, truncated, infos
 
     def close_extras(self, **_: Any) -> None:
@@ -130,10 +128,10 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         raised: list[EmulatorError] = []
         for member in sent:
             try:
-                results |= dict(zip(member.envs, member.answer(self._limit_s(what)), strict=True))
+                results |= dict(zip(member.envs, self._answers(member, what, len(member.envs)), strict=True))
             except EmulatorError as error:
                 raised.append(error)  # once the others' answers are read
-            except (WorkerError, ValueError) as error:
+            except WorkerError as error:
                 homeless += self._lose(member, error)
         if raised:
             raise raised[0]
@@ -141,10 +139,17 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
             results |= self._rehouse(what, {number: asked[number] for number in homeless})
         return results
 
-    def _limit_s(self, what: str) -> float:
-        return self._limits.boot_s if what == "add" else self._limits.reset_s
+    def _answers(self, member: Remote, what: str, count: int) -> list[Any]:
+        """Returns what a worker answers for its environments. Raises WorkerError for what no program of ours says."""
+        answers = member.answer(self._limits.boot_s if what == "add" else self._limits.reset_s)
+        try:
+            if len(answers) != count:
+                raise ValueError(f"{len(answers)} answers for {count} environments")
+            return [_understood(what, each) for each in answers]
+        except (ValueError, TypeError, SyntaxError, OverflowError, RecursionError) as error:  # NumPy's for odd types
+            raise WorkerError(member.name, f"it sends no frames of ours: {error}") from error
 
-    def _lose(self, member: Remote, error: Exception) -> list[int]:
+    def _lose(self, member: Remote, error: WorkerError) -> list[int]:
         self._members.remove(member)
         self._lost.append(str(error))
         member.close()
@@ -163,12 +168,12 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
                 drawn = [[int(each.generate_state(1)[0] >> 1)] for each in self._seeds.spawn(len(share))]
                 begun = [asked[number] if what == "reset" else None for number in share]
                 member.send("add", [own or new for own, new in zip(begun, drawn, strict=True)])
-                answers = member.answer(self._limit_s("add"))
+                answers = self._answers(member, "add", len(share))
                 results |= {
                     number: _as(what, asked[number], answer, self._lost[-1])
                     for number, answer in zip(share, answers, strict=True)
                 }
-            except (WorkerError, ValueError) as error:
+            except WorkerError as error:
                 left += self._lose(member, error)
                 continue
             member.envs += share
@@ -196,6 +201,23 @@ def _refuse_unsupported(environment: str, what: str, space: spaces.Space[Any]) -
             )
 
 
+def _understood(what: str, answer: Any) -> Any:
+    """Returns what a worker's program answers for one environment, as the environment told it.
+
+    Of a step (observation, reward, terminated, truncated, last observation and info or None, info), otherwise
+    (observation, info), or None of one that was not reset.
+    """
+    match answer:
+        case None if what == "reset":
+            return None
+        case [seen, dict() as info] if what != "step":
+            return native(seen), _natives(info)
+        case [seen, float() as reward, bool() as ends, bool() as cut, final, dict() as info] if what == "step":
+            last = None if final is None else _understood("add", final)
+            return native(seen), reward, ends, cut, last, _natives(info)
+    raise ValueError(f"the answer to {what} is none")
+
+
 def _natives(info: Mapping[str, Any]) -> dict[str, Any]:
     return {key: native(value) for key, value in info.items()}
 
@@ -205,7 +227,7 @@ def _as(what: str, asked: Any, first: Any, lost: str) -> Any:
     if what != "step" and asked is not None:
         return first  # nothing was under way
     seen, info = first[0], {**first[1], "lost": lost}
-    return [seen, 0.0, False, True, None, info] if what == "step" else [seen, info]
+    return (seen, 0.0, False, True, None, info) if what == "step" else (seen, info)
 
 
 @contextmanager

@@ -192,6 +192,41 @@ def test_a_worker_that_is_lost_in_a_reset_costs_neither_seed_nor_options() -> No
     assert fleet.workers == {"a": [0, 2, 1, 3]}
 
 
+SEEN = {"a": ["<f4", [2], bytes(8)]}
+NO_ANSWERS = {
+    "nothing": None,
+    "a number": 3,
+    "too short": [SEEN, 1.0],
+    "a text for a reward": [SEEN, "much", False, False, None, {}],
+    "a number for an end": [SEEN, 1.0, 7, False, None, {}],
+    "no last observation": [SEEN, 1.0, True, False, [1], {}],
+    "an unknown thing": [{"x": 1}, 1.0, False, False, None, {}],
+    "half an array": [{"a": ["<f4", [2], bytes(7)]}, 1.0, False, False, None, {}],
+    "an array of objects": [{"a": ["O", [2], bytes(16)]}, 1.0, False, False, None, {}],
+    "an array of no type": [{"a": ["<f4,", [2], bytes(8)]}, 1.0, False, False, None, {}],
+    "a shape of texts": [{"a": ["<f4", ["2"], bytes(8)]}, 1.0, False, False, None, {}],
+    "a list for an info": [SEEN, 1.0, False, False, None, []],
+    "a key without a value": [{"d": [["key"]]}, 1.0, False, False, None, {}],
+}
+
+
+@pytest.mark.parametrize("told", NO_ANSWERS.values(), ids=NO_ANSWERS)
+def test_an_answer_that_is_none_costs_its_worker_and_no_more(told: Any) -> None:
+    class Lies(Here):
+        def answer(self, limit_s: float) -> Any:
+            return [told for _ in super().answer(limit_s)] if self.is_lying else super().answer(limit_s)
+
+        is_lying = False
+
+    liar = Lies("liar")
+    fleet = fleet_of(2, Here("honest"), liar)
+    fleet.reset(seed=3)
+    liar.is_lying = True
+    _, _, terminated, truncated, infos = fleet.step([0, 0])
+    assert fleet.workers == {"honest": [0, 1]} and truncated[1] and not terminated[1]
+    assert infos["lost"][1].startswith("worker liar: it sends no frames of ours")
+
+
 def test_what_does_not_fit_the_environments_is_refused_before_any_is_asked() -> None:
     fleet = fleet_of(2, Here("a"))
     for wrong in ([0], [0, 1, 1]):
