@@ -19,7 +19,16 @@ from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
 from digirl_dist.emulator.plugins.custom import CustomEmulatorSettings
 from digirl_dist.errors import SettingsError
-from digirl_dist.settings import EmulatorSettings, Inference, JaxSettings, Settings, Success, configuration
+from digirl_dist.parallel.rank import Rank
+from digirl_dist.settings import (
+    EmulatorSettings,
+    Inference,
+    JaxSettings,
+    Settings,
+    Success,
+    TorchrunSettings,
+    configuration,
+)
 from digirl_dist.settings.plugins import AGENT, settings_classes
 from digirl_dist.storage.start import start_of
 from digirl_dist.tasks import Task
@@ -170,10 +179,23 @@ def record_start(settings: Settings, events: Events) -> None:
 def placed(settings: Settings, agent: AgentFactory) -> AgentFactory:
     """Returns what makes the agent where it acts on the host: on ``trainer.device``. Raises DeviceError."""
     from digirl_dist.agent.placement import Placed
+
+    return Placed(agent, device_of(settings, None))
+
+
+def refuse_shared_devices(settings: Settings) -> None:
+    """Raises DeviceError for more training processes on this machine than it has devices for them."""
+    if isinstance(settings.trainer, TorchrunSettings):
+        ranks = settings.trainer.nproc_per_node
+        device_of(settings, Rank(0, ranks, 0, ranks))
+
+
+def device_of(settings: Settings, rank: Rank | None) -> str:
+    """Returns the device on which this process computes, as one of the ranks or alone. Raises DeviceError."""
     from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
 
     visible = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return Placed(agent, resolve_device(DeviceRequest(settings.trainer.device), None, visible))
+    return resolve_device(DeviceRequest(settings.trainer.device), rank, visible)
 
 
 def build_algorithm(settings: Settings, device: Device) -> AlgorithmFactory:

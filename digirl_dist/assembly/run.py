@@ -18,6 +18,7 @@ from digirl_dist.assembly.parts import (
     build_algorithm,
     build_device,
     record_start,
+    refuse_shared_devices,
     run_root,
     starting,
     tells_success,
@@ -193,7 +194,7 @@ def _trainer(
         case TorchrunSettings() as spec:
             from digirl_dist.trainer.torchrun import TorchrunTrainer
 
-            trainer_spec.device_of(Rank(0, spec.nproc_per_node, 0, spec.nproc_per_node))  # refused before they start
+            refuse_shared_devices(settings)
             return TorchrunTrainer(trainer_spec, spec, folder.root / "trainer.log")
         case _ if rank is not None and rank.world_size > 1:
             from digirl_dist.trainer.joint import JointTrainer

@@ -25,6 +25,7 @@ from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, Emu
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import JobError
 from digirl_dist.fleet.roster import WorkerConfig, this_python
+from digirl_dist.parallel.compute_device import Visible
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.settings import (
     DeviceAgentSettings,
@@ -144,6 +145,14 @@ def test_warnings_do_not_keep_a_run_from_starting() -> None:
     assert not would_start([good, warning, bad])
     assert "a run would not start: 1 of 3 checks failed (1 to look at)" in table
     assert "FAIL  login  no key fits" in table and "-> copy it" in table and "never shown" not in table
+
+
+def test_the_doctor_counts_the_gpus_of_the_training_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("digirl_dist.parallel.compute_device.visible_devices", lambda mask: Visible(2))
+    words = ["parallel=single", f"save_path={tmp_path / 'run'}", "trainer=torchrun", "trainer.nproc_per_node=3"]
+    settings = configuration.load(HERE, "host", words)
+    (check,) = [each for each in setup_doctor.doctor(settings, False, Status()) if each.check == "settings"]
+    assert not check.ok and "3 ranks on this machine, but only 2 CUDA devices" in check.detail
 
 
 @pytest.mark.parametrize(
