@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -180,21 +179,20 @@ def placed(settings: Settings, agent: AgentFactory) -> AgentFactory:
     """Returns what makes the agent where it acts on the host: on ``trainer.device``. Raises DeviceError."""
     from digirl_dist.agent.placement import Placed
 
-    return Placed(agent, device_of(settings, None))
+    return Placed(agent, _device_of(settings, None))
 
 
 def refuse_shared_devices(settings: Settings) -> None:
     """Raises DeviceError for more training processes on this machine than it has devices for them."""
     if isinstance(settings.trainer, TorchrunSettings):
         ranks = settings.trainer.nproc_per_node
-        device_of(settings, Rank(0, ranks, 0, ranks))
+        _device_of(settings, Rank(0, ranks, 0, ranks))
 
 
-def device_of(settings: Settings, rank: Rank | None) -> str:
-    """Returns the device on which this process computes, as one of the ranks or alone. Raises DeviceError."""
+def _device_of(settings: Settings, rank: Rank | None) -> str:
     from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
 
-    visible = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    visible = visible_devices(None)  # what a mask of this process shows is for all that it starts
     return resolve_device(DeviceRequest(settings.trainer.device), rank, visible)
 
 

@@ -139,7 +139,10 @@ def test_b10_cuda_is_refused_where_there_is_none(tmp_path: Path, capsys: pytest.
 def test_b10_more_ranks_than_gpus_are_refused_before_they_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("digirl_dist.parallel.compute_device.visible_devices", lambda mask: Visible(1))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # for the host, and so for all that it starts
+    monkeypatch.setattr(
+        "digirl_dist.parallel.compute_device.visible_devices", lambda mask: Visible(1, masked=mask is not None)
+    )
     words = [*SHORT, "trainer=torchrun", "trainer.nproc_per_node=2", f"save_path={tmp_path}"]
     assert main(words) == 2
     assert "2 ranks on this machine, but only 1 CUDA device; use" in capsys.readouterr().err
