@@ -8,6 +8,7 @@ ours says so and then includes the user's.
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import signal
@@ -24,7 +25,7 @@ from digirl_dist.child_process import opened_log
 from digirl_dist.errors import LinkLostError, LoginError, UnreachableError
 from digirl_dist.plain_text import host_and_port
 from digirl_dist.settings import SshSettings
-from digirl_dist.ssh import tied_process
+from digirl_dist.ssh import local_command, tied_process
 from digirl_dist.ssh.connection import Address, Connection, for_login_shell, quote, too_many_channels
 from digirl_dist.ssh.host_keys import known_hosts_files
 from digirl_dist.ssh.login import check_key_file
@@ -39,8 +40,9 @@ _LONGEST_LOG = 1 << 26
 """A server may send messages for the log without end; beyond this, ``ssh`` cannot write. Such as come now and then,
 for weeks, are left out before (see ``opened_log``)."""
 _LOOK_S = 0.02
-_CONFIGURED_S = 8.0
-"""Commands of the user's configuration may take so long to decide what it says: less than ``reachable`` waits."""
+_CONFIGURED_S = local_command.CONFIGURED_S
+_ODD = re.compile(r"[]%$[*\\\"]")
+"""In a name that is included, each would have a meaning."""
 _FOLDERS = SocketFolders()
 
 
@@ -196,7 +198,7 @@ def _configuration(address: Address, settings: SshSettings, can_fork: bool = Tru
     if address.known_hosts is not None:
         yield f"UserKnownHostsFile {_quoted(os.path.expanduser(address.known_hosts))}"
         yield "GlobalKnownHostsFile /dev/null"
-    yield f"Include {_quoted(os.path.expanduser('~/.ssh/config'))}"
+    yield f'Include "{_ODD.sub("?", os.path.expanduser("~/.ssh/config"))}"'
     yield "Include /etc/ssh/ssh_config"
     yield "Match all"
     yield f"UserKnownHostsFile {_quoted(os.path.expanduser('~/.ssh/known_hosts'))}"
@@ -238,21 +240,13 @@ def _asked(base: Sequence[str], address: Address) -> dict[str, str]:
 
 def _said(command: Sequence[str], worker: str) -> tuple[int, str, str]:
     """Returns status, stdout and stderr of an ``ssh -G``. Raises UnreachableError if it does not start or end."""
-    pipe, null = subprocess.PIPE, subprocess.DEVNULL
     try:
-        asked = subprocess.Popen(command, stdin=null, stdout=pipe, stderr=pipe, start_new_session=True)
+        return local_command.ended(command, _CONFIGURED_S)
     except OSError as error:
         raise UnreachableError(worker, f"`ssh` does not start: {error.strerror}", "install it again") from error
-    with asked:
-        try:
-            options, complaint = map(os.fsdecode, asked.communicate(timeout=_CONFIGURED_S))  # paths in any encoding
-        except BaseException as error:
-            os.killpg(asked.pid, signal.SIGKILL)  # with the commands of the configuration that it waits for
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-            reason = f"`ssh -G` did not end within {_CONFIGURED_S:g} s"
-            raise UnreachableError(worker, reason, "look at `Match exec` in ~/.ssh/config") from error
-    return asked.returncode, options, complaint
+    except subprocess.TimeoutExpired as error:
+        reason = f"`ssh -G` did not end within {_CONFIGURED_S:g} s"
+        raise UnreachableError(worker, reason, "look at `Match exec` in ~/.ssh/config") from error
 
 
 def _resolve(base: Sequence[str], address: Address) -> tuple[Target, list[str]]:

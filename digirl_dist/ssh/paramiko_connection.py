@@ -26,7 +26,7 @@ from digirl_dist.ssh.host_keys import KnownKeys, RefuseUnknown, changed_key, kno
 from digirl_dist.ssh.login import KeyLogin, login_error
 from digirl_dist.ssh.paramiko_channel import ParamikoChannel
 from digirl_dist.ssh.proxy_command import ProxyCommand
-from digirl_dist.ssh.user_config import jumps, options, read, told
+from digirl_dist.ssh.user_config import Known, jumps, options, read, told
 from digirl_dist.ssh.wire import Transport, Watch, open_transport
 
 _LOG_CHANNEL = "digirl_dist.ssh.paramiko"
@@ -120,47 +120,44 @@ def connect_by_paramiko(address: Address, settings: SshSettings) -> Connection:
 
 def _session(address: Address, settings: SshSettings) -> Session:
     """Returns fabric's connection, not yet open, with those to the jump hosts that ~/.ssh/config names."""
-    kwargs = {
+    os.environ.setdefault("LOGNAME", user_name())  # paramiko fails where this user has no name
+    with told(address.name):
+        return _way(read(), settings, address.host, address.user, address.port)
+
+
+def _way(
+    config: paramiko.SSHConfig,
+    settings: SshSettings,
+    host: str,
+    user: str | None,
+    port: int | None,
+    to: tuple[str, ...] = (),
+    behind: Session | None = None,
+) -> Session:
+    """Returns a machine's connection, by the jump hosts that lead to it if it is not ``behind`` one that is reached.
+
+    ``to`` are those that it is itself on the way to. Raises ValueError for a way that leads in a circle.
+    """
+    if host in to:
+        raise ValueError(f"ProxyJump leads from {host} to itself")
+    known = options(config, host)
+    hops = jumps(known)
+    gateway = behind or known.get("proxycommand")
+    # a jump host that is named for all hosts is reached as it is
+    if behind is None and not {hop for _, hop, _ in hops} & {host, known["hostname"]}:
+        for their_user, hop, their_port in hops:
+            reached = gateway if isinstance(gateway, Session) else None
+            gateway = _way(config, settings, hop, their_user, their_port, (*to, host), reached)
+    limits = {
         "banner_timeout": settings.connect_s,
         "auth_timeout": settings.login_s,
         "channel_timeout": settings.connect_s,
         "transport_factory": partial(open_transport, settings=settings),
     }
-    overrides = {"connect_kwargs": kwargs, "timeouts": {"connect": settings.connect_s}}
-    os.environ.setdefault("LOGNAME", user_name())  # paramiko fails where this user has no name
-    with told(address.name):
-        # Lazy: fabric's own configuration files must not change what this program does.
-        config = fabric.Config(overrides=overrides, lazy=True, ssh_config=read())
-        return _way(config, address.host, address.user, address.port)
-
-
-def _way(config: fabric.Config, host: str, user: str | None, port: int | None, to: tuple[str, ...] = ()) -> Session:
-    """Returns a machine's connection; it is itself a jump host on the way ``to`` others.
-
-    Raises ValueError for a way that leads in a circle.
-    """
-    if host in to:
-        raise ValueError(f"ProxyJump leads from {host} to itself")
-    known = options(config.base_ssh_config, host)
-    hops = jumps(known)
-    gateway = known.get("proxycommand")
-    if not {hop for _, hop, _ in hops} & {
-        host,
-        known["hostname"],
-    }:  # a jump host that `Host *` names is reached as it is
-        for user_there, hop, port_there in hops[:1]:
-            gateway = _way(config, hop, user_there, port_there, (*to, host))
-        for user_there, hop, port_there in hops[1:]:
-            gateway = _hop(config, hop, user_there, port_there, gateway)
-    return _hop(config, host, user, port, gateway)
-
-
-def _hop(config: fabric.Config, host: str, user: str | None, port: int | None, gateway: Any) -> Session:
-    session = Session(
-        host, user=user, port=port, config=config.clone(), gateway=gateway or False, forward_agent=False,
-        connect_timeout=config.timeouts.connect,
-    )  # fmt: skip
-    session.connect_timeout = config.timeouts.connect  # which fabric makes a whole number
+    # Lazy: fabric's own configuration files must not change what this program does.
+    own = fabric.Config(overrides={"connect_kwargs": limits}, lazy=True, ssh_config=Known(known))
+    session = Session(host, user, port, own, gateway or False, False, settings.connect_s)
+    session.connect_timeout = settings.connect_s  # which fabric makes a whole number
     return session
 
 

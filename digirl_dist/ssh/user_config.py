@@ -6,6 +6,7 @@ import glob
 import os
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +14,11 @@ from typing import Any
 
 import paramiko
 
-from digirl_dist.errors import LoginError
+from digirl_dist.errors import LoginError, UnreachableError
+from digirl_dist.ssh import local_command
 
 _CONFIGS = ("~/.ssh/config", "/etc/ssh/ssh_config")
+_CONFIGURED_S = local_command.CONFIGURED_S
 _DEEPEST = 16
 _BLOCK = re.compile(r"\s*(?:host|match)\b", re.IGNORECASE)
 _INCLUDE = re.compile(r"\s*include(?:\s*=\s*|\s+)(.*)", re.IGNORECASE)
@@ -23,12 +26,29 @@ _CRITERIA, _CRITERIA_WITH_WORDS = ("all", "canonical", "final"), ("exec", "host"
 _JUMP = re.compile(r"(?:ssh://)?(?:(.+)@)?(\[[^]]+\]|[^:]+|[^:]*:[^:]*:.*?)(?::(\d+))?/?")
 
 
+class _Config(paramiko.SSHConfig):
+    """paramiko would wait for the commands of ``Match exec`` without end, and let them read the user's terminal."""
+
+    def _does_match(self, match_list: Any, target_hostname: Any, canonical: Any, final: Any, options: Any) -> Any:
+        others = [each for each in match_list if each["type"] != "exec"]
+        matched = super()._does_match(others, target_hostname, canonical, final, options)  # type: ignore[misc]
+        if others and not matched:
+            return matched
+        for each in match_list:
+            if each["type"] == "exec":
+                line = self._tokenize(options, target_hostname, "match-exec", each["param"])  # type: ignore[attr-defined]
+                status, _, _ = local_command.ended(["/bin/sh", "-c", line], _CONFIGURED_S)
+                if (status == 0) is bool(each["negate"]):
+                    return []
+        return match_list
+
+
 def read() -> paramiko.SSHConfig:
     """Returns the user's and the system's settings; a file that is missing counts as empty.
 
     Raises OSError, ValueError or paramiko's error for what cannot be read.
     """
-    config = paramiko.SSHConfig()
+    config = _Config()
     for path in map(Path, _CONFIGS):
         config.parse(_lines(path.expanduser(), path.expanduser().parent, 0))
     return config
@@ -70,6 +90,16 @@ def _known_block(line: str) -> str:
     return line
 
 
+class Known:
+    """One machine's options in the place of a whole configuration."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+
+    def lookup(self, host: str) -> dict[str, Any]:
+        return self._options
+
+
 def options(config: paramiko.SSHConfig, host: str) -> dict[str, Any]:
     """Returns a machine's options by their names in lower case, without those that are none. May raise as ``read``."""
     found = config.lookup(host)
@@ -82,6 +112,9 @@ def told(worker: str) -> Iterator[None]:
     """Turns the many exceptions of a configuration that paramiko cannot use into a LoginError."""
     try:
         yield
+    except subprocess.TimeoutExpired as error:
+        reason = f"a command of ~/.ssh/config did not end within {_CONFIGURED_S:g} s"
+        raise UnreachableError(worker, reason, "look at `Match exec` in ~/.ssh/config") from error
     except (paramiko.SSHException, OSError, ValueError, LookupError) as error:
         reason = f"paramiko cannot use the configuration of `ssh`: {type(error).__name__}: {error}"
         raise LoginError(worker, reason, "correct ~/.ssh/config, or set ssh.transport=openssh") from error

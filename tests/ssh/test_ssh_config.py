@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from process_watch import nothing_is_left_of
 
 from chaos import sshd
 from digirl_dist.errors import HostKeyError, LinkLostError, LoginError, UnreachableError
@@ -20,6 +22,7 @@ from digirl_dist.settings import SshSettings, SshTransport
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.reachable import reach
+from digirl_dist.ssh.socket_folders import SocketFolders
 
 pytestmark = [pytest.mark.component, pytest.mark.long_file(30)]
 
@@ -162,6 +165,37 @@ def test_a_changed_key_is_forgotten_in_the_file_that_has_it(
 def test_an_address_of_ipv6_is_reached(limits: SshSettings, tmp_path: Path, free_port: int) -> None:
     with pytest.raises(UnreachableError, match=rf"nothing listens at \[::1\]:{free_port}"):
         connect(Address("w1", "::1", free_port), limits)
+
+
+def test_a_command_that_decides_what_counts_is_given_up_with_all_that_it_started(
+    limits: SshSettings, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "user_config" if limits.transport is SshTransport.paramiko else "openssh"
+    monkeypatch.setattr(f"digirl_dist.ssh.{module}._CONFIGURED_S", 1.0)
+    home.configure(f"Match exec \"sh -c 'sleep 600 & cd HOME; wait'\"\n Port 1\nHost w\n{home.login}")
+    with pytest.raises(UnreachableError, match=r"did not end within 1 s.*look at `Match exec`"):
+        connect(_WORKER, limits)
+    nothing_is_left_of(home.path)
+
+
+def test_commands_of_a_match_decide(limits: SshSettings, home: Home) -> None:
+    lines = 'Match host w exec "exit 1"\n Port 1\nMatch host w !exec true\n Port 1\nMatch exec "test %n = v"\n Port 1\n'
+    home.configure(f'{lines}Match host w exec "test %n = w"\n{home.login}')
+    assert arrives(limits)
+
+
+@pytest.mark.parametrize("odd", ["a blank", "100%h", "[a]", "caf\xe9", "$HOME"])
+def test_a_home_and_a_place_for_sockets_may_have_any_name(
+    limits: SshSettings, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str
+) -> None:
+    home.configure(f"Host w\n{home.login}")
+    if "$" not in odd:  # `ssh` would expand it in the name of a known-hosts file
+        (home.path / ".ssh").rename((tmp_path / odd / ".ssh").parent.mkdir() or tmp_path / odd / ".ssh")
+        monkeypatch.setenv("HOME", str(tmp_path / odd))
+    with tempfile.TemporaryDirectory(prefix=odd) as place:
+        monkeypatch.setattr(tempfile, "tempdir", place)
+        monkeypatch.setattr("digirl_dist.ssh.openssh._FOLDERS", SocketFolders())
+        assert arrives(limits)
 
 
 @pytest.mark.parametrize("command", ["no-such-program %h", "sh -c 'echo no >&2; exit 1'"])
