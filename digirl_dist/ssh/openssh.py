@@ -22,11 +22,11 @@ from functools import cache
 from pathlib import Path
 
 from digirl_dist.child_process import opened_log
-from digirl_dist.errors import LinkLostError, LoginError, UnreachableError
+from digirl_dist.errors import LoginError, UnreachableError
 from digirl_dist.plain_text import host_and_port
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh import local_command, tied_process
-from digirl_dist.ssh.connection import Address, Connection, for_login_shell, quote, too_many_channels
+from digirl_dist.ssh.connection import Address, Connection, broken_at_start, for_login_shell, quote, too_many_channels
 from digirl_dist.ssh.host_keys import known_hosts_files
 from digirl_dist.ssh.login import check_key_file
 from digirl_dist.ssh.mux import Session, SessionRefused
@@ -79,7 +79,7 @@ class OpenSshConnection(Connection):
             raise too_many_channels(self.worker, line, str(error)) from error
         except OSError as error:
             why = self._master.ended(_ANSWER_S) or str(error)
-            raise LinkLostError(self.worker, f"the connection broke while starting `{line}` ({why})") from error
+            raise broken_at_start(self.worker, line, why) from error
         pace = self._settings.stall_s, 1024 * self._settings.slowest_kb_s
         return OpenSshChannel(session, self.worker, line, *pace, self._master.ended)
 

@@ -18,10 +18,18 @@ import paramiko
 from paramiko.auth_strategy import AuthFailure
 from paramiko.ssh_exception import NoValidConnectionsError
 
-from digirl_dist.errors import LinkLostError, LoginError, UnknownHostError, UnreachableError, WorkerError
+from digirl_dist.errors import LoginError, UnknownHostError, UnreachableError, WorkerError
 from digirl_dist.plain_text import host_and_port
 from digirl_dist.settings import SshSettings
-from digirl_dist.ssh.connection import Address, Connection, for_login_shell, quote, too_many_channels, user_name
+from digirl_dist.ssh.connection import (
+    Address,
+    Connection,
+    broken_at_start,
+    for_login_shell,
+    quote,
+    too_many_channels,
+    user_name,
+)
 from digirl_dist.ssh.host_keys import KnownKeys, RefuseUnknown, changed_key, known_hosts_files, revoked_key, target_name
 from digirl_dist.ssh.login import KeyLogin, login_error
 from digirl_dist.ssh.paramiko_channel import ParamikoChannel
@@ -81,7 +89,7 @@ class ParamikoConnection(Connection):
         except paramiko.ChannelException as error:
             raise too_many_channels(self.worker, line, error.text) from error
         except (paramiko.SSHException, OSError, EOFError) as error:
-            raise LinkLostError(self.worker, f"the connection broke while starting `{line}` ({error})") from error
+            raise broken_at_start(self.worker, line, error) from error
         slowest = 1024 * self._settings.slowest_kb_s
         return ParamikoChannel(raw, self.worker, line, self._settings.stall_s, slowest)
 
