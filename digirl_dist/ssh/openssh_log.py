@@ -24,8 +24,12 @@ _UNRESOLVED = re.compile(r"Could not resolve hostname (\S+?):")
 _NO_ROUTE = re.compile(r"connect to host \S+ port \d+: (No route to host|Network is unreachable|Host is down)")
 _FORWARD = re.compile(r"channel 0: open failed: (.*)")
 _FORWARDED = re.compile(r"^debug1: channel_connect_stdio_fwd: (\S+):(\d{1,5})$", re.MULTILINE)
-_UNKNOWN_AS = re.compile(r"^No \S+ host key is known for (\S+) and you have requested strict checking", re.MULTILINE)
-_CHANGED_AS = re.compile(r"^Host key for (\S+) has changed and you have requested strict checking", re.MULTILINE)
+_UNKNOWN_AS = re.compile(
+    r"^No \S+ host key is known for ([\w.:[\]-]+) and you have requested strict checking", re.MULTILINE
+)
+_CHANGED_AS = re.compile(
+    r"^Host key for ([\w.:[\]-]+) has changed and you have requested strict checking", re.MULTILINE
+)
 _OFFENDING = re.compile(r"^Offending \S+ key in (.+):\d+$", re.MULTILINE)
 _BY_COMMAND = "debug1: Executing proxy command: "
 _BY_JUMP = "debug1: Setting implicit ProxyCommand from ProxyJump"
