@@ -242,7 +242,7 @@ def _said(command: Sequence[str], worker: str) -> tuple[int, str, str]:
     """Returns status, stdout and stderr of an ``ssh -G``. Raises UnreachableError if it does not start or end."""
     try:
         return local_command.ended(command, _CONFIGURED_S)
-    except OSError as error:
+    except (FileNotFoundError, PermissionError) as error:  # a lack of this host's is told elsewhere
         raise UnreachableError(worker, f"`ssh` does not start: {error.strerror}", "install it again") from error
     except subprocess.TimeoutExpired as error:
         reason = f"`ssh -G` did not end within {_CONFIGURED_S:g} s"

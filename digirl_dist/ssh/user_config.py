@@ -63,7 +63,7 @@ def _lines(path: Path, among: Path, depth: int) -> Iterator[str]:
         raise ValueError(f"too many levels of Include at {path}")
     try:
         text = path.read_text(errors="replace")  # `ssh` takes any encoding, too
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return
     block = ""
     for line in text.splitlines():
@@ -115,7 +115,7 @@ def told(worker: str) -> Iterator[None]:
     except subprocess.TimeoutExpired as error:
         reason = f"a command of ~/.ssh/config did not end within {_CONFIGURED_S:g} s"
         raise UnreachableError(worker, reason, "look at `Match exec` in ~/.ssh/config") from error
-    except (paramiko.SSHException, OSError, ValueError, LookupError) as error:
+    except (paramiko.SSHException, PermissionError, ValueError, LookupError) as error:
         reason = f"paramiko cannot use the configuration of `ssh`: {type(error).__name__}: {error}"
         raise LoginError(worker, reason, "correct ~/.ssh/config, or set ssh.transport=openssh") from error
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import subprocess
 import sys
 import tempfile
@@ -105,10 +107,32 @@ def test_the_hosts_of_a_chain_are_reached_in_their_order(limits: SshSettings, ho
         connect(_WORKER, limits)
 
 
+def test_an_ssh_that_is_missing_for_a_while_is_waited_for(
+    openssh: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnreachableError, match=r"worker w1: ssh.transport=openssh: this machine has no `ssh`"):
+        connect(openssh.address, SshSettings(transport=SshTransport.openssh))
+
+
+def test_a_lack_of_descriptors_is_not_told_as_a_configuration_to_correct(
+    limits: SshSettings, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    home.configure(f"Match exec true\nHost w\n{home.login}")
+    arrives(limits)
+    monkeypatch.setattr("digirl_dist.ssh.local_command.ended", refused)
+    with pytest.raises(OSError, match="Too many open files"):
+        connect(_WORKER, limits)
+
+
 def test_included_files_are_read_and_the_block_around_them_goes_on(limits: SshSettings, home: Home) -> None:
     (home.path / ".ssh/more").mkdir()
     (home.path / ".ssh/more/one").write_text("Host other\n Port 1\n")
     (home.path / ".ssh/more/two").write_text(home.login)
+    (home.path / ".ssh/more/twigs").mkdir()
     home.configure("Host w\n Include more/one more/tw*\n User nobody-else\n")
     assert arrives(limits)
 
