@@ -1,6 +1,6 @@
 """The ``ProxyCommand`` of ~/.ssh/config as a socket for paramiko.
 
-paramiko's own spins for ever at the command's end, waits for more than has come, and lets it block on its stderr.
+paramiko's own spins at the command's end, and lets the command block on its stderr.
 """
 
 from __future__ import annotations
