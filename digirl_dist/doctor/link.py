@@ -34,13 +34,13 @@ def shell(connection: Connection) -> Check:
     """Checks that start-up files print nothing before a command's output: the host would read it as an answer."""
     done = connection.run("true")
     if done.status != 0:
-        return Check(
-            connection.worker, "shell", False, f"`true` failed: {done.last_words}", "give the user a usual shell"
-        )
+        remedy = "give the user a usual shell (`chsh`), and no ForceCommand in sshd_config"
+        return Check(connection.worker, "shell", False, f"`true` failed: {done.last_words}", remedy)
     said = done.stdout.decode(errors="replace").strip()
     detail = f"its start-up files print {said[:80]!r}" if said else "prints nothing of its own"
     remedy = (
-        "let them print nothing when the shell is not interactive: `case $- in *i*) ;; *) return ;; esac` at the top"
+        "let them print nothing when the shell is not interactive: `case $- in *i*) ;; *) return ;; esac` at the top; "
+        "a ForceCommand in sshd_config, or a `command=` in authorized_keys, must go"
     )
     return Check(connection.worker, "shell", not said, detail, remedy)
 

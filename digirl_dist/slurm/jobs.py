@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +27,9 @@ _LIVES = ("CONFIGURING", "COMPLETING", "PENDING", "RUNNING", "SUSPENDED")
 _WILL_LIVE = ("REQUEUE", "RESIZING", "RESV", "SIGNALING", "SPECIAL", "STAGE", "STOPPED")
 """What the names of states begin with from which a job comes back."""
 _FIELDS = "%i|%T|%r|%N"
+_ID = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)
+"""What ``sbatch`` prints, perhaps among words of the cluster's own."""
+_LONGEST = 200
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,9 @@ class Jobs:
         self._failure = ""
         """Why the last look failed; empty if it did not."""
         self._has_submitted = False
+        self._ids: set[str] = set()
+        self._may_have_more = False
+        """Whether an answer of ``sbatch`` was lost, so that there may be a job that no worker knows."""
         self._closed = threading.Event()
 
     def would_start(self, address: SlurmAddress) -> str:
@@ -87,8 +94,15 @@ class Jobs:
                 self._cancel()
                 self._logs.mkdir(parents=True, exist_ok=True)
                 self._has_submitted = True
+            if self._may_have_more:
+                self._cancel_unknown()
+            self._may_have_more = True
             said, _ = ask([*self._sbatch(address), "--parsable"], _keeper(address, self._silence_s))
-            job = said.strip().partition(";")[0]
+            if not (found := _ID.search(said)):
+                raise ClusterError(f"`sbatch --parsable` names no job, but says {said.strip()[:_LONGEST]!r}")
+            self._may_have_more = False
+            job = found[1]
+            self._ids.add(job)
             self._known[job] = JobState(job, "PENDING")
             return job
 
@@ -124,10 +138,18 @@ class Jobs:
     def _look(self) -> None:
         self._failure = ""
         try:
-            listing, _ = ask(["squeue", "--noheader", "--states=all", f"--format={_FIELDS}", *self._mine()])
-            self._known = parse(listing)
+            self._known = self._listed()
         except ClusterError as error:  # nobody else need wait for the same
             self._failure = str(error)
+
+    def _listed(self) -> dict[str, JobState]:
+        return parse(ask(["squeue", "--noheader", "--states=all", f"--format={_FIELDS}", *self._mine()])[0])
+
+    def _cancel_unknown(self) -> None:
+        """Cancels jobs whose submission seemed to fail: each attempt would leave another one. Raises ClusterError."""
+        lost = [each.job for each in self._listed().values() if each.job not in self._ids and not each.has_ended]
+        if lost:
+            ask(["scancel", *lost])
 
     def _cancel(self) -> None:
         ask(["scancel", *self._mine()])

@@ -25,6 +25,12 @@ _STDERR_AT_ONCE = 1 << 22
 _LONGEST_LINE = 1 << 20
 
 
+def in_short(command: str) -> str:
+    """Returns a command for messages: a program may be streamed as an argument."""
+    first, _, rest = command.partition("\n")
+    return f"{first} …" if rest else first
+
+
 class Deadline:
     """The end of a wait, in monotonic seconds. It moves on by the time for which this process was held up itself."""
 
@@ -90,8 +96,7 @@ class Channel(ABC):
     def __init__(self, worker: str, command: str, stall_s: float, slowest: float) -> None:
         """``stall_s`` and ``slowest`` (bytes per second) are the allowance of what has none of its own."""
         self.worker = worker
-        first, _, rest = command.partition("\n")
-        self.command = f"{first} …" if rest else first  # for messages: a program may be streamed as an argument
+        self.command = in_short(command)
         self._stall_s = stall_s
         self._slowest = slowest
         self._unread = bytearray()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from digirl_dist.errors import SettingsError, UnreachableError
 from digirl_dist.settings import SshSettings, SshTransport
 from digirl_dist.ssh.carrier import carrier
 from digirl_dist.ssh.connection import Address, Connection
@@ -10,9 +11,14 @@ from digirl_dist.ssh.connection import Address, Connection
 def connect(address: Address, settings: SshSettings) -> Connection:
     """Connects to a machine whose host key is known, and logs in with a key.
 
-    Raises HostKeyError, LoginError (both fatal) or UnreachableError; SettingsError if OpenSSH is asked for and missing.
+    Raises HostKeyError, LoginError (both fatal) or UnreachableError, also while the ``ssh`` asked for is missing,
+    for which a run that began with it waits.
     """
-    if carrier(settings) is SshTransport.openssh:
+    try:
+        program = carrier(settings)
+    except SettingsError as error:
+        raise UnreachableError(address.name, str(error)) from error
+    if program is SshTransport.openssh:
         from digirl_dist.ssh.openssh import connect_by_openssh
 
         return connect_by_openssh(address, settings)

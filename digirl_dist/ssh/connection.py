@@ -11,8 +11,8 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from digirl_dist.errors import WorkerError
-from digirl_dist.ssh.channel import Channel, Deadline
+from digirl_dist.errors import LinkLostError, WorkerError
+from digirl_dist.ssh.channel import Channel, Deadline, in_short
 from digirl_dist.types import Closeable
 
 _MOST_OUTPUT = 16 << 20
@@ -126,7 +126,13 @@ class Connection(Closeable):
 
 def too_many_channels(worker: str, line: str, reason: str) -> WorkerError:
     """Returns the error for a command that got no channel."""
-    return WorkerError(worker, f"sshd refuses to run `{line}` ({reason})", "raise MaxSessions in its sshd_config")
+    refused = f"sshd refuses to run `{in_short(line)}` ({reason})"
+    return WorkerError(worker, refused, "raise MaxSessions in its sshd_config")
+
+
+def broken_at_start(worker: str, line: str, reason: object) -> LinkLostError:
+    """Returns the error for a command during whose start the link broke."""
+    return LinkLostError(worker, f"the connection broke while starting `{in_short(line)}` ({reason})")
 
 
 def quote(command: str | Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,14 +15,19 @@ from digirl_dist.errors import HostKeyError
 _SYSTEM_FILE = "/etc/ssh/ssh_known_hosts"
 _USER_FILE = "~/.ssh/known_hosts"
 _REVOKED = "@revoked"
+_NO_FILES = ("/dev/null", "none")
 
 
 def known_hosts_files(only: str | None, from_ssh_config: str | None) -> list[Path]:
     """Returns the known-hosts files to read: ``only`` that one if given, else those that ``ssh`` would read."""
     if only is not None:
         return [Path(only).expanduser()]
-    users = from_ssh_config.split() if from_ssh_config else [_USER_FILE]
-    return [Path(path).expanduser() for path in (*users, _SYSTEM_FILE)]
+    return [*users_files(from_ssh_config or _USER_FILE), Path(_SYSTEM_FILE)]
+
+
+def users_files(listed: str) -> list[Path]:
+    """Returns the files that a ``UserKnownHostsFile`` lists; in a name, a blank is followed by no ``/`` or ``~``."""
+    return [Path(name.strip('"')).expanduser() for name in re.split(r"\s+(?=[/~\"])", listed.strip())]
 
 
 class KnownKeys:
@@ -34,20 +40,24 @@ class KnownKeys:
         """``target`` is ``host`` or ``[host]:port``."""
         self.target = target
         self._revoked: set[bytes] = set()
-        self._keys: dict[str, paramiko.PKey] = {}
+        self._keys: dict[str, tuple[paramiko.PKey, Path]] = {}
         for file in files:
             if file.is_file():
                 for line in file.read_text(errors="replace").splitlines():
-                    self._read(line.split())
+                    self._read(line.split(), file)
 
     def trusted(self) -> list[paramiko.PKey]:
         """Of each kind the first that was not revoked."""
-        return [key for key in self._keys.values() if not self.has_revoked(key)]
+        return [key for key, _ in self._keys.values() if not self.has_revoked(key)]
+
+    def file_with(self, key: paramiko.PKey) -> Path | None:
+        """Returns the first file that has a key of that kind for the machine."""
+        return self._keys.get(key.get_name(), (key, None))[1]
 
     def has_revoked(self, key: paramiko.PKey) -> bool:
         return key.asbytes() in self._revoked
 
-    def _read(self, words: list[str]) -> None:
+    def _read(self, words: list[str], file: Path) -> None:
         revokes = words[:1] == [_REVOKED]
         entry = _entry(words[1:] if revokes else words)
         if entry is None:
@@ -55,7 +65,7 @@ class KnownKeys:
         if revokes and _matches(self.target, entry.hostnames or [], patterns=True):
             self._revoked.add(entry.key.asbytes())
         elif not revokes and _matches(self.target, entry.hostnames or [], patterns=False):
-            self._keys.setdefault(entry.key.get_name(), entry.key)
+            self._keys.setdefault(entry.key.get_name(), (entry.key, file))
 
 
 def _entry(words: Sequence[str]) -> paramiko.hostkeys.HostKeyEntry | None:
@@ -98,13 +108,23 @@ def revoked_key(worker: str, target: str, fingerprint: str) -> HostKeyError:
     )
 
 
-def unknown_key(worker: str, target: str, fingerprint: str, kind: str, file: Path) -> HostKeyError:
-    """Returns the error for a machine whose key no file knows; it names the command that adds the key to ``file``."""
+def unknown_key(
+    worker: str, target: str, fingerprint: str, kind: str, files: Sequence[Path], shown_by: str | None = None
+) -> HostKeyError:
+    """Returns the error for a machine whose key none of ``files`` knows; it names the command that adds the key.
+
+    ``shown_by`` is the machine in the notation of known-hosts files, where it has another name there.
+    """
     short = next((known for known in ("ed25519", "ecdsa", "rsa") if known in kind), kind)
+    file = next((file for file in files if str(file) not in (*_NO_FILES, _SYSTEM_FILE)), None)
+    reads = "" if file else "take `UserKnownHostsFile` out of its part of ~/.ssh/config, which names no file, and "
+    scan = f"ssh-keyscan -t {short} {_scan_target(shown_by or target)}"
+    if shown_by not in (None, target):
+        scan += f" | sed {shlex.quote(f's|^[^ ]*|{target}|')}"
     return HostKeyError(
         worker,
-        f"{target} shows the unknown host key {fingerprint} ({short})",
-        f"add it with `ssh-keyscan -t {short} {_scan_target(target)} >> {shlex.quote(str(file))}`, but "
+        f"{shown_by or target} shows the unknown host key {fingerprint} ({short})",
+        f"{reads}add it with `{scan} >> {shlex.quote(str(file)) if file else _USER_FILE}`, but "
         f"first compare the fingerprint with the one that `ssh-keygen -lf /etc/ssh/ssh_host_{short}_key.pub` "
         "prints on that machine",
     )
@@ -121,18 +141,20 @@ def changed_key(worker: str, target: str, expected: str, shown: str, file: Path)
 
 
 class RefuseUnknown(paramiko.MissingHostKeyPolicy):
-    """Refuses unknown host keys; the error names the command that adds the key to ``file``."""
+    """Refuses unknown host keys; the error names the command that adds the key to one of ``files``."""
 
-    def __init__(self, worker: str, file: Path, known: KnownKeys) -> None:
+    def __init__(self, worker: str, files: Sequence[Path], known: KnownKeys) -> None:
         self._worker = worker
-        self._file = file
+        self._files = files
         self._known = known
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
         """Raises HostKeyError; ``hostname`` is ``host`` or ``[host]:port``."""
         if self._known.has_revoked(key):
             raise revoked_key(self._worker, hostname, key.fingerprint)
-        raise unknown_key(self._worker, hostname, key.fingerprint, key.get_name(), self._file)
+        raise unknown_key(
+            self._worker, self._known.target, key.fingerprint, key.get_name(), self._files, shown_by=hostname
+        )
 
 
 def target_name(host: str, port: int) -> str:

@@ -14,6 +14,7 @@ from digirl_dist.errors import LoginError, UnreachableError, WorkerError
 from digirl_dist.plain_text import host_and_port
 
 _DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+_NO_KEY = "this is not a private key that can be read"
 
 
 class KeyFile(InMemoryPrivateKey):
@@ -66,17 +67,21 @@ class KeyLogin(AuthStrategy):
                 yield source
 
     def _file(self, path: str, must_exist: bool) -> KeyFile | None:
-        """Returns the key in ``path``; None if it is missing, or None and a note if a passphrase locks it."""
+        """Returns the key in ``path``; None if it is missing, or None and a note if it is locked or no key."""
         full = os.path.expanduser(path)
         try:
             return KeyFile(self.username, full)
         except OSError as error:
-            if must_exist or not isinstance(error, FileNotFoundError):
+            if must_exist:
                 raise bad_key(self._worker, full, str(error.strerror)) from error
+            if not isinstance(error, FileNotFoundError):
+                self.notes.append(f"{full} cannot be used: {error.strerror}")
         except (TypeError, paramiko.PasswordRequiredException):
             self.notes.append(locked(full))
         except (ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
-            raise bad_key(self._worker, full, "this is not a private key that can be read") from error
+            if must_exist:
+                raise bad_key(self._worker, full, _NO_KEY) from error
+            self.notes.append(f"{full} cannot be used: {_NO_KEY}")
         return None
 
     def _agent_keys(self) -> Iterator[AuthSource]:
@@ -107,7 +112,7 @@ def check_key_file(worker: str, key: str | None) -> list[str]:
     try:
         with open(path, "rb") as file:
             if b"PRIVATE KEY-----" not in file.read(100):
-                raise bad_key(worker, path, "this is not a private key that can be read")
+                raise bad_key(worker, path, _NO_KEY)
         paramiko.PKey.from_path(path)
     except OSError as error:
         raise bad_key(worker, path, str(error.strerror)) from error

@@ -8,6 +8,7 @@ ours says so and then includes the user's.
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import signal
@@ -17,14 +18,16 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from digirl_dist.child_process import opened_log
-from digirl_dist.errors import LinkLostError, LoginError, UnreachableError
+from digirl_dist.errors import LoginError, UnreachableError
 from digirl_dist.plain_text import host_and_port
 from digirl_dist.settings import SshSettings
-from digirl_dist.ssh import tied_process
-from digirl_dist.ssh.connection import Address, Connection, for_login_shell, quote, too_many_channels
+from digirl_dist.ssh import local_command, tied_process
+from digirl_dist.ssh.connection import Address, Connection, broken_at_start, for_login_shell, quote, too_many_channels
+from digirl_dist.ssh.host_keys import known_hosts_files
 from digirl_dist.ssh.login import check_key_file
 from digirl_dist.ssh.mux import Session, SessionRefused
 from digirl_dist.ssh.openssh_channel import OpenSshChannel, PipedSessions
@@ -37,8 +40,9 @@ _LONGEST_LOG = 1 << 26
 """A server may send messages for the log without end; beyond this, ``ssh`` cannot write. Such as come now and then,
 for weeks, are left out before (see ``opened_log``)."""
 _LOOK_S = 0.02
-_CONFIGURED_S = 8.0
-"""Commands of the user's configuration may take so long to decide what it says: less than ``reachable`` waits."""
+_CONFIGURED_S = local_command.CONFIGURED_S
+_ODD = re.compile(r"[]%$[*\\\"]")
+"""In a name that is included, each would have a meaning."""
 _FOLDERS = SocketFolders()
 
 
@@ -75,7 +79,7 @@ class OpenSshConnection(Connection):
             raise too_many_channels(self.worker, line, str(error)) from error
         except OSError as error:
             why = self._master.ended(_ANSWER_S) or str(error)
-            raise LinkLostError(self.worker, f"the connection broke while starting `{line}` ({why})") from error
+            raise broken_at_start(self.worker, line, why) from error
         pace = self._settings.stall_s, 1024 * self._settings.slowest_kb_s
         return OpenSshChannel(session, self.worker, line, *pace, self._master.ended)
 
@@ -175,21 +179,26 @@ def _where(address: Address) -> Iterator[str]:
     yield from ("--", address.host)
 
 
-def _configuration(address: Address, settings: SshSettings) -> Iterator[str]:
-    """Yields a configuration whose first part prevails over the user's, and its last part yields to it."""
+def _configuration(address: Address, settings: SshSettings, can_fork: bool = True) -> Iterator[str]:
+    """Yields a configuration whose first part prevails over the user's, and its last part yields to it.
+
+    ``can_fork`` tells whether this ``ssh`` knows the options to go into the background. ``IgnoreUnknown`` would spare
+    the question, but only the first one counts, and the user's may name other options.
+    """
     ping_s = max(1, round(settings.ping_s))
     yield from ("Host *", "BatchMode yes", "StrictHostKeyChecking yes", "UpdateHostKeys no", "VerifyHostKeyDNS no")
     yield from ("ForwardAgent no", "ForwardX11 no", "ClearAllForwardings yes", "PermitLocalCommand no")
     yield from ("ControlMaster no", "ControlPath none", "ControlPersist no", "RequestTTY no", "RemoteCommand none")
-    yield from ("IgnoreUnknown ForkAfterAuthentication,StdinNull,SessionType", "Tunnel no")
-    yield from ("ForkAfterAuthentication no", "StdinNull no", "SessionType default")
+    yield "Tunnel no"
+    if can_fork:
+        yield from ("ForkAfterAuthentication no", "StdinNull no", "SessionType default")
     yield from (f"ConnectTimeout {max(1, round(settings.connect_s))}", f"ServerAliveInterval {ping_s}")
     # it ends at the ping after so many unanswered ones, up to a second late
     yield f"ServerAliveCountMax {max(1, round(settings.silence_s / ping_s) - 1)}"
     if address.known_hosts is not None:
         yield f"UserKnownHostsFile {_quoted(os.path.expanduser(address.known_hosts))}"
         yield "GlobalKnownHostsFile /dev/null"
-    yield f"Include {_quoted(os.path.expanduser('~/.ssh/config'))}"
+    yield f'Include "{_ODD.sub("?", os.path.expanduser("~/.ssh/config"))}"'
     yield "Include /etc/ssh/ssh_config"
     yield "Match all"
     yield f"UserKnownHostsFile {_quoted(os.path.expanduser('~/.ssh/known_hosts'))}"
@@ -211,31 +220,38 @@ def route(address: Address, settings: SshSettings) -> dict[str, str]:
 def _base(folder: Path, address: Address, settings: SshSettings) -> list[str]:
     """Writes the configuration to ``folder``; returns the command that connects with it."""
     config = folder / "config"
-    config.write_text("\n".join(_configuration(address, settings)) + "\n")
+    can_fork = _can_fork(shutil.which("ssh") or "ssh", address.name)
+    config.write_text("\n".join(_configuration(address, settings, can_fork)) + "\n")
     return ["ssh", "-F", str(config), *_where(address)]
 
 
+@cache
+def _can_fork(ssh: str, worker: str) -> bool:
+    return _said([ssh, "-F", os.devnull, "-G", "-o", "ForkAfterAuthentication=no", "--", "localhost"], worker)[0] == 0
+
+
 def _asked(base: Sequence[str], address: Address) -> dict[str, str]:
-    command, pipe, null = [base[0], "-G", *base[1:]], subprocess.PIPE, subprocess.DEVNULL
-    with subprocess.Popen(command, stdin=null, stdout=pipe, stderr=pipe, start_new_session=True) as asked:
-        try:
-            options, complaint = map(os.fsdecode, asked.communicate(timeout=_CONFIGURED_S))  # paths in any encoding
-        except BaseException as error:
-            os.killpg(asked.pid, signal.SIGKILL)  # with the commands of the configuration that it waits for
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-            reason = f"`ssh -G` did not end within {_CONFIGURED_S:g} s"
-            raise UnreachableError(address.name, reason, "look at `Match exec` in ~/.ssh/config") from error
-    if asked.returncode != 0:
+    status, options, complaint = _said([base[0], "-G", *base[1:]], address.name)
+    if status != 0:
         said = (complaint.strip() or "it says nothing").splitlines()[0]
         raise LoginError(address.name, f"`ssh` cannot use its configuration: {said}", "correct ~/.ssh/config")
     return dict(line.partition(" ")[::2] for line in options.splitlines())
 
 
+def _said(command: Sequence[str], worker: str) -> tuple[int, str, str]:
+    """Returns status, stdout and stderr of an ``ssh -G``. Raises UnreachableError if it does not start or end."""
+    try:
+        return local_command.ended(command, _CONFIGURED_S)
+    except (FileNotFoundError, PermissionError) as error:  # a lack of this host's is told elsewhere
+        raise UnreachableError(worker, f"`ssh` does not start: {error.strerror}", "install it again") from error
+    except subprocess.TimeoutExpired as error:
+        reason = f"`ssh -G` did not end within {_CONFIGURED_S:g} s"
+        raise UnreachableError(worker, reason, "look at `Match exec` in ~/.ssh/config") from error
+
+
 def _resolve(base: Sequence[str], address: Address) -> tuple[Target, list[str]]:
     """Returns the machine that ``ssh`` would connect to, and the ciphers that it would offer."""
     found = _asked(base, address)
-    files = [address.known_hosts] if address.known_hosts else found.get("userknownhostsfile", "").split()
-    file = Path(files[0]).expanduser() if files else None
-    target = Target(found["hostname"], int(found["port"]), found["user"], address.host, file)
+    files = known_hosts_files(address.known_hosts, found.get("userknownhostsfile"))
+    target = Target(found["hostname"], int(found["port"]), found["user"], address.host, files)
     return target, found.get("ciphers", "").split(",")

@@ -13,7 +13,7 @@ from digirl_dist.errors import HostKeyError, UnknownHostError, UnreachableError,
 from digirl_dist.plain_text import host_and_port
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connection import Address
-from digirl_dist.ssh.host_keys import KnownKeys, changed_key, known_hosts_files, revoked_key, target_name, unknown_key
+from digirl_dist.ssh.host_keys import KnownKeys, changed_key, revoked_key, target_name, unknown_key
 from digirl_dist.ssh.login import locked, refused_login
 
 _AT = re.compile(r"^debug1: Authenticating to (\S+):(\d{1,5}) as '(.*)'$", re.MULTILINE)
@@ -23,18 +23,30 @@ _OFFERED = re.compile(r"^debug1: Offering public key: (.+) (\S+) (SHA256:\S+)(?:
 _UNRESOLVED = re.compile(r"Could not resolve hostname (\S+?):")
 _NO_ROUTE = re.compile(r"connect to host \S+ port \d+: (No route to host|Network is unreachable|Host is down)")
 _FORWARD = re.compile(r"channel 0: open failed: (.*)")
+_FORWARDED = re.compile(r"^debug1: channel_connect_stdio_fwd: (\S+):(\d{1,5})$", re.MULTILINE)
+_UNKNOWN_AS = re.compile(
+    r"^No \S+ host key is known for ([\w.:[\]-]+) and you have requested strict checking", re.MULTILINE
+)
+_CHANGED_AS = re.compile(
+    r"^Host key for ([\w.:[\]-]+) has changed and you have requested strict checking", re.MULTILINE
+)
+_OFFENDING = re.compile(r"^Offending \S+ key in (.+):\d+$", re.MULTILINE)
+_BY_COMMAND = "debug1: Executing proxy command: "
+_BY_JUMP = "debug1: Setting implicit ProxyCommand from ProxyJump"
+_COMMAND_ENDED = re.compile(r"^(?:kex_exchange_identification: .*|.* by UNKNOWN port .*)$", re.MULTILINE)
+_TOO_MANY = "Too many authentication failures"
 _NOISE = re.compile(r"^(debug\d: .*|OpenSSH_.*|Authenticated to .*|Transferred: .*|Bytes per second: .*|)$")
 
 
 @dataclass(frozen=True)
 class Target:
-    """A machine as ``ssh -G`` resolves it, the word for it in the settings, and the first of its known-hosts files."""
+    """A machine as ``ssh -G`` resolves it, the word for it in the settings, and its known-hosts files."""
 
     host: str
     port: int
     user: str
     asked_for: str
-    known_hosts: Path | None
+    known_hosts: Sequence[Path]
 
 
 def fingerprint(log: str) -> str:
@@ -54,7 +66,7 @@ def explain(log: str, address: Address, target: Target, settings: SshSettings, n
     host, port, user = _hop(log, target)
     if "Host key verification failed" in log or "REVOKED HOST KEY" in log:
         return _host_key(log, address, target, host, port)
-    if "Permission denied (" in log:
+    if "Permission denied (" in log or _TOO_MANY in log:
         return _login(log, address.name, user, host, port, notes)
     if found := _UNRESOLVED.search(log):
         return UnknownHostError(address.name, f"the host name {found[1]} is unknown", "correct the worker's `host`")
@@ -66,7 +78,11 @@ def explain(log: str, address: Address, target: Target, settings: SshSettings, n
 def _unreachable(log: str, at: str, within: str, look: str) -> tuple[str, str]:
     """Returns the reason and the remedy."""
     if found := _FORWARD.search(log):
-        return f"the jump host cannot reach {at} ({found[1]})", look
+        to, port = _last(_FORWARDED, log) or (at, "")
+        return f"the jump host cannot reach {host_and_port(to, int(port)) if port else at} ({found[1]})", look
+    if _BY_COMMAND in log and _BY_JUMP not in log and _COMMAND_ENDED.search(log) and not _AT.search(log):
+        said = last_words(_COMMAND_ENDED.sub("", log))
+        return f"the ProxyCommand of ~/.ssh/config brought no connection to {at}: {said}", look
     if "Connection refused" in log:
         return f"nothing listens at {at}", look
     if found := _NO_ROUTE.search(log):
@@ -92,12 +108,13 @@ def _hop(log: str, target: Target) -> tuple[str, int, str]:
 def _host_key(log: str, address: Address, target: Target, host: str, port: int) -> HostKeyError:
     kind, shown = _last(_KEY, log) or ("unknown", "unknown")
     name = target_name(host, port)
-    file = target.known_hosts or Path("~/.ssh/known_hosts").expanduser()
     if "REVOKED HOST KEY" in log:
         return revoked_key(address.name, name, shown)
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in log:
-        return changed_key(address.name, name, _expected(known_hosts_files(str(file), None), name, kind), shown, file)
-    return unknown_key(address.name, name, shown, kind, file)
+        name, offending = _word(_CHANGED_AS, log) or name, _word(_OFFENDING, log)
+        file = Path(offending).expanduser() if offending else target.known_hosts[0]
+        return changed_key(address.name, name, _expected([file], name, kind), shown, file)
+    return unknown_key(address.name, _word(_UNKNOWN_AS, log) or name, shown, kind, target.known_hosts, shown_by=name)
 
 
 def _expected(files: Sequence[Path], name: str, kind: str) -> str:
@@ -113,9 +130,16 @@ def _login(log: str, worker: str, user: str, host: str, port: int, notes: Sequen
     offered = [f"agent key {shown}" if source == "agent" else path for path, _, shown, source in tried]
     files = [path for path, _, _, source in tried if source != "agent"]
     found = [locked(path) for path in files if f'Load key "{path}"' in log]
+    if _TOO_MANY in log:
+        found.append("it hears no more than so many: name the right one as the worker's `key`")
     return refused_login(worker, user, host, port, offered, files, list(dict.fromkeys([*notes, *found])))
 
 
 def _last(pattern: re.Pattern[str], log: str) -> tuple[str, ...] | None:
-    found = pattern.findall(log)
+    found = [match.groups() for match in pattern.finditer(log)]
     return found[-1] if found else None
+
+
+def _word(pattern: re.Pattern[str], log: str) -> str | None:
+    found = _last(pattern, log)
+    return found[0] if found else None

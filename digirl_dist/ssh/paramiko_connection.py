@@ -18,13 +18,23 @@ import paramiko
 from paramiko.auth_strategy import AuthFailure
 from paramiko.ssh_exception import NoValidConnectionsError
 
-from digirl_dist.errors import LinkLostError, LoginError, UnknownHostError, UnreachableError, WorkerError
+from digirl_dist.errors import LoginError, UnknownHostError, UnreachableError, WorkerError
 from digirl_dist.plain_text import host_and_port
 from digirl_dist.settings import SshSettings
-from digirl_dist.ssh.connection import Address, Connection, for_login_shell, quote, too_many_channels, user_name
+from digirl_dist.ssh.connection import (
+    Address,
+    Connection,
+    broken_at_start,
+    for_login_shell,
+    quote,
+    too_many_channels,
+    user_name,
+)
 from digirl_dist.ssh.host_keys import KnownKeys, RefuseUnknown, changed_key, known_hosts_files, revoked_key, target_name
 from digirl_dist.ssh.login import KeyLogin, login_error
 from digirl_dist.ssh.paramiko_channel import ParamikoChannel
+from digirl_dist.ssh.proxy_command import ProxyCommand
+from digirl_dist.ssh.user_config import Known, jumps, options, read, told
 from digirl_dist.ssh.wire import Transport, Watch, open_transport
 
 _LOG_CHANNEL = "digirl_dist.ssh.paramiko"
@@ -32,10 +42,22 @@ _SILENT = logging.NullHandler()
 _ANSWER_S = 3.0
 
 
+class Session(fabric.Connection):  # type: ignore[misc]  # fabric has no types
+    """fabric's connection, but for how it runs a ``ProxyCommand``."""
+
+    proxy: ProxyCommand | None = None
+
+    def open_gateway(self) -> Any:
+        if not isinstance(self.gateway, str):
+            return super().open_gateway()
+        self.proxy = ProxyCommand(self.gateway)
+        return self.proxy
+
+
 class ParamikoConnection(Connection):
     """A ``Connection`` that is encrypted in this process."""
 
-    def __init__(self, address: Address, session: fabric.Connection, settings: SshSettings) -> None:
+    def __init__(self, address: Address, session: Session, settings: SshSettings) -> None:
         self.address = address
         self.host, self.port, self.user = str(session.host), int(session.port), str(session.user)
         self._session = session
@@ -67,7 +89,7 @@ class ParamikoConnection(Connection):
         except paramiko.ChannelException as error:
             raise too_many_channels(self.worker, line, error.text) from error
         except (paramiko.SSHException, OSError, EOFError) as error:
-            raise LinkLostError(self.worker, f"the connection broke while starting `{line}` ({error})") from error
+            raise broken_at_start(self.worker, line, error) from error
         slowest = 1024 * self._settings.slowest_kb_s
         return ParamikoChannel(raw, self.worker, line, self._settings.stall_s, slowest)
 
@@ -83,11 +105,10 @@ def connect_by_paramiko(address: Address, settings: SshSettings) -> Connection:
     """
     logging.getLogger(_LOG_CHANNEL).addHandler(_SILENT)
     session = _session(address, settings)
-    files = known_hosts_files(address.known_hosts, session.ssh_config.get("userknownhostsfile"))
     limit_s = _hops(session) * (2 * settings.connect_s + settings.login_s)
     is_late = threading.Event()
     try:
-        _prepare(session, address, files)
+        _prepare(session, address)
         with _closed_after(limit_s, lambda: _close(session), is_late):
             session.open()
         _trust(session)
@@ -101,38 +122,70 @@ def connect_by_paramiko(address: Address, settings: SshSettings) -> Connection:
             at = host_and_port(failing.host, failing.port)
             raise UnreachableError(address.name, f"{at} did not let us in within {limit_s:g} s") from error
         if isinstance(error, (paramiko.SSHException, OSError, EOFError, ValueError)):
-            raise _explain(error, address, failing, settings, files[0]) from error
+            raise _explain(error, address, failing, settings) from error
         raise
 
 
-def _session(address: Address, settings: SshSettings) -> fabric.Connection:
-    """Returns fabric's connection, not yet open. It reads ~/.ssh/config and builds the chain of jump hosts."""
-    kwargs = {
+def _session(address: Address, settings: SshSettings) -> Session:
+    """Returns fabric's connection, not yet open, with those to the jump hosts that ~/.ssh/config names."""
+    os.environ.setdefault("LOGNAME", user_name())  # paramiko fails where this user has no name
+    with told(address.name):
+        return _way(read(), settings, address.host, address.user, address.port)
+
+
+def _way(
+    config: paramiko.SSHConfig,
+    settings: SshSettings,
+    host: str,
+    user: str | None,
+    port: int | None,
+    to: tuple[str, ...] = (),
+    behind: Session | None = None,
+) -> Session:
+    """Returns a machine's connection, by the jump hosts that lead to it if it is not ``behind`` one that is reached.
+
+    ``to`` are those that it is itself on the way to. Raises ValueError for a way that leads in a circle.
+    """
+    if host in to:
+        raise ValueError(f"ProxyJump leads from {host} to itself")
+    known = options(config, host)
+    hops = jumps(known)
+    gateway = behind or known.get("proxycommand")
+    # a jump host that is named for all hosts is reached as it is
+    if behind is None and not {hop for _, hop, _ in hops} & {host, known["hostname"]}:
+        for their_user, hop, their_port in hops:
+            reached = gateway if isinstance(gateway, Session) else None
+            gateway = _way(config, settings, hop, their_user, their_port, (*to, host), reached)
+    limits = {
         "banner_timeout": settings.connect_s,
         "auth_timeout": settings.login_s,
         "channel_timeout": settings.connect_s,
         "transport_factory": partial(open_transport, settings=settings),
     }
-    overrides = {"connect_kwargs": kwargs, "timeouts": {"connect": settings.connect_s}}
     # Lazy: fabric's own configuration files must not change what this program does.
-    config = fabric.Config(overrides=overrides, lazy=True)
-    os.environ.setdefault("LOGNAME", user_name())  # paramiko fails where this user has no name
-    config.load_ssh_config()
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    return fabric.Connection(host, user=address.user, port=address.port, config=config, forward_agent=False)
+    own = fabric.Config(overrides={"connect_kwargs": limits}, lazy=True, ssh_config=Known(known))
+    session = Session(host, user, port, own, gateway or False, False, settings.connect_s)
+    session.connect_timeout = settings.connect_s  # which fabric makes a whole number
+    return session
 
 
-def _prepare(session: fabric.Connection, address: Address, files: list[Path]) -> None:
+def _prepare(session: Session, address: Address) -> None:
     """Makes the session and its jump hosts verify host keys and log in without prompting."""
     session.client.set_log_channel(_LOG_CHANNEL)
-    known = KnownKeys(files, target_name(session.host, session.port))
-    session.client.set_missing_host_key_policy(RefuseUnknown(address.name, files[0], known))
+    files, known = _known_keys(session, address)
+    session.client.set_missing_host_key_policy(RefuseUnknown(address.name, files, known))
     for key in known.trusted():
-        session.client.get_host_keys().add(known.target, key.get_name(), key)
+        session.client.get_host_keys().add(target_name(session.host, session.port), key.get_name(), key)
     session.config.authentication.strategy_class = partial(KeyLogin, address.name, address.key)
-    if isinstance(session.gateway, fabric.Connection):
-        jump = Address(address.name, session.gateway.host, known_hosts=address.known_hosts)
-        _prepare(session.gateway, jump, files)
+    if isinstance(session.gateway, Session):
+        _prepare(session.gateway, Address(address.name, session.gateway.host, known_hosts=address.known_hosts))
+
+
+def _known_keys(session: Session, address: Address) -> tuple[list[Path], KnownKeys]:
+    """Returns the known-hosts files for a machine, and what they say of it."""
+    files = known_hosts_files(address.known_hosts, session.ssh_config.get("userknownhostsfile"))
+    name = session.ssh_config.get("hostkeyalias") or target_name(session.host, session.port)
+    return files, KnownKeys(files, name)
 
 
 @contextmanager
@@ -156,44 +209,44 @@ def _closed_after(
         timer.cancel()
 
 
-def _trust(session: fabric.Connection) -> None:
+def _trust(session: Session) -> None:
     session.transport.logged_in()
-    if isinstance(session.gateway, fabric.Connection):
+    if isinstance(session.gateway, Session):
         _trust(session.gateway)
 
 
-def _hops(session: fabric.Connection) -> int:
-    return 1 + (_hops(session.gateway) if isinstance(session.gateway, fabric.Connection) else 0)
+def _hops(session: Session) -> int:
+    return 1 + (_hops(session.gateway) if isinstance(session.gateway, Session) else 0)
 
 
-def _close(session: fabric.Connection) -> None:
+def _close(session: Session) -> None:
     session.client.close()
-    if isinstance(session.gateway, fabric.Connection):
+    if session.proxy is not None:
+        session.proxy.close()
+    if isinstance(session.gateway, Session):
         _close(session.gateway)
 
 
-def _failing_hop(session: fabric.Connection) -> fabric.Connection:
+def _failing_hop(session: Session) -> Session:
     """Returns the first jump host that could not be reached, or the session itself."""
     gateway = session.gateway
-    if isinstance(gateway, fabric.Connection) and not gateway.is_connected:
+    if isinstance(gateway, Session) and not gateway.is_connected:
         return _failing_hop(gateway)
     return session
 
 
-def _explain(
-    error: Exception, address: Address, session: fabric.Connection, settings: SshSettings, known_hosts: Path
-) -> WorkerError:
+def _explain(error: Exception, address: Address, session: Session, settings: SshSettings) -> WorkerError:
     """Translates the many exceptions of a failed connection into this package's errors."""
     name, at = address.name, host_and_port(session.host, session.port)
     within = f"within {settings.connect_s:g} s"
     look = f"look whether the machine is up and `ssh {session.original_host}` works"
     match error:
         case paramiko.BadHostKeyException():
-            target = target_name(session.host, session.port)
-            if KnownKeys([known_hosts], target).has_revoked(error.key):
-                return revoked_key(name, target, error.key.fingerprint)
+            files, known = _known_keys(session, address)
+            if known.has_revoked(error.key):
+                return revoked_key(name, known.target, error.key.fingerprint)
             expected, shown = error.expected_key.fingerprint, error.key.fingerprint
-            return changed_key(name, target, expected, shown, known_hosts)
+            return changed_key(name, known.target, expected, shown, known.file_with(error.expected_key) or files[0])
         case AuthFailure():
             return login_error(name, error, session.host, session.port)
         case socket.gaierror():
@@ -208,6 +261,11 @@ def _explain(
             return UnreachableError(name, f"the jump host cannot reach {at} ({error.text})", look)
         case paramiko.SSHException() if _gave_no_greeting(error):
             return UnreachableError(name, f"{at} accepts connections but did not greet {within}", look)
+        case EOFError() | OSError() | paramiko.SSHException() if _was_cut(error) and session.proxy is not None:
+            how = session.proxy.ended()
+            return UnreachableError(
+                name, f"the ProxyCommand of ~/.ssh/config brought no connection to {at}: {how}", look
+            )
         case EOFError() | ConnectionResetError() | paramiko.SSHException() if _was_cut(error):
             return UnreachableError(
                 name, f"{at} closed the connection before the login", "it may limit simultaneous logins (MaxStartups)"
@@ -227,4 +285,4 @@ def _refused(error: Exception) -> bool:
 
 
 def _was_cut(error: Exception) -> bool:
-    return isinstance(error, (EOFError, ConnectionResetError)) or "banner" in str(error)
+    return isinstance(error, (EOFError, BrokenPipeError, ConnectionResetError)) or "banner" in str(error)

@@ -8,9 +8,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-
-import paramiko
 
 from digirl_dist.errors import WorkerError
 from digirl_dist.plain_text import host_and_port
@@ -18,9 +15,9 @@ from digirl_dist.settings import SshSettings, SshTransport
 from digirl_dist.ssh.carrier import carrier
 from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.openssh import route
+from digirl_dist.ssh.user_config import options, read, told
 
 _LIMIT_S = 10.0
-_CONFIGS = ("~/.ssh/config", "/etc/ssh/ssh_config")
 
 
 @dataclass
@@ -35,9 +32,7 @@ class Reached:
 
 def reach(hosts: Sequence[tuple[str, int | None]], settings: SshSettings) -> list[Reached]:
     """Looks at all hosts, each a name or a ``Host`` of ~/.ssh/config and a port, at once; takes 10 s at most."""
-    way = (
-        partial(_by_openssh, settings) if carrier(settings) is SshTransport.openssh else partial(_known, _ssh_config())
-    )
+    way = partial(_by_openssh, settings) if carrier(settings) is SshTransport.openssh else _known
     found = [Reached(host) for host, _ in hosts]
     threads = [
         threading.Thread(target=_look, args=(each, port, way), daemon=True)  # a resolver cannot be interrupted
@@ -79,17 +74,6 @@ def _by_openssh(settings: SshSettings, host: str, port: int | None) -> Mapping[s
     return route(Address(host, host, port), settings)
 
 
-def _known(config: paramiko.SSHConfig, host: str, port: int | None) -> Mapping[str, str]:
-    return config.lookup(host)
-
-
-def _ssh_config() -> paramiko.SSHConfig:
-    """Returns the user's and the system's settings as ``ssh`` has them; a file that cannot be read counts as empty."""
-    config = paramiko.SSHConfig()
-    for path in _CONFIGS:
-        try:
-            with Path(path).expanduser().open() as file:
-                config.parse(file)
-        except (OSError, UnicodeError, paramiko.ConfigParseError):
-            pass  # the login reads it as well, and tells what is wrong
-    return config
+def _known(host: str, port: int | None) -> Mapping[str, str]:
+    with told(host):
+        return options(read(), host)

@@ -32,7 +32,8 @@ class SocketFolders:
 
 def _locked_home() -> Path:
     temporary = tempfile.gettempdir()
-    place = Path(temporary if len(temporary) < _LONGEST else "/tmp")
+    is_plain = len(os.fsencode(temporary)) < _LONGEST and not set("%$") & set(temporary)  # which `ssh` would expand
+    place = Path(temporary if is_plain else "/tmp")
     for other in place.glob(f"{_NAME}*"):
         _sweep(other)
     made = Path(tempfile.mkdtemp(prefix="digirl-new-", dir=place))  # nobody sweeps it before it is locked

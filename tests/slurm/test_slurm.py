@@ -131,6 +131,25 @@ def test_a_job_that_waits_says_why_and_one_that_fails_shows_its_log(cluster: Pat
     failing.close()
 
 
+def test_a_job_whose_submission_was_not_heard_of_is_not_left_beside_the_next(
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch, listing = tmp_path / "sbatch", ["squeue", "--noheader", "--format=%i", f"--name={tmp_path.name}"]
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    real = '/usr/bin/env PATH="${PATH#*:}" sbatch "$@"'
+    sbatch.write_text(f"#!/bin/sh\n{real} >/dev/null\necho 'sbatch: error: Socket timed out' >&2\nexit 1\n")
+    sbatch.chmod(0o755)
+    mine = jobs(tmp_path, options=["--hold"])
+    for _ in range(3):
+        with pytest.raises(ClusterError, match="Socket timed out"):
+            mine.submit(address(tmp_path))
+        eventually(lambda: len(asked(cluster, *listing).split()) == 1, what="one job")
+    sbatch.write_text(f"#!/bin/sh\necho 'Welcome to the cluster'\n{real}\necho '-- maintenance at 8'\n")
+    job = mine.submit(address(tmp_path))
+    eventually(lambda: asked(cluster, *listing).split() == [job], what="the last job alone")
+    mine.close()
+
+
 def test_what_slurm_would_refuse_is_refused_before_the_start(cluster: Path) -> None:
     good = Settings(worker_ips=["slurm:2"])
     assert list(slurm_says(good)) == ["slurm-0", "slurm-1"]

@@ -24,7 +24,7 @@ from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.mux import Session
 from digirl_dist.ssh.openssh import OpenSshConnection, _asked, _configuration
-from digirl_dist.ssh.openssh_log import fingerprint, last_words
+from digirl_dist.ssh.openssh_log import Target, explain, fingerprint, last_words
 from digirl_dist.ssh.reachable import reach
 
 pytestmark = pytest.mark.component
@@ -184,6 +184,16 @@ def test_what_ssh_counts_at_its_end_is_no_reason_for_it() -> None:
     counted = "Transferred: sent 2080, received 2104 bytes, in 0.0 seconds\nBytes per second: sent 1.4, received 1.5"
     assert last_words(f"debug1: channel 0: free\n{counted}\n") == "`ssh` ended without a word"
     assert last_words(f"Connection to h closed by remote host.\n{counted}") == "Connection to h closed by remote host."
+
+
+@pytest.mark.unit
+def test_a_greeting_puts_no_command_into_a_remedy() -> None:
+    forged = (
+        "No x host key is known for a|e;touch and you have requested strict checking.\nHost key verification failed.\n"
+    )
+    address, target = Address("w1", "w"), Target("h", 22, "u", "w", [Path("known")])
+    remedy = explain(forged, address, target, SshSettings(), []).remedy
+    assert "`ssh-keyscan -t unknown h >> known`" in remedy and "touch" not in remedy
 
 
 def test_openssh_that_is_asked_for_and_missing_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
