@@ -13,7 +13,15 @@ from benchmarks.gpu.__main__ import Outcome, main
 
 pytestmark = pytest.mark.component
 
-SLOW = {"update autoui", "update vlm", "compile device", "compile generic-images", "compile autoui", "vlm large", "commands"}
+SLOW = {
+    "update autoui",
+    "update vlm",
+    "compile device",
+    "compile generic-images",
+    "compile autoui",
+    "vlm large",
+    "commands",
+}
 """As the other checks and tests, but longer."""
 
 
