@@ -6,6 +6,8 @@ import functools
 import os
 from typing import Any
 
+import pytest
+
 from digirl_dist.ray_cluster.connect import RAY_NICENESS
 
 NODE_CPUS, NODE_GPUS = 4, 1
@@ -28,4 +30,7 @@ def shared_cluster() -> Any:
 
 
 def add_node(cluster: Any, **resources: Any) -> Any:
-    return cluster.add_node(include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES, **resources)
+    with pytest.MonkeyPatch.context() as patch:
+        # A node claims GPUs that are not there, but none where the variable hides all of them, as it does in tests.
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        return cluster.add_node(include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES, **resources)
