@@ -255,6 +255,15 @@ def test_b10_launches_that_cannot_work_are_refused_with_the_fix(capsys: pytest.C
         assert "no CUDA device is visible; use cpu" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("two_nodes.sh", []), ("two_nodes.sh", ["0"]), ("jax_ranks.sh", []), ("jax_ranks.sh", ["seed=1"])],
+)
+def test_an_example_without_its_first_words_says_what_they_are(name: str, words: list[str]) -> None:
+    done = launch(example(name, *words))
+    assert done.status == 2 and done.out.startswith("usage: ") and name in done.out, done
+
+
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two nodes of two ranks, with an evaluation that takes longer than an exchange may.
