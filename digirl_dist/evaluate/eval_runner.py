@@ -9,6 +9,7 @@ Rank r runs the jobs whose index modulo the number of ranks is r. No process gro
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -161,9 +162,12 @@ def _launched_at(rank: Rank | None) -> float:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
     if not seconds >= 0:
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 up")
     return seconds
 
 

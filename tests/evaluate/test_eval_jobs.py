@@ -160,6 +160,14 @@ def test_what_no_job_can_do_is_told_before_the_first_one_runs(
     assert "job 'bad' cannot run: " in told.err and said in told.err and "runs good" not in told.out
 
 
+@pytest.mark.unit
+@pytest.mark.parametrize("wait", ["-1", "nan", "soon"])
+def test_a_wait_is_a_number_of_seconds(wait: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--eval_jobs_config", "jobs.json", f"--merge_wait={wait}"])
+    assert f"--merge_wait: '{wait}' is no number of seconds from 0 up" in capsys.readouterr().err
+
+
 @pytest.mark.component
 def test_two_evaluations_at_once_never_run_the_same_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The second wrote into the episodes of the first, and each marked jobs of the other as failed."""
