@@ -10,7 +10,7 @@ import numpy as np
 
 from digirl_dist.vec_env import EpisodeCfg, RayDistributionCfg, VecEnv, VecEnvConfig, gymnasium_env
 
-proc_num, env_num = (int(word) for word in (sys.argv[1:] or ["2", "2"]))
+proc_num, env_num = (int(word) for word in (*sys.argv[1:], "2", "2")[:2])
 
 config = VecEnvConfig(
     env=gymnasium_env("CartPole-v1", max_episode_steps=50),

@@ -9,13 +9,16 @@ Rank r runs the jobs whose index modulo the number of ranks is r. No process gro
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from digirl_dist.capacity import let_waiting_threads_sleep
 from digirl_dist.errors import SettingsError
@@ -44,6 +47,8 @@ class EvalRun:
     folder: OutputFolder
     continue_on_error: bool
     merge_wait_s: float
+    lock: IO[bytes]
+    """Held until this rank has merged."""
 
     def run(self) -> bool:
         """Runs this rank's jobs and merges all results, whatever happens. Returns False if the launch must fail.
@@ -56,6 +61,7 @@ class EvalRun:
                 wait_for_all(self.folder, self.jobs, self.merge_wait_s)
         finally:
             results = merge(self.folder, self.jobs, self.rank.world_size)
+            self.lock.close()
         if not self.rank.is_first:
             return went_well or self.continue_on_error
         print(table(results), flush=True)
@@ -64,8 +70,8 @@ class EvalRun:
     def _run_own(self) -> bool:
         """Runs this rank's jobs; returns whether all succeeded. Stops at a failure unless ``continue_on_error``."""
         went_well = True
-        for index, job in enumerate(self.jobs):
-            if index % self.rank.world_size == self.rank.rank and not self._is_done(job):
+        for job in self.jobs[self.rank.rank :: self.rank.world_size]:
+            if not self._is_done(job):
                 went_well &= self._run_one(job)
                 if not went_well and not self.continue_on_error:
                     break
@@ -135,9 +141,15 @@ def _prepared(options: argparse.Namespace) -> EvalRun:
     refuse_unwritable("--output_dir", folder.root, PathUse.output_folder)
     folder.root.mkdir(parents=True, exist_ok=True)
     jobs = [job.pinned() for job in listed.jobs]
-    for job in jobs:
-        folder.read(job)
-    return EvalRun(jobs, rank or Rank(), device, folder, options.continue_on_error, options.merge_wait)
+    here = rank or Rank()
+    with ExitStack() as stack:
+        lock = stack.enter_context(folder.occupy(jobs[here.rank :: here.world_size]))
+        for job in jobs:
+            result = folder.read(job)
+            if not options.continue_on_error and (result is None or result.status != DONE):
+                job.refuse_unusable()
+        stack.pop_all()
+    return EvalRun(jobs, here, device, folder, options.continue_on_error, options.merge_wait, lock)
 
 
 def _launched_at(rank: Rank | None) -> float:
@@ -149,6 +161,16 @@ def _launched_at(rank: Rank | None) -> float:
     return float((parent or process).create_time())
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 up")
+    return seconds
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--eval_jobs_config", type=expanded, required=True, help="the list of jobs, JSON or YAML")
     parser.add_argument("--output_dir", type=expanded, default=Path("runs/eval_jobs"), help="datasets and results.json")
@@ -156,7 +178,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="continue in --output_dir; fail if it does not exist")
     parser.add_argument("--policy_device", help="cpu, cuda, cuda:N; beats the device in the list of jobs")
     parser.add_argument("--policy_device_id", type=int, help="the same as --policy_device cuda:ID")
-    parser.add_argument("--merge_wait", type=float, default=3600.0, help="seconds that rank 0 waits for other ranks")
+    parser.add_argument("--merge_wait", type=_seconds, default=3600.0, help="seconds that rank 0 waits for other ranks")
 
 
 if __name__ == "__main__":

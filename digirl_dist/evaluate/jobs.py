@@ -12,13 +12,16 @@ from typing import Any
 
 import msgspec
 
-from digirl_dist.errors import EvalJobsError, SettingsError
+from digirl_dist.assembly.validate import Command, refuse_contradictions
+from digirl_dist.errors import CheckpointError, EvalJobsError, SettingsError
 from digirl_dist.parallel.compute_device import AUTO
+from digirl_dist.settings import Settings, configuration
 from digirl_dist.settings.keys import key_of
 from digirl_dist.settings.paths import expanded
 from digirl_dist.settings.safe_yaml import read_yaml
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.digest import digest
+from digirl_dist.types import Natural
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 _OF_A_RANK = re.compile(r".*_rank\d+")
@@ -43,7 +46,7 @@ class EvalJob:
     name: str
     num_episodes: int | None = None
     num_steps: int | None = None
-    seed: int = 0
+    seed: Natural = 0
     save_path: str | None = None
     """The run folder whose checkpoint is evaluated; null: fresh weights drawn from ``seed``."""
     checkpoint: int | None = None
@@ -63,6 +66,31 @@ class EvalJob:
         if self.save_path is None or self.checkpoint is not None:
             return self
         return replace(self, checkpoint=max(self.checkpoints.iterations(), default=None))
+
+    def settings(self) -> Settings:
+        """Returns the job's settings. Raises SettingsError for what cannot be used."""
+        settings = configuration.load(self.config_path, self.config_name, self.overrides)
+        settings = replace(settings, limits=replace(settings.limits, set_aside_share=1.0))
+        refuse_contradictions(settings, command=Command.measure)
+        return settings
+
+    def trained(self) -> int | None:
+        """Returns its checkpoint of the run in ``save_path``, None for fresh weights. Raises CheckpointError."""
+        if self.save_path is None:
+            return None
+        kept = self.checkpoints.iterations()
+        if self.checkpoint not in kept:
+            which = "" if self.checkpoint is None else f" {self.checkpoint}, but {', '.join(map(str, kept)) or 'none'}"
+            raise CheckpointError(f"{self.checkpoints.root} holds no checkpoint{which}")
+        return self.checkpoint
+
+    def refuse_unusable(self) -> None:
+        """Raises EvalJobsError for settings that cannot be used, and for a checkpoint that is not there."""
+        try:
+            self.settings()
+            self.trained()
+        except (SettingsError, CheckpointError) as error:
+            raise EvalJobsError(f"job {self.name!r} cannot run: {error}") from error
 
     def fingerprint(self) -> str:
         """Returns a digest of everything that determines the result."""

@@ -16,13 +16,10 @@ from digirl_dist.agent import AgentFactory
 from digirl_dist.agent.placement import Placed
 from digirl_dist.assembly.collector import inline_collector
 from digirl_dist.assembly.parts import build_agent, build_device
-from digirl_dist.assembly.validate import Command, refuse_contradictions
 from digirl_dist.collect import Collector
 from digirl_dist.collect.iteration import Closing
-from digirl_dist.errors import CheckpointError
 from digirl_dist.evaluate.jobs import EvalJob
 from digirl_dist.report.metrics import results
-from digirl_dist.settings import configuration
 from digirl_dist.storage import json_lines, parquet
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
 from digirl_dist.storage.events import Events
@@ -48,9 +45,7 @@ def measure(job: EvalJob, device: str, work: Path, dataset: Path) -> Measured:
     ``work`` keeps the progress of an interrupted job. A job shares no state with others and ignores their order. Raises
     CollectionError if no episode succeeds in running at all.
     """
-    settings = configuration.load(job.config_path, job.config_name, job.overrides)
-    settings = replace(settings, limits=replace(settings.limits, set_aside_share=1.0))
-    refuse_contradictions(settings, command=Command.measure)
+    settings = job.settings()
     emulator = build_device(settings, settings.emulator)
     agent = build_agent(settings, emulator.spec)
     checkpoint = _checkpoint(job, agent, work)
@@ -123,12 +118,9 @@ def _enough(job: EvalJob, found: Sequence[Trajectory], aside: int) -> bool:
 
 def _checkpoint(job: EvalJob, agent: AgentFactory, work: Path) -> Checkpoint:
     """Returns the job's checkpoint of its run folder, or a fresh one. Raises CheckpointError if there is none."""
-    if job.save_path is not None:
-        kept = job.checkpoints.iterations()
-        if job.checkpoint not in kept:
-            which = "" if job.checkpoint is None else f" {job.checkpoint}, but {', '.join(map(str, kept)) or 'none'}"
-            raise CheckpointError(f"{job.checkpoints.root} holds no checkpoint{which}")
-        return job.checkpoints.open(job.checkpoint)
+    trained = job.trained()
+    if trained is not None:
+        return job.checkpoints.open(trained)
     fresh = Checkpoints(work / "checkpoints")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)

@@ -14,12 +14,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from digirl_dist.errors import EvalJobsError
 from digirl_dist.evaluate.jobs import EvalJob
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.storage import atomic_files
+from digirl_dist.storage.digest import digest
 from digirl_dist.types import Json
 
 DONE, INCOMPLETE, FAILED, MISSING = "done", "incomplete", "failed", "missing"
@@ -68,6 +69,20 @@ class OutputFolder:
     def work(self, job: EvalJob) -> Path:
         """Returns a running job's folder; episodes that landed there do not run again."""
         return self.root / ".work" / f"{job.name}-{job.fingerprint()}"
+
+    def occupy(self, jobs: Sequence[EvalJob]) -> IO[bytes]:
+        """Keeps other launches from these jobs until the file is closed. Raises EvalJobsError if one runs them."""
+        file = (self.root / ".jobs.lock").open("ab")
+        for job in jobs:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(digest(job.name.encode())[:12], 16))
+            except (BlockingIOError, PermissionError) as error:  # what POSIX has for a lock that another process holds
+                file.close()
+                raise EvalJobsError(
+                    f"another evaluation runs the job {job.name!r} in {self.root} now: wait for its end, or name "
+                    "another --output_dir"
+                ) from error
+        return file
 
     @property
     def merged(self) -> Path:

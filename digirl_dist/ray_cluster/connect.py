@@ -27,13 +27,38 @@ _SETTINGS_FRAME = b"\x04"
 _LOCAL_STORE_BYTES = 1 << 30
 
 
-class Cluster:
-    """A connection to a Ray cluster. Ends it, and a cluster that was started for it, if it was made here."""
+class _Membership:
+    """What this program's ``connect`` made of Ray. All its ``Cluster``s share it, and the last one to close ends it."""
 
-    def __init__(self, owned: bool, token: PrivateToken | None = None) -> None:
-        self.closed = threading.Event()
-        self._owned = owned
+    def __init__(self, working_dir: str | None, token: PrivateToken | None = None) -> None:
+        self.users = 0
+        self.working_dir = working_dir
         self._token = token
+
+    def end(self) -> None:
+        """Leaves the cluster, or ends its own."""
+        _import_ray().shutdown()
+        self.forget()
+
+    def forget(self) -> None:
+        """Removes what is left of it where Ray has been shut down already."""
+        if self._token is not None:
+            self._token.close()
+
+
+_lock = threading.RLock()  # a garbage collection inside may close a cluster that somebody forgot
+_mine: _Membership | None = None
+
+
+class Cluster:
+    """A user of this program's connection to a Ray cluster. The last one ends what was made for it here."""
+
+    def __init__(self, membership: _Membership | None) -> None:
+        """None: the program was in the cluster before, and stays there."""
+        self.closed = threading.Event()
+        self._membership = membership
+        if membership is not None:
+            membership.users += 1
 
     def resources(self) -> dict[str, float]:
         """Returns what the nodes have in all, by Ray's names: CPU, GPU, and those of the user's own."""
@@ -44,12 +69,24 @@ class Cluster:
         return {name: float(amount) for name, amount in _import_ray().available_resources().items()}
 
     def close(self) -> None:
-        """Leaves the cluster, or ends its own; a second call is harmless."""
-        if not self.closed.is_set() and self._owned:
-            _import_ray().shutdown()
-        if self._token is not None:
-            self._token.close()
-        self.closed.set()
+        """Leaves the cluster, or ends its own, unless somebody here still uses it; a second call is harmless."""
+        if type(threading.current_thread()).__module__.startswith("ray."):
+            # A forgotten one: Ray's thread that collects garbage must not wait for the end of Ray, which joins it.
+            threading.Thread(target=self._close, name="ray-shutdown").start()
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        global _mine
+        with _lock:
+            if self.closed.is_set():
+                return
+            self.closed.set()
+            if self._membership is not None:
+                self._membership.users -= 1
+                if not self._membership.users and self._membership is _mine:
+                    _mine = None
+                    self._membership.end()
 
 
 def connect(address: str | None, limit_s: float, working_dir: str | None = None, or_start: bool = False) -> Cluster:
@@ -58,29 +95,41 @@ def connect(address: str | None, limit_s: float, working_dir: str | None = None,
     None: the one that RAY_ADDRESS names, else the one that the user has started on this machine, as for ``auto``; where
     there is none, and with ``or_start``, a new one, which asks for a token, so that other users of the machine cannot
     use it. A program that is in a cluster already stays there. This package and the folder ``working_dir`` travel to
-    the nodes. Raises ClusterError naming a cluster that cannot be used or does not answer within ``limit_s``.
+    the nodes when the program joins. Raises ClusterError naming a cluster that cannot be used or does not answer within
+    ``limit_s``.
     """
     if address is not None and (not isinstance(address, str) or not address.strip()):
         raise ClusterError(f"{address!r} is no address of a Ray cluster: HOST, HOST:PORT or ray://HOST:PORT is")
-    ray = _import_ray()
+    global _mine
+    folder = None if working_dir is None else _folder(working_dir)
     named = address or os.environ.get("RAY_ADDRESS")
-    if ray.is_initialized():
-        _refuse_another(named)
-        return Cluster(owned=False)
-    environment: dict[str, Any] = {} if working_dir is None else {"working_dir": working_dir}
+    with _lock:
+        if _import_ray().is_initialized():
+            _refuse_another(named)
+            _refuse_another_folder(folder)
+        else:
+            before, _mine = _mine, None
+            if before is not None:  # somebody has called ray.shutdown()
+                before.forget()
+            _mine = _joined_or_started(named, limit_s, folder, or_start)
+        return Cluster(_mine)
+
+
+def _joined_or_started(named: str | None, limit_s: float, folder: str | None, or_start: bool) -> _Membership:
+    environment: dict[str, Any] = {} if folder is None else {"working_dir": folder}
     place = named if named and named != "auto" else _started_here()
     if place is not None and place != LOCAL:
         _join(place, limit_s, environment)
-        return Cluster(owned=True)
+        return _Membership(folder)
     if place is None and (named or not or_start):
         raise ClusterError(
             "no Ray cluster runs on this machine; start one with `ray start --head`, or name its "
             "address (collector.address, head_address or RAY_ADDRESS)"
         )
-    return _start(environment)
+    return _Membership(folder, _start(environment))
 
 
-def _start(environment: dict[str, Any]) -> Cluster:
+def _start(environment: dict[str, Any]) -> PrivateToken:
     # the 15 starves the emulators wherever anything else computes, such as the policy's update on this machine
     os.environ.setdefault(RAY_NICENESS, "0")
     token = PrivateToken()
@@ -90,7 +139,17 @@ def _start(environment: dict[str, Any]) -> Cluster:
     except BaseException:
         token.close()
         raise
-    return Cluster(owned=True, token=token)
+    return token
+
+
+def _folder(working_dir: str) -> str:
+    """Returns the folder's whole path. Raises ClusterError if there is none."""
+    path = Path(working_dir).expanduser().resolve()
+    if "://" in working_dir or path.suffix == ".zip":  # Ray takes these too
+        return working_dir
+    if not path.is_dir():
+        raise ClusterError(f"working_dir={working_dir}: {path} is no folder, so it cannot be copied to the nodes")
+    return str(path)
 
 
 def _started_here() -> str | None:
@@ -126,6 +185,16 @@ def _refuse_another(named: str | None) -> None:
         raise ClusterError(
             f"this program is in the Ray cluster at {mine} already, so it cannot use that at {named}: "
             "call ray.shutdown() first"
+        )
+
+
+def _refuse_another_folder(folder: str | None) -> None:
+    """Raises ClusterError for a working directory that cannot travel any more: the program is in the cluster."""
+    there = _import_ray().get_runtime_context().runtime_env.get("working_dir")
+    if folder is not None and (there is None or (_mine is not None and _mine.working_dir != folder)):
+        raise ClusterError(
+            f"working_dir={folder} cannot be copied to the nodes, because this program is in the Ray cluster already, "
+            "without it; name it where the program joins the cluster first, or close that before"
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from digirl_dist.capacity import let_waiting_threads_sleep
 from digirl_dist.errors import SettingsError
-from digirl_dist.exit_status import Parser, end_without_a_search_for_garbage, interruptions_wait
+from digirl_dist.exit_status import RESUMES, Parser, end_without_a_search_for_garbage, interruptions_wait
 from digirl_dist.parallel.failure import telling
 from digirl_dist.parallel.rank import Rank, own_rank
 from digirl_dist.settings import Settings, configuration
@@ -16,7 +16,7 @@ from digirl_dist.settings.unread import refuse_others_overrides
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 done, 1 failed, 2 wrong configuration or launch."""
+    """Returns the exit status: 0 done, 1 failed, 2 wrong configuration or launch, 130 interrupted."""
     parser = Parser(prog="digirl_dist.train", description="train with emulators on every rank")
     parser.add_argument("--config-path", default="config/multimachine", help="folder of the YAML files")
     parser.add_argument("--config-name", default="ranks", help="which of them, without .yaml")
@@ -25,13 +25,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_intermixed_args(argv)
     let_waiting_threads_sleep()
     end_without_a_search_for_garbage()
+    rank = Rank()
     try:
         refuse_others_overrides(options.overrides, ranks=True)
         settings = configuration.load(options.config_path, options.config_name, options.overrides)
-        return _trained(settings, own_rank(os.environ), options.distributed)
+        rank = own_rank(os.environ)
+        return _trained(settings, rank, options.distributed)
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        if rank.is_first:
+            print(f"interrupted; {RESUMES}", file=sys.stderr)
+        return 130
 
 
 def _trained(settings: Settings, rank: Rank, distributed: bool) -> int:

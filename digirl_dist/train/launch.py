@@ -66,6 +66,10 @@ class RankContext:
         return self.settings.bsize
 
 
+tell = partial(print, flush=True)
+"""What rank 0 says of the run."""
+
+
 def train(settings: Settings, distributed: bool) -> None:
     """Trains as one rank of a launch, or alone. Raises DigirlDistError."""
     validate.refuse_contradictions(settings, command=validate.Command.ranks)
@@ -92,7 +96,11 @@ def train(settings: Settings, distributed: bool) -> None:
             reporter = _rank_zero_reporter(context, folder, learner, state, stack)
         selector = _data_selector(settings, state.replay)
         loop = RankLoop(group, learner, streams, selector, window, reporter, settings.distributed.steps)
+        if folder is not None and state.iteration >= settings.train_iterations:
+            tell(f"{folder.root} has all {settings.train_iterations} iterations; set a larger train_iterations")
         loop.train(state.iteration, settings.train_iterations)
+        if folder is not None:
+            tell(f"run folder {folder.root}")
 
 
 def stream_of(context: RankContext, slot: int) -> Stream:
@@ -164,7 +172,7 @@ def _rank_zero_reporter(
         metrics=metrics,
         log=log,
         outcomes=outcomes,
-        say=partial(print, flush=True),
+        say=tell,
         steps=own.steps * context.bsize * context.rank.world_size,
         global_step=state.global_step,
         absent=state.states[context.rank.world_size :],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from numbers import Integral, Real
 from typing import Any
 
 import gymnasium
@@ -44,6 +46,20 @@ class RayDistributionCfg:
     step_limit_s: float = 300.0
     """Longest step or reset in seconds."""
 
+    def __post_init__(self) -> None:
+        """Raises TypeError and ValueError, which name the argument."""
+        _refuse_no_count("proc_num", self.proc_num)
+        for name in ("gpu_num_per_proc", "cpu_num_per_proc", "start_limit_s", "step_limit_s"):
+            given: Any = getattr(self, name)
+            if isinstance(given, bool) or not isinstance(given, Real):
+                raise TypeError(f"{name}={given!r} is no number")
+            amount = float(given)
+            if name.endswith("_s"):
+                if not amount > 0:
+                    raise ValueError(f"{name}={given}: more than 0 seconds are needed")
+            elif not 0 <= amount < math.inf or (amount > 1 and amount % 1):
+                raise ValueError(f"{name}={given}: 0 or more is needed, and a whole number beyond 1, as Ray has it")
+
 
 @dataclass(frozen=True)
 class VecEnvConfig:
@@ -59,6 +75,11 @@ class VecEnvConfig:
     distribution: RayDistributionCfg | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        """Raises TypeError and ValueError, which name the argument."""
+        if not callable(self.env):
+            example = "gymnasium_env('CartPole-v1')"
+            raise TypeError(f"env is a function that makes an environment, such as {example}, not {self.env!r:.80}")
+        _refuse_no_count("env_num", self.env_num)
         if self.env_num < 1:
             raise ValueError(f"env_num={self.env_num}: at least one environment is needed")
 
@@ -69,6 +90,11 @@ class VecEnvConfig:
         if distribution.proc_num < 1:
             raise ValueError(f"proc_num={distribution.proc_num}: at least one process is needed")
         return replace(self, distribution=distribution)
+
+
+def _refuse_no_count(name: str, given: object) -> None:
+    if isinstance(given, bool) or not isinstance(given, Integral):
+        raise TypeError(f"{name}={given!r} is no whole number")
 
 
 def gymnasium_env(env_id: str, **kwargs: Any) -> EnvMaker:

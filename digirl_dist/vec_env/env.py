@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from digirl_dist.errors import ClusterError, EmulatorError
+from digirl_dist.errors import ClusterError, EmulatorError, SettingsError
 from digirl_dist.types import Closeable
 from digirl_dist.vec_env.batch import Batch
 from digirl_dist.vec_env.config import EpisodeCfg, VecEnvConfig
@@ -72,6 +72,7 @@ class VecEnv(Closeable):
 
         Nothing of it is counted. Raises ProcessLostError and EpisodeFailedError.
         """
+        self._check_open()
         there = [env for env in range(self._count) if self._process(env) not in self._lost]
         idle = [env for env in there if self._episodes.running(env) is None]
         self._check(self._pool.ask("warm_up", dict.fromkeys(idle, steps)), {})
@@ -84,6 +85,7 @@ class VecEnv(Closeable):
         ProcessLostError and EpisodeFailedError after the other environments have begun; ``get_observations`` then has
         theirs.
         """
+        self._check_open()
         envs = list(range(self._count)) if env_ids is None else self._checked(env_ids)
         gone = {self._process(env) for env in envs} & self._lost
         taken = self._episodes.take([env for env in envs if self._process(env) not in gone])
@@ -112,6 +114,7 @@ class VecEnv(Closeable):
         Returns observations, rewards, terminated, truncated and infos. Raises TypeError and ValueError before any step,
         and ProcessLostError and EpisodeFailedError after the steps of the other environments.
         """
+        self._check_open()
         if not isinstance(action, list | tuple):
             raise TypeError(f"actions are a list with one entry per environment, not {type(action).__name__}")
         if len(action) != self._count:
@@ -158,6 +161,10 @@ class VecEnv(Closeable):
         if not isinstance(self._pool, LocalPool):
             raise NotImplementedError(f"{name} is unavailable when distributed; see all_done and episodes_left")
         return self._pool
+
+    def _check_open(self) -> None:
+        if not self._close.alive:
+            raise SettingsError("these environments are closed: make them again")
 
     def _checked(self, env_ids: Sequence[int]) -> list[int]:
         if not isinstance(env_ids, list | tuple | np.ndarray):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from digirl_dist.settings.paths import PathUse, refuse_unwritable
+from digirl_dist.settings.paths import PathUse, expanded, refuse_unwritable
 from digirl_dist.storage import strict_json
 from digirl_dist.vec_env.config import EpisodeCfg
 from digirl_dist.vec_env.env_process import StepResult
@@ -39,7 +38,7 @@ class Episodes:
             if not isinstance(one, EpisodeCfg):
                 raise TypeError(f"task_configs are EpisodeCfgs, such as EpisodeCfg(seed=0), not {one!r:.80}")
         self._running: dict[int, Running] = {}
-        self._metrics = None if metrics_path is None else Path(metrics_path)
+        self._metrics = None if metrics_path is None else expanded(str(metrics_path), "metrics_path").absolute()
         if self._metrics is not None:
             refuse_unwritable("metrics_path", self._metrics, PathUse.file)
             self._metrics.parent.mkdir(parents=True, exist_ok=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from digirl_dist.errors import ClusterError
 from digirl_dist.vec_env.config import RayDistributionCfg, VecEnvConfig
-from digirl_dist.vec_env.env_process import Environments, RemoteEnvironments, Result
+from digirl_dist.vec_env.env_process import Environments, RemoteEnvironments, Result, packed_by_ray
 
 Request = Literal["reset", "step", "warm_up"]
 Asked = Mapping[int, Any]
@@ -29,7 +30,10 @@ class Pool(Protocol):
     """The processes of a ``VecEnv``."""
 
     def ask(self, request: Request, asked: Asked) -> Answers:
-        """Asks environments, which must not be those of processes that were lost."""
+        """Asks environments, which must not be those of processes that were lost.
+
+        Raises what actions that cannot travel raise, before any environment is asked.
+        """
 
     def close(self) -> None:
         """Closes every environment. Idempotent."""
@@ -46,7 +50,6 @@ class LocalPool:
 
     def close(self) -> None:
         self.environments.close()
-        self.environments.envs.clear()
 
 
 class RayPool:
@@ -75,18 +78,20 @@ class RayPool:
         shares: dict[int, dict[int, Any]] = {}
         for number, what in asked.items():
             shares.setdefault(number // self._env_num, {})[number] = what
-        calls = {
-            process: getattr(self._actors[process], request).remote(
-                [(number % self._env_num, what) for number, what in share.items()]
-            )
+        if not ray.is_initialized():  # Ray would start another cluster
+            return Answers(lost=dict.fromkeys(shares, "this program has left the Ray cluster"))
+        each = self._env_num
+        packed = {
+            process: packed_by_ray([(number % each, what) for number, what in share.items()])
             for process, share in shares.items()
         }
+        calls = {process: self._actors[process].answer.remote(request, asked) for process, asked in packed.items()}
         answers = Answers()
         if calls:
             ray.wait(list(calls.values()), num_returns=len(calls), timeout=self._settings.step_limit_s)
         for process, call in calls.items():
             try:
-                answers.results.update(zip(shares[process], self._get(call), strict=True))
+                answers.results.update(zip(shares[process], pickle.loads(self._get(call)), strict=True))
             except ClusterError as error:
                 self._drop(process)
                 answers.lost[process] = str(error)
@@ -125,10 +130,13 @@ class RayPool:
         kind = remote(scheduling_strategy="SPREAD", **options)(RemoteEnvironments)
         packed = pack(config.env)
         self._actors = {process: kind.remote(packed, config.env_num) for process in range(settings.proc_num)}
-        waiting = [actor.process_id.remote() for actor in self._actors.values()]
-        ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=settings.start_limit_s)
+        waiting = {actor.process_id.remote(): process for process, actor in self._actors.items()}
+        ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=settings.start_limit_s)
         for call in ready:
-            self._get(call)
+            try:
+                self._get(call)
+            except ClusterError as error:
+                raise ClusterError(f"process {waiting[call]} did not start: {error}") from error
         if len(ready) < len(waiting):
             raise ClusterError(
                 f"only {len(ready)} of {len(waiting)} processes started within {settings.start_limit_s:.0f} s: "
@@ -148,7 +156,9 @@ class RayPool:
         except RayActorError as error:
             said = str(error).strip().splitlines()
             made = "creation task" in said[0]
-            raise ClusterError(f"it cannot be made: {said[-1]}" if made else f"it is gone: {said[0]}") from error
+            raise ClusterError(
+                f"its environments cannot be made: {said[-1]}" if made else f"it is gone: {said[0]}"
+            ) from error
         except Exception as error:  # what an environment answers may be anything, also what cannot travel
             last = str(error).strip().splitlines()[-1:]
             raise ClusterError(f"its answer cannot be read: {' '.join(last)}") from error

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from process_watch import eventually
 from rank_launch import example, launch, rank_process, ranks, started
 from user_classes_on_ranks import Fragile
 
@@ -115,13 +118,6 @@ def test_a_list_may_lie_below_the_home_folder(
     assert "more than one job called 'same'" in capsys.readouterr().err
 
 
-@pytest.mark.unit
-def test_d4_a_failing_job_stops_the_run(tmp_path: Path) -> None:
-    jobs = write(tmp_path / "jobs.json", [broken("bad"), job("good")])
-    assert main(arguments(jobs, tmp_path / "out")) == 1
-    assert statuses(tmp_path / "out") == {"bad": "failed", "good": "missing"}
-
-
 COUNTING = ["emulator=custom", "emulator.entry_point=user_classes:Counter", "emulator.kwargs.length=12", "bsize=1"]
 MOODY = [*COUNTING, "agent=custom", "agent.entry_point=user_classes_on_ranks:Moody", "limits.episode_attempts=1"]
 FAILURES = {
@@ -136,6 +132,57 @@ FAILURES = {
     "CheckpointError: /nowhere": [*MOODY],
 }
 """What a job may come to before its first episode, in its policy and in its emulator."""
+
+
+@pytest.mark.component
+def test_d4_a_failing_job_stops_the_run(tmp_path: Path) -> None:
+    jobs = [job("bad", overrides=FAILURES["ZeroDivisionError"]), job("good")]
+    assert main(arguments(write(tmp_path / "jobs.json", jobs), tmp_path / "out")) == 1
+    assert statuses(tmp_path / "out") == {"bad": "failed", "good": "missing"}
+
+
+@pytest.mark.component
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"overrides": [*CARTPOLE, "bsiez=1"]}, "there is no key 'bsiez'; did you mean 'bsize'?"),
+        ({"config_name": "evl"}, "there is no evl.yaml in"),
+        ({"overrides": [*CARTPOLE, "limits.reset_s=-1"]}, "limits.reset_s"),
+        ({"save_path": "/nowhere/at/all"}, "/nowhere/at/all/checkpoints holds no checkpoint"),
+    ],
+)
+def test_what_no_job_can_do_is_told_before_the_first_one_runs(
+    wrong: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = write(tmp_path / "jobs.json", [job("good"), job("bad", **wrong)])
+    assert main(arguments(jobs, tmp_path / "out")) == 2
+    told = capsys.readouterr()
+    assert "job 'bad' cannot run: " in told.err and said in told.err and "runs good" not in told.out
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("wait", ["-1", "nan", "soon"])
+def test_a_wait_is_a_number_of_seconds(wait: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--eval_jobs_config", "jobs.json", f"--merge_wait={wait}"])
+    assert f"--merge_wait: '{wait}' is no number of seconds from 0 up" in capsys.readouterr().err
+
+
+@pytest.mark.component
+def test_two_evaluations_at_once_never_run_the_same_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second wrote into the episodes of the first, and each marked jobs of the other as failed."""
+    jobs, out = write(tmp_path / "jobs.json", [job("one"), job("two")]), tmp_path / "out"
+    slow = job("two", overrides=[*MOODY, "emulator.kwargs.step_s=0.5"], num_episodes=200)
+    write(jobs, [job("one"), slow])
+    with started([sys.executable, *MODULE, *arguments(jobs, out)], PYTHONPATH=os.pathsep.join(sys.path)) as first:
+        eventually(lambda: (out / "result_one.json").exists(), 60, "the first job")
+        assert main(arguments(write(tmp_path / "other.json", [slow]), out)) == 2
+        assert "another evaluation runs the job 'two'" in capsys.readouterr().err
+        assert main(arguments(write(tmp_path / "third.json", [job("three")]), out)) == 0, "another job may run there"
+        first.kill()
+        first.wait()
+    with OutputFolder(out).occupy(read_jobs(jobs).jobs):
+        pass
 
 
 @pytest.mark.parametrize("kind", FAILURES)
@@ -275,6 +322,8 @@ def test_d8_a_job_that_is_done_is_not_run_again_and_another_of_its_name_is_refus
     [
         ({"num_steps": 3, "num_episodes": 3}, "exactly one of num_episodes and num_steps"),
         ({"num_episodes": 0}, "at least 1"),
+        ({"num_episodes": 1, "seed": -1}, "`int` >= 0 - at `[$].seed`"),
+        ({"num_episodes": 1, "seed": 2**64}, "at `[$].seed`"),
         ({"num_episode": 3}, "unknown key 'num_episode'"),
         ({"num_episodes": "3"}, "got `str` - at `[$].num_episodes`"),
         ({"num_episodes": 1, "name": "../x"}, "can be a file's"),

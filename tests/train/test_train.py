@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -253,6 +256,35 @@ def test_b10_launches_that_cannot_work_are_refused_with_the_fix(capsys: pytest.C
     if not torch.cuda.is_available():
         assert main(["trainer.device=cuda"]) == 2
         assert "no CUDA device is visible; use cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("two_nodes.sh", []), ("two_nodes.sh", ["0"]), ("jax_ranks.sh", []), ("jax_ranks.sh", ["seed=1"])],
+)
+def test_an_example_without_its_first_words_says_what_they_are(name: str, words: list[str]) -> None:
+    done = launch(example(name, *words))
+    assert done.status == 2 and done.out.startswith("usage: ") and name in done.out, done
+
+
+def test_a_run_says_where_it_is_and_a_finished_one_that_it_is_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    run = ["--config-name", "ranks", f"save_path={folder}", "bsize=1", "distributed.steps=4", "train_iterations=1"]
+    first = "iteration   0  steps 4  episode_reward_avg_100 -"
+    for told in (first, f"{folder} has all 1 iterations; set a larger train_iterations"):
+        assert main(run) == 0
+        assert capsys.readouterr().out == f"{told}\nrun folder {folder}\n"
+
+
+def test_ctrl_c_ends_a_run_in_one_line(tmp_path: Path) -> None:
+    with started([sys.executable, *MODULE[:-1], f"save_path={tmp_path}/run", "train_iterations=100000"]) as process:
+        eventually(lambda: (tmp_path / "run" / "metrics.jsonl").exists(), 60, "the first iteration")
+        os.killpg(process.pid, signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, out
+    assert out.endswith("interrupted; the same command resumes where it stopped\n") and "Traceback" not in out, out
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -184,6 +184,96 @@ def test_seeds_of_numpy_and_a_folder_that_is_not_there_yet_are_fine(tmp_path: Pa
         env.reset()
         env.step([0, 0])
     assert [json.loads(line)["seed"] for line in path.read_text().splitlines()] == [0, 1]
+
+
+class Reusing(Fragile):
+    """Answers with one array that it changes, and takes its actions and options to pieces."""
+
+    def __init__(self) -> None:
+        self._array = np.zeros(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._array[:] = (options or {}).pop("length"), 0
+        return self._array, {}
+
+    def step(self, action: Any) -> Any:
+        self._array[1] += action.pop("by")
+        return self._array, 1.0, False, False, {}
+
+
+def test_what_was_seen_stays_as_it_was_and_environments_share_no_action() -> None:
+    tasks = episodes([(5, "", -1), (6, "", -1)])
+    with VecEnv(VecEnvConfig(Reusing, 2, tasks)) as env:
+        first, infos = env.reset()
+        second, *_ = env.step([{"by": 1}] * 2)
+        third, *_ = env.step([{"by": 2}] * 2)
+        third[0] -= 1
+    seen = [[one.tolist() for one in each] for each in (first, second, third)]
+    assert seen == [[[5, 0], [6, 0]], [[5, 1], [6, 1]], [[4, 2], [6, 3]]]
+    assert [info["task_config"].options["length"] for info in infos] == [5, 6]
+
+
+class Licensed(Fragile):
+    """There are two licences."""
+
+    taken: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        if len(self.taken) == 2:
+            raise SystemExit("no licence is left")
+        self.taken.append(1)
+
+    def close(self) -> None:
+        self.taken.pop()
+        if len(self.taken) == 1:
+            raise ValueError("the licence cannot be given back")
+
+
+def test_environments_that_were_made_before_another_could_not_be_are_closed() -> None:
+    with pytest.raises(ValueError, match="given back"):
+        VecEnv(VecEnvConfig(Licensed, 3, []))
+    assert not Licensed.taken, "the one after that which could not be closed is closed, too"
+    with pytest.raises(EmulatorError, match=r"cannot be made: SystemExit: no licence is left \(at .*test_failures.py"):
+        Licensed.taken.extend([1, 1])
+        VecEnv(VecEnvConfig(Licensed, 1, []))
+    Licensed.taken.clear()
+    with pytest.raises(TypeError, match="made 5, which is no Gymnasium environment"):
+        VecEnv(VecEnvConfig(lambda: 5, 1, []))  # type: ignore[arg-type,return-value]
+
+
+def test_closed_environments_say_so(tmp_path: Path) -> None:
+    env = VecEnv(VecEnvConfig(Fragile, 2, episodes([(5, "", -1)] * 2)))
+    env.close()
+    for act in (env.reset, env.warm_up, lambda: env.step([0, 0])):
+        with pytest.raises(SettingsError, match="these environments are closed"):
+            act()
+
+
+def test_metrics_stay_in_their_file_when_the_program_goes_to_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with VecEnv(VecEnvConfig(Fragile, 1, episodes([(5, "", -1)]), "new/metrics.jsonl")) as env:
+        env.reset()
+        monkeypatch.chdir("/")
+    assert json.loads((tmp_path / "new" / "metrics.jsonl").read_text())["ended"] == "closed"
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: VecEnvConfig("CartPole-v1", 1, []), "such as gymnasium_env.*, not 'CartPole-v1'"),  # type: ignore[arg-type]
+        (lambda: VecEnvConfig(Fragile, 2.5, []), "env_num=2.5 is no whole number"),  # type: ignore[arg-type]
+        (lambda: RayDistributionCfg("2"), "proc_num='2' is no whole number"),  # type: ignore[arg-type]
+        (lambda: RayDistributionCfg(2, gpu_num_per_proc=1.5), "gpu_num_per_proc=1.5: .* whole number beyond 1"),
+        (lambda: RayDistributionCfg(2, cpu_num_per_proc=float("nan")), "cpu_num_per_proc=nan: 0 or more"),
+        (lambda: RayDistributionCfg(2, step_limit_s=0), "step_limit_s=0: more than 0 seconds"),
+        (lambda: RayDistributionCfg(2, start_limit_s="9"), "start_limit_s='9' is no number"),  # type: ignore[arg-type]
+    ],
+)
+def test_numbers_that_are_none_are_named(make: Any, told: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=told):
+        make()
 
 
 @pytest.mark.system

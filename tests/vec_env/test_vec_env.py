@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from process_watch import eventually
 from ray_test_cluster import NODE_CPUS, NODE_GPUS, shared_cluster
 
 from digirl_dist.child_process import environment
+from digirl_dist.errors import ClusterError
 from digirl_dist.vec_env import EpisodeCfg, ProcessLostError, RayDistributionCfg, VecEnv, VecEnvConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -261,6 +263,79 @@ def test_a13_closing_closes_everything(cluster: Any, opened: Any, tmp_path: Path
     env.close()
     assert log.read_text().count("close") == 4
     eventually(lambda: not any(psutil.pid_exists(info["pid"]) for info in infos), 10, "the end of the processes")
+
+
+def test_environments_that_cannot_be_made_name_their_process(cluster: Any) -> None:
+    with pytest.raises(
+        ClusterError, match=r"process \d did not start: .* SystemExit: no licence \(at .*test_vec_env.py"
+    ):
+        VecEnv(VecEnvConfig(no_licence, 1, []).distribute(RayDistributionCfg(2, 0, cpu_num_per_proc=0.5)))
+
+
+def no_licence() -> Any:
+    sys.exit("no licence")
+
+
+def test_what_ray_carries_is_as_from_one_process_and_what_cannot_travel_is_refused_before_any_step(
+    cluster: Any, opened: Any
+) -> None:
+    env = opened(2, 1, 4)
+    obs, _ = env.reset()
+    obs[0] -= 1
+    with pytest.raises(TypeError, match="pickle"):
+        env.step([1, threading.Lock()])
+    assert [one[1] for one in env.step([1, 1])[0]] == [1, 1]
+
+
+def test_environments_of_one_program_share_its_cluster_until_the_last_of_them_is_closed(tmp_path: Path) -> None:
+    program = """
+import gc, os, sys, time
+from digirl_dist.errors import ClusterError
+from digirl_dist.vec_env import *
+def opened(**where):
+    config = VecEnvConfig(gymnasium_env("CartPole-v1"), 1, [EpisodeCfg(0)] * 2)
+    return VecEnv(config.distribute(RayDistributionCfg(1, 0, head_address="local", cpu_num_per_proc=0.1, **where)))
+train, measure = opened(working_dir="."), opened()
+train.reset(), measure.reset()
+try: opened(working_dir="/")
+except ClusterError as error: print(error)
+train.close()
+print("alive", measure.step([0])[1], flush=True)
+measure.close()
+import ray
+print(ray.is_initialized(), [name for name in os.environ if name.startswith("RAY_AUTH")])
+forgotten = opened()
+forgotten.me = forgotten
+del forgotten
+from threading import enumerate
+from ray._private.gc_collect_manager import PythonGCThread
+[collector] = [each for each in enumerate() if isinstance(each, PythonGCThread)]
+gc.disable()
+collector._gc_collect_func, collector._min_gc_interval = gc.collect, 0
+collector.trigger_gc()
+deadline = time.monotonic() + 60
+while ray.is_initialized() and time.monotonic() < deadline: time.sleep(0.1)
+print(ray.is_initialized(), flush=True)
+lost = opened()
+lost.reset()
+ray.shutdown()
+try: lost.step([0])
+except ProcessLostError as error: print(error)
+print(ray.is_initialized())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200
+    )
+    told = [
+        "working_dir=/ cannot be copied to the nodes, because this program is in the Ray cluster already, without it",
+        "alive [1.0]",
+        "False []",
+        "False",
+        "process 0 with environments 0 was lost: this program has left the Ray cluster",
+        "False",
+    ]
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(told) and all(map(str.startswith, lines, told)), done.stdout + done.stderr
 
 
 def test_a14_a15_four_processes_on_two_nodes_with_half_a_gpu_each(cluster: Any, opened: Any) -> None:
