@@ -91,7 +91,7 @@ class RayPool:
             ray.wait(list(calls.values()), num_returns=len(calls), timeout=self._settings.step_limit_s)
         for process, call in calls.items():
             try:
-                answers.results.update(zip(shares[process], pickle.loads(self._get(call)), strict=True))
+                answers.results.update(zip(shares[process], self._results(call), strict=True))
             except ClusterError as error:
                 self._drop(process)
                 answers.lost[process] = str(error)
@@ -144,6 +144,15 @@ class RayPool:
                 f"{settings.gpu_num_per_proc:g} GPUs each"
             )
 
+    def _results(self, call: Any) -> list[Result]:
+        """Returns what a process answered for its environments. Raises ClusterError as ``_get``."""
+        packed = self._get(call)
+        try:
+            results: list[Result] = pickle.loads(packed)
+        except Exception as error:  # of a class that cannot be made here
+            raise _unreadable(error) from error
+        return results
+
     def _get(self, call: Any) -> Any:
         """Returns what a process answered in time. Raises ClusterError if it is gone, too slow, or cannot be read."""
         import ray
@@ -160,10 +169,14 @@ class RayPool:
                 f"its environments cannot be made: {said[-1]}" if made else f"it is gone: {said[0]}"
             ) from error
         except Exception as error:  # what an environment answers may be anything, also what cannot travel
-            last = str(error).strip().splitlines()[-1:]
-            raise ClusterError(f"its answer cannot be read: {' '.join(last)}") from error
+            raise _unreadable(error) from error
 
     def _drop(self, process: int) -> None:
         import ray
 
         ray.kill(self._actors.pop(process))
+
+
+def _unreadable(error: Exception) -> ClusterError:
+    last = str(error).strip().splitlines()[-1:]
+    return ClusterError(f"its answer cannot be read: {' '.join(last)}")

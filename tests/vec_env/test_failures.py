@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ray_test_cluster import shared_cluster
 
-from digirl_dist.errors import EmulatorError, SettingsError
+from digirl_dist.errors import ClusterError, EmulatorError, SettingsError
 from digirl_dist.vec_env import (
     EpisodeCfg,
     EpisodeFailedError,
@@ -30,7 +30,7 @@ from digirl_dist.vec_env import (
     VecEnvConfig,
 )
 from digirl_dist.vec_env.env_process import Environments, Result
-from digirl_dist.vec_env.pool import Answers
+from digirl_dist.vec_env.pool import Answers, RayPool
 
 
 class Fragile(gymnasium.Env[np.ndarray, int]):
@@ -274,6 +274,19 @@ def test_metrics_stay_in_their_file_when_the_program_goes_to_another_folder(
 def test_numbers_that_are_none_are_named(make: Any, told: str) -> None:
     with pytest.raises((TypeError, ValueError), match=told):
         make()
+
+
+class Odd:
+    """Can be packed, but not unpacked."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def test_an_answer_that_cannot_be_made_here_is_told_as_its_process_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RayPool, "_get", lambda self, call: pickle.dumps([Odd()]))
+    with pytest.raises(ClusterError, match="its answer cannot be read: invalid literal"):
+        object.__new__(RayPool)._results(None)
 
 
 @pytest.mark.system
