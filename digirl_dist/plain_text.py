@@ -52,6 +52,11 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n").replace("\t", " ")
 
 
+def in_short(error: BaseException, longest: int = 200) -> str:
+    """Returns the beginning of what an error says, with single blanks between its words."""
+    return " ".join(str(error).split())[:longest]
+
+
 def host_and_port(host: str, port: int) -> str:
     """Returns ``HOST:PORT``, or ``[IPv6]:PORT``."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -102,9 +102,7 @@ def _vlm(folder: Path, medium: bool, **chosen: Any) -> Subject:
     path = folder / "vlm"
     if not path.exists():
         save_tiny_vlm(path, size=MEDIUM if medium else TINY)
-    spec = EmulatorSpec(DeviceActions(), image_size=(192, 108))
-    settings = VlmSettings(model=str(path), max_new_tokens=16, **chosen)
-    return Subject(settings.build(spec), spec)
+    return _vlm_of(path, **chosen)
 
 
 def large_vlm(folder: Path, device: str) -> Subject:
@@ -114,8 +112,12 @@ def large_vlm(folder: Path, device: str) -> Subject:
 
     size = LARGE if device.startswith("cuda") else TINY
     path = save_tiny_vlm(folder / "large", size=size, device=device, dtype=torch.bfloat16)
-    settings = VlmSettings(model=str(path), max_new_tokens=16, gradient_checkpointing=True)
+    return _vlm_of(path, gradient_checkpointing=True)
+
+
+def _vlm_of(path: Path, **chosen: Any) -> Subject:
     spec = EmulatorSpec(DeviceActions(), image_size=(192, 108))
+    settings = VlmSettings(model=str(path), max_new_tokens=16, **chosen)
     return Subject(settings.build(spec), spec)
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from digirl_dist.agent import Agent, AgentFactory
 from digirl_dist.errors import CheckpointError, DeviceError, StateError
-from digirl_dist.parallel.compute_device import brief, compute_exactly
+from digirl_dist.parallel.compute_device import compute_exactly
+from digirl_dist.plain_text import in_short
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.digirl_checkpoint import DigirlCheckpoint
 from digirl_dist.user_code.state import load_state
@@ -29,7 +30,7 @@ class Placed:
             if isinstance(agent, nn.Module):
                 agent.to(self.device)
         except OutOfMemoryError as error:
-            raise DeviceError(f"{self.device} has too little memory for the agent: {brief(error)}") from error
+            raise DeviceError(f"{self.device} has too little memory for the agent: {in_short(error)}") from error
         return agent
 
 
@@ -48,6 +49,6 @@ class StartedFrom:
         except (StateError, KeyError) as error:
             raise CheckpointError(
                 f"start_from={self.checkpoint.folder} does not fit the configured agent; use the agent's settings of "
-                f"the run that it comes from ({' '.join(str(error).split())[:200]} …)"
+                f"the run that it comes from ({in_short(error)} …)"
             ) from error
         return agent

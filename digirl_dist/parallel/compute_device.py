@@ -84,11 +84,6 @@ def device_failed(error: Exception) -> bool:
     return isinstance(error.__cause__ or error, getattr(torch, "AcceleratorError", ()))
 
 
-def brief(error: Exception) -> str:
-    """Returns what an accelerator's error says first; torch adds advice and, where asked for, a stack."""
-    return " ".join(str(error).split())[:200]
-
-
 def _of_rank(rank: Rank, visible: Visible) -> int:
     """Returns the local rank, or 0 for a process whose mask shows it one device of its own."""
     if visible.count == 1 and (visible.masked or rank.local_world_size == 1):

@@ -21,10 +21,10 @@ from jax._src import distributed  # the coordinator's store has no public name; 
 from torch._C._distributed_c10d import HashStore
 
 from digirl_dist.errors import DeviceError, PeerError, RankError
-from digirl_dist.parallel.compute_device import brief
 from digirl_dist.parallel.group import Group, GroupLimits, KeyValueStore, all_set
 from digirl_dist.parallel.rank import Rank, jax_coordinator
 from digirl_dist.parallel.roll_call import roll_call
+from digirl_dist.plain_text import in_short
 
 _LINGER_S = 4.0
 """How long rank 0 stays after a failure, so that ranks of other nodes read why: JAX aborts them once it has gone."""
@@ -116,7 +116,8 @@ def _refuse_missing_device(device: str) -> None:
     except (RuntimeError, AssertionError) as error:  # the second where JAX came without CUDA
         raise DeviceError(
             f"JAX has no device for this rank with trainer.device={device}: install JAX for it (pip install "
-            f"'jax[cuda13]'), start one rank for each GPU, or set trainer.device=cpu ({brief(error) or 'no backend'})"
+            "'jax[cuda13]'), start one rank for each GPU, or set trainer.device=cpu "
+            f"({in_short(error) or 'no backend'})"
         ) from error
 
 

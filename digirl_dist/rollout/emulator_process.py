@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from digirl_dist.child_process import ends_with_this_process
+from digirl_dist.plain_text import in_short
 from digirl_dist.rollout.pipe import Pipe, plain
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import media_type
@@ -166,7 +167,7 @@ def _failed_start(error: BaseException) -> tuple[str, str]:
     if cause is None:
         traceback.print_exception(error)  # to the slot's log
         return "error", described(error)
-    told = " ".join(str(error).split())[:300]
+    told = in_short(error, 300)
     return "fatal", f"{told}; emulator.packages=[NAME] installs a package on the workers"
 
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -220,28 +220,32 @@ def route(address: Address, settings: SshSettings) -> dict[str, str]:
 def _base(folder: Path, address: Address, settings: SshSettings) -> list[str]:
     """Writes the configuration to ``folder``; returns the command that connects with it."""
     config = folder / "config"
-    can_fork = _can_fork(shutil.which("ssh") or "ssh", address.name)
+    with _told(address.name):
+        can_fork = _can_fork(shutil.which("ssh") or "ssh")
     config.write_text("\n".join(_configuration(address, settings, can_fork)) + "\n")
     return ["ssh", "-F", str(config), *_where(address)]
 
 
 @cache
-def _can_fork(ssh: str, worker: str) -> bool:
-    return _said([ssh, "-F", os.devnull, "-G", "-o", "ForkAfterAuthentication=no", "--", "localhost"], worker)[0] == 0
+def _can_fork(ssh: str) -> bool:
+    asked = [ssh, "-F", os.devnull, "-G", "-o", "ForkAfterAuthentication=no", "--", "localhost"]
+    return local_command.ended(asked, _CONFIGURED_S)[0] == 0
 
 
 def _asked(base: Sequence[str], address: Address) -> dict[str, str]:
-    status, options, complaint = _said([base[0], "-G", *base[1:]], address.name)
+    with _told(address.name):
+        status, options, complaint = local_command.ended([base[0], "-G", *base[1:]], _CONFIGURED_S)
     if status != 0:
         said = (complaint.strip() or "it says nothing").splitlines()[0]
         raise LoginError(address.name, f"`ssh` cannot use its configuration: {said}", "correct ~/.ssh/config")
     return dict(line.partition(" ")[::2] for line in options.splitlines())
 
 
-def _said(command: Sequence[str], worker: str) -> tuple[int, str, str]:
-    """Returns status, stdout and stderr of an ``ssh -G``. Raises UnreachableError if it does not start or end."""
+@contextmanager
+def _told(worker: str) -> Iterator[None]:
+    """Raises UnreachableError for an ``ssh -G`` that does not start or end."""
     try:
-        return local_command.ended(command, _CONFIGURED_S)
+        yield
     except (FileNotFoundError, PermissionError) as error:  # a lack of this host's is told elsewhere
         raise UnreachableError(worker, f"`ssh` does not start: {error.strerror}", "install it again") from error
     except subprocess.TimeoutExpired as error:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from digirl_dist.errors import CheckpointError, StateError
+from digirl_dist.plain_text import in_short
 from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files
 from digirl_dist.storage.digest import digest, file_digest
@@ -279,7 +280,7 @@ def loading(checkpoint: str) -> Iterator[None]:
     try:
         yield
     except (StateError, RuntimeError, KeyError, ValueError) as error:
-        why = " ".join(str(error).split())[:200]
+        why = in_short(error)
         raise CheckpointError(
             f"{checkpoint} does not fit the configured agent and algorithm, or is of an earlier version; use the "
             "configuration that the run was started with, or another save_path, and start_from to begin with this "

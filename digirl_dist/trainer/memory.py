@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from digirl_dist.errors import TrainingError
-from digirl_dist.parallel.compute_device import brief
+from digirl_dist.plain_text import in_short
 
 _REMEDY = (
     "lower batch_size of the algorithm; for agent=vlm set agent.gradient_checkpointing=true, agent.dtype=bfloat16 or a "
@@ -31,7 +31,7 @@ def naming_too_little_memory() -> Iterator[None]:
 
 
 def _full(error: Exception) -> TrainingError:
-    return TrainingError(f"the device has too little memory for the update ({brief(error)}); {_REMEDY}")
+    return TrainingError(f"the device has too little memory for the update ({in_short(error)}); {_REMEDY}")
 
 
 def _is_of_jax(error: Exception) -> bool:

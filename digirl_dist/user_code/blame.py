@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import digirl_dist
 from digirl_dist.errors import DigirlDistError
+from digirl_dist.plain_text import in_short
 
 _LONGEST = 500
 RAISED = (Exception, SystemExit)
@@ -35,7 +36,7 @@ def blaming(what: str, kind: type[DigirlDistError]) -> Iterator[None]:
 def described(error: BaseException) -> str:
     """Returns an error in one line, with the innermost line of the user's own code, or else of any."""
     frame = _users_frame(error) or traceback.extract_tb(error.__traceback__)[-1]
-    said = " ".join(str(error).split())[:_LONGEST]
+    said = in_short(error, _LONGEST)
     return f"{type(error).__name__}: {said} (at {frame.filename}:{frame.lineno} in {frame.name})"
 
 

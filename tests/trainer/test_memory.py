@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ class TooLarge(nn.Module):
 
 
 def test_an_agent_that_does_not_fit_is_told_before_anything_is_collected() -> None:
-    made: Any = partial(TooLarge)
+    made: Any = TooLarge
     with pytest.raises(DeviceError, match="cuda:0 has too little memory for the agent: CUDA out of memory"):
         Placed(made, "cuda:0")()
 

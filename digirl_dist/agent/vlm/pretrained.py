@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from digirl_dist.agent.plugins.vlm import LoraSettings, VlmSettings
 from digirl_dist.errors import SettingsError
+from digirl_dist.plain_text import in_short
 from digirl_dist.settings.paths import expanded
 
 
@@ -112,7 +113,7 @@ def _place(model: str) -> str:
 
 
 def _unusable(settings: VlmSettings, what: str, error: Exception) -> SettingsError:
-    reason = " ".join(str(error).split())[:300]
+    reason = in_short(error, 300)
     return SettingsError(
         f"agent.model={settings.model}: {what} cannot be loaded on this machine; name a folder that is there, or a "
         f"model of the hub that can be reached: {reason}"

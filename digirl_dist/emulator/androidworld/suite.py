@@ -12,6 +12,7 @@ import numpy as np
 
 from digirl_dist.emulator.plugins.androidworld import AndroidWorldSettings
 from digirl_dist.errors import EmulatorError, SettingsError
+from digirl_dist.plain_text import in_short
 from digirl_dist.tasks import Task
 
 Suite = Mapping[str, Any]
@@ -97,5 +98,5 @@ def blamed(doing: str) -> Iterator[None]:
     except EmulatorError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:500]
+        reason = in_short(error, 500)
         raise EmulatorError(f"AndroidWorld could not {doing}: {type(error).__name__}: {reason}") from error
