@@ -33,7 +33,7 @@ LAYERS = [
     ["report", "slurm", "worker_program"],
     ["fleet"],
     ["collect", "doctor", "ray_cluster", "setup"],
-    ["export", "host", "simulation", "vec_env"],
+    ["export", "host", "plan", "vec_env"],
     ["assembly"],
     ["api"],
     ["evaluate", "train", "viewer"],
@@ -58,7 +58,7 @@ IMPLEMENTATIONS = {
     "trainer.joint",
     "trainer.torchrun",
 }
-"""Only the composition root, the room ``assembly``, the simulator, and the plugins of their own room import these."""
+"""Only the composition root, the room ``assembly``, and the plugins of their own room import these."""
 
 
 def layer(part: str) -> int:
@@ -121,7 +121,7 @@ def test_no_test_lies_in_a_folder_that_pytest_passes_over(pytestconfig: pytest.C
 
 def test_only_the_composition_root_imports_implementations() -> None:
     for name, path in modules():
-        if name.split(".")[0] in ("assembly", "simulation"):
+        if name.split(".")[0] == "assembly":
             continue
         for target in imports(path):
             for implementation in IMPLEMENTATIONS:

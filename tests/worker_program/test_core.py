@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from simulation.fleet import tickets
-from simulation.host import ASKING_JOB, JOB, Host, manifest, policy
+from simulate.collection import tickets
+from simulate.program import RUN
+from simulate.scripted_host import ASKING_JOB, JOB, Host, manifest, policy
 
 from digirl_dist.capacity import PoolSize
 from digirl_dist.protocol.messages import (
@@ -31,7 +32,6 @@ from digirl_dist.protocol.messages import (
     UnknownFile,
     Working,
 )
-from digirl_dist.simulation.program import RUN
 from digirl_dist.tasks import Key
 from digirl_dist.worker_program import effects
 from digirl_dist.worker_program.core import ProgramCore

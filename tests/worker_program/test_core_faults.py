@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from simulation.fleet import tickets
-from simulation.host import ASKING_JOB, JOB, Host, policy
+from simulate.collection import tickets
+from simulate.program import RUN, SimulatedProgram
+from simulate.scripted_host import ASKING_JOB, JOB, Host, policy
 
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.protocol.messages import (
@@ -23,7 +24,6 @@ from digirl_dist.protocol.messages import (
     Stop,
     Working,
 )
-from digirl_dist.simulation.program import RUN, SimulatedProgram
 from digirl_dist.tasks import Key, Ticket
 from digirl_dist.worker_program import effects
 

@@ -17,9 +17,9 @@ from digirl_dist.settings.paths import expanded
 from digirl_dist.types import Json
 
 if TYPE_CHECKING:
+    from digirl_dist.plan.figures import Figures
+    from digirl_dist.plan.forecast import FleetPlan, Forecast
     from digirl_dist.settings import Settings
-    from digirl_dist.simulation.figures import Figures
-    from digirl_dist.simulation.forecast import FleetPlan, Forecast
 
 _SLOTS_OF_AUTO = 4
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     with shown("read the configuration", sys.stderr) as progress:
-        from digirl_dist.simulation.forecast import forecast, variants
+        from digirl_dist.plan.forecast import forecast, variants
 
         fleets = _numbers(options.fleet)
         settings = settings_of(options)
@@ -70,7 +70,7 @@ def _numbers(text: str) -> list[int]:
 
 def _figures(settings: Settings, run: Path | None, words: Sequence[str]) -> Figures:
     from digirl_dist.emulator.plugins.rehearsal import RehearsalSettings
-    from digirl_dist.simulation.figures import of_rehearsal, of_run, stated
+    from digirl_dist.plan.figures import of_rehearsal, of_run, stated
 
     measured = None
     if run is not None:
@@ -82,8 +82,7 @@ def _figures(settings: Settings, run: Path | None, words: Sequence[str]) -> Figu
 
 def _plan(settings: Settings, workers: int) -> FleetPlan:
     from digirl_dist.assembly import schedule
-    from digirl_dist.collect.dispatch import DispatchRules
-    from digirl_dist.simulation.forecast import FleetPlan
+    from digirl_dist.plan.forecast import FleetPlan
 
     return FleetPlan(
         workers,
@@ -91,7 +90,6 @@ def _plan(settings: Settings, workers: int) -> FleetPlan:
         settings.rollout_size,
         schedule.closing(settings),
         schedule.iterations_ahead(settings),
-        DispatchRules(settings.prefetch, settings.speculate),
     )
 
 
@@ -108,10 +106,9 @@ def _as_text(
     for one, _ in found:
         slots = one.plan.workers * one.plan.slots
         shares = ", ".join(f"{activity} {share:.0%}" for activity, share in one.shares.items() if share >= 0.005)
-        mark = "" if one.by_collector else " *"
         lines.append(
             f"{one.plan.workers:7}{slots:7}{one.episodes_per_hour:12.0f}{one.busy:7.0%}{one.iteration_s:9.1f} s  "
-            f"{shares}{mark}"
+            f"{shares}"
         )
     lines += ["", "the same with one change: episodes an hour, and their share of the above"]
     for one, variants in found:
@@ -120,9 +117,4 @@ def _as_text(
             lines.append(f"{one.plan.workers:7}  {name:28}{other.episodes_per_hour:12.0f}  {change:+.0%}")
     if is_auto:
         lines.append(f"\nbsize is auto: {_SLOTS_OF_AUTO} slots on each worker are assumed")
-    if not all(one.by_collector for one, _ in found):
-        lines.append(
-            "\n* from the queue of tickets alone, over as few as one iteration: without the messages between host and "
-            "workers, their losses and duplicates. Smaller fleets are the real collector on virtual time."
-        )
     return "\n".join(lines)

@@ -7,18 +7,19 @@ from functools import partial
 from random import Random
 
 from digirl_dist.errors import CollectionError
-from digirl_dist.simulation.behaviour import Behaviour, Phase
-from digirl_dist.simulation.faults import Fault, strike
-from digirl_dist.simulation.fleet import SimulatedFleet
-from digirl_dist.simulation.host import Disk, SimulatedHost
-from digirl_dist.simulation.invariants import Invariants
-from digirl_dist.simulation.link import Link
-from digirl_dist.simulation.machine import Machine, MachineSpec
-from digirl_dist.simulation.program import SimulatedProgram
-from digirl_dist.simulation.scenario import MachineTraits, Scenario
-from digirl_dist.simulation.store import MemoryStore, Recorder
-from digirl_dist.simulation.world import HostKilled, Violation, World
+from digirl_dist.plan.forecast import Phase
 from digirl_dist.tasks import Ticket
+from simulate.behaviour import Behaviour
+from simulate.faults import Fault, strike
+from simulate.fleet import SimulatedFleet
+from simulate.host import Disk, SimulatedHost
+from simulate.invariants import Invariants
+from simulate.link import Link
+from simulate.machine import Machine, MachineSpec
+from simulate.program import SimulatedProgram
+from simulate.scenario import MachineTraits, Scenario
+from simulate.store import MemoryStore, Recorder
+from simulate.world import HostKilled, Violation, World
 
 _MOST_HOSTS = 30
 _MOST_HAPPENINGS = 200_000

@@ -10,14 +10,14 @@ import msgspec
 
 from digirl_dist.errors import EmulatorError
 from digirl_dist.protocol.messages import EpisodeManifest, EpisodeReady
-from digirl_dist.simulation.behaviour import Fate
-from digirl_dist.simulation.link import Way
-from digirl_dist.simulation.machine import Machine
-from digirl_dist.simulation.program import RUN
 from digirl_dist.tasks import Key, Task, Ticket
+from simulate.behaviour import Fate
+from simulate.link import Way
+from simulate.machine import Machine
+from simulate.program import RUN
 
 if TYPE_CHECKING:
-    from digirl_dist.simulation.run import SimulatedRun
+    from simulate.run import SimulatedRun
 
 Strike = Callable[["SimulatedRun", Machine, float], None]
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from simulation.fleet import Simulation, tickets
 
 from digirl_dist.protocol import messages
 from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.settings import LimitSettings
-from digirl_dist.simulation.behaviour import Behaviour
-from digirl_dist.simulation.link import Way
-from digirl_dist.simulation.program import RUN
 from digirl_dist.tasks import Key
+from simulate.behaviour import Behaviour
+from simulate.collection import Simulation, tickets
+from simulate.link import Way
+from simulate.program import RUN
 
 LIMITS = LimitSettings(silence_s=8.0, start_s=8.0, back_off_s=0.5, steady_s=5.0, boot_s=5.0, stuck_s=30.0)
 

@@ -11,8 +11,8 @@ from digirl_dist.collect.dispatch import DispatchRules
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.protocol.messages import HostMessage, WorkerMessage
 from digirl_dist.settings import LimitSettings
-from digirl_dist.simulation.faults import KINDS, Fault
-from digirl_dist.simulation.host import Schedule
+from simulate.faults import KINDS, Fault
+from simulate.host import Schedule
 
 LIMITS = LimitSettings(
     boot_s=5.0,

@@ -6,9 +6,9 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from digirl_dist.simulation.run import SimulatedRun
-from digirl_dist.simulation.scenario import Scenario, draw
-from digirl_dist.simulation.world import Violation
+from simulate.run import SimulatedRun
+from simulate.scenario import Scenario, draw
+from simulate.world import Violation
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from digirl_dist.fleet.session import PING_S
 from digirl_dist.fleet.worker_events import Added, Leaving, Pulled, Said, WorkerEvent
 from digirl_dist.protocol.messages import SlotSeconds, TensorEntry
 from digirl_dist.settings import LimitSettings
-from digirl_dist.simulation.machine import Machine
-from digirl_dist.simulation.worker import SimulatedWorker
-from digirl_dist.simulation.world import World
+from simulate.machine import Machine
+from simulate.worker import SimulatedWorker
+from simulate.world import World
 
 
 @dataclass(frozen=True)

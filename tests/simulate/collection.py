@@ -12,14 +12,14 @@ from digirl_dist.collect.dispatch import DispatchRules
 from digirl_dist.collect.fleet_collector import FleetCollector
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.settings import LimitSettings
-from digirl_dist.simulation.behaviour import Behaviour
-from digirl_dist.simulation.fleet import SimulatedFleet
-from digirl_dist.simulation.link import Link
-from digirl_dist.simulation.machine import Machine, MachineSpec
-from digirl_dist.simulation.program import SimulatedProgram
-from digirl_dist.simulation.store import MemoryStore, Recorder, SilentStatus
-from digirl_dist.simulation.world import World
 from digirl_dist.tasks import Task, Ticket
+from simulate.behaviour import Behaviour
+from simulate.fleet import SimulatedFleet
+from simulate.link import Link
+from simulate.machine import Machine, MachineSpec
+from simulate.program import SimulatedProgram
+from simulate.store import MemoryStore, Recorder, SilentStatus
+from simulate.world import World
 
 
 def machine(world: World, name: str, behaviour: Behaviour) -> Machine:

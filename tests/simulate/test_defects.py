@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from simulation.fleet import Simulation, tickets
 
 from digirl_dist.collect.fleet_collector import _Collection
 from digirl_dist.errors import CollectionError
 from digirl_dist.settings import LimitSettings
-from digirl_dist.simulation.behaviour import Behaviour
-from digirl_dist.simulation.link import Way
 from digirl_dist.tasks import Key
+from simulate.behaviour import Behaviour
+from simulate.collection import Simulation, tickets
+from simulate.link import Way
 
 LIMITS = LimitSettings(silence_s=8.0, start_s=8.0, back_off_s=0.5, steady_s=5.0, quarantine_s=40.0)
 HANDLERS = ("_hear", "_loaded", "_ended", "_land")

@@ -9,18 +9,18 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from simulation.planted import lost_lease
 
 from digirl_dist.child_process import environment
 from digirl_dist.collection import CollectionResult
-from digirl_dist.simulation.__main__ import main
-from digirl_dist.simulation.faults import KINDS
-from digirl_dist.simulation.scenario import draw
-from digirl_dist.simulation.search import command, examine, outcome, shrunk
-from digirl_dist.simulation.store import MemoryStore
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Round, Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
+from simulate.__main__ import main
+from simulate.faults import KINDS
+from simulate.planted import lost_lease
+from simulate.scenario import draw
+from simulate.search import command, examine, outcome, shrunk
+from simulate.store import MemoryStore
 
 
 @pytest.mark.component
@@ -65,11 +65,11 @@ def test_the_seeds_draw_every_kind_of_fault_and_every_way_to_close_an_iteration(
 
 @pytest.mark.component
 def test_a_seed_replays_byte_for_byte_whatever_the_interpreters_hashes_are() -> None:
-    program = "from digirl_dist.simulation.search import examine; print([examine(n).digest for n in range(20)])"
+    program = "from simulate.search import examine; print([examine(n).digest for n in range(20)])"
     digests = {
         subprocess.run(
             [sys.executable, "-c", program],
-            env={**environment(), "PYTHONHASHSEED": seed},
+            env={**environment(), "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[1])},
             capture_output=True,
             text=True,
             check=True,

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from digirl_dist.exit_status import Parser
-from digirl_dist.simulation.scenario import Scenario, draw
-from digirl_dist.simulation.search import Outcome, command, examine, outcome, shrunk
+from simulate.scenario import Scenario, draw
+from simulate.search import Outcome, command, examine, outcome, shrunk
 
 _CHUNK = 50
 _MOST_SHOWN = 10

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 
+from digirl_dist.plan.forecast import Phase
 from digirl_dist.protocol.messages import Acting, EpisodeFailed, SlotChanged, SlotLimits
 from digirl_dist.rollout.rollout import Finished, Happening, episode_id
 from digirl_dist.rollout.slot_time import SlotTime
-from digirl_dist.simulation.behaviour import Behaviour, Fate, Phase
-from digirl_dist.simulation.world import World
 from digirl_dist.tasks import Key, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
+from simulate.behaviour import Behaviour, Fate
+from simulate.world import World
 
 SEEN = Observation("seen", None, None)
 finished_step = Step(SEEN, 0, -1.0, 1.0, terminated=True, truncated=False)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import CollectionError
-from digirl_dist.simulation.world import Violation
 from digirl_dist.tasks import Key
+from simulate.world import Violation
 
 if TYPE_CHECKING:
-    from digirl_dist.simulation.machine import Machine
-    from digirl_dist.simulation.run import SimulatedRun
+    from simulate.machine import Machine
+    from simulate.run import SimulatedRun
 
 _PATIENCE_S = 240.0
 """More than all limits of a scenario together: a lease, a quarantine, the longest back-off, a restart."""

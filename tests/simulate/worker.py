@@ -25,15 +25,15 @@ from digirl_dist.protocol.messages import (
     decode_worker_message,
     encode,
 )
-from digirl_dist.simulation.link import Way, Wire
-from digirl_dist.simulation.machine import Machine
-from digirl_dist.simulation.program import RUN
-from digirl_dist.simulation.slots import SEEN, finished_step
 from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Trajectory
+from simulate.link import Way, Wire
+from simulate.machine import Machine
+from simulate.program import RUN
+from simulate.slots import SEEN, finished_step
 
 if TYPE_CHECKING:
-    from digirl_dist.simulation.fleet import SimulatedFleet
+    from simulate.fleet import SimulatedFleet
 
 _BEAT_S = 2.0
 _LINK_SILENCE_S = 12.0

@@ -9,12 +9,12 @@ from typing import Any
 
 from digirl_dist.collect.leases import Grant
 from digirl_dist.collection import CollectionResult
-from digirl_dist.simulation.world import World
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Key, Round, Ticket
 from digirl_dist.trajectory import Trajectory
+from simulate.world import World
 
 
 class MemoryStore(Store):

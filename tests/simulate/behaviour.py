@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from digirl_dist.plan.forecast import Phase
 from digirl_dist.tasks import Key, Ticket
 
 Fate = Literal["ends", "fails", "hangs"]
-Phase = tuple[str, float]
-"""An activity of a slot (see ``slot_time``) and its seconds."""
 
 
 @dataclass

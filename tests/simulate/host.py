@@ -16,11 +16,11 @@ from digirl_dist.collect.iteration import Closing
 from digirl_dist.collection import CollectionResult
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.settings import LimitSettings
-from digirl_dist.simulation.fleet import SimulatedFleet
-from digirl_dist.simulation.store import MemoryLedger, MemoryStore, Recorder, SilentStatus
-from digirl_dist.simulation.world import World
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.tasks import Plan, Task, Ticket
+from simulate.fleet import SimulatedFleet
+from simulate.store import MemoryLedger, MemoryStore, Recorder, SilentStatus
+from simulate.world import World
 
 _MAX_STEPS = 10
 

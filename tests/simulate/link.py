@@ -9,7 +9,7 @@ from collections.abc import Callable
 from enum import Enum
 from random import Random
 
-from digirl_dist.simulation.world import World
+from simulate.world import World
 
 Receive = Callable[[bytes], object]
 

@@ -18,10 +18,10 @@ from digirl_dist.protocol.messages import (
     TensorEntry,
     WorkerMessage,
 )
-from digirl_dist.simulation.behaviour import Behaviour
-from digirl_dist.simulation.program import RUN, SimulatedProgram
-from digirl_dist.simulation.world import World
 from digirl_dist.tasks import Key
+from simulate.behaviour import Behaviour
+from simulate.program import RUN, SimulatedProgram
+from simulate.world import World
 
 M = TypeVar("M")
 JOB = StartJob("w", "a1", "e1", SlotLimits(), slots=2)

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from digirl_dist.simulation.link import Link
-from digirl_dist.simulation.program import SimulatedProgram
-from digirl_dist.simulation.world import World
+from simulate.link import Link
+from simulate.program import SimulatedProgram
+from simulate.world import World
 
 
 @dataclass(frozen=True)

@@ -9,22 +9,18 @@ from pathlib import Path
 import pytest
 
 from digirl_dist.cli.main import main
-from digirl_dist.collect.iteration import Closing
 from digirl_dist.errors import RunFolderError, SettingsError, TrajectoryError
+from digirl_dist.plan.figures import Figures, of_rehearsal, of_run, stated
+from digirl_dist.plan.forecast import FleetPlan, forecast
 from digirl_dist.settings import RehearsalSettings
-from digirl_dist.simulation.figures import Figures, of_rehearsal, of_run, stated
-from digirl_dist.simulation.forecast import FleetPlan, by_collector, by_queue, forecast
-
-pytestmark = pytest.mark.long_file(15)
 
 DEVICE = RehearsalSettings(reset_s=0.5, reset_sigma=0.4, step_s=0.15, step_sigma=0.5, steps=10, steps_sigma=0.5)
 BENCH = replace(of_rehearsal(DEVICE), policy_s=0.003, update_s=0.05, push_mb=0.01, episode_mb=0.02)
-"""The device of ``script/bench scaling`` and ``straggler``, with a linear policy."""
+"""The device of ``script/bench scaling``, with a linear policy."""
 EPISODE_S = BENCH.reset_s + BENCH.steps * (BENCH.step_s + BENCH.policy_s)
 FIGURES = Figures(reset_s=2.0, step_s=1.0, steps=10.0)
 
 
-@pytest.mark.component
 @pytest.mark.parametrize(
     ("plan", "measured"), [(FleetPlan(1, 4, 32), (3.669, 3.611)), (FleetPlan(8, 4, 256), (24.07, 27.85))]
 )
@@ -32,40 +28,8 @@ def test_weak_scaling_is_forecast_within_a_tenth_of_what_was_measured(
     plan: FleetPlan, measured: tuple[float, float]
 ) -> None:
     """Seconds of episodes per second in both pairs of ``script/bench scaling``, 2026-11-22, two busy cores."""
-    rate = by_collector(BENCH, plan, 8).episodes_per_hour / 3600 * EPISODE_S
+    rate = forecast(BENCH, plan, 8).episodes_per_hour / 3600 * EPISODE_S
     assert rate == pytest.approx(sum(measured) / len(measured), rel=0.1)
-
-
-def test_a_straggler_is_forecast_within_a_tenth_of_what_was_measured() -> None:
-    """The median of the three iterations of ``script/bench straggler``, 2026-11-22, two busy cores: 27.96 s."""
-    plan = FleetPlan(4, 4, 128, slowness=(1.0, 1.0, 1.0, 4.0))
-    assert by_collector(BENCH, plan, 8).iteration_s == pytest.approx(27.956, rel=0.1)
-
-
-@pytest.mark.component
-def test_one_slow_worker_keeps_a_fleet_no_further_from_its_best_than_the_tail_of_its_episodes_does() -> None:
-    def over_ideal(*slowness: float) -> float:
-        took_s = by_collector(BENCH, FleetPlan(4, 4, 128, slowness=slowness), 20).iteration_s
-        return took_s * 4 * sum(1 / each for each in slowness) / (128 * EPISODE_S)
-
-    assert over_ideal(1.0, 1.0, 1.0, 4.0) <= over_ideal(1.0, 1.0, 1.0, 1.0) + 0.02
-
-
-@pytest.mark.component
-@pytest.mark.parametrize(
-    "plan",
-    [
-        FleetPlan(1, 2, 32),
-        FleetPlan(8, 2, 128),
-        FleetPlan(8, 2, 128, Closing(0.8)),
-        FleetPlan(8, 2, 128, Closing(after_s=60.0)),
-        FleetPlan(8, 2, 64, ahead=1),
-    ],
-)
-def test_the_queue_alone_forecasts_what_the_collector_does_where_workers_are_alike(plan: FleetPlan) -> None:
-    real, fast = by_collector(FIGURES, plan, 6), by_queue(FIGURES, plan, 6)
-    assert fast.episodes_per_hour == pytest.approx(real.episodes_per_hour, rel=0.1)
-    assert fast.busy == pytest.approx(real.busy, abs=0.1)
 
 
 @pytest.mark.parametrize("workers", [1, 16, 1000, 10_000])
@@ -73,13 +37,11 @@ def test_shares_are_shares_and_the_hosts_own_limits_bound_a_large_fleet(workers:
     found = forecast(FIGURES, FleetPlan(workers, 2, 128))
     assert 0 <= found.busy <= 1 and sum(found.shares.values()) == pytest.approx(1.0)
     assert found.episodes_per_hour <= 3600 / FIGURES.host_episode_s
-    assert found.by_collector == (workers <= 16)
 
 
 def test_failing_emulators_cost_what_their_lost_episodes_took() -> None:
     plan, failing = FleetPlan(4, 2, 64), replace(FIGURES, fail_rate=0.2)
-    for way in (by_collector, by_queue):
-        assert way(failing, plan).episodes_per_hour < 0.9 * way(FIGURES, plan).episodes_per_hour
+    assert forecast(failing, plan).episodes_per_hour < 0.9 * forecast(FIGURES, plan).episodes_per_hour
 
 
 def test_figures_of_a_run_are_read_from_its_files_without_its_first_iteration(tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from simulation.planted import BUGS, Patch
 
-from digirl_dist.simulation.search import examine
+from simulate.planted import BUGS, Patch
+from simulate.search import examine
 
 pytestmark = pytest.mark.component
 

@@ -11,13 +11,13 @@ from digirl_dist.capacity import PoolSize
 from digirl_dist.protocol import messages
 from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.rollout.rollout import Finished, Happening
-from digirl_dist.simulation.behaviour import Behaviour
-from digirl_dist.simulation.slots import SimulatedSlots
-from digirl_dist.simulation.world import World
 from digirl_dist.tasks import Ticket
 from digirl_dist.worker_program import effects
 from digirl_dist.worker_program.core import Effects, ProgramCore
 from digirl_dist.worker_program.effects import Effect, SpooledFile
+from simulate.behaviour import Behaviour
+from simulate.slots import SimulatedSlots
+from simulate.world import World
 
 RUN = "r1"
 DIGEST = "ab"
