@@ -22,7 +22,7 @@ WANDB = ["wandb>=0.19"]
 ANDROID = ["adbutils>=2.8"]
 ATARI = ["ale-py>=0.10"]
 AUTOUI = ["transformers>=5.0"]
-JUDGE = ENDPOINT = ["openai>=1.40"]
+JUDGE = ENDPOINT = ["httpx>=0.27"]
 VLM = ["transformers>=5.0", "peft>=0.18"]
 OPENENV = ["websockets>=15"]  # the client; the server is OpenEnv's, in whatever Python has it
 RAY = ["ray>=2.40"]

@@ -150,7 +150,7 @@ def test_composing_and_refusing_a_configuration_imports_nothing_heavy() -> None:
         "from digirl_dist.settings import configuration\n"
         "settings = configuration.load('config/multimachine', 'host', ['train_algorithm=grpo', 'dry_run=true'])\n"
         "refuse_contradictions(settings)\n"
-        "heavy = ('torch', 'transformers', 'selenium', 'gymnasium', 'jax', 'ray', 'openai', 'pyarrow', 'paramiko')\n"
+        "heavy = ('torch', 'transformers', 'selenium', 'gymnasium', 'jax', 'ray', 'httpx', 'pyarrow', 'paramiko')\n"
         "print([name for name in heavy if name in sys.modules])"
     )
     shown = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)

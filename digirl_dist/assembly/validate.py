@@ -222,7 +222,7 @@ def _refuse_engine(settings: Settings) -> None:
             f"engine.answer_s={engine.answer_s:g} and engine.outage_s={engine.outage_s:g} together must be below "
             f"limits.stuck_s={settings.limits.stuck_s:g}, after which workers give a request up"
         )
-    with extra_needed("engine=openai", "openai", "endpoint"):
+    with extra_needed("engine=openai", "httpx", "endpoint"):
         from digirl_dist.chat.client import key_of
     key_of(engine.chat, "engine")
 
@@ -237,7 +237,7 @@ def _refuse_judge(settings: Settings) -> None:
             from digirl_dist.judge.prompt import refuse_unknown_placeholders
 
             refuse_unknown_placeholders(settings.judge.prompt)
-            with extra_needed("success=judge", "openai", "judge"):
+            with extra_needed("success=judge", "httpx", "judge"):
                 from digirl_dist.chat.client import key_of
             key_of(settings.judge, "judge")
 

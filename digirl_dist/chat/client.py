@@ -13,10 +13,9 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-import openai
 
 from digirl_dist.chat import Messages
-from digirl_dist.chat.bounds import TooMuch, bounded_client, within
+from digirl_dist.chat.http import BoundedHttp, ExchangeError
 from digirl_dist.chat.pace import Pace
 from digirl_dist.errors import ChatAway, ChatRefused, SettingsError
 from digirl_dist.plain_text import hide, one_line
@@ -25,10 +24,9 @@ from digirl_dist.types import Json, Natural
 
 T = TypeVar("T")
 
+_OPENAI = "https://api.openai.com/v1"
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
-_MARGIN_S = 1.0
-"""So that the client's own limit on silence comes first, whose error says more."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +64,6 @@ def key_of(settings: ChatSettings, group: str) -> str:
     return os.environ[variable]
 
 
-@dataclass
-class _Shared:
-    """A client and the number of calls that wait for it."""
-
-    client: openai.OpenAI
-    users: int = 0
-
-
 class ChatServer:
     """One model behind one server. Safe to use from any thread."""
 
@@ -83,24 +73,14 @@ class ChatServer:
         self._key = key
         self._called = {each.name: f"{group}.{each.name}" for each in fields(settings)} | dict(called or {})
         # Retries happen here, so that each is reported and an outage may last as long as the user allows.
-        self._client = _Shared(self._new_client())
-        self._clients = threading.Lock()
+        self._url = (settings.base_url or os.environ.get("OPENAI_BASE_URL") or _OPENAI).rstrip("/")
+        self._http = BoundedHttp(key, settings.answer_s)
         self._stopping = threading.Event()
         self._pace = Pace(settings.requests_per_minute, self._stopping)
         self._request = {name: value for name, value in settings.request.items() if value is not None}
 
     def __str__(self) -> str:
-        return f"{self._settings.model} at {self._client.client.base_url}"
-
-    def _new_client(self) -> openai.OpenAI:
-        settings = self._settings
-        return openai.OpenAI(
-            api_key=self._key,
-            base_url=settings.base_url,
-            timeout=settings.answer_s,
-            max_retries=0,
-            http_client=bounded_client(settings.answer_s),
-        )
+        return f"{self._settings.model} at {self._url}"
 
     def ask(self, chat: Messages, away: Callable[[Outage], None], further: dict[str, Json] | None = None) -> Answered:
         """Returns one answer. Adds ``further`` to the request; raises what ``complete`` raises."""
@@ -123,23 +103,25 @@ class ChatServer:
 
     def call(self, path: str, body: Any, away: Callable[[Outage], None]) -> bytes:
         """Returns what the server sends back: to a POST of ``body``, to a GET without one. Raises as ``complete``."""
+        url, content = path if "://" in path else self._url + path, None if body is None else msgspec.json.encode(body)
         pause_s, give_up_at = _FIRST_PAUSE_S, time.monotonic() + self._settings.outage_s
         while True:
             self._pace.wait()
             if self._stopping.is_set():
                 raise ChatAway(f"{self} is no longer asked: it was stopped")
             try:
-                return self._call_once(path, body)
-            except (openai.APIError, TimeoutError) as error:
-                if not _passes(error):
-                    told = f"{self} refuses: {self._told(error)}"
-                    raise ChatRefused(f"{told} -> {self._remedy(error)}") from None
+                return self._http.exchange(url, content)
+            except ExchangeError as error:
+                if not error.may_pass:
+                    raise ChatRefused(f"{self} refuses: {self._reason(error)} -> {self._remedy(error)}") from None
                 left_s = give_up_at - time.monotonic()
                 if left_s <= 0:
-                    raise ChatAway(f"{self} was away for {self._settings.outage_s:g} s: {self._told(error)}") from None
-                wait_s = min(max(_retry_after(error), random.uniform(pause_s / 2, pause_s)), left_s)
+                    raise ChatAway(
+                        f"{self} was away for {self._settings.outage_s:g} s: {self._reason(error)}"
+                    ) from None
+                wait_s = min(max(error.retry_after_s, random.uniform(pause_s / 2, pause_s)), left_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-                away(Outage(self._told(error), round(wait_s, 1), round(left_s, 1)))
+                away(Outage(self._reason(error), round(wait_s, 1), round(left_s, 1)))
                 self._stopping.wait(wait_s)
 
     def read(self, path: str, form: msgspec.json.Decoder[T], what: str, away: Callable[[Outage], None]) -> T:
@@ -149,29 +131,7 @@ class ChatServer:
     def close(self) -> None:
         """Stops waiting; calls that wait raise ChatAway."""
         self._stopping.set()
-        self._client.client.close()
-
-    def _call_once(self, path: str, body: Any) -> bytes:
-        with self._clients:
-            shared, client = self._client, self._client.client
-            shared.users += 1
-
-        def call() -> bytes:
-            return client.get(path, cast_to=bytes) if body is None else client.post(path, cast_to=bytes, body=body)
-
-        try:
-            return within(self._settings.answer_s + _MARGIN_S, call)
-        except TimeoutError:
-            with self._clients:
-                if self._client is shared:
-                    self._client = _Shared(self._new_client())
-            raise
-        finally:
-            with self._clients:
-                shared.users -= 1
-                is_left = shared.users == 0 and shared is not self._client
-            if is_left:
-                client.close()  # ends the reading that nobody waits for
+        self._http.close()
 
     def _read(self, content: bytes, form: msgspec.json.Decoder[T], what: str) -> T:
         try:
@@ -180,17 +140,13 @@ class ChatServer:
             told = one_line(str(error)[:200])
             raise ChatRefused(f"{self} sends no {what}; is {self._called['base_url']} right? ({told})") from None
 
-    def _told(self, error: openai.APIError | TimeoutError) -> str:
+    def _reason(self, error: ExchangeError) -> str:
         """Returns the error's text without the key, which some servers repeat."""
-        status = f"{error.status_code} " if isinstance(error, openai.APIStatusError) else ""
-        cause: object = error.__cause__ if isinstance(error.__cause__, TooMuch) else error
-        if isinstance(error, openai.APIStatusError) and str(error) == f"Error code: {error.status_code}":
-            cause = error.response.text  # in a form that is not OpenAI's
-        told = " ".join(str(cause).replace(self._key, "***").split())  # before a cut leaves a part of the key
-        return one_line(status + told[:300])
+        text = " ".join(str(error).replace(self._key, "***").split())  # before a cut leaves a part of the key
+        return one_line(f"{error.status} {text[:300]}" if error.status else text[:300])
 
-    def _remedy(self, error: openai.APIError | TimeoutError) -> str:
-        match getattr(error, "status_code", None):
+    def _remedy(self, error: ExchangeError) -> str:
+        match error.status:
             case 301 | 302 | 303 | 307 | 308:
                 return f"it redirects, which is not followed: set {self._called['base_url']} to the server that answers"
             case 401 | 403:
@@ -238,22 +194,3 @@ def _log_prob(choice: _Choice) -> float:
     tokens = choice.logprobs.content if choice.logprobs else None
     chances = [math.nan if token.logprob is None else token.logprob for token in tokens or ()]
     return sum(chances) if chances else math.nan
-
-
-def _passes(error: openai.APIError | TimeoutError) -> bool:
-    """Returns whether an error may pass by itself: no connection, a timeout, too many requests, a server error."""
-    if isinstance(error.__cause__, TooMuch):
-        return False
-    status = getattr(error, "status_code", None)
-    unheard = isinstance(error, (openai.APIConnectionError, TimeoutError))
-    return unheard or status in (408, 409, 429) or (status or 0) >= 500
-
-
-def _retry_after(error: openai.APIError | TimeoutError) -> float:
-    """Returns the seconds that the server asks to wait; 0 if it does not say."""
-    response = getattr(error, "response", None)
-    try:
-        asked = float(response.headers["retry-after"]) if response is not None else 0.0
-    except (KeyError, ValueError):
-        return 0.0
-    return asked if 0 <= asked < math.inf else 0.0

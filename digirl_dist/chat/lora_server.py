@@ -129,13 +129,16 @@ class LoraServer:
 
 def reach(settings: OpenAIEngineSettings) -> None:
     """Raises SettingsError if the server does not answer, or has no model."""
+    server = LoraServer(replace(settings, answer_s=min(settings.answer_s, _REACH_S), outage_s=0.0))
     try:
-        found = LoraServer(replace(settings, answer_s=min(settings.answer_s, _REACH_S), outage_s=0.0))._models()
+        found = server._models()
     except ChatError as error:
         raise SettingsError(
             f"engine.url={settings.url} cannot be used: {error} -> start the server, or set engine.url to the one that "
             "runs (docs/agents.md shows how)"
         ) from None
+    finally:
+        server.close()
     if not found:
         raise SettingsError(f"engine.url={settings.url} has no model")
 

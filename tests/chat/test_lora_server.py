@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from chat_server import Endpoint, drips_a_body, endless, endpoint, fails, hangs_up, redirects, sends
 
-from digirl_dist.chat import client
-from digirl_dist.chat.bounds import within
 from digirl_dist.chat.lora_server import LoraServer, Sampled, reach
 from digirl_dist.errors import ChatAway, ChatError, ChatRefused, SettingsError
 from digirl_dist.settings import OpenAIEngineSettings
@@ -105,7 +103,7 @@ def test_an_outage_ends_at_its_limit(served: Endpoint, script: Any) -> None:
         server(served, answer_s=1.0).sample("run-v3", CHAT, {})
 
 
-def test_a_request_that_is_given_up_costs_no_other_one(served: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_is_given_up_costs_no_other_one(served: Endpoint) -> None:
     came, given_up = threading.Event(), threading.Event()
 
     def waits(handler: BaseHTTPRequestHandler) -> None:
@@ -118,7 +116,7 @@ def test_a_request_that_is_given_up_costs_no_other_one(served: Endpoint, monkeyp
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(speaker.sample, "run-v3", CHAT, {})
         assert came.wait(60)
-        monkeypatch.setattr(client, "within", lambda _, ask: within(0.0, ask))
+        speaker._server._http._limit_s = 1.0
         with pytest.raises(ChatAway, match="no whole answer"):
             speaker.sample("run-v3", CHAT, {})
         given_up.set()

@@ -45,7 +45,7 @@ class EndpointSettings(ChatSettings, AgentPlugin):
         return False
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:
-        with extra_needed("agent=endpoint", "openai", "endpoint"):
+        with extra_needed("agent=endpoint", "httpx", "endpoint"):
             from digirl_dist.agent.endpoint import EndpointAgent
         return partial(EndpointAgent, self, spec)
 
