@@ -26,6 +26,7 @@ hypothesis.settings.load_profile("unhurried")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--layer", choices=LAYERS, help="run the tests of this layer only")
+    parser.addoption("--nightly", choices=("too", "only", "never"), default="too", help="tests marked nightly")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -34,10 +35,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     The longest begin first, so that none is left for the end.
     """
-    if wanted := config.getoption("layer"):
-        others = [item for item in items if layer(item) != wanted]
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if layer(item) == wanted]
+    layer_wanted, nightly = config.getoption("layer"), config.getoption("nightly")
+
+    def is_wanted(item: pytest.Item) -> bool:
+        is_nightly = item.get_closest_marker("nightly") is not None
+        return layer_wanted in (None, layer(item)) and (nightly == "too" or is_nightly == (nightly == "only"))
+
+    config.hook.pytest_deselected(items=[item for item in items if not is_wanted(item)])
+    items[:] = filter(is_wanted, items)
     if config.pluginmanager.hasplugin("xdist"):
         items.sort(key=_seconds, reverse=True)
         for item in items:

@@ -90,6 +90,7 @@ def wanted(name: str) -> set[str]:
 
 
 @pytest.mark.system
+@pytest.mark.nightly
 @pytest.mark.long(20)
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("sshd")

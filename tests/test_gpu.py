@@ -25,6 +25,7 @@ SLOW = {
 """As the other checks and tests, but longer."""
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(set(checks.CHECKS) - SLOW))
 def test_a_check_runs_on_the_cpu_too(name: str, tmp_path: Path) -> None:
     figures = checks.CHECKS[name].run("cpu", tmp_path)

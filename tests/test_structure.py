@@ -106,8 +106,8 @@ def test_the_root_has_few_modules_and_every_room_says_what_it_is_for() -> None:
         assert says, f"{room.name}/__init__.py does not say what the room is for"
 
 
-@pytest.mark.parametrize("script", ["map", "protocol"])
-def test_what_a_script_draws_is_up_to_date(script: str) -> None:
+@pytest.mark.parametrize("script", ["map", "protocol", "size"])
+def test_what_a_script_draws_is_up_to_date_and_nothing_has_grown(script: str) -> None:
     subprocess.run([sys.executable, ROOT / "script" / script, "--check"], check=True)
 
 

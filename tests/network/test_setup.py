@@ -132,6 +132,7 @@ def test_setup_then_doctor_then_a_miniwob_run_with_one_edited_file(
     assert [trajectory.worker for trajectory in collected] == ["w1"] * 2
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("module", FOREIGN)
 def test_an_environment_of_somebody_elses_package_runs_where_only_sshd_was(

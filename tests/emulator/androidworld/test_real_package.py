@@ -106,6 +106,7 @@ def test_equal_seeds_draw_equal_goals_in_every_process(tasks: dict[str, Any]) ->
     assert sum(first[name] != other[name] for name in first) > 70, "most have parameters"
 
 
+@pytest.mark.nightly
 @pytest.mark.long(180)
 @pytest.mark.timeout(600)
 def test_every_task_is_initialised_and_judges_that_nothing_was_done(emulator: AndroidWorldEmulator) -> None:
