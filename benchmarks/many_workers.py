@@ -22,6 +22,7 @@ from digirl_dist.protocol.messages import SlotLimits, StartJob
 from digirl_dist.rollout.pipe import Pipe, plain
 from digirl_dist.rollout.slot import Slot, State
 from digirl_dist.settings import RehearsalSettings
+from digirl_dist.settings.plugins import values
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json
@@ -68,7 +69,7 @@ class ClockSlot(Slot):
         self.pipe, self._answers = Pipe(ours), Pipe(theirs)
         self._clock = clock
         self._slept = 0.0
-        self._emulator = RehearsalEmulator(settings, self._sleep)
+        self._emulator = RehearsalEmulator(**values(settings), sleep=self._sleep)
         self._enter(State.idle, "", float("inf"))
 
     def _sleep(self, seconds: float) -> None:

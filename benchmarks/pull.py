@@ -20,6 +20,7 @@ from digirl_dist.fleet.worker_events import Lost, Pulled, WorkerEvent
 from digirl_dist.protocol.job_folder import episode_name
 from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.settings import LimitSettings, RehearsalSettings, SshSettings
+from digirl_dist.settings.plugins import values
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.courier import CourierClient
@@ -72,7 +73,7 @@ def _episodes(folder: Path) -> list[tuple[Ticket, EpisodeManifest]]:
 
 
 def _episode(folder: Path, ticket: Ticket) -> EpisodeManifest:
-    emulator, steps, ended = RehearsalEmulator(SCREENSHOTS), [], False
+    emulator, steps, ended = RehearsalEmulator(**values(SCREENSHOTS)), [], False
     seen = emulator.reset(ticket.task, ticket.seed)
     while not ended:
         made = emulator.step(0)

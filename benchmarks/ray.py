@@ -24,6 +24,7 @@ from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, re
 from digirl_dist.ray_cluster.connect import LOCAL, connect
 from digirl_dist.ray_cluster.connection import RayConnector, RayWorkerSpec
 from digirl_dist.settings import LimitSettings, PushDtype, RayCollectorSettings, RehearsalSettings
+from digirl_dist.settings.plugins import values
 
 STEPS, EPISODES, ROUNDS, PROCESSES = sized((20, 16, 5, 2), (3, 2, 1, 1))
 DEVICE = RehearsalSettings(
@@ -39,9 +40,9 @@ class Device(gymnasium.Env[np.ndarray, int]):
     """The rehearsal emulator as a Gymnasium environment, for the peers."""
 
     def __init__(self, config: Any = None) -> None:
-        self._emulator = RehearsalEmulator(DEVICE)
+        self._emulator = RehearsalEmulator(**values(DEVICE))
         self._resets = 0
-        actions: Any = rehearsal_spec(DEVICE).actions
+        actions: Any = rehearsal_spec(DEVICE.image_size).actions
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32)
         self.action_space = gymnasium.spaces.Discrete(actions.n)  # type: ignore[assignment] # its integers are NumPy's
 
@@ -173,7 +174,7 @@ class _Sampler(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        actions: Any = rehearsal_spec(DEVICE).actions
+        actions: Any = rehearsal_spec(DEVICE.image_size).actions
         self.logits = nn.Linear(4, actions.n)
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:

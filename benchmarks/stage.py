@@ -37,6 +37,7 @@ from digirl_dist.fleet.worker_events import PolicyLoaded, Relayed, Said, WorkerE
 from digirl_dist.protocol.messages import Acting, EpisodeManifest, EpisodeReady
 from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import LimitSettings, PushDtype, RehearsalSettings, SshSettings
+from digirl_dist.settings.plugins import values
 from digirl_dist.ssh.connection import Address
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
 from digirl_dist.storage.events import Events
@@ -65,7 +66,7 @@ class Tiny(nn.Module):
 
     def __init__(self, tensors: int = 0, numbers: int = 0) -> None:
         super().__init__()
-        self.logits = nn.Linear(4, rehearsal_spec(RehearsalSettings()).actions.n)  # type: ignore[union-attr]
+        self.logits = nn.Linear(4, rehearsal_spec(RehearsalSettings().image_size).actions.n)  # type: ignore[union-attr]
         self.ballast = nn.ParameterList([nn.Parameter(torch.randn(numbers)) for _ in range(tensors)])
 
     def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
@@ -154,7 +155,7 @@ class Ours:
 
     def _job(self, settings: RehearsalSettings, folder: Path, weight: tuple[int, int] = (0, 0)) -> Job:
         limits = self._limits
-        emulator = pack(partial(RehearsalEmulator, settings))
+        emulator = pack(partial(RehearsalEmulator, **values(settings)))
         return Job(folder.name, pack(partial(Tiny, *weight)), emulator, None, slot_limits(limits), 1, limits.orphan_s)
 
     def _listen(self, kind: str, content: dict[str, Any]) -> None:
@@ -270,7 +271,7 @@ def tickets(iteration: int, count: int) -> list[Ticket]:
 def nominal_s(settings: RehearsalSettings, ticket: Ticket) -> float:
     """What an episode takes in its emulator, whichever actions are taken."""
     slept: list[float] = []
-    emulator = RehearsalEmulator(settings, slept.append)
+    emulator = RehearsalEmulator(**values(settings), sleep=slept.append)
     slept.clear()
     emulator.reset(ticket.task, ticket.seed)
     while not emulator.step(0).ended:

@@ -17,6 +17,7 @@ from chaos.trial import Trial
 from chaos.watch import Watch
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_tasks
 from digirl_dist.settings import RehearsalSettings
+from digirl_dist.settings.plugins import values
 from digirl_dist.storage import parquet
 from digirl_dist.tasks import Key, Plan
 from digirl_dist.trajectory import Observation, Trajectory
@@ -69,7 +70,7 @@ def judge(
 
 def _foreign(trajectories: list[Trajectory]) -> Iterator[str]:
     """Yields the episodes that differ from what their ticket's emulator must have shown."""
-    emulator = RehearsalEmulator(_EMULATOR, sleep=lambda seconds: None)
+    emulator = RehearsalEmulator(**values(_EMULATOR), sleep=lambda seconds: None)
     planned: dict[int, Any] = {}
     for one in trajectories:
         ticket = one.ticket

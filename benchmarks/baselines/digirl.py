@@ -21,6 +21,7 @@ from benchmarks.baselines import shell
 from benchmarks.baselines.order import Order, Pace, Play, policy
 from benchmarks.stage import ROOT, Machine, Tiny
 from digirl_dist.emulator.rehearsal import RehearsalEmulator
+from digirl_dist.settings.plugins import values
 from digirl_dist.tasks import Ticket
 
 _ATTEMPTS = 3
@@ -142,7 +143,7 @@ class _Worker:
     def _batch(self, tickets: Sequence[Ticket]) -> list[dict[str, Any]]:
         pace = self._order.pace
         time.sleep(pace.clone_s * len(tickets))
-        plays = [Play(ticket, RehearsalEmulator(self._order.emulator)) for ticket in tickets]
+        plays = [Play(ticket, RehearsalEmulator(**values(self._order.emulator))) for ticket in tickets]
         self._together([play.reset for play in plays], pace.boot_s, pace.reset_limit_s)
         while running := [play for play in plays if not play.ended]:
             self._advance(running)

@@ -19,6 +19,7 @@ from benchmarks.baselines import shell
 from benchmarks.baselines.order import Order, Pace, Play, policy
 from benchmarks.stage import ROOT, Machine, Tiny
 from digirl_dist.emulator.rehearsal import RehearsalEmulator
+from digirl_dist.settings.plugins import values
 from digirl_dist.tasks import Ticket
 
 _POLL_S = 10.0
@@ -139,7 +140,7 @@ def _episodes(place: Path, slot: int, version: int) -> None:
     for ticket in order.tickets:
         if (place / f"stop-{version}").exists():
             return
-        play = Play(ticket, RehearsalEmulator(order.emulator))
+        play = Play(ticket, RehearsalEmulator(**values(order.emulator)))
         play.reset()
         while not play.ended:
             assert play.seen is not None

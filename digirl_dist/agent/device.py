@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from digirl_dist.agent import ActionProbabilities, naming
+from digirl_dist.agent import ActionProbabilities
+from digirl_dist.agent import naming as label_planes
 from digirl_dist.agent.pixels import Pictures, fitted_size
-from digirl_dist.agent.plugins.device import DeviceAgentSettings
 from digirl_dist.agent.sampling import draw
 from digirl_dist.agent.shift import shifted
 from digirl_dist.agent.touch import Choice, Kind, TouchGrid, kinds_of
@@ -56,27 +56,43 @@ class DevicePolicy(nn.Module):
     sizes.
     """
 
-    def __init__(self, settings: DeviceAgentSettings, spec: EmulatorSpec) -> None:
+    def __init__(
+        self,
+        spec: EmulatorSpec,
+        *,
+        short_side: int,
+        width: int,
+        heads: int,
+        word_buckets: int,
+        actions: Sequence[str],
+        memory: int,
+        saliency: float,
+        reluctance: float,
+        labels: bool,
+        naming: float,
+        shift: int,
+    ) -> None:
+        """The values are the settings of ``agent=device``."""
         super().__init__()
         assert spec.image_size is not None and isinstance(spec.actions, DeviceActions)  # as the plugin's ``suits`` says
-        height, width = fitted_size(spec.image_size, settings.short_side, STRIDE)
-        kinds = kinds_of(settings.actions or _useful(spec.actions, settings.memory))
-        self._grid = TouchGrid(height // STRIDE, width // STRIDE, kinds)
-        self._pictures = Pictures((height, width))
-        self._shift = settings.shift
+        size = fitted_size(spec.image_size, short_side, STRIDE)
+        kinds = kinds_of(actions or _useful(spec.actions, memory))
+        self._grid = TouchGrid(size[0] // STRIDE, size[1] // STRIDE, kinds)
+        self._pictures = Pictures(size)
+        self._shift = shift
         self._placed = [index for index, kind in enumerate(kinds) if kind.placed]
-        self._reads = settings.labels and spec.labels
-        self._encoder = Encoder(settings, self._grid, len(self._placed), self._reads)
+        self._reads = labels and spec.labels
+        self._encoder = Encoder(self._grid, len(self._placed), width, heads, word_buckets, self._reads)
         self.feature_size = self._encoder.feature_size + 2 * len(kinds)
-        self._kind_head = _kind_head(self.feature_size, settings.width, [kind.prior for kind in kinds])
-        self._critic_inputs = CriticInputs(settings.word_buckets, settings.width, self._grid.cells)
+        self._kind_head = _kind_head(self.feature_size, width, [kind.prior for kind in kinds])
+        self._critic_inputs = CriticInputs(word_buckets, width, self._grid.cells)
         self.critic_size = self._critic_inputs.size + 2 * len(kinds)
-        self._saliency = nn.Parameter(torch.full((len(self._placed), 1), settings.saliency))
-        self._reluctance = nn.Parameter(torch.full((len(self._placed), 1), settings.reluctance))
-        free = torch.tensor([0.0 if kind.placed else settings.reluctance for kind in kinds])
+        self._saliency = nn.Parameter(torch.full((len(self._placed), 1), saliency))
+        self._reluctance = nn.Parameter(torch.full((len(self._placed), 1), reluctance))
+        free = torch.tensor([0.0 if kind.placed else reluctance for kind in kinds])
         self._kind_reluctance = nn.Parameter(free)
         if self._reads:
-            self._naming = nn.Parameter(settings.naming * _looked_for([kinds[index] for index in self._placed]))
+            self._naming = nn.Parameter(naming * _looked_for([kinds[index] for index in self._placed]))
 
     def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
         images = self._pictures.decoded([observation.image for observation in observations])
@@ -138,7 +154,7 @@ class DevicePolicy(nn.Module):
         if not self._reads:
             return self._encoder(images.to(self._device), instructions, done.planes), done
         labels, memories = [each.labels for each in read], [each.memories for each in read]
-        named = naming.named_places(instructions, labels, memories, self._grid, shifts).to(self._device)
+        named = label_planes.named_places(instructions, labels, memories, self._grid, shifts).to(self._device)
         seen = self._encoder(images.to(self._device), instructions, torch.cat([done.planes, named], dim=1))
         return seen._replace(cells=seen.cells + self._naming @ named.flatten(2)), done
 
@@ -163,7 +179,7 @@ class DevicePolicy(nn.Module):
             log_prob = log_prob + of_cells[cell]
         action = self._grid.action(Choice(kind, cell), read.texts)
         if self._reads and action["type"] == "tap":
-            point = naming.aimed(read.instruction, read.labels, read.memories, self._grid, cell)
+            point = label_planes.aimed(read.instruction, read.labels, read.memories, self._grid, cell)
             action |= {} if point is None else {"x": point[0], "y": point[1]}
         return Decision(action, float(log_prob))
 
@@ -181,12 +197,12 @@ def _useful(actions: DeviceActions, memory: int) -> list[str]:
 
 def _looked_for(placed: Sequence[Kind]) -> torch.Tensor:
     """Returns where an untrained policy prefers to act, for each kind that has a place: [P, planes of names]."""
-    wanted = torch.zeros(len(placed), naming.PLANES)
+    wanted = torch.zeros(len(placed), label_planes.PLANES)
     for row, kind in enumerate(placed):
         if kind.action.type == "type_at":
-            wanted[row, naming.EDITABLE] = 1.0
+            wanted[row, label_planes.EDITABLE] = 1.0
         else:
-            wanted[row, [naming.NEXT, naming.SHARED]] = torch.tensor([1.0, 0.5])
+            wanted[row, [label_planes.NEXT, label_planes.SHARED]] = torch.tensor([1.0, 0.5])
     return wanted
 
 

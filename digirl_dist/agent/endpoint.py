@@ -13,12 +13,11 @@ import numpy as np
 from digirl_dist.agent.acting import ActsAlone
 from digirl_dist.agent.answers import read_or_wait
 from digirl_dist.agent.dialogue import conversation
-from digirl_dist.agent.plugins.endpoint import EndpointSettings
 from digirl_dist.chat import image_part
 from digirl_dist.chat.client import Answered, ChatServer, Outage, key_of
-from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.emulator.touch_actions import SAID
 from digirl_dist.errors import ChatAway, TrajectoryError
+from digirl_dist.settings import ChatSettings
 from digirl_dist.trajectory import Decision, NoDecision, Observation
 
 _GRACE_S = 1.0
@@ -31,8 +30,11 @@ class EndpointAgent(ActsAlone):
     ticket brings the same actions only from a server that heeds seeds.
     """
 
-    def __init__(self, settings: EndpointSettings, spec: EmulatorSpec) -> None:
+    def __init__(self, settings: ChatSettings, system: str, seeded: bool) -> None:
+        """``system`` replaces the general rules; ``seeded``: each request has a seed that follows from its ticket."""
         self._settings = settings
+        self._system = system
+        self._seeded = seeded
         self._server: ChatServer | None = None
 
     def act(
@@ -51,8 +53,8 @@ class EndpointAgent(ActsAlone):
         """In a thread that ends with the process: a server may take its time over the limit."""
         if seen.image is None:
             raise TrajectoryError("an observation has no screenshot, which this agent needs")
-        chat = conversation(seen.text, image_part(seen.image), self._settings.system)
-        further = {"seed": int(rng.integers(2**31))} if self._settings.seed else {}
+        chat = conversation(seen.text, image_part(seen.image), self._system)
+        further = {"seed": int(rng.integers(2**31))} if self._seeded else {}
         server, future = self._connected(), Future[Answered]()
 
         def work() -> None:

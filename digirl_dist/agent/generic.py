@@ -13,7 +13,6 @@ from torch import nn
 
 from digirl_dist.agent import ActionProbabilities
 from digirl_dist.agent.pixels import Pictures, fitted_size
-from digirl_dist.agent.plugins.generic import GenericAgentSettings
 from digirl_dist.agent.sampling import draw
 from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, EmulatorSpec, ProductActions
 from digirl_dist.errors import AgentError, TrajectoryError
@@ -26,14 +25,15 @@ _STRIDE = 4
 class GenericPolicy(nn.Module):
     """Fulfils ``Agent`` for every environment whose actions are Discrete, Box or a product; texts are not read."""
 
-    def __init__(self, settings: GenericAgentSettings, spec: EmulatorSpec) -> None:
+    def __init__(self, spec: EmulatorSpec, *, width: int, short_side: int, initial_std: float) -> None:
+        """The values are the settings of ``agent=generic``."""
         super().__init__()
         self.spec = spec
-        self._encoder = _Encoder(settings, spec)
+        self._encoder = _Encoder(spec, width, short_side)
         self.feature_size = self._encoder.feature_size
         self.critic_size = self._encoder.critic_size
         assert not isinstance(spec.actions, DeviceActions)  # as the plugin's ``suits`` says
-        self._head = _head(self.feature_size, spec.actions, settings.initial_std)
+        self._head = _head(self.feature_size, spec.actions, initial_std)
 
     def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
         parameters = self._head(self._encoder(self._inputs(observations, training=False))).double().cpu().numpy()
@@ -188,9 +188,8 @@ class _Product(nn.Module):
 class _Encoder(nn.Module):
     """From B observations to features [B, F]; vectors go through an MLP, pictures through a small CNN."""
 
-    def __init__(self, settings: GenericAgentSettings, spec: EmulatorSpec) -> None:
+    def __init__(self, spec: EmulatorSpec, width: int, short_side: int) -> None:
         super().__init__()
-        width = settings.width
         self._vector_size = spec.vector_size
         self._vector = None
         self._pictures = None
@@ -199,7 +198,7 @@ class _Encoder(nn.Module):
                 nn.Linear(spec.vector_size, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()
             )
         if spec.image_size is not None:
-            size = fitted_size(spec.image_size, settings.short_side, _STRIDE)
+            size = fitted_size(spec.image_size, short_side, _STRIDE)
             self._pictures = Pictures(size)
             self._vision = _vision(size, width)
         of_pictures = width if self._pictures is not None else 0

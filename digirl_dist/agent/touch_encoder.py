@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn import functional
 
 from digirl_dist.agent import naming, traces
-from digirl_dist.agent.plugins.device import DeviceAgentSettings
 from digirl_dist.agent.touch import TouchGrid
 from digirl_dist.agent.words import bags
 
@@ -36,11 +35,10 @@ class Encoder(nn.Module):
     The planes are traces and, for an agent that ``reads`` labels, the places that the instruction names.
     """
 
-    def __init__(self, settings: DeviceAgentSettings, grid: TouchGrid, placed: int, reads: bool = False) -> None:
+    def __init__(self, grid: TouchGrid, placed: int, width: int, heads: int, buckets: int, reads: bool = False) -> None:
         super().__init__()
-        width, heads = settings.width, settings.heads
-        self._buckets = settings.word_buckets
-        self._words = nn.EmbeddingBag(settings.word_buckets, width, mode="sum")
+        self._buckets = buckets
+        self._words = nn.EmbeddingBag(buckets, width, mode="sum")
         nn.init.normal_(self._words.weight, std=0.3)
         self._vision = nn.Sequential(
             nn.Conv2d(3, width // 4, 5, stride=2, padding=2),

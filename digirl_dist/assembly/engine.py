@@ -43,7 +43,7 @@ def _compared(context: RunContext, engine: OpenAIEngineSettings, server: LoraSer
     assert isinstance(settings, VlmSettings)
     with torch.random.fork_rng(devices=[]):
         agent: Any = placed(context.settings, context.agent)()
-    served = ServedVlm(settings, agent, server, folder, context.folder.run_id)
+    served = ServedVlm(agent, server, folder, context.folder.run_id)
     served.clear()
     exactness = served.check(agent)
     context.events.emit("engine_checked", **asdict(exactness))

@@ -93,7 +93,7 @@ class OpenEnvFleet:
     def start(self, variables: Mapping[str, str]) -> Remote:
         """Starts a server on the worker with the fewest. Raises WorkerError if no worker is left, EmulatorError."""
         wanted = replace(self._settings, variables={**self._settings.variables, **variables})
-        hosted = pack(partial(HostedServer, wanted))
+        hosted = pack(partial(HostedServer, wanted.server()))
         while True:
             with self._lock:
                 if not self._machines:

@@ -17,7 +17,6 @@ from PIL import Image
 from digirl_dist.emulator import DeviceActions, EmulatorSpec, Label
 from digirl_dist.emulator.chromium import Chromium, Page, chromium_errors
 from digirl_dist.emulator.named_labels import LABELS_AT, Clicked, ClickedLabels
-from digirl_dist.emulator.plugins.miniwob import MiniwobSettings
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.emulator.web_labels import LABELS, labels_of
 from digirl_dist.errors import EmulatorError, SettingsError
@@ -94,9 +93,10 @@ class MiniwobEmulator:
     it in a later step. A wrong click that ends the episode achieves the instruction that names what was clicked.
     """
 
-    def __init__(self, settings: MiniwobSettings) -> None:
+    def __init__(self, focus_ring: int) -> None:
+        """``focus_ring``: width in pixels of the ring around the focused element; 0: none of ours."""
         self._pages = html_folder()
-        self._focus_ring = settings.focus_ring
+        self._focus_ring = focus_ring
         self._chromium = Chromium(*_WINDOW)
         self._last = Observation()
         self._clicked = ClickedLabels()
@@ -161,12 +161,11 @@ def _carry_out(page: Page, action: DeviceAction) -> None:
             page.type("\n")
 
 
-def miniwob_tasks(settings: MiniwobSettings, split: str = "train") -> list[Task]:
-    """The pages that ``settings.task`` names, drawn from the page's own ``train`` or ``test`` distribution.
+def miniwob_tasks(task: str | Sequence[str], split: str = "train") -> list[Task]:
+    """The pages that ``task`` names, drawn from the page's own ``train`` or ``test`` distribution.
 
     Raises SettingsError for a page that does not exist, naming the nearest ones.
     """
-    task = settings.task
     names = [name.strip() for name in (task.split(",") if isinstance(task, str) else task) if name.strip()]
     if not names:
         raise SettingsError("task names no MiniWoB++ page; click-test-2 is one")

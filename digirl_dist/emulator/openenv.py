@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from digirl_dist.emulator.openenv_server import OpenEnvServer
-from digirl_dist.emulator.plugins.openenv import OpenEnvSettings
+from digirl_dist.emulator.openenv_server import OpenEnvServer, ServerSpec
 from digirl_dist.errors import ActionError, EmulatorError, SettingsError
 from digirl_dist.types import Json
 
@@ -39,22 +38,26 @@ class OpenEnvironment(gymnasium.Env[dict[str, Any], Any]):
     ``seed`` and the task's params go to the reset. OpenEnv knows one kind of end, ``done``, which is a termination.
     """
 
-    def __init__(self, settings: OpenEnvSettings) -> None:
-        """Raises EmulatorError for a server that does not answer, SettingsError for spaces that cannot be mapped."""
-        self._app = settings.app
-        self._server = OpenEnvServer(settings)
+    def __init__(
+        self, server: ServerSpec, observe: Sequence[str] = (), actions: Sequence[Mapping[str, Json]] = ()
+    ) -> None:
+        """``observe``: fields of an observation; empty: all but ``metadata``. ``actions``: those to choose from.
+
+        Raises EmulatorError for a server that does not answer, SettingsError for spaces that cannot be mapped."""
+        self._app = server.app
+        self._server = OpenEnvServer(server)
         try:
             schema = self._schema()
             known = _properties(schema.get("observation", {}))
-            seen, _, _ = self._ask("reset", {"seed": 0}, settings.ready_s)
-            self._fields = _chosen(seen, settings.observe, self._app)
+            seen, _, _ = self._ask("reset", {"seed": 0}, server.ready_s)
+            self._fields = _chosen(seen, observe, self._app)
             self._spaces = {
                 name: space for name in self._fields if (space := _numbers(known.get(name, {}), seen[name])) is not None
             }
             self._texts = [name for name in self._fields if name not in self._spaces]
             text = {"text": spaces.Text(_LONGEST_TEXT)} if self._texts else {}
             self.observation_space = spaces.Dict({**text, **self._spaces})
-            self.action_space, self._native = _actions(settings, schema.get("action", {}))
+            self.action_space, self._native = _actions(self._app, actions, schema.get("action", {}))
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             self.close()
             raise SettingsError(f"{self._app} describes its spaces in no schema of OpenEnv's: {error}") from error
@@ -109,13 +112,13 @@ class OpenEnvironment(gymnasium.Env[dict[str, Any], Any]):
         return {**numbers, **({"text": _text({name: seen[name] for name in self._texts})} if self._texts else {})}
 
 
-def _chosen(seen: Mapping[str, Json], observe: list[str], app: str) -> list[str]:
+def _chosen(seen: Mapping[str, Json], observe: Sequence[str], app: str) -> list[str]:
     there = [name for name in seen if name != "metadata"]
     unknown = [name for name in observe if name not in seen]
     if unknown or not there:
         told = f"has no field {unknown[0]!r}; there are {', '.join(there)}" if unknown else "has no fields"
         raise SettingsError(f"emulator.observe: an observation of {app} {told}")
-    return observe or there
+    return list(observe) or there
 
 
 def _numbers(schema: Schema, value: Json) -> spaces.Box | None:
@@ -146,9 +149,11 @@ def _text(fields: Mapping[str, Json]) -> str:
     return "\n".join(f"{name}: {value}" for name, value in written.items())
 
 
-def _actions(settings: OpenEnvSettings, schema: Schema) -> tuple[spaces.Space[Any], Callable[[Any], Json]]:
+def _actions(
+    app: str, actions: Sequence[Mapping[str, Json]], schema: Schema
+) -> tuple[spaces.Space[Any], Callable[[Any], Json]]:
     """The space of actions, and what makes the JSON of a step of one. Raises SettingsError."""
-    listed = list(settings.actions)
+    listed = [dict(action) for action in actions]
     if listed:
         return spaces.Discrete(len(listed)), lambda choice: listed[int(choice)]
     decided: dict[str, tuple[spaces.Space[Any], Callable[[Any], Json]]] = {}
@@ -157,9 +162,9 @@ def _actions(settings: OpenEnvSettings, schema: Schema) -> tuple[spaces.Space[An
         if finite is not None:
             decided[name] = finite
         elif name in schema.get("required", ()):
-            raise _undecidable(settings.app, f"{name} of its actions is {_described(field)}")
+            raise _undecidable(app, f"{name} of its actions is {_described(field)}")
     if not decided:
-        raise _undecidable(settings.app, "its actions have no field with finitely many values or bounds")
+        raise _undecidable(app, "its actions have no field with finitely many values or bounds")
     space = spaces.Dict({name: part for name, (part, _) in decided.items()})
     return space, lambda action: {name: native(action[name]) for name, (_, native) in decided.items()}
 

@@ -13,8 +13,9 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, unix_connect
 
 from digirl_dist.child_process import dying_with_this_process, reap
-from digirl_dist.emulator.plugins.openenv import OpenEnvSettings
 from digirl_dist.errors import EmulatorError
 
 _LOOK_S = 0.05
@@ -35,6 +35,21 @@ _MOST_BYTES = 64 << 20
 """Of one message."""
 
 
+@dataclass(frozen=True)
+class ServerSpec:
+    """How a server is started."""
+
+    app: str
+    """The application in uvicorn's notation."""
+    python: str | None = None
+    """None: this one."""
+    project: str | None = None
+    """The folder in which it starts."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    ready_s: float = 120.0
+    """Longest time until its first observation, in seconds."""
+
+
 class OpenEnvServer:
     """One server process, and at most one session with it. Used by one thread.
 
@@ -42,10 +57,10 @@ class OpenEnvServer:
     listens on a port. What it prints is read, and only its last lines are kept.
     """
 
-    def __init__(self, settings: OpenEnvSettings) -> None:
+    def __init__(self, spec: ServerSpec) -> None:
         """Raises EmulatorError, with its last lines, for a server that does not become ready."""
-        self._settings = settings
-        self._until = time.monotonic() + settings.ready_s
+        self._spec = spec
+        self._until = time.monotonic() + spec.ready_s
         self._said: deque[str] = deque(maxlen=_LINES_KEPT)
         self._session: ClientConnection | None = None
         self._open = ExitStack()
@@ -117,7 +132,7 @@ class OpenEnvServer:
     def _started(self) -> subprocess.Popen[bytes]:
         if len(os.fsencode(self._socket)) > _LONGEST_PATH:
             raise EmulatorError(f"{self._folder} is too long a path for a socket; set TMPDIR to a shorter one")
-        wanted = self._settings
+        wanted = self._spec
         python = sys.executable if wanted.python is None else os.path.expanduser(wanted.python)
         variables = {**os.environ, **wanted.variables}
         if wanted.python is not None and "PYTHONPATH" not in wanted.variables:
@@ -139,7 +154,7 @@ class OpenEnvServer:
 
     def _unstartable(self, why: str) -> EmulatorError:
         remedy = "check emulator.python and emulator.project on this machine"
-        return EmulatorError(f"the server of {self._settings.app} cannot be started: {why}; {remedy}")
+        return EmulatorError(f"the server of {self._spec.app} cannot be started: {why}; {remedy}")
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -156,7 +171,7 @@ class OpenEnvServer:
                 return
             except (OSError, ValueError, RecursionError, http.client.HTTPException):
                 time.sleep(_LOOK_S)
-        raise self._failed(f"was not ready within {self._settings.ready_s:g} s (emulator.ready_s)")
+        raise self._failed(f"was not ready within {self._spec.ready_s:g} s (emulator.ready_s)")
 
     def _failed(self, what: str) -> EmulatorError:
         time.sleep(_LOOK_S)  # for its last words
@@ -164,7 +179,7 @@ class OpenEnvServer:
         remedy = ""
         if "No module named" in said or "Could not import" in said:
             remedy = "; install it with emulator.packages, or name a Python that has it in emulator.python"
-        return EmulatorError(f"the server of {self._settings.app} {what}{remedy}; its last lines: {said or 'none'}")
+        return EmulatorError(f"the server of {self._spec.app} {what}{remedy}; its last lines: {said or 'none'}")
 
 
 class HostedServer(OpenEnvServer):

@@ -11,14 +11,14 @@ import os
 import signal
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
-from digirl_dist.emulator.plugins.rehearsal import RehearsalSettings
 from digirl_dist.errors import ActionError, EmulatorError, SettingsError
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
@@ -29,6 +29,7 @@ _SUCCESS_SHARE = 0.5
 _FAULTS_STREAM = 1
 
 
+@dataclass
 class RehearsalEmulator:
     """Fulfils ``Emulator``. Times, episode lengths and observations follow from task and seed alone.
 
@@ -39,32 +40,44 @@ class RehearsalEmulator:
     ``sleep`` is how time passes, in seconds.
     """
 
-    def __init__(self, settings: RehearsalSettings, sleep: Callable[[float], object] = time.sleep) -> None:
-        self._settings = settings
-        self._sleep = sleep
+    boot_s: float
+    reset_s: float
+    reset_sigma: float
+    step_s: float
+    step_sigma: float
+    steps: float
+    steps_sigma: float
+    slowness: float
+    hang_rate: float
+    crash_rate: float
+    error_rate: float
+    faults_once_in: str | None
+    image_size: Sequence[int]
+    sleep: Callable[[float], object] = time.sleep
+
+    def __post_init__(self) -> None:
         self._faults = np.random.default_rng()
         self._episode = ""
         self._at = self._length = self._right = self._share = 0
         self._rng = np.random.default_rng(0)
-        self._sleep(settings.boot_s * settings.slowness)
+        self.sleep(self.boot_s * self.slowness)
 
     def reset(self, task: Task, seed: int) -> Observation:
-        settings, source = self._settings, [zlib.crc32(task.id.encode()), seed]
+        source = [zlib.crc32(task.id.encode()), seed]
         self._rng = np.random.default_rng(source)
-        self._length = max(1, round(self._draw(settings.steps, settings.steps_sigma)))
+        self._length = max(1, round(self._draw(self.steps, self.steps_sigma)))
         self._at = self._share = 0
         self._episode = f"{source[0]:08x}-{seed}"
-        if settings.faults_once_in is not None:
+        if self.faults_once_in is not None:
             self._faults = np.random.default_rng([*source, _FAULTS_STREAM])
-        self._sleep(self._draw(settings.reset_s, settings.reset_sigma) * settings.slowness)
+        self.sleep(self._draw(self.reset_s, self.reset_sigma) * self.slowness)
         return self._see(task.instruction)
 
     def step(self, action: Json) -> Transition:
         if type(action) is not int or not 0 <= action < _ACTIONS:
             raise ActionError(f"{action!r} is not an action: expected an int in [0, {_ACTIONS})")
         self._suffer(float(self._faults.random()))
-        settings = self._settings
-        self._sleep(self._draw(settings.step_s, settings.step_sigma) * settings.slowness)
+        self.sleep(self._draw(self.step_s, self.step_sigma) * self.slowness)
         right = action == self._right
         self._share += right
         self._at += 1
@@ -82,24 +95,23 @@ class RehearsalEmulator:
     def _see(self, text: str) -> Observation:
         vector = self._rng.random(_ACTIONS, np.float32)
         self._right = int(np.argmax(vector))
-        size = self._settings.image_size
+        size = self.image_size
         return Observation(text, _noise(self._rng, size[0], size[1]) if size else None, vector)
 
     def _suffer(self, fate: float) -> None:
         """Hang, crash or raise if ``fate``, uniform in [0, 1), says so."""
-        settings = self._settings
-        if fate >= settings.hang_rate + settings.crash_rate + settings.error_rate or self._has_struck():
+        if fate >= self.hang_rate + self.crash_rate + self.error_rate or self._has_struck():
             return
-        if fate < settings.hang_rate:
+        if fate < self.hang_rate:
             while True:
                 time.sleep(3600)
-        if fate < settings.hang_rate + settings.crash_rate:
+        if fate < self.hang_rate + self.crash_rate:
             os.kill(os.getpid(), signal.SIGKILL)
         raise EmulatorError("an error of the rehearsal (error_rate)")
 
     def _has_struck(self) -> bool:
         """True if this very fault struck an earlier attempt; from now on it has."""
-        folder = self._settings.faults_once_in
+        folder = self.faults_once_in
         if folder is None:
             return False
         note = Path(folder).expanduser() / f"{self._episode}-{self._at}"
@@ -111,14 +123,11 @@ class RehearsalEmulator:
         return False
 
 
-def rehearsal_spec(settings: RehearsalSettings) -> EmulatorSpec:
-    """Raises SettingsError for values that cannot be rehearsed."""
-    size = settings.image_size
-    if len(size) not in (0, 2):
-        raise SettingsError(f"emulator.image_size={list(size)} is not [height, width]")
-    if settings.hang_rate + settings.crash_rate + settings.error_rate > 1:
-        raise SettingsError("emulator: hang_rate, crash_rate and error_rate must together be at most 1")
-    return EmulatorSpec(DiscreteActions(_ACTIONS), _ACTIONS, (size[0], size[1]) if size else None)
+def rehearsal_spec(image_size: Sequence[int]) -> EmulatorSpec:
+    """``image_size`` is height and width, or empty. Raises SettingsError for another size."""
+    if len(image_size) not in (0, 2):
+        raise SettingsError(f"emulator.image_size={list(image_size)} is not [height, width]")
+    return EmulatorSpec(DiscreteActions(_ACTIONS), _ACTIONS, (image_size[0], image_size[1]) if image_size else None)
 
 
 def rehearsal_tasks() -> list[Task]:

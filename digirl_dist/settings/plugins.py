@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import digirl_dist
 from digirl_dist.settings.missing import MISSING
@@ -35,6 +36,12 @@ class AgentSettings:
     """What every agent has."""
 
     name: str = MISSING
+
+
+def values(settings: EmulatorSettings | AgentSettings) -> dict[str, Any]:
+    """Returns the settings that one emulator or agent has by itself, as keyword arguments for it."""
+    shared = {one.name for one in (*fields(EmulatorSettings), *fields(AgentSettings))}
+    return {one.name: getattr(settings, one.name) for one in fields(settings) if one.name not in shared}
 
 
 @dataclass

@@ -21,7 +21,7 @@ from agent.autoui_folders import (
 from PIL import Image
 from safetensors.torch import load_file
 
-from digirl_dist.agent.autoui import AutoUiAgent, autoui_factory
+from digirl_dist.agent.autoui import AutoUiAgent
 from digirl_dist.agent.autoui.encoders import ScreenEncoder
 from digirl_dist.agent.placement import StartedFrom
 from digirl_dist.algorithm.digirl import DigiRL
@@ -60,7 +60,7 @@ def settings(folders: Path, **values: object) -> AutoUiSettings:
 
 
 def agent(folders: Path, **values: object) -> AutoUiAgent:
-    made = autoui_factory(settings(folders, **values), PHONE_SPEC)()
+    made = settings(folders, **values).build(PHONE_SPEC)()
     assert isinstance(made, AutoUiAgent)
     return made
 
@@ -144,7 +144,7 @@ def test_an_answer_has_the_probability_it_is_told_to_have_whatever_it_was_batche
 @torch.no_grad()
 def test_a_worker_without_the_folder_becomes_the_same_agent_by_what_it_is_sent(folders: Path, tmp_path: Path) -> None:
     make_autoui(tmp_path / "autoui")
-    factory = autoui_factory(settings(tmp_path), PHONE_SPEC)
+    factory = settings(tmp_path).build(PHONE_SPEC)
     (tmp_path / "packed").write_bytes(packing.pack(factory))
     host = factory()
     (tmp_path / "autoui").rename(tmp_path / "elsewhere")
@@ -176,7 +176,7 @@ def test_screens_have_the_features_of_blip_2(folders: Path) -> None:
 
 
 def test_what_was_seen_while_acting_is_learned_from_in_the_same_process(folders: Path) -> None:
-    factory = autoui_factory(settings(folders, vision_encoder=str(folders / "blip")), PHONE_SPEC)
+    factory = settings(folders, vision_encoder=str(folders / "blip")).build(PHONE_SPEC)
     actor, learner = factory(), factory()
     watched = [Observation("go", png(0))]
     with torch.inference_mode():
@@ -187,7 +187,7 @@ def test_what_was_seen_while_acting_is_learned_from_in_the_same_process(folders:
 
 def test_what_is_missing_is_named(folders: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="Auto-UI-Base"):
-        autoui_factory(settings(tmp_path), PHONE_SPEC)
+        settings(tmp_path).build(PHONE_SPEC)
     with pytest.raises(SettingsError, match="agent.vision_encoder"):
         agent(folders).features([Observation("go", png(0))])
     with pytest.raises(TrajectoryError, match="neither a screenshot nor its features"):

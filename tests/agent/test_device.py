@@ -33,7 +33,7 @@ MEMORIES = [[], [TAPPED], [BACK, TAPPED], [TYPED, BACK]]
 
 def policy(size: tuple[int, int] = (210, 160), **settings: Any) -> DevicePolicy:
     torch.manual_seed(0)
-    return DevicePolicy(DeviceAgentSettings(**settings), EmulatorSpec(DeviceActions(), 0, size))
+    return DeviceAgentSettings(**settings).build(EmulatorSpec(DeviceActions(), 0, size))()
 
 
 def screenshots(count: int, size: tuple[int, int] = (210, 160)) -> list[Observation]:
@@ -206,7 +206,7 @@ def test_settings_without_the_memory_that_they_need_are_refused(settings: dict[s
 @pytest.mark.parametrize(("memory", "point"), [(8, {"type_at"}), (0, set())])
 def test_what_is_useful_on_a_device_is_chosen_from(memory: int, point: set[str]) -> None:
     spec = EmulatorSpec(DeviceActions(("tap", "type", "enter")), 0, (210, 160))
-    agent = DevicePolicy(DeviceAgentSettings(memory=memory), spec)
+    agent = DeviceAgentSettings(memory=memory).build(spec)()
     assert {kind.action.type for kind in agent._grid.kinds} == {"tap", "type", "enter"} | point
 
 

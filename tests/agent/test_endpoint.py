@@ -15,7 +15,6 @@ import pytest
 from chat_server import Endpoint, answers_with, endpoint, fails, hangs, says
 from run_files import events
 
-from digirl_dist.agent.endpoint import EndpointAgent
 from digirl_dist.assembly import run
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.touch_actions import SAID
@@ -41,7 +40,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
 
 
 def act(served: Endpoint, seen: list[Observation], **settings: Any) -> list[Decision | NoDecision]:
-    agent = EndpointAgent(EndpointSettings(model="m", base_url=served.url, **settings), SPEC)
+    agent = EndpointSettings(model="m", base_url=served.url, **settings).build(SPEC)()
     return agent.act(seen, [np.random.default_rng(row) for row in range(len(seen))])
 
 
@@ -86,7 +85,7 @@ def test_a_refusal_is_raised_with_its_remedy_and_without_the_key(served: Endpoin
 
 @pytest.mark.unit
 def test_it_cannot_learn_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = EndpointAgent(EndpointSettings(model="m"), SPEC)
+    agent = EndpointSettings(model="m").build(SPEC)()
     assert list(agent.parameters()) == [] and agent.state_dict() == {}
     with pytest.raises(AgentError, match="cannot be trained"):
         agent.log_prob(SEEN, [{}] * 4)

@@ -47,7 +47,7 @@ def seen(spec: EmulatorSpec, count: int) -> list[Observation]:
 def policy(request: pytest.FixtureRequest) -> tuple[GenericPolicy, EmulatorSpec]:
     torch.manual_seed(3)
     spec = SPECS[request.param]
-    made = GenericPolicy(GenericAgentSettings(), spec)
+    made = GenericAgentSettings().build(spec)()
     with torch.no_grad():
         for parameter in made.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
@@ -80,7 +80,7 @@ def test_a_row_decides_by_its_own_randomness_alone(policy: tuple[GenericPolicy, 
 def test_actions_are_distributed_as_stated() -> None:
     torch.manual_seed(0)
     spec = SPECS["vector to discrete"]
-    made = GenericPolicy(GenericAgentSettings(), spec)
+    made = GenericAgentSettings().build(spec)()
     (observation,) = seen(spec, 1)
     decisions = act(made, [observation] * 4000, list(range(4000)))
     counts = np.bincount([decision.action for decision in decisions], minlength=3) / 4000
@@ -90,7 +90,7 @@ def test_actions_are_distributed_as_stated() -> None:
 
 def test_box_actions_start_around_the_middle_of_their_bounds() -> None:
     spec = EmulatorSpec(BoxActions((0.0, -10.0), (4.0, 10.0)), vector_size=4)
-    decisions = act(GenericPolicy(GenericAgentSettings(), spec), seen(spec, 1) * 2000, list(range(2000)))
+    decisions = act(GenericAgentSettings().build(spec)(), seen(spec, 1) * 2000, list(range(2000)))
     actions = np.array([decision.action for decision in decisions])
     assert np.allclose(actions.mean(axis=0), [2, 0], atol=0.5)
     assert np.allclose(actions.std(axis=0), [1, 5], rtol=0.1)
@@ -106,6 +106,6 @@ def test_features_carry_no_gradient(policy: tuple[GenericPolicy, EmulatorSpec]) 
     ("vector", "shown"), [(None, "no vector"), (np.zeros(9, np.float32), r"a vector of shape \[9\]")]
 )
 def test_an_observation_of_another_emulator_is_refused_by_its_shape(vector: np.ndarray | None, shown: str) -> None:
-    made = GenericPolicy(GenericAgentSettings(), SPECS["vector to discrete"])
+    made = GenericAgentSettings().build(SPECS["vector to discrete"])()
     with pytest.raises(TrajectoryError, match=f"an observation has {shown}; this agent needs 4 numbers"):
         act(made, [Observation(vector=vector)], [1])

@@ -109,7 +109,7 @@ def observed(instruction: str, *labels: Label) -> Observation:
 
 def policy(**settings: object) -> DevicePolicy:
     torch.manual_seed(0)
-    return DevicePolicy(DeviceAgentSettings(**settings), SPEC).eval()  # type: ignore[arg-type]
+    return DeviceAgentSettings(**settings).build(SPEC)().eval()  # type: ignore[arg-type]
 
 
 def share_of(agent: DevicePolicy, seen: Observation, label: Label) -> float:
@@ -129,7 +129,7 @@ def test_an_untrained_policy_prefers_what_the_instruction_names() -> None:
 
 def test_a_policy_without_labels_is_the_one_of_an_emulator_without_them() -> None:
     torch.manual_seed(0)
-    plain = DevicePolicy(DeviceAgentSettings(), EmulatorSpec(SPEC.actions, image_size=SPEC.image_size))
+    plain = DeviceAgentSettings().build(EmulatorSpec(SPEC.actions, image_size=SPEC.image_size))()
     blind = policy(labels=False)
     assert all(torch.equal(one, other) for one, other in zip(plain.parameters(), blind.parameters(), strict=True))
     assert set(plain.state_dict()) == set(blind.state_dict()) < set(policy().state_dict())

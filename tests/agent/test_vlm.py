@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def build(folder: Path, **settings: Any) -> VlmAgent:
     torch.manual_seed(1)
     chosen = {"max_new_tokens": 4, "temperature": 0.7, "rows_at_once": 2, "lora": LoraSettings(r=2), **settings}
-    agent = VlmAgent(VlmSettings(model=str(folder), **chosen), SPEC)
+    agent = VlmSettings(model=str(folder), **chosen).build(SPEC)()
     with torch.no_grad():  # fresh low-rank weights change nothing
         for parameter in agent.parameters():
             parameter += 0.1 * torch.randn_like(parameter)

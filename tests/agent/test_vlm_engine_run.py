@@ -12,7 +12,6 @@ from run_files import events, metrics
 from safetensors.torch import load_file
 from tiny_vlm import save_tiny_vlm
 
-from digirl_dist.agent.vlm import VlmAgent
 from digirl_dist.cli.main import main
 from digirl_dist.emulator.phone import PHONE_SPEC
 from digirl_dist.settings import LoraSettings, VlmSettings
@@ -65,7 +64,7 @@ def test_it_trains_through_a_server_and_ends_with_one_line_when_that_stays_away(
 
 
 def _assert_exact(out: Path, model: Path, iteration: int) -> None:
-    agent = VlmAgent(VlmSettings(model=str(model), lora=LoraSettings(r=2), max_new_tokens=2), PHONE_SPEC)
+    agent = VlmSettings(model=str(model), lora=LoraSettings(r=2), max_new_tokens=2).build(PHONE_SPEC)()
     agent.load_state_dict(load_file(out / "checkpoints" / f"{iteration:06d}" / "policy.safetensors"))
     episodes = parquet.read(out / "trajectories" / f"{iteration:06d}.parquet")
     steps = [step for episode in episodes for step in episode.steps]

@@ -68,7 +68,7 @@ def server(request: pytest.FixtureRequest, running: Engine) -> Iterator[Engine]:
 def agent_of(folder: Path, shift: float = 0.0) -> VlmAgent:
     torch.manual_seed(1)
     settings = VlmSettings(model=str(folder), lora=LoraSettings(r=2), max_new_tokens=5, temperature=0.7)
-    agent = VlmAgent(settings, SPEC)
+    agent = settings.build(SPEC)()
     with torch.no_grad():
         for parameter in agent.parameters():
             parameter += shift * torch.randn_like(parameter)
@@ -77,7 +77,7 @@ def agent_of(folder: Path, shift: float = 0.0) -> VlmAgent:
 
 def served_by(running: Engine, agent: VlmAgent, adapters: Path, run: str = "run") -> ServedVlm:
     server = LoraServer(OpenAIEngineSettings(url=running.url, outage_s=1.0))
-    return ServedVlm(agent._settings, agent, server, adapters, run)
+    return ServedVlm(agent, server, adapters, run)
 
 
 def rng(number: int = 0) -> np.random.Generator:
@@ -145,7 +145,7 @@ def test_an_answer_that_the_model_cannot_have_given_so_is_refused(
         agent = agent_of(folder)
         server = LoraServer(OpenAIEngineSettings(url=scripted.url))
         with pytest.raises(ChatRefused, match=r"the server of engine\.url (ended an answer|sends tokens)"):
-            ServedVlm(agent._settings, agent, server, tmp_path, "run").act("run-v1", SEEN, rng())
+            ServedVlm(agent, server, tmp_path, "run").act("run-v1", SEEN, rng())
 
 
 @contextmanager
@@ -154,7 +154,7 @@ def policies(running: Engine, agent: VlmAgent, folder: Path) -> Iterator[tuple[E
     events = Events(folder / "events.jsonl", (lambda kind, content: told.append(kind),))
     outages = Outages(events, Status(folder / "status.json"), running.url)
     server = LoraServer(OpenAIEngineSettings(url=running.url, outage_s=3.0), outages)
-    served = ServedVlm(agent._settings, agent, server, folder / "adapters", "run")
+    served = ServedVlm(agent, server, folder / "adapters", "run")
     found = EnginePolicies(served, 4, outages, server.close)
     try:
         yield found, told

@@ -51,7 +51,7 @@ def build(request: pytest.FixtureRequest) -> Build:
 
 def policy() -> GenericPolicy:
     torch.manual_seed(0)
-    return GenericPolicy(GenericAgentSettings(), EmulatorSpec(DiscreteActions(3), vector_size=3))
+    return GenericAgentSettings().build(EmulatorSpec(DiscreteActions(3), vector_size=3))()
 
 
 def episodes(iteration: int, count: int = 40) -> list[Trajectory]:
@@ -114,7 +114,7 @@ def test_training_that_was_interrupted_goes_on_bit_by_bit(build: Build) -> None:
         whole.update(episodes(iteration), episodes(iteration))
         half.update(episodes(iteration), episodes(iteration))
     torch.manual_seed(77)
-    second = GenericPolicy(GenericAgentSettings(), EmulatorSpec(DiscreteActions(3), vector_size=3))
+    second = GenericAgentSettings().build(EmulatorSpec(DiscreteActions(3), vector_size=3))()
     resumed = build(second)
     assert not same(weights(second), weights(first))
     second.load_state_dict(saved_and_loaded(first.state_dict()))

@@ -9,7 +9,7 @@ import pytest
 from digirl_dist.algorithm.hindsight import Hindsight
 from digirl_dist.algorithm.plugins import LearningContext
 from digirl_dist.algorithm.selection import on_the_way
-from digirl_dist.emulator.phone import DemoPhone, layout, phone_tasks
+from digirl_dist.emulator.phone import layout, phone_tasks
 from digirl_dist.emulator.phone.apps import APPS
 from digirl_dist.errors import TrainingError
 from digirl_dist.settings import FilteredBcSettings, HindsightSettings, PhoneSettings
@@ -172,7 +172,7 @@ def tap(rect: layout.Rect) -> Json:
 
 def on_the_phone(task: Task, actions: list[Json], seed: int = 3) -> list[list[Goal]]:
     """The goals that each action met."""
-    phone = DemoPhone(PhoneSettings())
+    phone = PhoneSettings().build().factory()
     phone.reset(task, seed)
     return [list(phone.step(action).achieved) for action in actions]
 

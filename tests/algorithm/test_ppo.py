@@ -40,7 +40,7 @@ def test_advantages_are_normalised() -> None:
 
 def policy() -> GenericPolicy:
     torch.manual_seed(0)
-    return GenericPolicy(GenericAgentSettings(width=16), EmulatorSpec(DiscreteActions(2), vector_size=2))
+    return GenericAgentSettings(width=16).build(EmulatorSpec(DiscreteActions(2), vector_size=2))()
 
 
 def piece(action: int, reward: float, terminated: bool) -> Trajectory:

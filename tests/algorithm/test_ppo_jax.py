@@ -32,7 +32,7 @@ SPECS = {
 
 def policy(spec: EmulatorSpec) -> GenericPolicy:
     torch.manual_seed(3)
-    made = GenericPolicy(GenericAgentSettings(width=8, short_side=40), spec)
+    made = GenericAgentSettings(width=8, short_side=40).build(spec)()
     with torch.no_grad():
         for parameter in made.parameters():
             parameter += 0.1 * torch.randn_like(parameter)

@@ -16,7 +16,7 @@ from PIL import Image
 from digirl_dist.emulator import Emulator, EmulatorSpec
 from digirl_dist.emulator.gymnasium import gymnasium_factory, gymnasium_spec, gymnasium_tasks
 from digirl_dist.emulator.miniwob import SPEC as MINIWOB_SPEC
-from digirl_dist.emulator.miniwob import MiniwobEmulator, miniwob_tasks
+from digirl_dist.emulator.miniwob import miniwob_tasks
 from digirl_dist.emulator.phone import PHONE_SPEC, DemoPhone, phone_tasks
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
 from digirl_dist.errors import ActionError
@@ -27,6 +27,7 @@ from digirl_dist.settings import (
     PhoneSettings,
     RehearsalSettings,
 )
+from digirl_dist.settings.plugins import values
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json
@@ -51,15 +52,17 @@ def _cartpole() -> Case:
 
 def _miniwob() -> Case:
     settings = MiniwobSettings(task="click-test-2")
-    [task] = miniwob_tasks(settings)
+    [task] = miniwob_tasks(settings.task)
     unknown = {"type": "tap", "x": 1.5, "y": 0.5}
-    return Case(lambda: MiniwobEmulator(settings), MINIWOB_SPEC, task, ending={"type": "done"}, unknown=unknown)
+    return Case(lambda: settings.build().factory(), MINIWOB_SPEC, task, ending={"type": "done"}, unknown=unknown)
 
 
 def _rehearsal() -> Case:
     settings = RehearsalSettings(reset_s=0, step_s=0, image_size=[12, 8])
     [task] = rehearsal_tasks()
-    return Case(lambda: RehearsalEmulator(settings), rehearsal_spec(settings), task, ending=0, unknown=4)
+    return Case(
+        lambda: RehearsalEmulator(**values(settings)), rehearsal_spec(settings.image_size), task, ending=0, unknown=4
+    )
 
 
 def _phone() -> Case:
@@ -74,7 +77,8 @@ def _android(folder: Path) -> Iterator[Case]:
     from emulator.android.phone_shell import as_android
     from emulator.android.sites import RunningPhone, quick
 
-    from digirl_dist.emulator.android import AndroidEmulator, android_spec
+    from digirl_dist.emulator.android.emulator import AndroidEmulator
+    from digirl_dist.emulator.android.tasks import android_spec
 
     (task, *_) = phone_tasks("easy", "train")
     with RunningPhone() as one, RunningPhone() as other:
@@ -90,7 +94,7 @@ def _androidworld(folder: Path) -> Iterator[Case]:
     from emulator.androidworld.android_files import AndroidShell, Storage
     from emulator.androidworld.stand_in_package import stand_in_package
 
-    from digirl_dist.emulator.android import android_spec
+    from digirl_dist.emulator.android.tasks import android_spec
     from digirl_dist.emulator.androidworld import AndroidWorldEmulator
 
     shells = [AndroidShell(files=Storage(folder / name)) for name in ("one", "other")]

@@ -17,7 +17,6 @@ import torch
 from gymnasium import spaces
 from PIL import Image
 
-from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.emulator import BoxActions, DiscreteActions, EmulatorSpec, ProductActions
 from digirl_dist.emulator.gymnasium import GymnasiumEmulator, gymnasium_factory, gymnasium_spec, gymnasium_tasks
 from digirl_dist.errors import ActionError, EmulatorError, SettingsError
@@ -313,7 +312,7 @@ def test_several_actions_at_once_are_taken_apart_and_put_together() -> None:
 def test_an_agent_acts_and_knows_its_probability_in_any_space(space: spaces.Space[Any]) -> None:
     env = recorder(actions=space)
     emulator = GymnasiumEmulator(lambda: env)
-    agent = GenericPolicy(GenericAgentSettings(), emulator.spec)
+    agent = GenericAgentSettings().build(emulator.spec)()
     seen = emulator.reset(TASK, seed=0)
     with torch.no_grad():
         [decision] = agent.act([seen], [np.random.default_rng(0)])

@@ -36,7 +36,7 @@ return [box.left + box.width / 2, box.top + box.height / 2];
 
 @pytest.fixture(scope="module")
 def emulator(chromium_is_installed: None) -> Iterator[MiniwobEmulator]:
-    emulator = MiniwobEmulator(MiniwobSettings())
+    emulator = MiniwobSettings().build().factory()
     yield emulator
     emulator.close()
 
@@ -122,7 +122,7 @@ def test_an_expert_succeeds(page: str, emulator: MiniwobEmulator) -> None:
 @pytest.mark.parametrize(("ring", "differs"), [(4, True), (0, False)])
 def test_a_ring_shows_which_button_was_pushed(ring: int, differs: bool) -> None:
     """The first push on this page changes nothing else that can be seen."""
-    emulator = MiniwobEmulator(MiniwobSettings(focus_ring=ring))
+    emulator = MiniwobSettings(focus_ring=ring).build().factory()
     try:
         first = emulator.reset(Task("click-button-sequence"), seed=3)
         pushed = tap(emulator, "#subbtn")
@@ -253,7 +253,7 @@ def test_the_pages_own_time_limit_is_off(emulator: MiniwobEmulator) -> None:
 
 
 def test_the_split_chooses_the_pages_own_distribution(emulator: MiniwobEmulator) -> None:
-    [task] = miniwob_tasks(MiniwobSettings(task="click-checkboxes-transfer"), split="test")
+    [task] = miniwob_tasks("click-checkboxes-transfer", split="test")
     emulator.reset(task, seed=1)
     assert ask(emulator, "return WOB_DATA_MODE") == "test"
 
@@ -286,7 +286,7 @@ def test_every_corner_can_be_tapped(emulator: MiniwobEmulator) -> None:
     "names", ["click-test-2, focus-text", ["click-test-2", "focus-text"], ["miniwob/click-test-2-v1", "focus-text-v1"]]
 )
 def test_pages_are_named_as_text_or_list_with_or_without_decoration(names: Json) -> None:
-    assert [task.id for task in miniwob_tasks(MiniwobSettings(task=names))] == ["click-test-2", "focus-text"]
+    assert [task.id for task in miniwob_tasks(names)] == ["click-test-2", "focus-text"]
 
 
 @pytest.mark.unit
@@ -297,20 +297,20 @@ def test_all_means_every_page_that_the_package_registers() -> None:
     registered = {
         name.removeprefix("miniwob/").removesuffix("-v1") for name in gymnasium.registry if "miniwob/" in name
     }
-    announced = {task.id for task in miniwob_tasks(MiniwobSettings(task="all"))}
+    announced = {task.id for task in miniwob_tasks("all")}
     assert announced == {name for name in registered if not name.startswith("flight.")}
 
 
 @pytest.mark.unit
 def test_an_unknown_page_is_refused_with_the_nearest() -> None:
     with pytest.raises(SettingsError, match="'click-tset-2'.*click-test-2"):
-        miniwob_tasks(MiniwobSettings(task="click-tset-2"))
+        miniwob_tasks("click-tset-2")
 
 
 @pytest.mark.unit
 def test_no_page_at_all_is_refused() -> None:
     with pytest.raises(SettingsError, match="names no"):
-        miniwob_tasks(MiniwobSettings(task=" , "))
+        miniwob_tasks(" , ")
 
 
 # --- programs and what they leave behind -----------------------------------------------------------------------------
@@ -320,7 +320,7 @@ def test_no_page_at_all_is_refused() -> None:
 def test_a_missing_browser_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SettingsError, match="chromium .*apt install chromium"):
-        MiniwobEmulator(MiniwobSettings())
+        MiniwobSettings().build().factory()
 
 
 def test_no_proxy_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +328,7 @@ def test_no_proxy_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    emulator = MiniwobEmulator(MiniwobSettings())
+    emulator = MiniwobSettings().build().factory()
     assert emulator.reset(Task("click-test-2"), seed=1).text == "Click button ONE."
     emulator.close()
 
@@ -337,11 +337,11 @@ def test_a_long_path_for_temporary_files_is_no_obstacle(tmp_path: Path, monkeypa
     deep = tmp_path / ("x" * 80)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
-    MiniwobEmulator(MiniwobSettings()).close()
+    MiniwobSettings().build().factory().close()
 
 
 def test_closing_leaves_no_process_and_no_folder(own_folder: Path) -> None:
-    emulator = MiniwobEmulator(MiniwobSettings())
+    emulator = MiniwobSettings().build().factory()
     emulator.reset(Task("click-test-2"), seed=1)
     assert browsers_of(own_folder)
     emulator.close()
@@ -350,7 +350,7 @@ def test_closing_leaves_no_process_and_no_folder(own_folder: Path) -> None:
 
 
 def test_a_browser_that_dies_is_an_error_of_this_emulator_and_leaves_nothing(own_folder: Path) -> None:
-    emulator = MiniwobEmulator(MiniwobSettings())
+    emulator = MiniwobSettings().build().factory()
     emulator.reset(Task("click-test-2"), seed=1)
     kill_browser(emulator)
     with pytest.raises(EmulatorError, match="Chromium failed to"):
@@ -361,7 +361,7 @@ def test_a_browser_that_dies_is_an_error_of_this_emulator_and_leaves_nothing(own
 
 
 def test_a_closed_emulator_says_so() -> None:
-    emulator = MiniwobEmulator(MiniwobSettings())
+    emulator = MiniwobSettings().build().factory()
     emulator.close()
     with pytest.raises(EmulatorError, match="closed"):
         emulator.reset(Task("click-test-2"), seed=1)
@@ -372,7 +372,7 @@ def test_killing_the_owners_process_group_ends_the_browser(own_folder: Path) -> 
         "import time\n"
         "from digirl_dist.emulator.miniwob import MiniwobEmulator\n"
         "from digirl_dist.settings import MiniwobSettings\n"
-        "emulator = MiniwobEmulator(MiniwobSettings())\n"
+        "emulator = MiniwobSettings().build().factory()\n"
         "print('ready', flush=True)\n"
         "time.sleep(60)\n"
     )
@@ -402,7 +402,7 @@ def test_a_browser_that_does_not_run_is_an_emulator_error(
     (programs / "chromium-headless-shell").chmod(0o755)
     monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
     with pytest.raises(EmulatorError, match=f"failed to start: .*{said}"):
-        MiniwobEmulator(MiniwobSettings())
+        MiniwobSettings().build().factory()
     assert list(own_folder.iterdir()) == [programs]
 
 
@@ -430,7 +430,7 @@ def test_a_machine_without_a_sandbox_is_told_the_remedy(own_folder: Path, monkey
     (programs / "chromium-headless-shell").chmod(0o755)
     monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
     with pytest.raises(SettingsError, match="apt install chromium-sandbox"):
-        MiniwobEmulator(MiniwobSettings())
+        MiniwobSettings().build().factory()
 
 
 # --- pages that misbehave --------------------------------------------------------------------------------------------
@@ -440,7 +440,7 @@ def test_a_page_that_hangs_is_an_error_and_the_browser_still_ends(
     own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chromium, "_ANSWER_LIMIT_S", 1.0)
-    emulator = MiniwobEmulator(MiniwobSettings())
+    emulator = MiniwobSettings().build().factory()
     emulator.reset(Task("click-test-2"), seed=1)
     ask(emulator, "setTimeout(() => { while (true); }, 0)")
     with pytest.raises(EmulatorError, match="carry out tap: no answer to .* in time"):

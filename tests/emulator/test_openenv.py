@@ -96,7 +96,7 @@ def test_what_cannot_be_is_refused_in_one_line(more: dict[str, Any], told: str) 
 
 
 def test_a_server_that_does_not_answer_is_waited_for_as_long_as_told() -> None:
-    server = OpenEnvServer(settings(variables={"ODD": "hang"}))
+    server = OpenEnvServer(settings(variables={"ODD": "hang"}).server())
     try:
         with pytest.raises(EmulatorError, match=r"site:app did not answer within 0.1 s \(emulator.ready_s\)"):
             server.ask('{"type": "reset", "data": {}}', 0.1)

@@ -22,7 +22,7 @@ ALL_TASKS = [*phone_tasks("all", "train"), *phone_tasks("all", "test")]
 
 
 def phone(shuffle_icons: bool = False) -> DemoPhone:
-    return DemoPhone(PhoneSettings(shuffle_icons=shuffle_icons))
+    return PhoneSettings(shuffle_icons=shuffle_icons).build().factory()
 
 
 def tap(rect: layout.Rect) -> Json:
@@ -139,7 +139,7 @@ UPDATE, LATER, ANYWHERE = tap(layout.UPDATE_KEY), tap(layout.LATER_KEY), {"type"
 
 
 def offering(updates: int, endless: float) -> DemoPhone:
-    return DemoPhone(PhoneSettings(updates=updates, endless_updates=endless))
+    return PhoneSettings(updates=updates, endless_updates=endless).build().factory()
 
 
 def through(updates: int, key: Json, task: Task) -> list[Json]:

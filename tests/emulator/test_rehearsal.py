@@ -17,6 +17,7 @@ from digirl_dist.errors import EmulatorCrashed, EmulatorError, EmulatorHung, Set
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.rollout.slot import Slot
 from digirl_dist.settings import GenericAgentSettings, RehearsalSettings, Settings
+from digirl_dist.settings.plugins import values
 from digirl_dist.trajectory import Transition
 from digirl_dist.user_code.packing import pack
 
@@ -39,7 +40,7 @@ def episode(emulator: RehearsalEmulator, seed: int, action: int | None = None) -
 
 
 def test_right_actions_succeed_and_constant_ones_hardly_ever() -> None:
-    emulator = RehearsalEmulator(instant())
+    emulator = RehearsalEmulator(**values(instant()))
     right = [episode(emulator, seed) for seed in range(50)]
     assert all(one[-1].success and sum(step.reward for step in one) == pytest.approx(1) for one in right)
     constant = [episode(emulator, seed, action=0)[-1].success for seed in range(50)]
@@ -47,7 +48,7 @@ def test_right_actions_succeed_and_constant_ones_hardly_ever() -> None:
 
 
 def test_lengths_have_the_median_and_spread_of_the_settings() -> None:
-    emulator = RehearsalEmulator(instant(steps=20, steps_sigma=0.5))
+    emulator = RehearsalEmulator(**values(instant(steps=20, steps_sigma=0.5)))
     logs = [np.log(len(episode(emulator, seed))) for seed in range(300)]
     assert median(logs) == pytest.approx(np.log(20), abs=0.15)
     assert np.std(logs) == pytest.approx(0.5, abs=0.1)
@@ -56,7 +57,7 @@ def test_lengths_have_the_median_and_spread_of_the_settings() -> None:
 def test_times_have_the_median_and_spread_of_the_settings() -> None:
     slept: list[float] = []
     settings = RehearsalSettings(reset_s=2, reset_sigma=0, step_s=3, step_sigma=0.5)
-    emulator = RehearsalEmulator(settings, sleep=slept.append)
+    emulator = RehearsalEmulator(**values(settings), sleep=slept.append)
     slept.clear()
     for seed in range(60):
         before = len(slept)
@@ -70,7 +71,7 @@ def test_times_have_the_median_and_spread_of_the_settings() -> None:
 def test_a_slow_machine_takes_longer_for_the_same_episode() -> None:
     spent = []
     for slowness in (1.0, 4.0):
-        emulator = RehearsalEmulator(RehearsalSettings(reset_s=0.02, step_s=0.01, steps=5, slowness=slowness))
+        emulator = RehearsalEmulator(**values(RehearsalSettings(reset_s=0.02, step_s=0.01, steps=5, slowness=slowness)))
         started = time.monotonic()
         length = len(episode(emulator, 7))
         spent.append((length, time.monotonic() - started))
@@ -81,7 +82,7 @@ def test_a_slow_machine_takes_longer_for_the_same_episode() -> None:
 def test_screenshots_do_not_compress() -> None:
     import zlib
 
-    image = RehearsalEmulator(instant(image_size=[120, 80])).reset(TASK, 1).image
+    image = RehearsalEmulator(**values(instant(image_size=[120, 80]))).reset(TASK, 1).image
     assert image is not None and len(zlib.compress(image, 9)) > 120 * 80 * 3
 
 
@@ -91,7 +92,7 @@ def test_screenshots_do_not_compress() -> None:
 )
 def test_a_fault_ends_the_emulator_in_its_own_way(tmp_path: Path, fault: str, error: type[Exception]) -> None:
     packed = tmp_path / "emulator"
-    packed.write_bytes(pack(partial(RehearsalEmulator, instant(**{fault: 1.0}))))
+    packed.write_bytes(pack(partial(RehearsalEmulator, **values(instant(**{fault: 1.0})))))
     slot = Slot(0, packed, SlotLimits(boot_s=30, reset_s=10, step_s=0.5), tmp_path / "log")
     slot.start()
     try:
@@ -118,7 +119,7 @@ def failing(emulator: RehearsalEmulator, seeds: range) -> set[int]:
 
 def test_faults_strike_as_often_as_said_and_another_process_has_other_luck() -> None:
     settings = instant(error_rate=0.05, steps=1, steps_sigma=0)
-    first, second = (failing(RehearsalEmulator(settings), range(1000)) for _ in range(2))
+    first, second = (failing(RehearsalEmulator(**values(settings)), range(1000)) for _ in range(2))
     assert 20 < len(first) < 90
     assert first != second
 
@@ -127,8 +128,8 @@ def test_planned_faults_follow_from_the_seed_and_strike_once(tmp_path: Path) -> 
     plans = []
     for name in ("one", "two"):
         settings = instant(error_rate=0.01, faults_once_in=str(tmp_path / name))
-        plans.append(failing(RehearsalEmulator(settings), range(100)))
-        again = RehearsalEmulator(settings)
+        plans.append(failing(RehearsalEmulator(**values(settings)), range(100)))
+        again = RehearsalEmulator(**values(settings))
         assert not failing(again, range(100)) - plans[-1], "an episode without a planned fault failed"
         while failing(again, range(100)):
             pass  # an episode may have several faults in store, each of which strikes once
@@ -138,7 +139,7 @@ def test_planned_faults_follow_from_the_seed_and_strike_once(tmp_path: Path) -> 
 @pytest.mark.parametrize("options", [{"image_size": [5]}, {"hang_rate": 0.6, "crash_rate": 0.6}])
 def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(SettingsError):
-        rehearsal_spec(RehearsalSettings(**options))
+        RehearsalSettings(**options).build()
 
 
 def test_the_configuration_chooses_it() -> None:

@@ -27,7 +27,7 @@ NOWHERE, BACK = DeviceAction("tap", 0.5, 0.1), DeviceAction("back")
 
 
 def phone() -> DemoPhone:
-    return DemoPhone(PhoneSettings())
+    return PhoneSettings().build().factory()
 
 
 def browser() -> DeviceAction:

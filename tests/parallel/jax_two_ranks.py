@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.algorithm.ppo import PPO, LearnerFactory
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import PeerError
@@ -43,7 +42,7 @@ def pieces() -> list[Trajectory]:
 def learn(fresh: list[Trajectory], peers: Peers, learner: LearnerFactory) -> tuple[list[float], list[float]]:
     """The weights of policy and value after some updates, each clipped, and the losses on the way."""
     torch.manual_seed(7)
-    policy = GenericPolicy(GenericAgentSettings(width=8), EmulatorSpec(DiscreteActions(3), vector_size=4))
+    policy = GenericAgentSettings(width=8).build(EmulatorSpec(DiscreteActions(3), vector_size=4))()
     settings = PpoSettings(1e-2, batch_size=16, epochs=1, clip_norm=1e-1, width=8)
     ppo = PPO(policy, settings, 2 * UPDATES, 1, peers, learner)
     losses = [ppo.update(fresh, fresh)["ppo_loss"] for _ in range(UPDATES)]

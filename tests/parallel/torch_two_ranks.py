@@ -51,7 +51,7 @@ UNEVEN = (slice(0, 10), slice(10, 16))
 
 def agent() -> GenericPolicy:
     torch.manual_seed(7)
-    return GenericPolicy(GenericAgentSettings(width=8), EmulatorSpec(DiscreteActions(3), vector_size=4))
+    return GenericAgentSettings(width=8).build(EmulatorSpec(DiscreteActions(3), vector_size=4))()
 
 
 def partly_frozen() -> GenericPolicy:

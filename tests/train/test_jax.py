@@ -12,7 +12,6 @@ from rank_launch import example, launch, launch_together
 from run_files import metrics
 from train.test_train import episodes, state, took_part
 
-from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.free_port import free_port
@@ -70,7 +69,7 @@ def test_c8_rank_0_alone_writes_and_evaluates(two: Path) -> None:
 
 @pytest.mark.system
 def test_c8_the_checkpoint_loads_in_one_process_of_torch_and_that_in_one_of_jax(two: Path, tmp_path: Path) -> None:
-    policy = GenericPolicy(GenericAgentSettings(width=8), EmulatorSpec(DiscreteActions(2), vector_size=2))
+    policy = GenericAgentSettings(width=8).build(EmulatorSpec(DiscreteActions(2), vector_size=2))()
     policy.load_state_dict(state(two)[0])
     one = tmp_path / "one"
     shutil.copytree(two, one, symlinks=True)

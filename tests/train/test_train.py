@@ -20,7 +20,6 @@ from run_files import events, lines, metrics
 
 from chaos.processes import runs
 from digirl_dist import Run
-from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.assembly.validate import Command, refuse_contradictions
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import SettingsError
@@ -178,7 +177,7 @@ def test_b7_one_process_goes_on_where_two_ranks_stopped_and_two_again(three: Pat
 
 
 def test_b7_the_policy_loads_without_any_wrapper(three: Path) -> None:
-    policy = GenericPolicy(GenericAgentSettings(), EmulatorSpec(DiscreteActions(2), vector_size=2))
+    policy = GenericAgentSettings().build(EmulatorSpec(DiscreteActions(2), vector_size=2))()
     policy.load_state_dict(state(three)[0])
 
 

@@ -62,7 +62,7 @@ class Forgetful(GenericPolicy):
 
 
 def policy_of_shifted_pictures() -> DevicePolicy:
-    return DevicePolicy(DeviceAgentSettings(shift=8), EmulatorSpec(DeviceActions(), 0, PICTURE))
+    return DeviceAgentSettings(shift=8).build(EmulatorSpec(DeviceActions(), 0, PICTURE))()
 
 
 def taps(iteration: int) -> list[Trajectory]:

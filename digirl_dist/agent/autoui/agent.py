@@ -13,9 +13,7 @@ from torch import nn
 from digirl_dist.agent.autoui.encoders import ScreenEncoder, TextEncoder, mean_over
 from digirl_dist.agent.autoui.model import Answering
 from digirl_dist.agent.autoui.pretrained import Pretrained
-from digirl_dist.agent.plugins.autoui import AutoUiSettings
 from digirl_dist.agent.tokens import SamplingParams, log_probs_of_answers, padded, sample
-from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.emulator.aitw import DECISION, PROMPT_BEGINS, AutoUiReader, to_autoui, to_prompt
 from digirl_dist.emulator.touch_actions import TOKENS, DeviceAction
 from digirl_dist.errors import ActionError
@@ -35,20 +33,22 @@ class AutoUiAgent(nn.Module):
 
     def __init__(
         self,
-        settings: AutoUiSettings,
-        spec: EmulatorSpec,
         pretrained: Pretrained,
         screens: ScreenEncoder,
-        critic: TextEncoder | None = None,
+        critic: TextEncoder | None,
+        *,
+        prompt_length: int,
+        answer_length: int,
+        temperature: float,
     ) -> None:
-        """Raises SettingsError for weights that do not fit."""
+        """Lengths are in tokens. Raises SettingsError for weights that do not fit."""
         super().__init__()
         self._model = pretrained.model().eval()
         self._tokenizer = copy.deepcopy(pretrained.tokenizer)  # one must not be used by two threads at once
         self._screens, self._critic = screens, critic
-        self._prompt_length = settings.prompt_length
+        self._prompt_length = prompt_length
         ends = frozenset([self._tokenizer.eos_token_id])
-        self._sampling = SamplingParams(ends, settings.answer_length, settings.temperature)
+        self._sampling = SamplingParams(ends, answer_length, temperature)
         self._reader = AutoUiReader()
 
     @property

@@ -49,8 +49,20 @@ class AutoUiSettings(AgentPlugin):
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:
         with extra_needed("agent=autoui", "transformers", "autoui"):
-            from digirl_dist.agent.autoui import autoui_factory
-        return autoui_factory(self, spec)
+            from digirl_dist.agent.autoui import AutoUiAgent, Pretrained, ScreenEncoder, TextEncoder
+        # All agents of a process share what is frozen.
+        pretrained = Pretrained.open(self.model, self.image_features, self.dropout)
+        screens = ScreenEncoder(self.vision_encoder, self.image_features)
+        critic = None if self.critic_encoder is None else TextEncoder(self.critic_encoder)
+        return partial(
+            AutoUiAgent,
+            pretrained,
+            screens,
+            critic,
+            prompt_length=self.prompt_length,
+            answer_length=self.answer_length,
+            temperature=self.temperature,
+        )
 
     def check_action(self, spec: EmulatorSpec, observation: Observation, action: Json) -> None:
         super().check_action(spec, observation, action)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from digirl_dist.agent.plugins import AgentPlugin, Suits
 from digirl_dist.errors import SettingsError
+from digirl_dist.settings.plugins import values
 from digirl_dist.settings.ranges import Amount, Buckets, Few, FewOrNone, Pixels, Width
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class DeviceAgentSettings(AgentPlugin):
     def build(self, spec: EmulatorSpec) -> AgentFactory:
         from digirl_dist.agent.device import DevicePolicy
 
-        return partial(DevicePolicy, self, spec)
+        return partial(DevicePolicy, spec, **values(self))
 
     def check_action(self, spec: EmulatorSpec, observation: Observation, action: Json) -> None:
         from digirl_dist.agent.touch import TouchGrid

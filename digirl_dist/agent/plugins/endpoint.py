@@ -47,7 +47,7 @@ class EndpointSettings(ChatSettings, AgentPlugin):
     def build(self, spec: EmulatorSpec) -> AgentFactory:
         with extra_needed("agent=endpoint", "httpx", "endpoint"):
             from digirl_dist.agent.endpoint import EndpointAgent
-        return partial(EndpointAgent, self, spec)
+        return partial(EndpointAgent, self, self.system, self.seed)
 
     def wrapped(self, emulator: EmulatorFactory) -> EmulatorFactory:
         from digirl_dist.agent.dialogue import task_text

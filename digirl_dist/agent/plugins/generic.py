@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from digirl_dist.agent.plugins import AgentPlugin, Suits
+from digirl_dist.settings.plugins import values
 from digirl_dist.settings.ranges import Pixels, Positive, Width
 
 if TYPE_CHECKING:
@@ -30,4 +31,4 @@ class GenericAgentSettings(AgentPlugin):
     def build(self, spec: EmulatorSpec) -> AgentFactory:
         from digirl_dist.agent.generic import GenericPolicy
 
-        return partial(GenericPolicy, self, spec)
+        return partial(GenericPolicy, spec, **values(self))

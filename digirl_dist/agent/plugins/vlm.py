@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,6 +11,7 @@ from digirl_dist.agent.plugins import AgentPlugin, Suits, check_tokens
 from digirl_dist.settings.extras import extra_needed
 from digirl_dist.settings.missing import MISSING
 from digirl_dist.settings.paths import Elsewhere
+from digirl_dist.settings.plugins import values
 from digirl_dist.settings.ranges import Few, FewOrNone, Positive, Share
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ class VlmSettings(AgentPlugin):
     def build(self, spec: EmulatorSpec) -> AgentFactory:
         with extra_needed("agent=vlm", "transformers and peft", "vlm"):
             from digirl_dist.agent.vlm import VlmAgent
-        return partial(VlmAgent, self, spec)
+        given = {**values(self), "lora": asdict(self.lora), "dtype": self.dtype.value}
+        del given["previous_actions"]  # the wrapper's
+        return partial(VlmAgent, spec, **given)
 
     def check_action(self, spec: EmulatorSpec, observation: Observation, action: Json) -> None:
         super().check_action(spec, observation, action)

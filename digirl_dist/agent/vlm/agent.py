@@ -13,7 +13,6 @@ from torch import nn
 from transformers import LogitsProcessorList
 
 from digirl_dist.agent.pixels import opened
-from digirl_dist.agent.plugins.vlm import VlmSettings
 from digirl_dist.agent.tokens import SamplingParams, log_probs_of_answers, padded
 from digirl_dist.agent.vlm.drawing import Drawing
 from digirl_dist.agent.vlm.pretrained import (
@@ -42,22 +41,34 @@ class VlmAgent(nn.Module):
     has the model itself from ``agent.model``.
     """
 
-    def __init__(self, settings: VlmSettings, spec: EmulatorSpec) -> None:
-        """Raises SettingsError for a model that cannot be used."""
+    def __init__(
+        self,
+        spec: EmulatorSpec,
+        *,
+        model: str,
+        lora: Mapping[str, Any],
+        dtype: str,
+        processor: Mapping[str, Any],
+        max_new_tokens: int,
+        temperature: float,
+        system: str,
+        rows_at_once: int,
+        gradient_checkpointing: bool,
+    ) -> None:
+        """The values are the settings of ``agent=vlm``. Raises SettingsError for a model that cannot be used."""
         super().__init__()
         assert spec.image_size is not None  # as the plugin's ``suits`` says
         self.image_size = spec.image_size
-        self._settings = settings
-        self._processor = load_processor(settings)
-        self._adapted = with_lora(load_model(settings, self._processor.tokenizer), settings.lora)
-        if settings.gradient_checkpointing:
+        self.model, self.processor_arguments = model, dict(processor)
+        self._rows_at_once = rows_at_once
+        self._processor = load_processor(model, processor)
+        self._adapted = with_lora(load_model(model, dtype, max_new_tokens, self._processor.tokenizer), **lora)
+        if gradient_checkpointing:
             recompute_activations(self._model)
         ends = frozenset(ends_of(self._model.generation_config.eos_token_id))
-        self._sampling = SamplingParams(
-            ends, settings.max_new_tokens, settings.temperature, placeholders(self._model.config)
-        )
+        self._sampling = SamplingParams(ends, max_new_tokens, temperature, placeholders(self._model.config))
         vocabulary = self._model.get_input_embeddings().num_embeddings
-        self.wording = Wording(settings.model, self._processor.tokenizer, self._sampling, vocabulary, settings.system)
+        self.wording = Wording(model, self._processor.tokenizer, self._sampling, vocabulary, system)
         self.feature_size = int(self._model.config.get_text_config().hidden_size)
         self.eval()
 
@@ -112,7 +123,7 @@ class VlmAgent(nn.Module):
 
     def _parts(self, rows: Sequence[_T]) -> Iterator[Sequence[_T]]:
         """As many as go through the model together."""
-        size = self._settings.rows_at_once
+        size = self._rows_at_once
         return (rows[first : first + size] for first in range(0, len(rows), size))
 
     def _decide(self, rows: Sequence[tuple[Observation, np.random.Generator]]) -> list[Decision]:

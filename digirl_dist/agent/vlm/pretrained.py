@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,23 +13,22 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationC
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging
 
-from digirl_dist.agent.plugins.vlm import LoraSettings, VlmSettings
 from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import in_short
 from digirl_dist.settings.paths import expanded
 
 
-def load_processor(settings: VlmSettings) -> Any:
+def load_processor(name: str, arguments: Mapping[str, Any]) -> Any:
     """Its tokenizer fills prompts up on the left. Raises SettingsError."""
     try:
         load: Any = AutoProcessor.from_pretrained
-        processor = load(_place(settings.model), **settings.processor)
+        processor = load(_place(name), **arguments)
     except (OSError, ValueError, ImportError, TypeError) as error:
-        raise _unusable(settings, "its processor", error) from error
+        raise _unusable(name, "its processor", error) from error
     tokenizer = getattr(processor, "tokenizer", None)
     if tokenizer is None or getattr(processor, "image_processor", None) is None or not processor.chat_template:
         raise SettingsError(
-            f"agent.model={settings.model} is no chat model that sees: it lacks a tokenizer, an image processor or a "
+            f"agent.model={name} is no chat model that sees: it lacks a tokenizer, an image processor or a "
             "chat template"
         )
     tokenizer.padding_side = "left"
@@ -37,20 +37,20 @@ def load_processor(settings: VlmSettings) -> Any:
     return processor
 
 
-def load_model(settings: VlmSettings, tokenizer: Any) -> Any:
+def load_model(name: str, dtype: str, max_new_tokens: int, tokenizer: Any) -> Any:
     """The frozen model, which writes as it is told and not as its own defaults say. Raises SettingsError."""
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        model: Any = AutoModelForImageTextToText.from_pretrained(_place(settings.model), dtype=settings.dtype.value)
+        model: Any = AutoModelForImageTextToText.from_pretrained(_place(name), dtype=dtype)
     except (OSError, ValueError, ImportError) as error:
-        raise _unusable(settings, "it", error) from error
+        raise _unusable(name, "it", error) from error
     if model.config.is_encoder_decoder:
-        raise SettingsError(f"agent.model={settings.model} is an encoder with a decoder; agent=vlm needs a chat model")
+        raise SettingsError(f"agent.model={name} is an encoder with a decoder; agent=vlm needs a chat model")
     ends = ends_of(model.generation_config.eos_token_id) | ends_of(tokenizer.eos_token_id)
     if not ends:
-        raise SettingsError(f"agent.model={settings.model} has no token that ends an answer")
+        raise SettingsError(f"agent.model={name} has no token that ends an answer")
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
-        max_new_tokens=settings.max_new_tokens,
+        max_new_tokens=max_new_tokens,
         eos_token_id=sorted(ends),
         pad_token_id=tokenizer.pad_token_id,
         do_sample=False,
@@ -58,16 +58,10 @@ def load_model(settings: VlmSettings, tokenizer: Any) -> Any:
     return model
 
 
-def with_lora(model: Any, lora: LoraSettings) -> Any:
+def with_lora(model: Any, *, r: int, alpha: int, dropout: float, targets: Sequence[str], exclude: str | None) -> Any:
     """The model with fresh low-rank weights, which change nothing yet; all others are frozen. Raises SettingsError."""
-    targets: Any = lora.targets[0] if lora.targets == ["all-linear"] else list(lora.targets)
-    config = LoraConfig(
-        r=lora.r,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=targets,
-        exclude_modules=lora.exclude,
-    )
+    layers: Any = targets[0] if list(targets) == ["all-linear"] else list(targets)
+    config = LoraConfig(r=r, lora_alpha=alpha, lora_dropout=dropout, target_modules=layers, exclude_modules=exclude)
     try:
         return get_peft_model(model, config)
     except ValueError as error:
@@ -112,9 +106,9 @@ def _place(model: str) -> str:
     return str(folder) if folder.is_dir() else model
 
 
-def _unusable(settings: VlmSettings, what: str, error: Exception) -> SettingsError:
+def _unusable(name: str, what: str, error: Exception) -> SettingsError:
     reason = in_short(error, 300)
     return SettingsError(
-        f"agent.model={settings.model}: {what} cannot be loaded on this machine; name a folder that is there, or a "
+        f"agent.model={name}: {what} cannot be loaded on this machine; name a folder that is there, or a "
         f"model of the hub that can be reached: {reason}"
     )

@@ -19,7 +19,6 @@ from PIL import Image
 from safetensors.torch import save
 
 from digirl_dist.agent.dialogue import task_text
-from digirl_dist.agent.plugins.vlm import VlmSettings
 from digirl_dist.agent.tokens import Answer
 from digirl_dist.agent.vlm.agent import VlmAgent
 from digirl_dist.chat import image_part
@@ -56,15 +55,15 @@ class ServedVlm:
     So no name ever stands for other weights, whatever a server kept of an earlier process or put into its caches.
     """
 
-    def __init__(self, settings: VlmSettings, agent: VlmAgent, server: LoraServer, folder: Path, run: str) -> None:
+    def __init__(self, agent: VlmAgent, server: LoraServer, folder: Path, run: str) -> None:
         """``agent`` tells how the model speaks and what adapters look like; it is not kept.
 
         ``folder`` is where server and host hand adapters over.
         """
         self._wording, self._config = agent.wording, copy.copy(agent.adapter_config)
-        self._config.base_model_name_or_path, self._config.inference_mode = settings.model, True
+        self._config.base_model_name_or_path, self._config.inference_mode = agent.model, True
         self._server, self._folder, self._run = server, folder.absolute(), run
-        self._request = _request(settings, agent)
+        self._request = _request(agent)
 
     def clear(self) -> None:
         """Removes what earlier processes of this run left in the server and on disk. Raises ChatError."""
@@ -164,7 +163,7 @@ class ServedVlm:
             )
 
 
-def _request(settings: VlmSettings, agent: VlmAgent) -> dict[str, Json]:
+def _request(agent: VlmAgent) -> dict[str, Json]:
     """What makes a server draw from the distribution of ``agent.temperature`` and no other.
 
     Models bring defaults of their own (``generation_config.json``), which servers apply to what a request leaves out.
@@ -184,8 +183,8 @@ def _request(settings: VlmSettings, agent: VlmAgent) -> dict[str, Json]:
     }
     if sampling.barred:
         request["logit_bias"] = {str(token): _NEVER for token in sampling.barred}
-    if settings.processor:
-        request["mm_processor_kwargs"] = dict(settings.processor)
+    if agent.processor_arguments:
+        request["mm_processor_kwargs"] = agent.processor_arguments
     return request
 
 

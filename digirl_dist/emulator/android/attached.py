@@ -5,14 +5,14 @@ from __future__ import annotations
 from digirl_dist.emulator.android.adb import AdbServer
 from digirl_dist.emulator.android.locks import Locks
 from digirl_dist.emulator.android.online import wait_until_online
-from digirl_dist.emulator.plugins.android import AndroidSettings
+from digirl_dist.emulator.android.options import AndroidOptions
 from digirl_dist.errors import EmulatorError
 
 
 class AttachedDevice:
     """It is used as it is found: there is no snapshot, so ``reset_commands`` and tasks must undo what episodes do."""
 
-    def __init__(self, settings: AndroidSettings, serial: str, server: AdbServer) -> None:
+    def __init__(self, settings: AndroidOptions, serial: str, server: AdbServer) -> None:
         self.serial = serial
         self.near = serial.rpartition(":")[0] in ("127.0.0.1", "localhost")
         self._settings, self._server = settings, server

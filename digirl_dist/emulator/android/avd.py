@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from digirl_dist.emulator.plugins.android import AndroidSettings
+from digirl_dist.emulator.android.options import AndroidOptions
 from digirl_dist.errors import SettingsError
 
 _SDK_VARIABLES = ("ANDROID_HOME", "ANDROID_SDK_ROOT")
@@ -31,7 +31,7 @@ class Avd:
         return (self.content / "snapshots" / name / "snapshot.pb").is_file()
 
 
-def find_sdk(settings: AndroidSettings) -> Path | None:
+def find_sdk(settings: AndroidOptions) -> Path | None:
     """As settings, environment or the usual places have it; over SSH the environment is that of no login."""
     if settings.sdk_path is not None:
         return Path(settings.sdk_path).expanduser()
@@ -39,7 +39,7 @@ def find_sdk(settings: AndroidSettings) -> Path | None:
     return next((path for place in (*named, *_SDK_PLACES) if (path := Path(place).expanduser()).is_dir()), None)
 
 
-def find_avd(settings: AndroidSettings) -> Avd:
+def find_avd(settings: AndroidOptions) -> Avd:
     """Raises SettingsError naming what is missing and how to make it."""
     assert settings.avd is not None
     sdk = find_sdk(settings)
@@ -66,7 +66,7 @@ def _snapshot_command(avd: Avd, name: str) -> str:
     return f"{places} {sys.executable} -m digirl_dist.emulator.android.snapshot {avd.name} {name}"
 
 
-def _avd_home(settings: AndroidSettings) -> Path:
+def _avd_home(settings: AndroidOptions) -> Path:
     named = settings.avd_home or os.environ.get("ANDROID_AVD_HOME")
     if named:
         return Path(named).expanduser()

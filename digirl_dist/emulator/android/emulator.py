@@ -16,9 +16,9 @@ from digirl_dist.emulator.android.attached import AttachedDevice, claim_serial
 from digirl_dist.emulator.android.avd import find_avd, find_sdk
 from digirl_dist.emulator.android.instance import AvdInstance
 from digirl_dist.emulator.android.locks import Locks
+from digirl_dist.emulator.android.options import AndroidOptions
 from digirl_dist.emulator.android.ports import claim_ports
 from digirl_dist.emulator.android.recording import Recorder
-from digirl_dist.emulator.plugins.android import AndroidSettings
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import EmulatorError, SettingsError
 from digirl_dist.tasks import Task
@@ -54,7 +54,7 @@ class AndroidEmulator:
     with reward 1.0). Without a check only a judge can say what came of it.
     """
 
-    def __init__(self, settings: AndroidSettings) -> None:
+    def __init__(self, settings: AndroidOptions) -> None:
         """Starts the instance, or attaches to the device. Raises SettingsError or EmulatorError with the remedy."""
         self._settings = settings
         self._mask = frames.Mask(settings.masked)
@@ -153,7 +153,7 @@ class AndroidEmulator:
             self._recorder.stop()
 
 
-def _open(settings: AndroidSettings, locks: Locks, stack: ExitStack) -> tuple[Source, AdbServer]:
+def _open(settings: AndroidOptions, locks: Locks, stack: ExitStack) -> tuple[Source, AdbServer]:
     """A device that works, with the adb server that shows it; ``stack`` ends both."""
     ports = claim_ports(locks, settings.first_port)
     if settings.avd is not None:
@@ -169,7 +169,7 @@ def _open(settings: AndroidSettings, locks: Locks, stack: ExitStack) -> tuple[So
     return source, server
 
 
-def _own_server(settings: AndroidSettings, console: int, locks: Locks, stack: ExitStack) -> AdbServer:
+def _own_server(settings: AndroidOptions, console: int, locks: Locks, stack: ExitStack) -> AdbServer:
     server = started_server(find_adb(find_sdk(settings)), locks.folder, console)
     stack.callback(server.close)
     return server

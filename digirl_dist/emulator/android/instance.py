@@ -13,8 +13,8 @@ from digirl_dist.emulator.android.avd import Avd
 from digirl_dist.emulator.android.console import Console
 from digirl_dist.emulator.android.locks import Locks
 from digirl_dist.emulator.android.online import wait_until_online
+from digirl_dist.emulator.android.options import AndroidOptions
 from digirl_dist.emulator.android.ports import Ports
-from digirl_dist.emulator.plugins.android import AndroidSettings
 from digirl_dist.errors import EmulatorError
 
 _STOP_LIMIT_S = 3.0
@@ -36,7 +36,7 @@ class AvdInstance:
 
     near = True
 
-    def __init__(self, settings: AndroidSettings, avd: Avd, ports: Ports, server: AdbServer, locks: Locks) -> None:
+    def __init__(self, settings: AndroidOptions, avd: Avd, ports: Ports, server: AdbServer, locks: Locks) -> None:
         self.serial = f"emulator-{ports.console}"
         self._settings, self._avd, self._ports, self._server, self._locks = settings, avd, ports, server, locks
         self._log = locks.folder / f"{self.serial}.log"

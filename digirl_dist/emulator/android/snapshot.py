@@ -15,13 +15,13 @@ from digirl_dist.emulator.android.adb_device import AndroidDevice
 from digirl_dist.emulator.android.avd import find_avd
 from digirl_dist.emulator.android.instance import AvdInstance
 from digirl_dist.emulator.android.locks import Locks
+from digirl_dist.emulator.android.options import AndroidOptions
 from digirl_dist.emulator.android.ports import claim_ports
-from digirl_dist.emulator.plugins.android import AndroidSettings
 from digirl_dist.errors import DigirlDistError, EmulatorError
 
 
 def save_snapshot(
-    settings: AndroidSettings,
+    settings: AndroidOptions,
     name: str,
     prepare: Callable[[AvdInstance, AdbServer, AndroidDevice], None] = lambda *_: None,
 ) -> None:
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
         sys.stderr.write("usage: python -m digirl_dist.emulator.android.snapshot AVD NAME\n")
         return 2
     try:
-        save_snapshot(AndroidSettings(avd=argv[0]), argv[1])
+        save_snapshot(AndroidOptions(avd=argv[0]), argv[1])
     except DigirlDistError as error:
         sys.stderr.write(f"{error}\n")
         return 1

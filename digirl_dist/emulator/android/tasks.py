@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
-from digirl_dist.emulator.plugins.android import AndroidSettings
+from digirl_dist.emulator.android.options import AndroidOptions
 from digirl_dist.errors import SettingsError
 from digirl_dist.tasks import Task
 
@@ -15,7 +15,7 @@ MAX_STEPS = 10
 _FOCUS = "dumpsys window | grep mCurrentFocus"
 
 
-def android_spec(settings: AndroidSettings) -> EmulatorSpec:
+def android_spec(settings: AndroidOptions) -> EmulatorSpec:
     """Raises SettingsError for values that cannot be used on any machine."""
     if (settings.avd is None) == (not settings.serials):
         raise SettingsError("an Android emulator needs either emulator.avd=NAME or emulator.serials=[…]")

@@ -13,17 +13,16 @@ from digirl_dist.emulator.android.adb import AdbServer, adb_command, find_adb
 from digirl_dist.emulator.android.adb_device import AndroidDevice
 from digirl_dist.emulator.android.avd import find_sdk
 from digirl_dist.emulator.android.instance import AvdInstance
+from digirl_dist.emulator.android.options import AndroidOptions
 from digirl_dist.emulator.android.snapshot import save_snapshot
 from digirl_dist.emulator.androidworld.suite import blamed, package_needed
-from digirl_dist.emulator.plugins.android import AndroidSettings
-from digirl_dist.emulator.plugins.androidworld import AndroidWorldSettings
 from digirl_dist.errors import DigirlDistError
 
 _INSTALL_S = 600.0
 """Longest installation of one app."""
 
 
-def install_apps(settings: AndroidSettings, instance: AvdInstance, server: AdbServer, device: AndroidDevice) -> None:
+def install_apps(settings: AndroidOptions, instance: AvdInstance, server: AdbServer, device: AndroidDevice) -> None:
     """Raises SettingsError without the package, EmulatorError where the apps cannot be installed."""
     with package_needed():
         from android_world.env.setup_device import setup
@@ -39,7 +38,7 @@ def main(argv: list[str]) -> int:
     if len(argv) != 2:
         sys.stderr.write("usage: python -m digirl_dist.emulator.androidworld.apps AVD SNAPSHOT\n")
         return 2
-    settings = AndroidWorldSettings(avd=argv[0])
+    settings = AndroidOptions(avd=argv[0])
     try:
         with package_needed():
             import android_world  # noqa: F401  # before the AVD boots

@@ -6,9 +6,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from digirl_dist.emulator.android import AndroidEmulator
+from digirl_dist.emulator.android.emulator import AndroidEmulator
+from digirl_dist.emulator.android.options import AndroidOptions
 from digirl_dist.emulator.androidworld.suite import blamed, instance, package_needed, steps_allowed, suite
-from digirl_dist.emulator.plugins.androidworld import AndroidWorldSettings
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import EmulatorError
 from digirl_dist.tasks import Task
@@ -25,9 +25,9 @@ class AndroidWorldEmulator(AndroidEmulator):
     of MiniWoB++ ends; the reward is the judgement, in [0, 1], and steps are limited by the task's complexity.
     """
 
-    def __init__(self, settings: AndroidWorldSettings) -> None:
-        """Raises SettingsError or EmulatorError with the remedy."""
-        self._suite = suite(settings.family)
+    def __init__(self, settings: AndroidOptions, family: str) -> None:
+        """``family``: the suite. Raises SettingsError or EmulatorError with the remedy."""
+        self._suite = suite(family)
         self._instance: Any = None
         self._left = 0
         with package_needed():

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import difflib
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from digirl_dist.emulator.plugins.androidworld import AndroidWorldSettings
 from digirl_dist.errors import EmulatorError, SettingsError
 from digirl_dist.plain_text import in_short
 from digirl_dist.tasks import Task
@@ -45,23 +44,23 @@ def suite(family: str) -> Suite:
     return found
 
 
-def androidworld_tasks(settings: AndroidWorldSettings, task_set: str) -> list[Task]:
-    """Returns the tasks that ``settings.task`` names. Raises SettingsError for an unknown one, with the nearest."""
+def androidworld_tasks(family: str, task: str | Sequence[str], task_set: str) -> list[Task]:
+    """Returns the tasks of a suite that ``task`` names. Raises SettingsError for an unknown one, with the nearest."""
     if task_set != "default":
         raise SettingsError(
             f"AndroidWorld has no task set {task_set!r}; its set is default, and emulator.family and "
             "emulator.task choose of it"
         )
-    task, there = settings.task, suite(settings.family)
+    there = suite(family)
     names = [name.strip() for name in (task.split(",") if isinstance(task, str) else task) if name.strip()]
     if not names:
         raise SettingsError("emulator.task names no task of AndroidWorld's; ClockTimerEntry is one")
     return [Task(known(name, there)) for name in (there if names == ["all"] else names)]
 
 
-def every_task(settings: AndroidWorldSettings) -> list[Task]:
+def every_task(family: str) -> list[Task]:
     """Returns all tasks of the suite."""
-    return [Task(name) for name in suite(settings.family)]
+    return [Task(name) for name in suite(family)]
 
 
 def known(name: str, there: Suite) -> str:

@@ -9,7 +9,6 @@ from digirl_dist.emulator.phone import layout
 from digirl_dist.emulator.phone.screen import Screen
 from digirl_dist.emulator.phone.state import PhoneState
 from digirl_dist.emulator.phone.tasks import goal_reached, goals_met, make_unreached, parts_done, parts_of
-from digirl_dist.emulator.plugins.phone import PhoneSettings
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import EmulatorError
 from digirl_dist.tasks import Task
@@ -32,8 +31,9 @@ class DemoPhone:
     time, the wallpaper, the switches and, if set, the order of icons.
     """
 
-    def __init__(self, settings: PhoneSettings) -> None:
-        self._settings = settings
+    def __init__(self, shuffle_icons: bool, updates: int, endless_updates: float) -> None:
+        """``updates``: how many each app offers; ``endless_updates``: the share of them that never end."""
+        self._fresh = (shuffle_icons, updates, endless_updates)
         self._screen = Screen()
         self._task: Task | None = None
         self._drawn: list[tuple[PhoneState, bytes]] = []
@@ -41,8 +41,7 @@ class DemoPhone:
 
     def reset(self, task: Task, seed: int) -> Observation:
         self._task = task
-        told = self._settings
-        self._state = PhoneState.fresh(seed, told.shuffle_icons, told.updates, told.endless_updates)
+        self._state = PhoneState.fresh(seed, *self._fresh)
         make_unreached(task.params, self._state)
         self._start = deepcopy(self._state)
         self._parts = 0

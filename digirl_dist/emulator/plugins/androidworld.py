@@ -31,17 +31,17 @@ class AndroidWorldSettings(AndroidSettings):
         from digirl_dist.emulator.androidworld import AndroidWorldEmulator
 
         # Each task has a limit of steps of its own, by which the emulator ends its episodes.
-        return replace(super().build(), factory=partial(AndroidWorldEmulator, self), max_steps=None)
+        return replace(super().build(), factory=partial(AndroidWorldEmulator, self, self.family), max_steps=None)
 
     def tasks(self, task_set: str, split: str) -> Sequence[Task]:
         from digirl_dist.emulator.androidworld import androidworld_tasks
 
-        return androidworld_tasks(self, task_set)
+        return androidworld_tasks(self.family, self.task, task_set)
 
     def known_tasks(self, split: str) -> Sequence[Task]:
         from digirl_dist.emulator.androidworld import every_task
 
-        return every_task(self)
+        return every_task(self.family)
 
     def can_run(self, task: Task, judged_elsewhere: bool) -> bool:
         return False

@@ -28,13 +28,13 @@ class MiniwobSettings(EmulatorPlugin):
     def build(self) -> Device:
         from digirl_dist.emulator.miniwob import MAX_STEPS, SPEC, MiniwobEmulator
 
-        factory = partial(MiniwobEmulator, self)
+        factory = partial(MiniwobEmulator, self.focus_ring)
         return Device(factory, SPEC, max_steps=MAX_STEPS, extras=("miniwob",), needs=Needs(300, 0.5))
 
     def tasks(self, task_set: str, split: str) -> Sequence[Task]:
         from digirl_dist.emulator.miniwob import miniwob_tasks
 
-        return miniwob_tasks(self, split)
+        return miniwob_tasks(self.task, split)
 
     def known_tasks(self, split: str) -> Sequence[Task]:
         from digirl_dist.emulator.miniwob import every_page

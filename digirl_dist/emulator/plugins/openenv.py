@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
 from digirl_dist.settings.extras import extra_needed
 from digirl_dist.settings.missing import MISSING
 from digirl_dist.settings.ranges import Real, Seconds
 from digirl_dist.tasks import Task
+
+if TYPE_CHECKING:
+    from digirl_dist.emulator.openenv_server import ServerSpec
 
 
 @dataclass
@@ -49,8 +52,15 @@ class OpenEnvSettings(EmulatorPlugin):
             from digirl_dist.emulator.openenv import OpenEnvironment
         from digirl_dist.emulator.gymnasium import GymnasiumEmulator, gymnasium_spec
 
-        factory = partial(GymnasiumEmulator, partial(OpenEnvironment, self), self.success_reward or 0.0)
+        environment = partial(OpenEnvironment, self.server(), self.observe, self.actions)
+        factory = partial(GymnasiumEmulator, environment, self.success_reward or 0.0)
         return Device(factory, gymnasium_spec(factory), extras=self.extras)
+
+    def server(self) -> ServerSpec:
+        """Returns how the environment's server is started."""
+        from digirl_dist.emulator.openenv_server import ServerSpec
+
+        return ServerSpec(self.app, self.python, self.project, self.variables, self.ready_s)
 
     def tasks(self, task_set: str, split: str) -> Sequence[Task]:
         """The one task there is: the environment itself. The ``params`` of a file's tasks go to its reset."""

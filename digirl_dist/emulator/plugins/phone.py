@@ -8,6 +8,7 @@ from functools import partial
 
 from digirl_dist.capacity import Needs
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
+from digirl_dist.settings.plugins import values
 from digirl_dist.settings.ranges import FewOrNone, Share
 from digirl_dist.tasks import Task
 
@@ -29,7 +30,7 @@ class PhoneSettings(EmulatorPlugin):
         from digirl_dist.emulator.phone import MAX_STEPS, PHONE_SPEC, DemoPhone
 
         most = MAX_STEPS + 2 * self.updates
-        return Device(partial(DemoPhone, self), PHONE_SPEC, max_steps=most, needs=Needs(60, 0.25))
+        return Device(partial(DemoPhone, **values(self)), PHONE_SPEC, max_steps=most, needs=Needs(60, 0.25))
 
     def tasks(self, task_set: str, split: str) -> Sequence[Task]:
         from digirl_dist.emulator.phone import phone_tasks

@@ -8,7 +8,9 @@ from functools import partial
 
 from digirl_dist.capacity import Needs
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
+from digirl_dist.errors import SettingsError
 from digirl_dist.settings.paths import EmulatorOutput
+from digirl_dist.settings.plugins import values
 from digirl_dist.settings.ranges import Amount, NoOrImageSize, Pause, Share, Sigma, Steps
 from digirl_dist.tasks import Task
 
@@ -49,7 +51,10 @@ class RehearsalSettings(EmulatorPlugin):
     def build(self) -> Device:
         from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec
 
-        return Device(partial(RehearsalEmulator, self), rehearsal_spec(self), needs=Needs(60, 0.05))
+        if self.hang_rate + self.crash_rate + self.error_rate > 1:
+            raise SettingsError("emulator: hang_rate, crash_rate and error_rate must together be at most 1")
+        factory = partial(RehearsalEmulator, **values(self))
+        return Device(factory, rehearsal_spec(self.image_size), needs=Needs(60, 0.05))
 
     def tasks(self, task_set: str, split: str) -> Sequence[Task]:
         from digirl_dist.emulator.rehearsal import rehearsal_tasks

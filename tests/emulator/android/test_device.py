@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
-from digirl_dist.emulator.android import AndroidEmulator, frames
+from digirl_dist.emulator.android import frames
+from digirl_dist.emulator.android.emulator import AndroidEmulator
 from digirl_dist.emulator.android.keyboard import typing_commands
-from digirl_dist.emulator.phone import DemoPhone, layout, phone_tasks
+from digirl_dist.emulator.phone import layout, phone_tasks
 from digirl_dist.errors import ActionError, EmulatorError
 from digirl_dist.settings import PhoneSettings
 from digirl_dist.tasks import Task
@@ -94,7 +95,7 @@ def test_adb_keyboard_that_is_wanted_but_missing_is_named(phone: RunningPhone, t
 
 def test_the_phone_over_adb_shows_what_the_phone_in_process_shows(phone: RunningPhone, tmp_path: Path) -> None:
     wanted = task_named("submit-maps-chess")
-    near, far = DemoPhone(PhoneSettings()), AndroidEmulator(quick(tmp_path, serials=[phone.serial]))
+    near, far = PhoneSettings().build().factory(), AndroidEmulator(quick(tmp_path, serials=[phone.serial]))
     swipe = {"type": "swipe", "x": 0.8, "y": 0.5, "to_x": 0.2, "to_y": 0.5}
     actions: list[Json] = [TAP_CLOCK, {"type": "home"}, swipe, {"type": "tap", "x": 0.17, "y": 0.3}, {"type": "wait"},
         {"type": "type", "text": "chess"}, {"type": "enter"}]  # fmt: skip

@@ -10,10 +10,10 @@ import torch
 from emulator.android.phone_shell import PhoneShell, as_android
 from emulator.android.sites import RunningPhone, quick
 
-from digirl_dist.agent.device import DevicePolicy
 from digirl_dist.emulator import Label
-from digirl_dist.emulator.android import AndroidEmulator, android_spec
 from digirl_dist.emulator.android.elements import is_dump, labels_of
+from digirl_dist.emulator.android.emulator import AndroidEmulator
+from digirl_dist.emulator.android.tasks import android_spec
 from digirl_dist.emulator.phone import phone_tasks
 from digirl_dist.emulator.remembered import RememberedEmulator
 from digirl_dist.errors import EmulatorError
@@ -134,7 +134,7 @@ def _opened(tasks: list[Task], folder: Path, labels: bool) -> int:
     with RunningPhone() as phone:
         settings = quick(folder, serials=[phone.serial], labels=labels)
         spec = android_spec(settings)
-        agent = DevicePolicy(DeviceAgentSettings(short_side=56, width=32), spec)
+        agent = DeviceAgentSettings(short_side=56, width=32).build(spec)()
         device = RememberedEmulator(lambda: AndroidEmulator(settings), 4, labels)
         opened = 0
         for seed, task in enumerate(tasks):

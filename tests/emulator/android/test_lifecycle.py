@@ -23,9 +23,10 @@ from emulator.android.sites import RunningPhone, make_sdk, quick
 from process_watch import eventually, nothing_is_left_of
 
 from digirl_dist.child_process import environment
-from digirl_dist.emulator.android import AndroidEmulator, adb, online
+from digirl_dist.emulator.android import adb, online
 from digirl_dist.emulator.android.adb import AdbServer
 from digirl_dist.emulator.android.console import Console
+from digirl_dist.emulator.android.emulator import AndroidEmulator
 from digirl_dist.emulator.android.locks import Locks
 from digirl_dist.emulator.android.ports import LAST_CONSOLE, claim_ports
 from digirl_dist.emulator.android.snapshot import save_snapshot

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from digirl_dist.assembly.parts import build_agent, build_device
-from digirl_dist.emulator.android import MAX_STEPS, AndroidEmulator
+from digirl_dist.emulator.android.emulator import AndroidEmulator
+from digirl_dist.emulator.android.tasks import MAX_STEPS
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import AndroidSettings, Settings, configuration
 

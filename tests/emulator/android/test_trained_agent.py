@@ -13,8 +13,8 @@ from emulator.android.sites import RunningPhone, quick
 from digirl_dist.agent.device import DevicePolicy
 from digirl_dist.algorithm.imitation import Example, Imitation
 from digirl_dist.emulator import Emulator
-from digirl_dist.emulator.android import AndroidEmulator
-from digirl_dist.emulator.phone import PHONE_SPEC, DemoPhone, layout, phone_tasks
+from digirl_dist.emulator.android.emulator import AndroidEmulator
+from digirl_dist.emulator.phone import PHONE_SPEC, layout, phone_tasks
 from digirl_dist.emulator.phone.apps import APPS
 from digirl_dist.settings import ActorSettings, DeviceAgentSettings, PhoneSettings
 from digirl_dist.tasks import Task
@@ -35,7 +35,7 @@ def tap_on(app: str) -> Json:
 def agent() -> DevicePolicy:
     """Imitates somebody who knows the phone."""
     torch.manual_seed(0)
-    policy, phone = DevicePolicy(SMALL, PHONE_SPEC), DemoPhone(PhoneSettings())
+    policy, phone = SMALL.build(PHONE_SPEC)(), PhoneSettings().build().factory()
     shown = [Example(phone.reset(task, seed), tap_on(task.params["app"])) for task in TASKS for seed in TRAINING_SEEDS]
     Imitation(policy, ActorSettings(epochs=40, batch_size=18, learning_rate=3e-3), seed=0).fit(shown)
     return policy
@@ -59,7 +59,7 @@ def episode(agent: DevicePolicy, emulator: Emulator, task: Task, seed: int) -> t
 @pytest.mark.component
 def test_it_decides_and_succeeds_over_adb_as_it_does_in_process(agent: DevicePolicy, tmp_path: Path) -> None:
     tickets = [(TASKS[index % len(TASKS)], index) for index in range(EPISODES)]
-    near = DemoPhone(PhoneSettings())
+    near = PhoneSettings().build().factory()
     here = [episode(agent, near, task, seed) for task, seed in tickets]
     with RunningPhone() as phone:
         far = AndroidEmulator(quick(tmp_path, serials=[phone.serial]))
@@ -71,6 +71,6 @@ def test_it_decides_and_succeeds_over_adb_as_it_does_in_process(agent: DevicePol
 
 def test_before_it_was_trained_it_fails(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    untrained, near = DevicePolicy(SMALL, PHONE_SPEC), DemoPhone(PhoneSettings())
+    untrained, near = SMALL.build(PHONE_SPEC)(), PhoneSettings().build().factory()
     results = [episode(untrained, near, TASKS[index % len(TASKS)], index)[1] for index in range(EPISODES)]
     assert sum(results) <= 0.5 * EPISODES

@@ -16,7 +16,7 @@ from emulator.androidworld.android_files import AndroidShell, Storage
 from emulator.androidworld.stand_in_package import stand_in_package
 
 from digirl_dist.assembly.parts import build_device
-from digirl_dist.emulator.android import AndroidEmulator
+from digirl_dist.emulator.android.emulator import AndroidEmulator
 from digirl_dist.emulator.androidworld import AndroidWorldEmulator, androidworld_tasks, apps, every_task
 from digirl_dist.errors import EmulatorError, SettingsError
 from digirl_dist.fleet.roster import WorkerConfig
@@ -47,7 +47,7 @@ def emulator(
     monkeypatch.setenv("HOME", str(tmp_path))
     with ExitStack() as stack:
         phone = stack.enter_context(RunningPhone(shell))
-        made = AndroidWorldEmulator(like(quick(tmp_path, serials=[phone.serial])))
+        made = like(quick(tmp_path, serials=[phone.serial])).build().factory()
         stack.callback(made.close)
         yield made
 
@@ -177,7 +177,7 @@ def test_the_apps_are_put_into_the_snapshot_from_which_instances_start(
     assert "-read-only" not in made["argv"]
     assert not [word for word in made["argv"] if "grpc" in word], "a port that anyone could use"
     assert sys.modules["android_world.env.setup_device.setup"].said == "1\n", "over adb"
-    emulator = AndroidWorldEmulator(like(sdk.settings()))
+    emulator = like(sdk.settings()).build().factory()
     try:
         assert emulator.reset(Task("NotesCount"), seed=1).text
     finally:
@@ -189,9 +189,9 @@ def test_the_apps_are_put_into_the_snapshot_from_which_instances_start(
 
 def test_tasks_are_chosen_by_name_as_a_list_or_all(package: None) -> None:
     def names(task: object) -> list[str]:
-        return [each.id for each in androidworld_tasks(AndroidWorldSettings(avd="a", task=task), "default")]
+        return [each.id for each in androidworld_tasks("android_world", task, "default")]
 
-    assert names("all") == [task.id for task in every_task(AndroidWorldSettings(avd="a"))]
+    assert names("all") == [task.id for task in every_task("android_world")]
     assert names("NotesWrite, NotesCount") == names(["NotesWrite", "NotesCount"]) == ["NotesWrite", "NotesCount"]
 
 
@@ -208,14 +208,14 @@ def test_an_unknown_task_family_or_set_is_refused_with_what_there_is(
     values: dict[str, str], task_set: str, told: str, package: None
 ) -> None:
     with pytest.raises(SettingsError, match=told):
-        androidworld_tasks(AndroidWorldSettings(avd="a", **values), task_set)
+        AndroidWorldSettings(avd="a", **values).tasks(task_set, "train")
 
 
 def test_without_the_package_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "android_world", None)
     for attempt in (
         lambda: AndroidWorldSettings(avd="a").tasks("default", "train"),
-        lambda: AndroidWorldEmulator(AndroidWorldSettings(avd="a")),
+        lambda: AndroidWorldSettings(avd="a").build().factory(),
     ):
         with pytest.raises(SettingsError, match=r"needs the package android_world.*docs/android\.md") as refused:
             attempt()

@@ -76,7 +76,7 @@ def emulator(
         patch.setattr(time, "sleep", lambda seconds: pause(min(seconds, 0.01)))  # what it waits for is no app here
         phone = stack.enter_context(RunningPhone(shell))
         given = asdict(quick(folder, serials=[phone.serial])) | {"name": "androidworld"}
-        made = AndroidWorldEmulator(AndroidWorldSettings(**given))
+        made = AndroidWorldSettings(**given).build().factory()
         stack.callback(made.close)
         yield made
 
@@ -95,7 +95,7 @@ def goals(seed: int, hashes: int) -> dict[str, str]:
 
 def test_the_registry_has_its_116_tasks(tasks: dict[str, Any]) -> None:
     assert len(tasks) == 116
-    chosen = androidworld_tasks(AndroidWorldSettings(avd="a"), "default")
+    chosen = androidworld_tasks("android_world", "all", "default")
     assert sorted(task.id for task in chosen) == sorted(tasks)
 
 
