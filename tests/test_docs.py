@@ -123,6 +123,7 @@ def commands(page: Path) -> Iterator[list[str]]:
 PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "dev").glob("*.md")),
 ]
 
 
@@ -155,9 +156,9 @@ def block_of(page: str, language: str) -> str:
     return block[1]
 
 
-def test_the_vector_environment_of_the_page_on_ray_is_complete() -> None:
+def test_the_vector_environment_of_the_page_on_scaling_is_complete() -> None:
     names: dict[str, Any] = {}
-    exec(block_of("ray.md", "python"), names)
+    exec(block_of("scaling.md", "python"), names)
     assert names["config"].distribution.head_address == "10.0.0.2" and callable(names["VecEnv"])
 
 

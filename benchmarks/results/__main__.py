@@ -1,4 +1,4 @@
-"""Makes the learning results of docs/results.md: real runs over several seeds, where they are not made yet."""
+"""Makes docs/reference/results.md: real runs over several seeds, where they are not made yet."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--page", action="store_true", help="make no runs, write the page from those that there are")
     parser.add_argument("--runs", type=Path, help="where the runs are kept (runs/results)")
     parser.add_argument("--note", default="", help="a sentence for the page: what else ran on the machine, say")
-    parser.add_argument("--out", type=Path, default=_ROOT / "docs", help="where results.md goes")
+    parser.add_argument("--out", type=Path, default=_ROOT / "docs" / "reference", help="where results.md goes")
     return parser.parse_args(argv)
 
 

@@ -1,6 +1,6 @@
 """The leaderboard: episodes and minutes that each recipe needs for 0.9 of a task, from scratch. See script/leaderboard.
 
-A finished run is a line of docs/leaderboard.jsonl, with its commit and its whole curve; the page is made of these.
+A finished run is a line of docs/reference/leaderboard.jsonl, with its commit and whole curve; the page shows these.
 """
 
 from __future__ import annotations
@@ -231,7 +231,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--runs", type=Path, default=_ROOT / "runs" / "leaderboard", help="where unfinished runs are kept"
     )
-    parser.add_argument("--out", type=Path, default=_ROOT / "docs", help="where leaderboard.jsonl and .md go")
+    parser.add_argument(
+        "--out", type=Path, default=_ROOT / "docs" / "reference", help="where leaderboard.jsonl and .md go"
+    )
     return parser.parse_args(argv)
 
 

@@ -21,7 +21,7 @@ _INTRODUCTION = """\
 
 `{command}` writes this page and makes the runs that are missing. Every number comes from the `metrics.jsonl` of runs of
 the ordinary entry, `python run.py`. Machine: {machine}. For MiniWoB++ see the [leaderboard](leaderboard.md); for what
-else was tried, see the [experiments](experiments.md).
+else was tried, see the [experiments](../dev/experiments.md).
 
 - `start` is the success rate of the first episodes, before any of them was learned from. `end` is that of the last two
   iterations, `mean` that of all. They are measured on training tasks.

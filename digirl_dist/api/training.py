@@ -26,7 +26,7 @@ def train(config: str = "host", /, *, config_path: str = CONFIG_PATH, **settings
     ``train(dry_run=True, emulator={"name": "gymnasium", "id": "CartPole-v1"}, agent="generic")``. A class stands for
     its import path: ``algorithm={"entry_point": MyAlgorithm}``. Calling it again continues the run in ``save_path``.
 
-    Raises SettingsError before anything starts, and other DigirlDistErrors as in docs/faults.md.
+    Raises SettingsError before anything starts, and other DigirlDistErrors as in docs/dev/testing.md.
     """
     with interruptions_wait():
         from digirl_dist.assembly import run, validate

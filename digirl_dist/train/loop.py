@@ -1,6 +1,6 @@
 """The loop of one rank: collects, learns with the other ranks, and brings rank 0 what the run folder keeps.
 
-``docs/design.md`` says why this is not the loop of ``host.py``.
+``docs/dev/design.md`` says why this is not the loop of ``host.py``.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from digirl_dist.assembly.parts import build_device
-from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
+from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_tasks
 from digirl_dist.errors import EmulatorCrashed, EmulatorError, EmulatorHung, SettingsError
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.rollout.slot import Slot
