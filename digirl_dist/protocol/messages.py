@@ -2,7 +2,7 @@
 
 A message is one line of JSON, whose ``type`` says which of these classes it is; an ``Ask`` is followed by as many bytes
 as its ``attached`` says. ``encode`` writes a message, ``decode_host_message`` and ``decode_worker_message`` read one:
-whatever is not exactly a message of that side ends in ``ProtocolError``. docs/reference/protocol.md is generated from this file.
+whatever is not exactly a message of that side ends in ``ProtocolError``. This file makes docs/reference/protocol.md.
 """
 
 from __future__ import annotations
