@@ -1,0 +1,83 @@
+"""What the runs of ``script/chaos --lies-of-content`` consist of: an emulator with screens, and a slow algorithm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from chaos.content import HEIGHT, WIDTH
+from chaos.rows import black
+from digirl_dist.agent import Agent
+from digirl_dist.algorithm.plugins.ppo import PpoSettings
+from digirl_dist.algorithm.ppo import PPO
+from digirl_dist.emulator import DiscreteActions, EmulatorSpec
+from digirl_dist.parallel.peers import Peers
+from digirl_dist.tasks import Task
+from digirl_dist.trajectory import Observation, Trajectory, Transition
+from digirl_dist.types import Json
+
+_ACTIONS = 4
+_STEPS = 5
+_STEP_S = 0.1
+_UPDATES = 1000
+
+
+@cache
+def _screen() -> bytes:
+    return next(black(HEIGHT, WIDTH, 1))
+
+
+class Screens:
+    """Fulfils ``Emulator``: a black screen, and four numbers, of which the largest is the right action."""
+
+    spec: ClassVar[EmulatorSpec] = EmulatorSpec(DiscreteActions(_ACTIONS), _ACTIONS, (HEIGHT, WIDTH))
+
+    @staticmethod
+    def tasks(task_set: str, split: str) -> list[Task]:
+        """Returns the one task there is."""
+        return [Task("screens")]
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        self._rng, self._at = np.random.default_rng(seed), 0
+        time.sleep(_STEP_S)
+        return self._seen()
+
+    def step(self, action: Json) -> Transition:
+        time.sleep(_STEP_S)
+        self._at += 1
+        reward = float(action == self._right) / _STEPS
+        return Transition(self._seen(), reward, self._at == _STEPS)
+
+    def close(self) -> None:
+        """There is nothing to release."""
+
+    def _seen(self) -> Observation:
+        vector = self._rng.random(_ACTIONS, np.float32)
+        self._right = int(vector.argmax())
+        return Observation("", _screen(), vector)
+
+
+class SlowLearner:
+    """Fulfils ``Algorithm``: sleeps for ``seconds`` in each iteration, then learns by PPO from all that steps have."""
+
+    def __init__(self, agent: Agent, peers: Peers, seed: int, seconds: float = 0.0) -> None:
+        self._ppo = PPO(agent, PpoSettings(epochs=1), _UPDATES, seed, peers)
+        self._seconds = seconds
+        self._newest = -1
+
+    def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
+        newest = max((one.ticket.iteration for one in fresh), default=-1)
+        if newest > self._newest:  # what looks for the episodes that break an update makes it many times
+            self._newest = newest
+            time.sleep(self._seconds)
+        return self._ppo.update(fresh, replay)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._ppo.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._ppo.load_state_dict(state)
