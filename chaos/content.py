@@ -1,6 +1,6 @@
 """Lies of valid content: messages and files that every type allows, at the limits of what they can hold.
 
-``CONTENT`` has them by name. Lengths follow from the message types, so that a limit which a type gets is the limit here.
+``CONTENT`` has them by name. Lengths follow from the message types: a limit that a type gets is the limit here.
 """
 
 from __future__ import annotations
@@ -72,16 +72,12 @@ def _ended(state: State) -> list[Any] | None:
     return None if ready is None else ready["manifest"]["key"]
 
 
-def _beat(change: Callable[[Message, list[Any]], object]) -> Callable[[State], Message | None]:
-    """Makes a heartbeat that differs from the newest one, once a ticket has ended."""
+def _beat(more: Callable[[list[Any]], Message]) -> Callable[[State], Message | None]:
+    """Makes a heartbeat that has ``more`` than the newest one, once a ticket has ended."""
 
     def make(state: State) -> Message | None:
         key, beat = _ended(state), state.last.get("heartbeat")
-        if key is None or beat is None:
-            return None
-        message = {**beat}
-        change(message, key)
-        return message
+        return None if key is None or beat is None else {**beat, **more(key)}
 
     return make
 
@@ -121,13 +117,15 @@ def _old_version(state: State) -> Message | None:
 def of_messages() -> Iterator[Lie]:
     """Yields messages as long, and as many, as a program may send for ever."""
     many = longest(Heartbeat, "held", 22)
-    yield _again("heartbeats that hold an ended ticket many times", _beat(lambda beat, key: beat.update(held=[key] * many)))
-    yield _again("heartbeats with a megabyte that no field has", _beat(lambda beat, _: beat.update(more="x" * _FULL_LINE)))
+    holds_one, has_more = _beat(lambda key: {"held": [key] * many}), _beat(lambda _: {"more": "x" * _FULL_LINE})
+    yield _again("heartbeats that hold an ended ticket many times", holds_one)
+    yield _again("heartbeats with a megabyte that no field has", has_more)
     yield _again("ended episodes with the longest accounts", _landed_again)
     unknown = {"type": "unknown_file", "episode": "stray-NUMBER", "reason": _reason(UnknownFile)}
     yield _again("unknown files with the longest reasons", lambda _: unknown)
     yield _again("one unknown file for ever", lambda _: {**unknown, "episode": "stray", "reason": ""})
-    yield _again("ended tickets fail, for the longest reasons", _with_key("episode_failed", reason=_reason(EpisodeFailed)))
+    failed = _with_key("episode_failed", reason=_reason(EpisodeFailed))
+    yield _again("ended tickets fail, for the longest reasons", failed)
     yield _again("the first action of an ended ticket", _with_key("acting"))
     slot = {"type": "slot_changed", "slot": 0, "state": "down", "reason": _reason(SlotChanged), "in_service": 1}
     yield _again("a slot goes down, for the longest reasons", lambda _: slot)
@@ -142,13 +140,14 @@ def _flaps(slot: Message, _: State) -> Lines:
     yield line({**slot, "state": "ready", "reason": "", "in_service": 2})
 
 
-def _hang_up(_: State) -> Lines:
+def hang_up(_: State) -> Lines:
+    """Ends the liar, and so the connection."""
     os._exit(0)
 
 
 def _flapping(name: str, say: Callable[[Message, State], Lines] | None = None) -> Lie:
     """Ends each connection soon after it has begun."""
-    return Lie(name, say, now_and_then=_hang_up, every_s=_CONNECTED_S, is_bounded=True)
+    return Lie(name, say, now_and_then=hang_up, every_s=_CONNECTED_S, is_bounded=True)
 
 
 def _set_machine(ready: Message, _: State) -> None:
@@ -212,9 +211,18 @@ def _made(ticket: Message, first: Message, state: State) -> Message:
     rows.stretch(1)
     rows.write(path)
     about = {"key": [ticket["iteration"], ticket["index"], purpose], "attempt": ticket.get("attempt", 0)}
-    about |= {"policy_version": ticket["policy_version"], "episode_id": name, "seconds": 0.05, "age_s": 0.0, "spent": {}}
+    about |= {
+        "policy_version": ticket["policy_version"],
+        "episode_id": name,
+        "seconds": 0.05,
+        "age_s": 0.0,
+        "spent": {},
+    }
     time.sleep(0.1)  # a quick emulator
-    return {**first, "manifest": {**first["manifest"], **about, "size": path.stat().st_size, "digest": file_digest(path)}}
+    return {
+        **first,
+        "manifest": {**first["manifest"], **about, "size": path.stat().st_size, "digest": file_digest(path)},
+    }
 
 
 def _of_policy(ticket: Message) -> list[int]:
@@ -333,7 +341,9 @@ def of_pictures() -> Iterator[Lie]:
     """Yields screens: many, large, and where there are none."""
     heavy: dict[str, Any] = {"is_bounded": True, "is_heavy": True}
     yield Lie("a picture where there is none, with 100 MB beside it", forge=partial(_hides_chunk, 8, 8), **heavy)
-    yield Lie("the largest pictures where there are none", forge=partial(_shows, 200, partial(black, 4096, 4096)), **heavy)
+    yield Lie(
+        "the largest pictures where there are none", forge=partial(_shows, 200, partial(black, 4096, 4096)), **heavy
+    )
     heavy["screens"] = True
     screens = partial(black, HEIGHT, WIDTH)
     yield Lie("ten thousand black screens", forge=partial(_shows, 10_000, screens), **heavy)

@@ -5,7 +5,6 @@ Each lie has a run of its own with four workers, of which the last one lies; the
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import signal
@@ -92,27 +91,28 @@ class Memory(threading.Thread):
         super().__init__(name="memory", daemon=True)
         self.peak_mb = 0.0
         self._process = psutil.Process(pid)
+        self._command = self._process.cmdline()
         self.start()
 
     def run(self) -> None:
         with suppress(psutil.Error, OSError):  # it has ended
             while self._process.is_running():
-                family = [self._process, *self._process.children(recursive=True)]
-                now = sum(map(_rss, family)) / (1 << 20)
-                self.peak_mb = max(self.peak_mb, now, self._highest_mb())
+                shared = sum(map(self._mb, [self._process, *self._process.children(recursive=True)]))
+                self.peak_mb = max(self.peak_mb, shared, self._highest_mb())
                 time.sleep(_EVERY_S)
+
+    def _mb(self, process: psutil.Process) -> float:
+        """Returns its share of the memory; of a child that has yet to become a program, nothing: it is the parent's."""
+        try:
+            is_copy = process != self._process and process.cmdline() == self._command
+            return 0.0 if is_copy else float(process.memory_full_info().pss) / (1 << 20)
+        except psutil.Error:  # it has ended meanwhile
+            return 0.0
 
     def _highest_mb(self) -> float:
         """Returns the process's own peak, which no look may have met."""
         lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
         return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), 0.0)
-
-
-def _rss(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_info().rss)
-    except psutil.Error:
-        return 0
 
 
 class Scales:
@@ -312,8 +312,8 @@ def _show(cost: Cost, alone: Cost, broken: Sequence[str]) -> None:
     name = cost.lie.name if cost.lie else f"(none: {cost.peak_mb:.0f} MB, {cost.rate:.1f} episodes/s)"
     named, out = ("-" if at is None else f"{at:.1f} s" for at in (cost.named_s, cost.out_s))
     verdict = f"FAILED: {'; '.join(broken)}" if broken else "ok" if cost.out_s is not None else "harmless"
+    figures = f"{cost.peak_mb - alone.peak_mb:6.0f}{cost.events_mb:10.2f}{cost.share(alone):8.0%}{named:>8}{out:>8}"
     print(
-        f"{cost.phase.value:11}{name:59}{cost.peak_mb - alone.peak_mb:6.0f}{cost.events_mb:10.2f}{cost.share(alone):8.0%}"
-        f"{named:>8}{out:>8}{cost.ctrl_c_s:6.1f} s  {verdict if cost.lie else ''}",
+        f"{cost.phase.value:11}{name:59}{figures}{cost.ctrl_c_s:6.1f} s  {verdict if cost.lie else ''}",
         flush=True,
     )

@@ -46,6 +46,8 @@ LIMITS = {
 """Limits short enough that a fault costs seconds, and long enough for two busy cores."""
 POLICY_STUCK_S = 20.0
 """Limit of one batch of the host's policy."""
+
+
 @dataclass(frozen=True)
 class Program:
     """What the host runs: ``command``, and the settings that are its own."""
@@ -129,7 +131,11 @@ class RunContext:
         ours = {"HOME": str(self.folder), "PYTHONPATH": paths, "CHAOS_CLOCK": str(self.clock), "OMP_NUM_THREADS": "1"}
         with (self.folder / "host.log").open("ab") as log:
             self._host = subprocess.Popen(
-                [sys.executable, *self.program.command, *words], cwd=self.folder, env={**os.environ, **ours}, stdout=log, stderr=log
+                [sys.executable, *self.program.command, *words],
+                cwd=self.folder,
+                env={**os.environ, **ours},
+                stdout=log,
+                stderr=log,
             )
 
     def kill_host(self) -> None:

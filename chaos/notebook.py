@@ -1,4 +1,7 @@
-"""A notebook with a fleet: ``python -m chaos.notebook PAUSE_S EPISODES key=value …`` collects, and then does nothing."""
+"""A notebook with a fleet: ``python -m chaos.notebook PAUSE_S EPISODES ROUNDS key=value …``.
+
+It collects, and does nothing for PAUSE_S seconds after each round.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from digirl_dist import Fleet, Policy
@@ -15,6 +17,11 @@ from digirl_dist.exit_status import end_by_signals_as_by_ctrl_c, exit_status
 
 def fleet_of(words: Sequence[str]) -> Fleet:
     """Returns a fleet with the settings of a command line, whose values are JSON or words."""
+    settings = _nested(words)
+    return Fleet(settings.pop("worker_ips", ()), **settings)
+
+
+def _nested(words: Sequence[str]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for word in words:
         key, _, value = word.partition("=")
@@ -24,7 +31,7 @@ def fleet_of(words: Sequence[str]) -> Fleet:
             known = inner.get(group, {})
             inner[group] = inner = known if isinstance(known, dict) else {"name": known}
         inner[name] = _value(value)
-    return Fleet(settings.pop("worker_ips", ()), **settings)
+    return settings
 
 
 def _value(word: str) -> Any:
@@ -34,24 +41,27 @@ def _value(word: str) -> Any:
         return word
 
 
-def new_policy(shows_screens: bool) -> Policy:
-    """Returns a generic policy with fresh weights for the emulators of ``stages.py``."""
-    from chaos.lab import Screens
+def new_policy(words: Sequence[str]) -> Policy:
+    """Returns a generic policy with fresh weights for the emulator that the settings name."""
     from digirl_dist.agent.plugins.generic import GenericAgentSettings
+    from digirl_dist.api.training import compose
+    from digirl_dist.assembly.parts import build_device
 
+    composed = compose("host", _nested([word for word in words if word.startswith("emulator")]))
     settings = GenericAgentSettings()
-    policy = Policy(settings.build(Screens.spec if shows_screens else replace(Screens.spec, image_size=None)))
+    policy = Policy(settings.build(build_device(composed, composed.emulator).spec))
     policy.settings = settings  # as those of a run have them: episodes are checked against the agent, too
     return policy
 
 
 def main(words: Sequence[str]) -> int:
-    pause_s, episodes = float(words[0]), int(words[1])
-    policy = new_policy("emulator=custom" in words)
-    with fleet_of(words[2:]) as fleet:
-        while True:
+    pause_s, episodes, rounds = float(words[0]), int(words[1]), int(words[2])
+    policy = new_policy(words[3:])
+    with fleet_of(words[3:]) as fleet:
+        for _ in range(rounds):
             fleet.collect(policy, episodes=episodes)
             time.sleep(pause_s)
+    return 0
 
 
 if __name__ == "__main__":

@@ -69,7 +69,9 @@ def black(height: int, width: int, count: int) -> Iterator[bytes]:
         row = b"\0" + number.to_bytes(4, "big").rjust(size, b"\0")
         stored = b"\0" + struct.pack("<HH", len(row), len(row) ^ 0xFFFF) + row
         checksum = _adler_of_zeros_after(zlib.adler32(row), (height - 1) * (1 + size))
-        yield _png(height, width, b"\x78\x9c" + stored + _zeros((height - 1) * (1 + size)) + struct.pack(">I", checksum))
+        yield _png(
+            height, width, b"\x78\x9c" + stored + _zeros((height - 1) * (1 + size)) + struct.pack(">I", checksum)
+        )
 
 
 def noise(height: int, width: int, count: int) -> Iterator[bytes]:

@@ -28,7 +28,7 @@ class Phase(Enum):
     def program(self, screens: bool) -> Program:
         emulator = _SCREENS if screens else _NUMBERS
         if self is Phase.idle:
-            return Program(["-m", "chaos.notebook", str(PAUSE_S), str(EPISODES)], emulator)
+            return Program(["-m", "chaos.notebook", str(PAUSE_S), str(EPISODES), str(_ENDLESS)], emulator)
         seconds, episodes = (PAUSE_S, EPISODES) if self is Phase.learning else (0.0, _ENDLESS)
         algorithm = ["algorithm.entry_point=chaos.lab:SlowLearner", f"algorithm.kwargs.seconds={seconds}"]
         sizes = [f"rollout_size={episodes}", f"trainer.replay_size={_ENDLESS}"]
