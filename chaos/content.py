@@ -82,14 +82,9 @@ def _beat(more: Callable[[list[Any]], Message]) -> Callable[[State], Message | N
     return make
 
 
-def _with_key(kind: str, **content: Any) -> Callable[[State], Message | None]:
-    """Makes a message about slot 0 and a ticket that has ended."""
-
-    def make(state: State) -> Message | None:
-        key = _ended(state)
-        return None if key is None else {"type": kind, "slot": 0, "key": key, **content}
-
-    return make
+def _failed_again(state: State) -> Message | None:
+    key = _ended(state)
+    return None if key is None else {"type": "episode_failed", "slot": 0, "key": key, "reason": _reason(EpisodeFailed)}
 
 
 def _landed_again(state: State) -> Message | None:
@@ -123,10 +118,7 @@ def of_messages() -> Iterator[Lie]:
     yield _again("ended episodes with the longest accounts", _landed_again)
     unknown = {"type": "unknown_file", "episode": "stray-NUMBER", "reason": _reason(UnknownFile)}
     yield _again("unknown files with the longest reasons", lambda _: unknown)
-    yield _again("one unknown file for ever", lambda _: {**unknown, "episode": "stray", "reason": ""})
-    failed = _with_key("episode_failed", reason=_reason(EpisodeFailed))
-    yield _again("ended tickets fail, for the longest reasons", failed)
-    yield _again("the first action of an ended ticket", _with_key("acting"))
+    yield _again("ended tickets fail, for the longest reasons", _failed_again)
     slot = {"type": "slot_changed", "slot": 0, "state": "down", "reason": _reason(SlotChanged), "in_service": 1}
     yield _again("a slot goes down, for the longest reasons", lambda _: slot)
     yield _again("a slot is long again and again", lambda _: {**slot, "state": "long", "reason": "", "in_service": 2})
@@ -145,7 +137,7 @@ def hang_up(_: State) -> Lines:
     os._exit(0)
 
 
-def _flapping(name: str, say: Callable[[Message, State], Lines] | None = None) -> Lie:
+def _flapping(name: str, say: Callable[[Message, State], Lines]) -> Lie:
     """Ends each connection soon after it has begun."""
     return Lie(name, say, now_and_then=hang_up, every_s=_CONNECTED_S, is_bounded=True)
 
@@ -163,7 +155,6 @@ def _took_up(working: Message, state: State) -> None:
 
 def of_connections() -> Iterator[Lie]:
     """Yields what a program may say whenever it connects, by one that connects all the time."""
-    yield _flapping("connections of a second")
     yield _flapping("connections of a second, by the longest machine", changed("ready", _set_machine))
     slots = changed("working", lambda working, _: working.update(reason=_reason(Working)))
     yield _flapping("connections of a second, with the longest reasons for the slots", slots)
@@ -280,12 +271,9 @@ def _texts(count: int, make: Callable[[int], str], rows: Rows, share: float) -> 
         seen[Rows.TEXT] = f"{number} {make(int(count * share))}"
 
 
-def _blanks(place: int, rows: Rows, share: float) -> None:
-    rows.steps[0][place] += " " * int(30_000_000 * share)
-
-
-def _params(rows: Rows, share: float) -> None:
-    rows.origin[Rows.PARAMS] += " " * int(30_000_000 * share)
+def _blanks(rows: Rows, share: float) -> None:
+    rows.steps[0][Rows.ACTION] += " " * int(15_000_000 * share)
+    rows.origin[Rows.PARAMS] += " " * int(15_000_000 * share)
 
 
 def _goals(rows: Rows, share: float) -> None:
@@ -312,17 +300,19 @@ def _hides_chunk(height: int, width: int, rows: Rows, share: float) -> None:
     rows.show([with_private_chunk(next(black(height, width, 1)), int(100_000_000 * share))])
 
 
+def _tiny(rows: Rows, share: float) -> None:
+    for forge in (_of_steps(Rows.REWARD, SMALLEST), _of_steps(Rows.LOG_PROB, -SMALLEST), _vectors(SMALLEST, -SMALLEST)):
+        forge(rows, share)
+
+
 def of_numbers() -> Iterator[Lie]:
     """Yields extreme finite numbers."""
     log_prob, reward = Rows.LOG_PROB, Rows.REWARD
     yield Lie("rewards of the largest float32", forge=_of_steps(reward, LARGEST))
-    yield Lie("rewards of the smallest float32", forge=_of_steps(reward, -LARGEST))
-    yield Lie("rewards of both signs at their limits", forge=_of_steps(reward, LARGEST, -LARGEST))
-    yield Lie("denormal rewards", forge=_of_steps(reward, SMALLEST, -SMALLEST), is_bounded=True)
+    yield Lie("rewards of both signs at their limits", forge=_of_steps(reward, -LARGEST, LARGEST))
     yield Lie("log-probabilities of the smallest float32", forge=_of_steps(log_prob, -LARGEST))
-    yield Lie("denormal log-probabilities", forge=_of_steps(log_prob, -SMALLEST), is_bounded=True)
     yield Lie("vectors at the limits of float32", forge=_vectors(LARGEST, -LARGEST))
-    yield Lie("denormal vectors", forge=_vectors(SMALLEST, -SMALLEST), is_bounded=True)
+    yield Lie("denormal numbers everywhere", forge=_tiny, is_bounded=True)
 
 
 def of_texts() -> Iterator[Lie]:
@@ -331,8 +321,7 @@ def of_texts() -> Iterator[Lie]:
     yield Lie("an emoji and 33 million letters", forge=partial(_text, 33_000_000, _letters), is_bounded=True)
     yield Lie("four million random letters in each text", forge=partial(_texts, 4_000_000, _random), **heavy)
     yield Lie("a text where the emulator has none", forge=partial(_texts, 1_000, _random), is_bounded=True)
-    yield Lie("an action and 30 million blanks", forge=partial(_blanks, Rows.ACTION), is_bounded=True)
-    yield Lie("params and 30 million blanks", forge=_params, is_bounded=True)
+    yield Lie("thirty million blanks behind an action and params", forge=_blanks, is_bounded=True)
     yield Lie("goals as long as goals may be", forge=_goals, is_bounded=True)
     yield Lie("ten thousand steps", forge=_steps, is_bounded=True)
 

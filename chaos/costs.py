@@ -31,7 +31,7 @@ _NAMED_S, _OUT_S = 10.0, 30.0
 _MACHINES = 4
 _LIMITS = {**HOSTILE_LIMITS, "limits.stop_s": 5.0}
 _START_S, _END_S, _RESTART_S = 120.0, 60.0, 90.0
-_WATCHED_S = 12.0
+_WATCHED_S = 10.0
 """How long the host collects, where that has no end."""
 _LONGEST_S = 90.0
 _MORE_S = 6.0
@@ -195,9 +195,10 @@ class Scales:
         return not is_late and None in (cost.named_s, cost.out_s)
 
     def _is_over(self, phase: Phase, watch: Watch, began: float) -> bool:
+        """Returns whether the host has collected for long enough, or begun to collect after a pause."""
         if phase is Phase.collecting:
             return time.monotonic() > began + _WATCHED_S
-        return sum(one.kind == "episode" and one.content["iteration"] == 1 for one in watch.events[:]) >= EPISODES
+        return watch.first(began, lambda one: self._is_others(one) and one.content["iteration"] > 0) is not None
 
     def _press_ctrl_c(self, cost: Cost) -> None:
         pressed = time.monotonic()

@@ -36,7 +36,8 @@ class Rows:
     @classmethod
     def read(cls, path: Path) -> Rows:
         packed, images = msgspec.msgpack.decode(path.read_bytes()[_DIGEST_BYTES:])
-        return cls(*msgspec.msgpack.decode(zlib.decompress(packed)), images)
+        origin, steps, seen = msgspec.msgpack.decode(zlib.decompress(packed))
+        return cls(origin, steps, seen, images)
 
     def write(self, path: Path) -> None:
         encode = msgspec.msgpack.encode
