@@ -26,6 +26,7 @@ from chaos.ground import TRAINS
 from chaos.page import watch_page
 from chaos.processes import eventually, processes_with
 from digirl_dist.child_process import SOURCE
+from digirl_dist.exit_status import end_by_signals_as_by_ctrl_c
 
 _MOST = 1.03
 _SLACK = {"mb": 1.0, "descriptors": 1.0, "threads": 1.0}
@@ -193,6 +194,7 @@ def main() -> int:
     parser.add_argument("settings", nargs="*", help="further settings of the run, as key=value")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
+    end_by_signals_as_by_ctrl_c()  # or what it started goes on
     grown = False
     for name in options.mode or ["run"]:
         mode, began = MODES[name], time.monotonic()
