@@ -41,6 +41,8 @@ _LATE_S = 9.0
 _SLOW_BYTES_PER_S = 20_000
 """Just above ``ssh.slowest_kb_s``."""
 _CONNECTED_S = 1.0
+_BLANKS = b'"BLANKS": 0, '
+"""Stands for blanks between the fields of a message."""
 
 
 def longest(kind: type, name: str, size: int = 1) -> int:
@@ -54,16 +56,16 @@ def _reason(kind: type) -> str:
     return "r" * longest(kind, "reason")
 
 
-def _again(name: str, make: Callable[[State], Message | None], every_s: float = _EVERY_S, **more: Any) -> Lie:
+def _again(name: str, make: Callable[[State], Message | None]) -> Lie:
     """Says the same message again and again, made once for each connection, as soon as it can be made."""
 
     def say(state: State) -> Lines:
         if not state.said and (message := make(state)) is not None:
-            state.said = line(message)
+            state.said = line(message).replace(_BLANKS, b" " * _FULL_LINE)
         if state.said:
             yield state.said.replace(b"NUMBER", str(time.monotonic_ns()).encode())
 
-    return Lie(name, now_and_then=say, every_s=every_s, is_bounded=True, **more)
+    return Lie(name, now_and_then=say, every_s=_EVERY_S, is_bounded=True)
 
 
 def _ended(state: State) -> list[Any] | None:
@@ -106,7 +108,7 @@ def _one_tensor(state: State) -> Message | None:
 
 def _old_version(state: State) -> Message | None:
     loaded = state.last.get("loaded")
-    return loaded and {**loaded, "blanks": " " * _FULL_LINE}
+    return loaded and {"BLANKS": 0, **loaded}
 
 
 def of_messages() -> Iterator[Lie]:
