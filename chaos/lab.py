@@ -12,10 +12,10 @@ import numpy as np
 from chaos.content import HEIGHT, WIDTH
 from chaos.rows import black
 from digirl_dist.agent import Agent
-from digirl_dist.algorithm.plugins.ppo import PpoSettings
-from digirl_dist.algorithm.ppo import PPO
+from digirl_dist.algorithm.plugins import LearningContext
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.parallel.peers import Peers
+from digirl_dist.settings.plugins import ALGORITHM, settings_classes
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Trajectory, Transition
 from digirl_dist.types import Json
@@ -62,10 +62,12 @@ class Screens:
 
 
 class SlowLearner:
-    """Fulfils ``Algorithm``: sleeps for ``seconds`` in each iteration, then learns by PPO from all that steps have."""
+    """Fulfils ``Algorithm``: sleeps for ``seconds`` in each iteration, then learns by each of the ``algorithms``."""
 
-    def __init__(self, agent: Agent, peers: Peers, seed: int, seconds: float = 0.0) -> None:
-        self._ppo = PPO(agent, PpoSettings(epochs=1), _UPDATES, seed, peers)
+    def __init__(self, agent: Agent, peers: Peers, seed: int, algorithms: Sequence[str], seconds: float = 0.0) -> None:
+        context = LearningContext(seed, _UPDATES, None, tasks=[Task("rehearsal"), Task("screens")])
+        kinds = settings_classes(ALGORITHM)
+        self._algorithms = {name: kinds[name]().build(context)(agent, peers) for name in algorithms}
         self._seconds = seconds
         self._newest = -1
 
@@ -74,10 +76,14 @@ class SlowLearner:
         if newest > self._newest:  # what looks for the episodes that break an update makes it many times
             self._newest = newest
             time.sleep(self._seconds)
-        return self._ppo.update(fresh, replay)
+        figures = {}
+        for name, algorithm in self._algorithms.items():
+            figures |= {f"{name}_{key}": value for key, value in algorithm.update(fresh, replay).items()}
+        return figures
 
     def state_dict(self) -> dict[str, Any]:
-        return self._ppo.state_dict()
+        return {name: algorithm.state_dict() for name, algorithm in self._algorithms.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._ppo.load_state_dict(state)
+        for name, algorithm in self._algorithms.items():
+            algorithm.load_state_dict(state[name])
