@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
 
 from chaos.content import HEIGHT, WIDTH
-from chaos.rows import black
+from chaos.rows import black_png
 from digirl_dist.agent import Agent
 from digirl_dist.algorithm.plugins import LearningContext
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
@@ -26,11 +25,6 @@ _STEP_S = 0.1
 _UPDATES = 1000
 
 
-@cache
-def _screen() -> bytes:
-    return next(black(HEIGHT, WIDTH, 1))
-
-
 class Screens:
     """Fulfils ``Emulator``: a black screen, and four numbers, of which the largest is the right action."""
 
@@ -40,6 +34,9 @@ class Screens:
     def tasks(task_set: str, split: str) -> list[Task]:
         """Returns the one task there is."""
         return [Task("screens")]
+
+    def __init__(self) -> None:
+        self._screen = black_png(HEIGHT, WIDTH)
 
     def reset(self, task: Task, seed: int) -> Observation:
         self._rng, self._at = np.random.default_rng(seed), 0
@@ -58,7 +55,7 @@ class Screens:
     def _seen(self) -> Observation:
         vector = self._rng.random(_ACTIONS, np.float32)
         self._right = int(vector.argmax())
-        return Observation("", _screen(), vector)
+        return Observation("", self._screen, vector)
 
 
 class SlowLearner:
@@ -76,7 +73,7 @@ class SlowLearner:
         if newest > self._newest:  # what looks for the episodes that break an update makes it many times
             self._newest = newest
             time.sleep(self._seconds)
-        figures = {}
+        figures: dict[str, float] = {}
         for name, algorithm in self._algorithms.items():
             figures |= {f"{name}_{key}": value for key, value in algorithm.update(fresh, replay).items()}
         return figures

@@ -75,6 +75,11 @@ def black(height: int, width: int, count: int) -> Iterator[bytes]:
         )
 
 
+def black_png(height: int, width: int) -> bytes:
+    """Returns one of black pixels. It needs nothing that cannot travel to workers, as caches cannot."""
+    return _png(height, width, zlib.compress(bytes(height * (1 + width * _COLOURS)), 9))
+
+
 def noise(height: int, width: int, count: int) -> Iterator[bytes]:
     """Yields PNGs that nothing can compress."""
     rng = np.random.default_rng(0)

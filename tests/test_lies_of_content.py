@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +22,7 @@ from chaos.content import CONTENT, HEIGHT, WIDTH, hang_up, longest
 from chaos.costs import LEAST_SHARE, Cost, Scales
 from chaos.ground import ground
 from chaos.hostility import HOSTILE_LIMITS
+from chaos.lab import Screens
 from chaos.lies import LIES, Lie, Message, State, line
 from chaos.rows import Rows, black, noise, with_private_chunk
 from chaos.soak import MODES, grows
@@ -32,6 +36,7 @@ from digirl_dist.storage import episode_file
 from digirl_dist.storage.digest import file_digest
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
+from digirl_dist.user_code.packing import pack
 
 _SHARE = 0.001
 """Of the full size of a forged file."""
@@ -176,6 +181,15 @@ def test_the_settings_of_a_phase_are_ones_that_there_are(phase: Phase, screens: 
     assert program.is_run
     composed = configuration.load("config/multimachine", "host", list(program.settings))
     assert composed.algorithm.entry_point == "chaos.lab:SlowLearner"
+
+
+@pytest.mark.component
+def test_the_emulator_with_screens_travels_to_workers(tmp_path: Path) -> None:
+    runs = "import pickle, sys; made = pickle.load(sys.stdin.buffer)(); print(len(made.reset(None, 1).image))"
+    ours = {"PATH": os.environ["PATH"]}
+    command = [sys.executable, "-c", runs]
+    said = subprocess.run(command, input=pack(Screens), capture_output=True, cwd=tmp_path, env=ours, timeout=300)
+    assert said.stderr == b"" and int(said.stdout) > 1000
 
 
 def _cost(**more: Any) -> Cost:
