@@ -30,7 +30,7 @@ MOST_MB, MOST_EVENTS_MB, LEAST_SHARE, MOST_CTRL_C_S = 200.0, 1.0, 0.95, 10.0
 _NAMED_S, _OUT_S = 10.0, 30.0
 _MACHINES = 4
 _LIMITS = {**HOSTILE_LIMITS, "limits.stop_s": 5.0}
-_START_S, _END_S, _RESTART_S = 300.0, 60.0, 150.0
+_START_S, _END_S, _RESTART_S = 300.0, 60.0, 300.0
 _WATCHED_S = 10.0
 """How long the host collects, where that has no end."""
 _LONGEST_S = 90.0
@@ -72,6 +72,8 @@ class Cost:
 
     def broken(self, alone: Cost) -> list[str]:
         """Returns the budgets that were not kept, compared with the same run without the liar."""
+        if not alone.rate:
+            return [*self.problems, f"nothing to compare it with: {'; '.join(alone.problems)}"]
         found = [*self.problems]
         if (more := self.peak_mb - alone.peak_mb) > MOST_MB:
             found.append(f"{more:.0f} MB more memory")
