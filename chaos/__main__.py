@@ -12,11 +12,14 @@ from collections.abc import Mapping, Sequence
 import psutil
 
 from chaos import hostility
+from chaos.content import CONTENT
+from chaos.costs import judge_content
 from chaos.faults import Fault, faults, lies
 from chaos.ground import LIMITS, RunContext, ground
 from chaos.invariants import Invariant, judge
 from chaos.lies import LIES, Lie
 from chaos.processes import eventually, processes_with
+from chaos.stages import Phase
 from chaos.trial import Chaos, Trial, plan
 from chaos.watch import Watch
 from digirl_dist.exit_status import end_by_signals_as_by_ctrl_c
@@ -140,9 +143,29 @@ def main() -> int:
     parser.add_argument(
         "--lies", type=int, default=0, help="so many lies of one of three workers, without other faults"
     )
+    parser.add_argument(
+        "--lies-of-content",
+        type=int,
+        nargs="?",
+        const=sys.maxsize,
+        default=0,
+        metavar="N",
+        help="lies of valid content, of one of four workers, in each phase of a run; N of them (default: all)",
+    )
+    parser.add_argument(
+        "--phase", type=Phase, action="append", help="only in this phase: collecting, learning or idle; may be repeated"
+    )
+    parser.add_argument("--only", default="", help="only lies of content whose name contains this")
     options = parser.parse_args()
     end_by_signals_as_by_ctrl_c()  # or servers and small disks stay behind
     started = time.monotonic()
+    if options.lies_of_content:
+        lies_of_content = [lie for lie in CONTENT.values() if options.only in lie.name]
+        pairs = [(phase, lie) for phase in options.phase or Phase for lie in lies_of_content]
+        costs = judge_content(plan(pairs, min(options.lies_of_content, len(pairs)), options.seed), options.seed)
+        broken = sum(bool(problems) for _, problems in costs)
+        print(f"\n{len(costs)} lies of content in {time.monotonic() - started:.0f} s, {broken} FAILED")
+        return int(broken > 0)
     if options.lies:
         _, invariants = judge_by_lies(plan(list(LIES.values()), options.lies, options.seed))
         _show([], invariants)

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from chaos import forgery
+from chaos.content import CONTENT
 from chaos.ground import LIMITS, POLICY_STUCK_S, RunContext
 from chaos.lies import LIES, Lie
 from chaos.machine import Disk, Machine, send
@@ -342,5 +343,6 @@ def faults(inference: Inference, root: bool) -> list[Fault]:
 
 
 def lies() -> list[Fault]:
-    """Returns a kind for each lie of a worker whose account is lost."""
-    return [Fault(f"lie: {lie.name}", lie=lie) for lie in LIES.values()]
+    """Returns a kind for each lie of a worker whose account is lost, but for those that need large disks or screens."""
+    told = [*LIES.values(), *(lie for lie in CONTENT.values() if not (lie.is_heavy or lie.screens))]
+    return [Fault(f"lie: {lie.name}", lie=lie) for lie in told]

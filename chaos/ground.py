@@ -9,8 +9,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -45,30 +46,56 @@ LIMITS = {
 """Limits short enough that a fault costs seconds, and long enough for two busy cores."""
 POLICY_STUCK_S = 20.0
 """Limit of one batch of the host's policy."""
-_RUN = [
-    *("emulator=rehearsal", "emulator.reset_s=0.2", "emulator.step_s=0.12", "emulator.steps=6"),
-    *("agent=generic", "train_algorithm=filtered_bc", "install.reuse_packages=true"),
-]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the host runs: ``command``, and the settings that are its own."""
+
+    command: Sequence[str]
+    settings: Sequence[str]
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it trains; else it is a fleet in somebody's own program."""
+        return self.command == TRAINS
+
+
+TRAINS = [f"{SOURCE}/run.py", "--config-path", "config/multimachine", "--config-name", "host"]
+_RUN = Program(
+    TRAINS,
+    [
+        *("emulator=rehearsal", "emulator.reset_s=0.2", "emulator.step_s=0.12", "emulator.steps=6"),
+        *("agent=generic", "train_algorithm=filtered_bc", f"rollout_size={ROLLOUT}"),
+    ],
+)
 
 
 class RunContext:
     """The machines and the host of one chaos run; ``run`` is its save_path, ``clock`` a file with the clocks' error."""
 
     def __init__(
-        self, folder: Path, machines: int, inference: Inference, stack: ExitStack, limits: Mapping[str, float] = LIMITS
+        self,
+        folder: Path,
+        machines: int,
+        inference: Inference,
+        stack: ExitStack,
+        limits: Mapping[str, float] = LIMITS,
+        has_small_disks: bool = True,
     ) -> None:
         self.folder = folder
         self.inference = inference
+        self.program = _RUN
         self._limits = limits
         self.clock = folder / "clock"
         self.clock.write_text("0")
-        self.disk = _disk(folder / "host", "256m", stack)
+        self.disk = _disk(folder / "host", "256m", stack) if has_small_disks else None
         self.run = folder / "host" / "run"
         self.machines = []
         for number in range(1, machines + 1):
             machine = Machine(f"w{number}", folder / f"w{number}", self.clock)
             stack.callback(machine.close)
-            machine.disk = _disk(machine.jobs, "16m", stack)
+            machine.disk = _disk(machine.jobs, "16m", stack) if has_small_disks else None
             self.machines.append(machine)
         self.ended_by_itself: list[str] = []
         """The host's last words each time it ended by itself."""
@@ -92,19 +119,23 @@ class RunContext:
         """Starts the host, always with the same command; it ends after ``iterations``."""
         workers = json.dumps([machine.entry(SLOTS) for machine in self.machines])
         words = [
-            *_RUN,
-            f"inference={self.inference.value}",
+            *self.program.settings,
+            *("install.reuse_packages=true", f"inference={self.inference.value}"),
             *([f"limits.stuck_s={POLICY_STUCK_S}"] if self.inference is Inference.host else []),
             *(f"{name}={value}" for name, value in self._limits.items()),
-            *(f"save_path={self.run}", f"rollout_size={ROLLOUT}", f"train_iterations={iterations}"),
-            *(f"worker_ips={_hydra(workers)}", f"worker_run_path={self.folder}/env", f"worker_python={sys.executable}"),
+            *(f"save_path={self.run}", f"worker_run_path={self.folder}/env", f"worker_python={sys.executable}"),
+            *([f"train_iterations={iterations}"] if self.program.is_run else ()),
+            f"worker_ips={_hydra(workers) if self.program.is_run else workers}",
         ]
-        command = [sys.executable, f"{SOURCE}/run.py", "--config-path", "config/multimachine", "--config-name", "host"]
         paths = os.pathsep.join([str(CLOCK), SOURCE])
         ours = {"HOME": str(self.folder), "PYTHONPATH": paths, "CHAOS_CLOCK": str(self.clock), "OMP_NUM_THREADS": "1"}
         with (self.folder / "host.log").open("ab") as log:
             self._host = subprocess.Popen(
-                [*command, *words], cwd=self.folder, env={**os.environ, **ours}, stdout=log, stderr=log
+                [sys.executable, *self.program.command, *words],
+                cwd=self.folder,
+                env={**os.environ, **ours},
+                stdout=log,
+                stderr=log,
             )
 
     def kill_host(self) -> None:
@@ -112,9 +143,9 @@ class RunContext:
             self._host.kill()
             self._host.wait()
 
-    def end_host(self, limit_s: float = 40.0) -> int | None:
-        """Ends the host by SIGTERM; returns its exit status, None if it did not end."""
-        self.host.send_signal(signal.SIGTERM)
+    def end_host(self, limit_s: float = 40.0, by: signal.Signals = signal.SIGTERM) -> int | None:
+        """Ends the host by a signal; returns its exit status, None if it did not end."""
+        self.host.send_signal(by)
         return self.await_host(limit_s)
 
     def await_host(self, limit_s: float) -> int | None:
@@ -139,12 +170,12 @@ class RunContext:
 
     def why(self) -> str:
         """Returns the output of ``digirl-dist why``."""
-        from digirl_dist.errors import RunFolderError
+        from digirl_dist.errors import RunFolderError, SettingsError
         from digirl_dist.report.why import explain
 
         try:
             return explain(self.run)
-        except RunFolderError as error:
+        except (RunFolderError, SettingsError) as error:
             return str(error)
 
     def _trust(self) -> None:
@@ -170,9 +201,11 @@ def _hydra(workers: str) -> str:
 
 
 @contextmanager
-def ground(machines: int, inference: Inference, limits: Mapping[str, float] = LIMITS) -> Iterator[RunContext]:
+def ground(
+    machines: int, inference: Inference, limits: Mapping[str, float] = LIMITS, has_small_disks: bool = True
+) -> Iterator[RunContext]:
     with ExitStack() as stack:
         folder = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="digirl-dist-chaos-", ignore_cleanup_errors=True))
         )
-        yield RunContext(folder, machines, inference, stack, limits)
+        yield RunContext(folder, machines, inference, stack, limits, has_small_disks)

@@ -11,46 +11,77 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
+from chaos.content import CONTENT
 from chaos.lies import LIES, Lie, Message, State, line
+from chaos.rows import Rows
+from digirl_dist.protocol.job_folder import JobFolder
+from digirl_dist.storage.digest import file_digest
 
 _CHUNK = 1 << 16
+_MACHINE_OF_ITS_OWN = 10
+"""How nice the liar is to the others, whose processors a real one would not share."""
 
 
 class Output:
-    """Our stdout, for several threads; a dripping one sends a byte a second."""
+    """Our stdout, for several threads; ``lie`` may have it drip, or be late with the end of each line."""
 
-    def __init__(self, drips: bool) -> None:
+    def __init__(self, lie: Lie) -> None:
         self._lock = threading.Lock()
-        self._drips = drips
+        self._lie = lie
 
     def send(self, parts: Iterable[bytes]) -> None:
         for part in parts:
             with self._lock:
-                for piece in [bytes([byte]) for byte in part] if self._drips else [part]:
+                for piece in self._pieces(part):
                     sys.stdout.buffer.write(piece)
                     sys.stdout.buffer.flush()
-                    time.sleep(1.0 if self._drips else 0.0)
+
+    def _pieces(self, part: bytes) -> Iterator[bytes]:
+        if self._lie.drips:
+            for byte in part:
+                yield bytes([byte])
+                time.sleep(1.0)
+            return
+        if self._lie.line_s:
+            yield part[:-1]
+            time.sleep(self._lie.line_s)
+            part = part[-1:]
+        yield part
 
 
-def lie_as_program(lie: Lie, program: subprocess.Popen[bytes], output: Output) -> None:
+def lie_as_program(lie: Lie, program: subprocess.Popen[bytes], output: Output, folder: JobFolder) -> None:
     """Passes on what the program says, as the lie has it."""
-    state = State()
+    state = State(folder=folder)
     threading.Thread(target=_listen, args=[lie, state, program.stdin, output], daemon=True).start()
     if lie.now_and_then is not None:
         threading.Thread(target=_chatter, args=[lie, state, output], daemon=True).start()
-    if lie.drips:
+    if lie.drips or lie.line_s:
         _note()
     assert program.stdout is not None
     for said in program.stdout:
         message, honest = json.loads(said), json.loads(said)
         state.last[honest["type"]] = honest
-        output.send([said] if lie.say is None else _noted(list(lie.say(message, state)), honest))
+        if lie.forge is not None and message["type"] == "episode_ready":
+            _forge(lie.forge, message["manifest"], folder)
+        output.send(_noted([line(message)] if lie.say is None else list(lie.say(message, state)), honest))
+
+
+def _forge(forge: Callable[[Rows, float], None], manifest: Message, folder: JobFolder) -> None:
+    """Forges the file of an episode, and its manifest as it is announced."""
+    path = folder.episode(manifest["episode_id"])
+    try:
+        rows = Rows.read(path)
+        forge(rows, 1.0)
+        rows.write(path)
+        manifest |= {"size": path.stat().st_size, "digest": file_digest(path)}
+    except OSError:  # it has been deleted meanwhile, or the disk is full
+        pass
 
 
 def _noted(said: Sequence[bytes], honest: Message) -> Sequence[bytes]:
@@ -72,6 +103,8 @@ def _listen(lie: Lie, state: State, program: IO[bytes], output: Output) -> None:
             state.leased += message["tickets"]
         if "order" in message:
             state.last["order"] = message
+        if message["type"] == "load_policy":
+            state.last["load_policy"] = message
         answer = None if lie.hear is None else lie.hear(message, state)
         if answer is None:
             program.write(heard)
@@ -123,12 +156,17 @@ def _body(source: IO[bytes], left: int) -> Iterator[bytes]:
 def main() -> None:
     name, module, *arguments = sys.argv[1:]
     command = [sys.executable, "-m", module, *arguments]
+    os.nice(_MACHINE_OF_ITS_OWN)
     honest = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "CHAOS_HOSTILE": ""}
     )
-    lie, output = LIES[name], Output(LIES[name].drips and module.endswith("attach"))
+    lie = (LIES | CONTENT)[name]
     try:
-        (lie_as_program if module.endswith("attach") else lie_as_courier)(lie, honest, output)
+        if module.endswith("attach"):
+            folder = JobFolder(Path(arguments[arguments.index("--folder") + 1]).expanduser())
+            lie_as_program(lie, honest, Output(lie), folder)
+        else:
+            lie_as_courier(lie, honest, Output(Lie(name)))
     except BrokenPipeError:
         pass
     finally:

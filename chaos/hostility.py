@@ -104,16 +104,16 @@ class Liar:
             if not told and self._machine.told.exists():
                 told_s, told = since, True
             is_late = told and since > told_s + _stands_s(lie) + _NAMED_S
-            if result.named_s is None and not is_late and self._is_named(since):
+            if result.named_s is None and not is_late and self.is_named(since):
                 result.named_s = since
-            if result.out_s is None and (out := self._out(began)) is not None:
+            if result.out_s is None and (out := self.out(began)) is not None:
                 result.out_s, result.is_fatal = out.at - began, out.kind == "worker_lost"
         return result
 
     def stop(self) -> None:
         self._machine.hostile.write_text("")
 
-    def _is_named(self, since: float) -> bool:
+    def is_named(self, since: float) -> bool:
         """Returns whether ``digirl-dist why`` tells what is wrong with the worker, and began to since the strike."""
         lines = self._here.why().splitlines()
         start = next((n for n, line in enumerate(lines) if line.startswith(f"worker {self._machine.name}:")), None)
@@ -131,7 +131,7 @@ class Liar:
         ]
         return "<-- the host waits" in mine[0] or any(at < since for at in told)
 
-    def _out(self, began: float) -> Event | None:
+    def out(self, began: float) -> Event | None:
         def is_out(event: Event) -> bool:
             fatal = event.kind == "worker_lost" and event.content.get("fatal")
             return event.of(self._machine.name) and bool(fatal or event.kind == "worker_out_of_service")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,9 @@ _EMULATOR = RehearsalSettings(reset_s=0.2, step_s=0.12, steps=6)
 _SHARE, _SEEN_S = 0.02, 1.6
 """Tolerances of slot-seconds: the share that may be missing of the whole; and the time between an iteration's last
 episode and the booking, because the host waits up to a second for a worker that does not answer."""
+
+_AFTER_S = 5.0
+"""Time in which an episode that a liar has announced may still land."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,14 @@ def judge(
     twice = [f"{key} in {count} rows" for key, count in found.items() if count > 1]
     twice += [f"{key} landed {count} times" for key, count in landed.items() if count > 1]
     lied = [(trial.machine, *trial.lied) for trial in trials if trial.lied]
+    made_up = set(_made_up(watch, trials))
     overdue = [f"{name}: {said}" for at, name, said in watch.overdue if not _lies(lied, name, at, at)]
     spans = list(_spans(run, watch, lied))
     faults = f"{len(trials)} faults"
     return [
         Invariant("0 lost", f"{len(expected)} tickets", [str(key) for key in sorted(expected - set(found))]),
         Invariant("0 repeated", f"{len(trajectories)} episodes", twice),
-        Invariant("0 stale, forged or altered", f"{len(trajectories)} episodes", list(_foreign(trajectories))),
+        Invariant("0 stale, forged or altered", f"{len(trajectories)} episodes", list(_foreign(trajectories, made_up))),
         Invariant("no wait past its deadline", "status every second", overdue),
         Invariant(
             "every fault noticed, explained, got over",
@@ -68,8 +72,16 @@ def judge(
     ]
 
 
-def _foreign(trajectories: list[Trajectory]) -> Iterator[str]:
-    """Yields the episodes that differ from what their ticket's emulator must have shown."""
+def _made_up(watch: Watch, trials: list[Trial]) -> Iterator[Key]:
+    """Yields the tickets whose episodes landed while their worker lied in content."""
+    lied = [(one.machine, one.lied[0], one.lied[1] + _AFTER_S) for one in trials if one.lied and one.makes_up]
+    for event in watch.events:
+        if event.kind == "episode" and _lies(lied, event.content["worker"], event.at, event.at):
+            yield Key(event.content["iteration"], event.content["ticket"])
+
+
+def _foreign(trajectories: list[Trajectory], made_up: Collection[Key]) -> Iterator[str]:
+    """Yields the episodes that differ from what their ticket's emulator must have shown, but for the ``made_up``."""
     emulator = RehearsalEmulator(**values(_EMULATOR), sleep=lambda seconds: None)
     planned: dict[int, Any] = {}
     for one in trajectories:
@@ -81,6 +93,8 @@ def _foreign(trajectories: list[Trajectory]) -> Iterator[str]:
         wanted = planned[ticket.iteration][ticket.index]
         if (ticket.seed, ticket.policy_version, ticket.task.id) != (wanted.seed, wanted.policy_version, wanted.task.id):
             yield f"{ticket.key} is of another ticket: {ticket}"
+        elif ticket.key in made_up:
+            continue
         elif one.steps[0].observation.text == MARK or not _is_as_shown(one, emulator):
             yield f"{ticket.key} ({one.episode_id}) is not what its emulator showed"
 

@@ -1,6 +1,7 @@
 """What a hostile worker says and sends: a table of small changes to the messages and files of an honest one.
 
 ``LIES`` has them by name. Those of single fields follow from the message types, so a new message or field has its own.
+Lies of valid content are in ``content.py``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any, get_args
 
 import msgspec
 
+from chaos.rows import Rows
+from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.protocol.messages import Ask, Broken, WorkerMessage
 
 Message = dict[str, Any]
@@ -30,13 +33,20 @@ class State:
     leased: list[Message] = field(default_factory=list)
     """Tickets that it was leased, the newest last."""
     last: dict[str, Message] = field(default_factory=dict)
-    """The newest honest message of each type."""
+    """The newest message of each type, the host's included, as an honest worker says and hears them."""
+    folder: JobFolder | None = None
+    """Where the program keeps its episodes."""
+    said: bytes = b""
+    """What is said again and again, once it was made."""
+    later: list[tuple[float, Message]] = field(default_factory=list)
+    """What the liar keeps back, and until when, in monotonic seconds."""
 
 
 @dataclass(frozen=True)
 class Lie:
     """``say`` changes a message of the program, ``hear`` answers one of the host (None: passes it on), ``now_and_then``
     adds lines every ``every_s`` seconds. ``send`` changes an answer of the file server: its line, and its bytes.
+    ``forge`` changes the rows of an episode before they are announced, as far as a share in (0, 1] of its full size.
 
     ``is_bounded``: the host believes it within bounds, so nobody is named. ``stands``: the limit of the run that must
     pass before it differs from what an honest worker may do; of files, the time that one may stand still.
@@ -48,8 +58,15 @@ class Lie:
     now_and_then: Callable[[State], Lines] | None = None
     every_s: float = 0.5
     send: Callable[[Message, Iterator[bytes]], Lines] | None = None
+    forge: Callable[[Rows, float], None] | None = None
     drips: bool = False
     """Whether all output comes by a byte a second."""
+    line_s: float = 0.0
+    """How long the end of each line is kept back."""
+    is_heavy: bool = False
+    """Whether its files are larger than the small disks of ``script/chaos --faults``."""
+    screens: bool = False
+    """Whether it needs an emulator that shows screens."""
     is_bounded: bool = False
     stands: str = ""
 

@@ -1,13 +1,14 @@
-"""``script/soak --iterations 1000``: does anything of a long dry run grow once its replay is full?
+"""``script/soak --mode run``: does anything of a long run grow once it is warm?
 
-Memory, descriptors and threads of the host, the worker programs and their servers, over the second and over the last
-fifth of the iterations. What grows by more than 3 % fails.
+Memory, descriptors and threads of the host, its ranks, a viewer, the worker programs and their servers, in two windows
+after a warm-up: the first and the last third of the rounds that remain. What grows by more than 3 % fails.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -15,29 +16,77 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from chaos.processes import processes_with
+from chaos.ground import TRAINS
+from chaos.page import watch_page
+from chaos.processes import eventually, processes_with
 from digirl_dist.child_process import SOURCE
+from digirl_dist.exit_status import end_by_signals_as_by_ctrl_c
 
 _MOST = 1.03
-_EVERY_S = 1.0
+_SLACK = {"mb": 1.0, "descriptors": 1.0, "threads": 1.0}
+"""What may come beside the 3 %: a descriptor more is one of thirty."""
+_WARM = 0.6
+"""Share of the rounds in which allocators and caches reach their size: 600 of 1,000, as was measured."""
+_EVERY_S = 2.0
+_START_S = 120.0
 _ROLES = {
     "worker_program.program": "program",
     "worker_program.courier": "courier",
     "worker_program.attach": "attach",
     "emulator_process": "emulator",
     "localhost_server": "server",
+    "parallel.launch": "launcher",
+    "rank_process": "rank",
+    "digirl_dist view": "viewer",
+    "digirl_dist.cli view": "viewer",
+    "chaos.notebook": "host",
     "run.py": "host",
 }
-_RUN = [
-    *("dry_run=true", "dry_run_workers=2", "bsize=2", "rollout_size=8", "trainer.replay_size=64", "save_freq=1000000"),
-    *("emulator=rehearsal", "emulator.reset_s=0", "emulator.step_s=0", "emulator.steps=2"),
-    *("agent=generic", "train_algorithm=filtered_bc"),
+_FLEET = [
+    *("dry_run=true", "dry_run_workers=2", "bsize=2"),
+    *(
+        "emulator=rehearsal",
+        "emulator.reset_s=0",
+        "emulator.step_s=0",
+        "emulator.steps=2",
+        "emulator.image_size=[32,32]",
+    ),
 ]
+_EPISODES = 8
+_RUN = [*_FLEET, "agent=generic", "agent.short_side=36", f"rollout_size={_EPISODES}", "save_freq=1000000"]
+_LEARNS = [*_RUN, "train_algorithm=filtered_bc", "trainer.replay_size=64"]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way to run for long: its settings, of which one is the number of ``rounds``."""
+
+    settings: Sequence[str]
+    rounds: int
+    """So many that it takes at most eight minutes on two busy cores."""
+    counts: str = "train_iterations"
+    is_viewed: bool = False
+    """Whether a page of the viewer watches it."""
+
+    def command(self, rounds: int) -> list[str]:
+        if not self.counts:
+            return ["-m", "chaos.notebook", "0", str(_EPISODES), str(rounds), *self.settings]
+        return [*TRAINS, *self.settings, f"{self.counts}={rounds}"]
+
+
+MODES = {
+    "run": Mode(_LEARNS, 1000),
+    "torchrun": Mode([*_LEARNS, "trainer=torchrun", "trainer.nproc_per_node=2"], 800),
+    "collect": Mode([*_RUN, "task_mode=collect"], 1000, "eval_iterations"),
+    "fleet": Mode(_FLEET, 1000, ""),
+    "viewer": Mode(_LEARNS, 800, is_viewed=True),
+}
 
 
 @dataclass(frozen=True)
@@ -53,46 +102,66 @@ class Sample:
 
 
 def growth(samples: Sequence[Sample], iterations: int) -> dict[tuple[str, str], tuple[float, float]]:
-    """Returns, by role and kind, the median in the second and in the last fifth of the iterations."""
+    """Returns, by role and kind, the medians in the first and in the last third of the iterations after the warm-up."""
     found = {}
+    third = (1 - _WARM) * iterations / 3
     for role in sorted({sample.role for sample in samples}):
         mine = [sample for sample in samples if sample.role == role]
-        early = [sample for sample in mine if 0.2 * iterations <= sample.iteration < 0.4 * iterations]
-        late = [sample for sample in mine if sample.iteration >= 0.8 * iterations]
-        for kind in ("mb", "descriptors", "threads") if early and late else ():
+        early = [sample for sample in mine if 0 <= sample.iteration - _WARM * iterations < third]
+        late = [sample for sample in mine if iterations - third <= sample.iteration < iterations]
+        for kind in _SLACK if early and late else ():
             before, after = (statistics.median(getattr(each, kind) for each in some) for some in (early, late))
             found[role, kind] = before, after
     return found
 
 
-def soak(iterations: int, more: Sequence[str]) -> list[Sample]:
-    """Runs so many iterations and looks at the run's processes every second."""
-    with tempfile.TemporaryDirectory(prefix="digirl-dist-soak-") as folder:
-        words = [*_RUN, f"save_path={folder}/run", f"train_iterations={iterations}", *more]
-        where = ["--config-path", "config/multimachine", "--config-name", "host"]
-        log = Path(folder, "log")
+def grows(kind: str, before: float, after: float) -> bool:
+    """Returns whether that is more than noise."""
+    return after > _MOST * before and after > before + _SLACK[kind]
+
+
+def soak(mode: Mode, rounds: int, more: Sequence[str]) -> list[Sample]:
+    """Runs so many rounds and looks at the run's processes now and then. Raises RuntimeError if the run fails."""
+    with tempfile.TemporaryDirectory(prefix="digirl-dist-soak-") as folder, ExitStack() as stack:
+        run, log = Path(folder, "run"), Path(folder, "log")
+        command = [sys.executable, *mode.command(rounds), f"save_path={run}", *more]
         with log.open("wb") as output:
             host = subprocess.Popen(
-                [sys.executable, f"{SOURCE}/run.py", *where, *words], cwd=SOURCE, stdout=output, stderr=output
+                command, cwd=SOURCE, stdout=output, stderr=output, env={**os.environ, "TMPDIR": folder}
             )
+        stack.callback(host.wait)
+        stack.callback(host.terminate)
+        if mode.is_viewed:
+            stack.enter_context(watch_page(_viewed(run, Path(folder), stack)))
         samples: list[Sample] = []
-        try:
-            while host.poll() is None:
-                time.sleep(_EVERY_S)
-                samples += _look(_iteration(Path(folder, "run")), processes_with(folder))
-        finally:
-            host.terminate()
-            host.wait()
+        while host.poll() is None:
+            time.sleep(_EVERY_S)
+            samples += _look(_rounds(run), processes_with(folder))
         if host.returncode != 0:
             raise RuntimeError(f"the run ended with status {host.returncode}: {log.read_text()[-2000:]}")
     return samples
 
 
-def _iteration(run: Path) -> int:
-    try:
-        return (run / "metrics.jsonl").read_bytes().count(b"\n")
-    except OSError:
-        return 0
+def _viewed(run: Path, folder: Path, stack: ExitStack) -> str:
+    """Starts a viewer of the run; returns its address."""
+    eventually(lambda: _rounds(run) > 0, _START_S)
+    said = folder / "viewer.log"
+    with said.open("wb") as output:
+        viewer = subprocess.Popen(
+            [sys.executable, "-m", "digirl_dist", "view", str(run)], cwd=SOURCE, stdout=output, stderr=output
+        )
+    stack.callback(viewer.wait)
+    stack.callback(viewer.terminate)
+    eventually(lambda: "open http" in said.read_text(), _START_S)
+    address = re.search(r"open (http\S+)", said.read_text())
+    if address is None:
+        raise RuntimeError(f"the viewer did not start: {said.read_text()[-2000:]}")
+    return address[1]
+
+
+def _rounds(run: Path) -> int:
+    """Returns how many rounds are stored."""
+    return 1 + max((int(path.stem) for path in run.glob("trajectories/[0-9]*.parquet")), default=-1)
 
 
 def _look(iteration: int, processes: Sequence[psutil.Process]) -> list[Sample]:
@@ -109,10 +178,10 @@ def _look(iteration: int, processes: Sequence[psutil.Process]) -> list[Sample]:
 
 
 def _show(found: Mapping[tuple[str, str], tuple[float, float]]) -> bool:
-    print(f"{'':24}{'2nd fifth':>12}{'last fifth':>12}")
+    print(f"{'':24}{'first third':>12}{'last third':>12}{'':>4}(after the warm-up)")
     grown = False
     for (role, kind), (before, after) in found.items():
-        too_much = after > _MOST * before
+        too_much = grows(kind, before, after)
         grown = grown or too_much
         print(f"{f'{role}: {kind}':24}{before:12.1f}{after:12.1f}{'  GROWS' if too_much else ''}")
     return grown
@@ -120,12 +189,20 @@ def _show(found: Mapping[tuple[str, str], tuple[float, float]]) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="script/soak", description=__doc__)
-    parser.add_argument("--iterations", type=int, default=1000)
+    parser.add_argument("--mode", choices=MODES, action="append", help="what runs; may be repeated (default: run)")
+    parser.add_argument("--iterations", type=int, help="rounds; of these, the first 60 %% warm up (default: by mode)")
     parser.add_argument("settings", nargs="*", help="further settings of the run, as key=value")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    samples = soak(options.iterations, options.settings)
-    return int(_show(growth(samples, options.iterations)))
+    end_by_signals_as_by_ctrl_c()  # or what it started goes on
+    grown = False
+    for name in options.mode or ["run"]:
+        mode, began = MODES[name], time.monotonic()
+        rounds = options.iterations or mode.rounds
+        samples = soak(mode, rounds, options.settings)
+        print(f"{name}: {rounds} rounds in {time.monotonic() - began:.0f} s")
+        grown = _show(growth(samples, rounds)) or grown
+    return int(grown)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from chaos.content import CONTENT
 from chaos.faults import Fault, Scene
 from chaos.ground import RunContext
 from chaos.hostility import Liar
@@ -34,6 +35,8 @@ class Trial:
     problem: str = ""
     lied: tuple[float, float] | None = None
     """From when to when, in monotonic seconds, nothing that the machine says of itself counts."""
+    makes_up: bool = False
+    """Whether an episode that lands in that time may show what no emulator did, as no host can know better."""
 
 
 def plan(kinds: Sequence[T], count: int, seed: int) -> list[T]:
@@ -147,7 +150,7 @@ def _suffer_lie(fault: Fault, scene: Scene, trial: Trial) -> None:
     elif told.out_s is None:  # nothing else ends the connection that lies
         scene.machine.relay.cut()
     _await_recovery(fault, scene, trial, name, began, time.monotonic())
-    trial.lied = began, time.monotonic()
+    trial.lied, trial.makes_up = (began, time.monotonic()), fault.lie.name in CONTENT
 
 
 def _strike(fault: Fault, scene: Scene) -> float:

@@ -25,6 +25,8 @@ class Event:
     at: float
     kind: str
     content: dict[str, Any]
+    size: int = 0
+    """Its bytes in the file."""
 
     def of(self, worker: str | None) -> bool:
         return worker is None or self.content.get("worker") == worker
@@ -85,8 +87,10 @@ class Watch:
         self._read_events()
 
     def _read_events(self) -> None:
+        before = self._lines.place
         for content in self._lines.news(self._lines.size()):
-            self.events.append(Event(time.monotonic(), content.pop("event"), content))
+            self.events.append(Event(time.monotonic(), content.pop("event"), content, self._lines.place - before))
+            before = self._lines.place
 
     def _look_for_overdue_waits(self) -> None:
         try:
