@@ -28,6 +28,7 @@ from digirl_dist.collect.fleet_collector import FleetCollector
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
+from digirl_dist.fleet.event_queue import Leaves
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.relay import Relays
 from digirl_dist.fleet.roster import this_python
@@ -100,8 +101,8 @@ class WatchedFleet(Fleet[Any]):
         self.acted: set[tuple[str, int]] = set()
         self.relayed: list[Relayed] = []
 
-    def next_event(self, timeout_s: float) -> WorkerEvent | None:
-        event = super().next_event(timeout_s)
+    def next_event(self, timeout_s: float, leaves: Leaves | None = None) -> WorkerEvent | None:
+        event = super().next_event(timeout_s, leaves)
         match event:
             case Said(_, EpisodeReady(manifest)):
                 self.manifests.append((time.monotonic(), manifest))

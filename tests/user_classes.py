@@ -58,7 +58,8 @@ class Counter:
                 file.write("closed\n")
 
     def _see(self) -> Observation:
-        return Observation("count", None, np.array([self._at, self._seed % 7], np.float32))
+        text = "x" * self._params.get("letters", 0) or "count"
+        return Observation(text, None, np.array([self._at, self._seed % 7], np.float32))
 
     def _suffer(self, where: str) -> None:
         """Hang or die once: the file named by ``once`` says whether it has happened."""

@@ -129,7 +129,7 @@ def fleet_collector(fleet: Fleet[Any], context: RunContext) -> Collector:
 
     settings = context.settings
     rules = DispatchRules(settings.prefetch, settings.speculate)
-    return FleetCollector(
+    collector = FleetCollector(
         fleet,
         settings.limits,
         rules,
@@ -140,6 +140,8 @@ def fleet_collector(fleet: Fleet[Any], context: RunContext) -> Collector:
         context.device.max_steps,
         ledger=LeaseLedger(context.folder.leases),
     )
+    collector.attend()
+    return collector
 
 
 def ray_fleet(context: RunContext, cluster: RayCollectorSettings, stack: ExitStack) -> Fleet[Any]:
@@ -283,7 +285,7 @@ class OpenFleet:
         from digirl_dist.collect.fleet_collector import FleetCollector
 
         if isinstance(self.emulators, FleetCollector):
-            self.emulators.fleet.publish(checkpoint, self.emulators.leases.versions())
+            self.emulators.push(checkpoint)
 
 
 def open_fleet(settings: Settings, device: Device, agent: AgentFactory, root: Path, stack: ExitStack) -> OpenFleet:

@@ -14,13 +14,12 @@ from digirl_dist.collect.iteration import Closing, Iteration, Terms, later_of
 from digirl_dist.collect.iteration_stats import IterationStats
 from digirl_dist.collect.leases import Leases, Ledger, lease_seconds
 from digirl_dist.collect.reliability import Reliability
+from digirl_dist.collect.rest import Rest
 from digirl_dist.collect.worker_table import WorkerTable
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import CollectionError, DigirlDistError, MisconductError, failure_here
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.worker_events import (
-    Added,
-    ClaimsRefused,
     LeasesLost,
     Lost,
     PolicyLoaded,
@@ -36,7 +35,6 @@ from digirl_dist.protocol.messages import (
     EpisodeManifest,
     EpisodeReady,
     SlotSeconds,
-    UnknownFile,
     Working,
 )
 from digirl_dist.settings import LimitSettings
@@ -54,8 +52,6 @@ _MOST_SPARES = 8
 """Episodes of one ticket that a worker may have beside the one that is on its way: each of its losses leaves one."""
 _TOGETHER = 64
 """Events for which an episode that has landed waits, so that others are flushed with it."""
-_SHOWN = 10
-"""Refused claims that an event names."""
 
 
 class FleetCollector:
@@ -91,19 +87,50 @@ class FleetCollector:
         self.pulls = itertools.count()
         """Keeps the files of two pulls apart, also of one ticket."""
         self.closed = threading.Event()
+        self._rest = Rest(fleet, self._take_in, self.table.show, self._turn)
         self.fleet.start()
 
+    def attend(self) -> None:
+        """From now on, what workers say is read also while nothing is collected."""
+        self._rest.begin()
+
     def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
-        iteration = Iteration(tickets, self.leases, self.store, self.terms, self.clock)
-        with iteration:
-            return _Collection(self, checkpoint, iteration).run()
+        with self._rest.paused():
+            iteration = Iteration(tickets, self.leases, self.store, self.terms, self.clock)
+            with iteration:
+                return _Collection(self, checkpoint, iteration).run()
+
+    def push(self, checkpoint: Checkpoint) -> None:
+        """Begins to send a checkpoint to the workers, while nothing is collected."""
+        with self._rest.paused():
+            self.fleet.publish(checkpoint, self.leases.versions())
 
     def prefetch(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
         self.prefetches.put((checkpoint, tickets))
 
     def close(self) -> None:
         self.closed.set()
+        self._rest.close()
         self.fleet.close()
+
+    def _take_in(self, event: WorkerEvent) -> None:
+        """Handles an event that concerns a worker and no episode, while nothing is collected."""
+        if self.table.is_for_a_known(event):
+            if isinstance(event, Lost):
+                self.lost(event)
+            self.table.take_in(event)
+
+    def _turn(self) -> None:
+        self.table.let_go()
+        self.status.write_if_due()
+
+    def lost(self, lost: Lost) -> None:
+        """Forgets what counted on the worker, before the table takes the loss in."""
+        for spare in [spare for spare in self.spares if spare[0] == lost.worker]:
+            del self.spares[spare]  # it announces them when it comes back
+        if lost.out_s is not None or isinstance(lost.error, MisconductError):  # it is to blame, and not the tickets
+            self.leases.forgive(lost.worker)
+            self.reliability.suspect(lost.worker)
 
 
 class _Collection:
@@ -126,6 +153,7 @@ class _Collection:
         self._checkpoint = checkpoint
         self._iteration = iteration
         self._all_stats = collector.all_stats
+        self._note_loss = collector.lost
         self._stats = self._stats_of(self._iteration.round)
         self._stats.started_at = self._clock()
         self._asked: set[str] = set()
@@ -208,9 +236,8 @@ class _Collection:
         return self._all_stats[wanted]
 
     def _take_in(self, event: WorkerEvent) -> None:
-        worker = getattr(event, "worker", None)
-        if worker is not None and not self._table.knows(worker) and not isinstance(event, Added):
-            return  # the last words of one that was let go
+        if not self._table.is_for_a_known(event):
+            return
         try:
             self._act_on(event)
         except DigirlDistError:
@@ -248,18 +275,10 @@ class _Collection:
             case LeasesLost(worker, keys):
                 for key in keys:
                     self._retry(worker, None, key, "the worker program lost the ticket without a word")
-            case ClaimsRefused(worker, keys):
-                reason = "the worker program claims tickets that it was not leased; it is told to drop them"
-                some = [list(key) for key in keys[:_SHOWN]]
-                self._table.tell("claims_refused", worker, tickets=some, claims=len(keys), reason=reason)
-            case Lost(worker, error, out_s):
+            case Lost(worker, error):
                 self._stats.worker_result(worker).losses.append(error.reason)
                 self._asked.discard(worker)
-                for spare in [spare for spare in self._spares if spare[0] == worker]:
-                    del self._spares[spare]  # it announces them when it comes back
-                if out_s is not None or isinstance(error, MisconductError):  # it is to blame, and not the tickets
-                    self._leases.forgive(worker)
-                    self._reliability.suspect(worker)
+                self._note_loss(event)
                 self._table.take_in(event)
             case _:
                 self._table.take_in(event)
@@ -273,9 +292,6 @@ class _Collection:
                 self._ended(worker, manifest)
             case EpisodeFailed(slot, key, reason):
                 self._retry(worker, slot, key, reason)
-            case UnknownFile(episode, reason):
-                self._table.tell("episode_refused", worker, episode=episode, reason=reason)
-                self._fleet.workers[worker].forget(episode)
             case SlotSeconds(seconds):
                 self._stats.spent(worker, self._table.ledger.book(worker, seconds))
                 self._asked.discard(worker)

@@ -287,7 +287,9 @@ class Leases:
         return begun, untried
 
     def _may_try(self, worker: str, key: Key, others: Collection[str]) -> bool:
-        failed_on = Counter(failure.worker for failure in self._failures.get(key, ()))
+        if key not in self._failures:
+            return True
+        failed_on = Counter(failure.worker for failure in self._failures[key])
         return all(failed_on[worker] <= failed_on[other] for other in others)
 
     def _grant(self, worker: str, keys: Sequence[Key]) -> list[Ticket]:

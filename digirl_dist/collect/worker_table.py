@@ -14,6 +14,7 @@ from digirl_dist.errors import CollectionError, HandlingError, WorkerError
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.worker_events import (
     Added,
+    ClaimsRefused,
     Connecting,
     DiskFull,
     Leaving,
@@ -22,18 +23,27 @@ from digirl_dist.fleet.worker_events import (
     Relayed,
     RosterRefused,
     Said,
+    Throttled,
     WorkerEvent,
 )
-from digirl_dist.protocol.messages import Heartbeat, MachineFacts, Ready, SlotChanged, Working
+from digirl_dist.protocol.messages import Heartbeat, MachineFacts, Ready, SlotChanged, UnknownFile, Working
 from digirl_dist.settings import LimitSettings
+from digirl_dist.storage import strict_json
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status, WorkerStatus
 from digirl_dist.types import Clock, Json
 
 _EVENTS, _EVENTS_PER_S = 60.0, 40.0
 """Events that a worker may cause at once, and every second: together 100 in any second."""
-_LONGEST_REASON = 4000
+_EVENT_BYTES, _EVENT_BYTES_PER_S = 250_000.0, 12_000.0
+"""The same of their bytes: together less than a megabyte in any minute."""
+_LONGEST_ENTRY = 4000
+"""Bytes of an entry of an event, as they are stored."""
+_EVENT_OVERHEAD = 200
+"""Bytes of an event beside its entries."""
 _QUEUED_EVERY_S = 30.0
+_SHOWN = 10
+"""Refused claims that an event names."""
 _SHORT_REASON = 400
 
 
@@ -51,8 +61,8 @@ class WorkerState:
     """Whether it is out of service for what it did, or for good."""
     is_final: bool = False
     """Whether it is out for good."""
-    on_trial_since: float | None = None
-    """When it was out of service, if no episode of it has landed since."""
+    on_trial_until: float = math.inf
+    """Until when it counts as able, unless an episode of it lands: it was out of service, or failed for good."""
     queued_at: float | None = None
     """Since when it waits in a queue of others; None: it does not."""
     told_at: float = -math.inf
@@ -69,9 +79,21 @@ class WorkerState:
         """Whether it may be given tickets; it may reset emulators while it still loads the checkpoint."""
         return self.in_service > 0 and not self.leaving
 
-    def on_trial_s(self, now: float) -> float:
-        """Returns for how long it has been on trial."""
-        return 0.0 if self.on_trial_since is None else now - self.on_trial_since
+
+@dataclass
+class _Told:
+    """What events a worker may still cause."""
+
+    at: float
+    """When that was so."""
+    events: float = _EVENTS
+    bytes: float = _EVENT_BYTES
+    left_out: int = 0
+
+    def refill(self, now: float) -> None:
+        seconds, self.at = now - self.at, now
+        self.events = min(_EVENTS, self.events + _EVENTS_PER_S * seconds)
+        self.bytes = min(_EVENT_BYTES, self.bytes + _EVENT_BYTES_PER_S * seconds)
 
 
 class WorkerTable:
@@ -98,12 +120,12 @@ class WorkerTable:
         self._has_landed = False
         self._busy_until: dict[str, float] = {}
         """Until when workers are waited for that are being installed; once, until they have brought an episode home."""
-        self._told: dict[str, tuple[float, float, int]] = {}
-        """For each worker: how many more events it may cause now, when that was, and how many were left out."""
+        self._told: dict[str, _Told] = {}
 
-    def knows(self, worker: str) -> bool:
-        """Returns False for a worker that was let go, whose last messages may still come."""
-        return worker in self.states
+    def is_for_a_known(self, event: WorkerEvent) -> bool:
+        """Returns False for what comes of a worker that was let go."""
+        worker = getattr(event, "worker", None)
+        return worker is None or worker in self.states or isinstance(event, Added)
 
     def take_in(self, event: WorkerEvent) -> None:
         """Handles events that concern workers rather than episodes."""
@@ -116,10 +138,18 @@ class WorkerTable:
                 self._slot_changed(worker, slot, state, reason, in_service)
             case Said(worker, Heartbeat() as beat):
                 self._alive(worker, beat)
+            case Said(worker, UnknownFile(name, reason)):
+                self.tell("episode_refused", worker, episode=name, reason=reason)
+            case ClaimsRefused(worker, keys):
+                reason = "the worker program claims tickets that it was not leased; it is told to drop them"
+                some = [list(key) for key in keys[:_SHOWN]]
+                self.tell("claims_refused", worker, tickets=some, claims=len(keys), reason=reason)
+            case Throttled(worker, reason):
+                self.tell("worker_throttled", worker, reason=reason)
             case Lost():
                 self._lost(event)
-            case Connecting(worker, doing, limit_s):
-                self._connecting(worker, doing, limit_s)
+            case Connecting():
+                self._connecting(event)
             case Relayed(worker, source, size, seconds, reason):
                 why = {"reason": reason} if reason else {}
                 kind = "relay_failed" if reason else "relayed"
@@ -145,15 +175,20 @@ class WorkerTable:
 
     def tell(self, kind: str, worker: str, **content: Json) -> None:
         """Emits an event of a worker and shows it in the status; leaves out what comes too often, and counts it."""
-        if isinstance(reason := content.get("reason"), str) and len(reason) > _LONGEST_REASON:
-            content["reason"] = "…" + reason[-_LONGEST_REASON:]
+        content = {key: _short(entry) for key, entry in content.items()}
         said = ", ".join(f"{key} {value}" for key, value in content.items() if value not in ("", None))
         seen = self._status.worker(worker)
         seen.last_event = f"{kind}: {said}"
         if content.get("reason") and kind != "episode_dropped":  # an episode that is not wanted costs nothing
             seen.last_trouble, seen.troubled_at = seen.last_event, self._clock()
-        if self._may_tell(kind, worker):
+        if self._may_tell(kind, worker, len(strict_json.dumps(content))):
             self._events.emit(kind, worker=worker, **content)
+
+    def show(self, lost: Lost) -> None:
+        """Shows a loss that will be taken in later."""
+        if lost.worker in self.states:
+            seen = self._status.worker(lost.worker)
+            seen.last_trouble, seen.troubled_at = f"worker_lost: reason {_short(lost.error.reason)}", self._clock()
 
     def fetches(self, worker: str) -> None:
         """Notes that the file of an episode is to come."""
@@ -172,7 +207,7 @@ class WorkerTable:
         self._has_landed = True
         self._busy_until.pop(pulled.worker, None)
         if pulled.worker in self.states:
-            self.states[pulled.worker].on_trial_since = None
+            self.states[pulled.worker].on_trial_until = math.inf
         manifest = pulled.manifest
         self.tell(
             "episode",
@@ -186,19 +221,19 @@ class WorkerTable:
             pull_s=round(pulled.pull_s, 4),
         )
 
-    def _may_tell(self, kind: str, worker: str) -> bool:
+    def _may_tell(self, kind: str, worker: str, size: int) -> bool:
         """Episodes that landed, each of which had a lease, are always told, and a worker's coming and going."""
-        if kind == "episode" or kind.startswith("worker_"):
-            return True
         now = self._clock()
-        tokens, at, left_out = self._told.get(worker, (_EVENTS, now, 0))
-        tokens = min(_EVENTS, tokens + _EVENTS_PER_S * (now - at))
-        if tokens < 1.0 + bool(left_out):
-            self._told[worker] = (tokens, now, left_out + 1)
+        told = self._told.setdefault(worker, _Told(now))
+        told.refill(now)
+        is_always_told = kind == "episode" or kind.startswith("worker_")
+        if not is_always_told and (told.events < 1.0 + bool(told.left_out) or told.bytes < 0):
+            told.left_out += 1
             return False
-        self._told[worker] = (tokens - 1.0 - bool(left_out), now, 0)
-        if left_out:
-            self._events.emit("events_left_out", worker=worker, count=left_out)
+        told.events, told.bytes = told.events - 1.0, told.bytes - size - _EVENT_OVERHEAD
+        if told.left_out and told.events >= 1.0:
+            self._events.emit("events_left_out", worker=worker, count=told.left_out)
+            told.events, told.left_out = told.events - 1.0, 0
         return True
 
     def let_go(self) -> None:
@@ -225,7 +260,7 @@ class WorkerTable:
         """
         now, states = self._clock(), self.states.values()
         waits = any(state.waits(now) for state in states)
-        if waits or any(state.able and state.on_trial_s(now) <= self._leases.lease_s for state in states):
+        if waits or any(state.able and now <= state.on_trial_until for state in states):
             self._able_at = now
         if waits or any(state.able for state in states):
             return
@@ -251,14 +286,15 @@ class WorkerTable:
             return f"worker {name}: every emulator failed: {next(iter(state.slot_reasons.values()), '')}"
         return f"worker {name}: it has not answered yet ({self._status.worker(name).doing})"
 
-    def _connecting(self, worker: str, doing: str, limit_s: float | None) -> None:
+    def _connecting(self, event: Connecting) -> None:
+        worker, doing, limit_s = event.worker, event.doing, event.limit_s
         state, now = self.states[worker], self._clock()
         seen = self._status.worker(worker)
         trouble, at = seen.last_trouble, seen.troubled_at
         self._status.workers[worker] = WorkerStatus(doing, limit_s=limit_s, last_trouble=trouble, troubled_at=at)
         if limit_s is not None:
             state.queued_at = None
-            is_long = limit_s > self._limits.no_worker_s
+            is_long = event.is_installing and limit_s > self._limits.no_worker_s
             state.busy_until = self._busy_until.setdefault(worker, now + limit_s) if is_long else -math.inf
             return
         if state.queued_at is None:
@@ -286,9 +322,12 @@ class WorkerTable:
         released = self._leases.release(worker)
         self.ledger.lost(worker)
         known, is_out = self.states[worker], final or lost.out_s is not None
-        since = self._clock() if known.on_trial_since is None and lost.out_s is not None else known.on_trial_since
+        trial_s = (
+            self._limits.no_worker_s if error.fatal else self._leases.lease_s if lost.out_s is not None else math.inf
+        )
+        until = min(known.on_trial_until, self._clock() + trial_s)
         self.states[worker] = WorkerState(
-            error=error, leaving=known.leaving, is_out=is_out, is_final=final, on_trial_since=since
+            error=error, leaving=known.leaving, is_out=is_out, is_final=final, on_trial_until=until
         )
         seen = self._status.worker(worker)
         seen.doing = "out for good" if final else "out of service" if is_out else "lost, to be tried again"
@@ -310,4 +349,15 @@ class WorkerTable:
         seen = self._status.worker(worker)
         seen.heard_at = self._clock()
         seen.doing, seen.since, seen.limit_s = beat.doing, seen.heard_at - beat.for_s, self._limits.stuck_s
-        seen.slots = [msgspec.to_builtins(slot) for slot in beat.slots]
+        seen.slots = [msgspec.structs.asdict(slot) for slot in beat.slots]
+
+
+def _short(entry: Json) -> Json:
+    """Returns an entry of an event, of which only so much is stored: the end of a text, and nothing long besides."""
+    if not isinstance(entry, str):
+        size = 0 if isinstance(entry, float | int | None) else len(strict_json.dumps(entry))
+        return entry if size <= _LONGEST_ENTRY else f"… {size} bytes …"
+    kept = entry[-_LONGEST_ENTRY:]
+    while len(strict_json.dumps(kept)) > _LONGEST_ENTRY:
+        kept = kept[len(kept) // 4 + 1 :]
+    return kept if len(kept) == len(entry) else "…" + kept

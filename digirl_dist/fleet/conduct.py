@@ -10,6 +10,7 @@ from digirl_dist.emulator.episode_guard import MOST_STEPS
 from digirl_dist.errors import ProtocolError
 from digirl_dist.fleet.spec import Job
 from digirl_dist.protocol.messages import (
+    MOST_DIGESTS,
     Acting,
     Ask,
     EpisodeFailed,
@@ -43,6 +44,8 @@ _MOST_ASKED_BYTES = 48 << 20
 _BYTES_PER_SLOT = 4 << 20
 """Bytes of open requests for each slot that the configuration names."""
 _BYTES_PER_ASK = 1 << 10
+_HELD_SLACK = 64
+"""Tickets, beside one for each slot, that may have ended between a heartbeat's making and its sending."""
 _SLACK_S = 10.0
 
 
@@ -81,7 +84,7 @@ class Conduct:
         self._newest = max(self._newest, version)
         before = min(self._needs["policy"], _NEEDS * (_BEHIND - 1)) if self._announced else 0
         self._announced.append((version, digests))
-        self._needs["policy"] = before + _NEEDS
+        self._needs["policy"] = before + _NEEDS + len(digests) // MOST_DIGESTS
         self._earn(_PER_TICKET)
 
     def leased(self, count: int, order: int) -> None:
@@ -107,8 +110,8 @@ class Conduct:
     def forgot(self, episode_id: str) -> None:
         self._ready.pop(episode_id, None)
 
-    def check(self, message: WorkerMessage, attached: int, now: float) -> None:
-        """Raises ProtocolError for what no honest program says."""
+    def check(self, message: WorkerMessage, attached: int, held: int, now: float) -> None:
+        """Raises ProtocolError for what no honest program says; ``held`` tickets at most should be with it."""
         self._count(message, now)
         match message:
             case Need():
@@ -120,7 +123,7 @@ class Conduct:
                 times = self._ready[manifest.episode_id]
                 _require(times <= _ANNOUNCEMENTS, f"it announces {manifest.episode_id} again and again")
             case _ if self._slots is not None:
-                self._check_at_work(message, self._slots, now)
+                self._check_at_work(message, self._slots, held, now)
 
     def _count(self, message: WorkerMessage, now: float) -> None:
         """Answered requests cost nothing: the host itself sets their pace. One that waits already is none of these."""
@@ -168,9 +171,11 @@ class Conduct:
         if len(self._asked) > most or self._asked_bytes > most_bytes:
             raise ProtocolError(f"it waits for {len(self._asked)} actions at once, with {self._slots or '?'} slots")
 
-    def _check_at_work(self, message: WorkerMessage, slots: int, now: float) -> None:
+    def _check_at_work(self, message: WorkerMessage, slots: int, held: int, now: float) -> None:
         match message:
             case Heartbeat():
+                most = held + slots + _HELD_SLACK
+                _require(len(message.held) <= most, f"it holds {len(message.held)} tickets; {most} at most can be")
                 _require(len(message.slots) <= slots, f"it tells of {len(message.slots)} slots of {slots}")
                 _require(message.in_service <= slots, f"{message.in_service} of {slots} slots are in service")
                 _require(message.order <= self._order, f"it knows of order {message.order} of {self._order}")
@@ -182,7 +187,8 @@ class Conduct:
                 _require(version <= self._newest, f"it loaded version {version}; the newest is {self._newest}")
                 while self._announced[0][0] < version <= self._announced[-1][0]:
                     self._announced.popleft()
-                self._needs["policy"] = min(self._needs["policy"], _NEEDS * len(self._announced))
+                most = sum(_NEEDS + len(digests) // MOST_DIGESTS for _, digests in self._announced)
+                self._needs["policy"] = min(self._needs["policy"], most)
             case SlotSeconds(seconds):
                 self._check_seconds(seconds, slots, now)
 

@@ -58,10 +58,15 @@ class WorkerConnection(Protocol):
         """Ends it at once; a second call is harmless."""
 
 
-ConnectProgress = Callable[[str, float | None], None]
-"""Called with what is being done to reach a worker, and its limit in seconds; None: it waits in a queue of others.
+class ConnectProgress(Protocol):
+    """Called with what is being done to reach a worker."""
 
-Raises LinkLostError if the worker is not wanted any more."""
+    def __call__(self, doing: str, limit_s: float | None, is_installing: bool = False) -> None:
+        """``limit_s``: in seconds; None: the worker waits in a queue of others.
+
+        Raises LinkLostError if the worker is not wanted any more.
+        """
+
 
 AnySpec = TypeVar("AnySpec", bound=Spec, contravariant=True)
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Sequence, Set
 from typing import Generic, TypeVar
 
+from digirl_dist.errors import CheckpointError, ProtocolError
 from digirl_dist.fleet.connection import Connector
+from digirl_dist.fleet.event_queue import EventQueue, Leaves
 from digirl_dist.fleet.outgoing import Named, Outgoing, PublishedPolicy, Weights
 from digirl_dist.fleet.session import PING_S
 from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.fleet.worker import RemoteWorker, session_clock
 from digirl_dist.fleet.worker_events import Added, Leaving, RosterRefused, WorkerEvent
 from digirl_dist.inference.policy_server import HostPolicy
+from digirl_dist.protocol.messages import LoadPolicy, encode
 from digirl_dist.settings import LimitSettings, PushDtype
 from digirl_dist.storage.checkpoint import Checkpoint
 
@@ -42,7 +44,7 @@ class Fleet(Generic[AnySpec]):
         self._push_dtype = push_dtype
         self._policy = policy
         self._announced: PublishedPolicy | None = None
-        self._events_queue: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
+        self._events = EventQueue()
         self._closing = threading.Event()
         self._connector = connector
         self._roster = threading.Lock()
@@ -50,7 +52,7 @@ class Fleet(Generic[AnySpec]):
         """Replaced, never changed, when a worker comes or goes: other threads may be reading it."""
 
     def _worker(self, spec: AnySpec, job: Job) -> RemoteWorker:
-        return RemoteWorker(spec, job, self._connector, self._limits, self._events_queue.put, self._policy)
+        return RemoteWorker(spec, job, self._connector, self._limits, self._events.put, self._policy)
 
     def start(self) -> None:
         for worker in self.workers.values():
@@ -78,27 +80,38 @@ class Fleet(Generic[AnySpec]):
         before = self._announced.weights if isinstance(self._announced, Outgoing) else None
         if isinstance(self._announced, Outgoing) and self._announced.weights.checkpoint == checkpoint:
             return self._announced
-        return Outgoing(Weights(checkpoint, self._push_dtype, before), before)
+        policy = Outgoing(Weights(checkpoint, self._push_dtype, before), before)
+        try:
+            encode(LoadPolicy(policy.iteration, policy.tensor_entries()))
+        except ProtocolError as error:
+            raise CheckpointError(
+                f"the tensors of {checkpoint.folder} cannot be announced to workers: {error}"
+            ) from error
+        return policy
 
     def add(self, spec: AnySpec, job: Job) -> None:
         """Adds a worker while the fleet is at work."""
         if self._closing.is_set():
             return
         worker = self._worker(spec, job)
-        self._events_queue.put(Added(spec.name))
         with self._roster:
-            self.workers = {**self.workers, spec.name: worker}
             if self._announced is not None:
                 worker.publish(self._announced)
-        worker.start()
+            self._events.put(Added(spec.name))
+            self.workers = {**self.workers, spec.name: worker}
+        try:
+            worker.start()
+        except RuntimeError:  # can't start new thread: it can be added again
+            self.release(spec.name)
+            raise
 
     def release(self, name: str) -> None:
         """Asks the collector to let a worker go when it has finished what it holds."""
-        self._events_queue.put(Leaving(name))
+        self._events.put(Leaving(name))
 
     def refuse(self, reason: str) -> None:
         """Tells the collector of a change of the workers that cannot be made."""
-        self._events_queue.put(RosterRefused(reason))
+        self._events.put(RosterRefused(reason))
 
     def remove(self, name: str) -> None:
         """Stops a worker's program and forgets the worker. Does not wait."""
@@ -107,12 +120,13 @@ class Fleet(Generic[AnySpec]):
             self.workers = {other: each for other, each in self.workers.items() if other != name}
         threading.Thread(target=_part_from, args=[[worker], self._limits.stop_s], name=f"part-{name}").start()
 
-    def next_event(self, timeout_s: float) -> WorkerEvent | None:
-        """Returns the next event, or None if none comes in that time."""
-        try:
-            return self._events_queue.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
+    def next_event(self, timeout_s: float, leaves: Leaves | None = None) -> WorkerEvent | None:
+        """Returns the next event, or None if none comes in that time (see ``EventQueue.get``)."""
+        return self._events.get(timeout_s, leaves)
+
+    def wake(self) -> None:
+        """Has ``next_event`` return."""
+        self._events.wake()
 
     def close(self) -> None:
         """Stops the worker programs and their emulators, waits for them within the limit, hangs up."""

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from digirl_dist.errors import (
-    HandlingError,
-    HostKeyError,
-    InstallError,
-    LoginError,
-    MisconductError,
-    TooSlowError,
-    WorkerError,
-)
+from digirl_dist.errors import HandlingError, MisconductError, TooSlowError, WorkerError
 from digirl_dist.fleet.session import ProgramDeaf, ProgramSilent
 from digirl_dist.settings import LimitSettings
 from digirl_dist.settings.workers import back_off
@@ -26,7 +18,8 @@ class Reconnecting:
         self._draw = draw
         self._losses = 0
         self._connected_at = 0.0
-        self._was_let_in = False
+        self._was_let_in = self._is_let_in = False
+        self._has_brought = False
         self._offences: list[float] = []
         self.is_out_of_service = False
         """Whether the pause is for what the worker did, rather than for the link to it."""
@@ -34,18 +27,22 @@ class Reconnecting:
         """Whether the next connection must end a program that does not answer."""
 
     def connecting(self, now: float) -> None:
-        self._connected_at = now
+        self._connected_at, self._is_let_in = now, False
 
     def attached(self) -> None:
         """The machine let this host in, and has the program."""
-        self._was_let_in = True
+        self._was_let_in = self._is_let_in = True
+
+    def brought(self) -> None:
+        """An episode came from there, and passed the checks: from now on, whatever goes wrong may pass."""
+        self._has_brought = True
 
     def lost(self, error: WorkerError, now: float) -> float | None:
         """Returns in how many seconds to try again; None: never."""
         self.replace = isinstance(error, ProgramSilent)
         self.is_out_of_service = not error.fatal and self._has_offended(error, now)
         if error.fatal:
-            return self._limits.back_off_max_s if self._may_pass(error) else None
+            return self._limits.back_off_max_s if self._may_pass else None
         if self.is_out_of_service:
             return self._limits.quarantine_s
         was_steady = now - self._connected_at > self._limits.steady_s
@@ -53,9 +50,10 @@ class Reconnecting:
         longest = back_off(self._limits.back_off_s, self._limits.back_off_max_s, self._losses)
         return self._draw(longest / 2, longest)
 
-    def _may_pass(self, error: WorkerError) -> bool:
-        """Returns whether it is a machine that refuses what it granted before: its directory of users may be away."""
-        return self._was_let_in and isinstance(error, HostKeyError | InstallError | LoginError)
+    @property
+    def _may_pass(self) -> bool:
+        """Whether it failed at what it could do before: a directory of users, a disk or memory may be away for long."""
+        return self._has_brought or (self._was_let_in and not self._is_let_in)
 
     def _has_offended(self, error: WorkerError, now: float) -> bool:
         """Returns whether this is one offence too many; after its time out of service, a single one more is.

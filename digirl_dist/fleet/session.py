@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
 
 from digirl_dist.errors import JobError, LinkLostError, MisconductError, ProtocolError, TrajectoryError, WorkerError
 from digirl_dist.fleet.conduct import Conduct
@@ -20,6 +22,8 @@ from digirl_dist.fleet.worker_events import ClaimsRefused, LeasesLost, PolicyLoa
 from digirl_dist.inference.requests import InferenceFailure, InferenceReply, InferenceRequest
 from digirl_dist.protocol.messages import (
     MOST_BYTES,
+    MOST_HELD,
+    MOST_HOST_BYTES,
     SPOKEN,
     Acting,
     Ask,
@@ -42,6 +46,7 @@ from digirl_dist.protocol.messages import (
     UnknownFile,
     WorkerMessage,
     Working,
+    encode,
 )
 from digirl_dist.settings import LimitSettings
 from digirl_dist.tasks import Key, Ticket
@@ -109,9 +114,16 @@ class Session:
         """Asks the program to run these. Ignored until the job is accepted: those leases belonged to a predecessor."""
         if not self._working:
             return []
-        lease = self._holdings.lease(tickets)
-        self._conduct.leased(len(tickets), lease.order)
-        return [Send(lease)]
+        effects: Effects = []
+        sizes = {ticket.key: len(msgspec.json.encode(ticket)) for ticket in tickets}
+        for ticket in [ticket for ticket in tickets if sizes[ticket.key] > MOST_HOST_BYTES // 2]:
+            reason = f"task {ticket.task.id:.80} is too large to be sent: its ticket has {sizes[ticket.key]} bytes"
+            effects.append(Tell(Said(self._spec.name, EpisodeFailed(0, ticket.key, reason))))
+        for part in _parts([ticket for ticket in tickets if sizes[ticket.key] <= MOST_HOST_BYTES // 2], sizes):
+            lease = self._holdings.lease(part)
+            self._conduct.leased(len(part), lease.order)
+            effects.append(Send(lease))
+        return effects
 
     def drop(self, keys: Sequence[Key], lost_to: str) -> Effects:
         """Takes back those of these tickets that the program should hold."""
@@ -136,7 +148,12 @@ class Session:
     def decided(self, reply: InferenceReply) -> Effects:
         """The host's policy has answered a request."""
         self._conduct.answered(reply.number)
-        return [Send(reply.to_message())]
+        answer = reply.to_message()
+        try:
+            encode(answer)
+        except ProtocolError as error:  # the policy's fault, and not the worker's
+            answer = InferenceFailure(reply.number, str(error)).to_message()
+        return [Send(answer)]
 
     def ping(self, now: float) -> Effects:
         if self._pinged_for(now) == 0:
@@ -180,7 +197,7 @@ class Session:
         self.has_heard = True
         waits_already = isinstance(message, Ask) and self._conduct.is_asked(message.number)
         try:
-            self._conduct.check(message, len(attached), now)
+            self._conduct.check(message, len(attached), len(self._holdings), now)
             return [] if waits_already else self._receive(message, attached, now)
         except ProtocolError as error:
             reason = f"the worker program breaks the protocol with a {type(message).__name__}: {error}"
@@ -272,7 +289,10 @@ class Session:
             return [HangUp(ProgramDeaf(name, reason))]
         effects: Effects = [Tell(Said(name, beat))]
         if self._working:
-            lost, claimed = self._holdings.compare(beat.held, beat.order)
+            lost, claimed = self._holdings.compare(beat.held, beat.order, now)
+            if (behind_s := min(self._holdings.behind_s(now), self._pinged_for(now))) > 2 * limits.stuck_s:
+                reason = f"the worker program has taken in no order for {behind_s:.0f} s"
+                return [HangUp(ProgramSilent(name, reason))]
             if lost:
                 effects.append(Tell(LeasesLost(name, lost)))
             if claimed and self._claims_refused:
@@ -299,6 +319,8 @@ class Session:
                     "or set worker_run_path (mounted noexec?) or worker_temp_path (without locks or sockets?) elsewhere"
                 )
                 return JobError(name, reason, remedy)
+            case "hear":
+                return JobError(name, f"it refuses what this host says: {reason}", "please report it")
             case "wait":
                 return LinkLostError(name, reason, "see what keeps the machine busy, or short of memory")
             case "disk":
@@ -306,6 +328,19 @@ class Session:
                 return LinkLostError(name, reason, remedy)
         remedy = "see the traceback; `parallel=single` runs the same agent and emulator on the host"
         return JobError(name, f"it cannot carry out '{during}': {reason}", remedy)
+
+
+def _parts(tickets: Sequence[Ticket], sizes: Mapping[Key, int]) -> Iterator[Sequence[Ticket]]:
+    """Yields the tickets in parts that fit into a message."""
+    size, part = 0, list[Ticket]()
+    for ticket in tickets:
+        size += sizes[ticket.key]
+        if part and (size > MOST_HOST_BYTES // 2 or len(part) == MOST_HELD):
+            yield part
+            size, part = sizes[ticket.key], []
+        part.append(ticket)
+    if part:
+        yield part
 
 
 class Commands(ABC):

@@ -43,7 +43,7 @@ class SshConnector:
     def connect(self, spec: WorkerSpec, job: Job, replace: bool, progress: ConnectProgress) -> SshWorkerConnection:
         connection = self._reach(spec.address, progress)
         try:
-            progress("install or check the package", spec.install_limit_s)
+            progress("install or check the package", spec.install_limit_s, is_installing=True)
             python = spec.install(connection)
             progress("start the worker program and its emulators", self._limits.start_s)
             command = [*python, "-m", "digirl_dist.worker_program.attach", "--folder", spec.folder]

@@ -69,11 +69,15 @@ class WatchedRoster:
     def look_if_changed(self) -> None:
         stamp = _stamp(self._folder)
         if stamp != self._seen:
-            self._seen = stamp
-            self.look()
+            self._seen = None  # so that what an error leaves undone is looked at again
+            if self.look():
+                self._seen = stamp
 
-    def look(self) -> None:
-        """Brings the fleet to what the files say; a file that cannot be used changes nothing and is told."""
+    def look(self) -> bool:
+        """Brings the fleet to what the files say; a file that cannot be used changes nothing and is told.
+
+        Returns False if something is left for a later look. What else it raises does so at each look.
+        """
         try:
             worker_configs = {worker_config.name: worker_config for worker_config in self._read()}
             leaving = {name for name in worker_configs if name in self._fleet.workers} - self._known
@@ -84,14 +88,16 @@ class WatchedRoster:
             }
         except SettingsError as error:
             self._fleet.refuse(str(error))
-            return
-        for spec, job in added.values():
+            return True
+        for name, (spec, job) in added.items():
             self._fleet.add(spec, job)
+            self._known.add(name)
         for name in self._known - set(worker_configs):
             self._fleet.release(name)
         self._known = set(worker_configs) - leaving
         if leaving:
             self._seen = None  # they join at a later look
+        return not leaving
 
 
 def _stamp(folder: Path) -> Stamp:

@@ -6,6 +6,7 @@ A worker that is attached and silent holds no thread: its life is a ``Course``.
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -16,27 +17,30 @@ from typing import Any, Protocol
 from digirl_dist.errors import JobError, LinkLostError, ProtocolError, WorkerError, failure_here
 from digirl_dist.fleet.connection import Connector, WorkerConnection
 from digirl_dist.fleet.effects import Decide, HangUp, Push, Send, Tell
+from digirl_dist.fleet.ledger import Ledger
 from digirl_dist.fleet.outbox import Outbox
 from digirl_dist.fleet.outgoing import PublishedPolicy
 from digirl_dist.fleet.reconnecting import Reconnecting
 from digirl_dist.fleet.session import Commands, Effects, Session
 from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.fleet.transfers import Transfers
-from digirl_dist.fleet.worker_events import Connecting, Lost, WorkerEvent
+from digirl_dist.fleet.worker_events import Connecting, Lost, Pulled, Throttled, WorkerEvent
 from digirl_dist.inference.requests import InferenceReply, InferenceRequest
 from digirl_dist.protocol.messages import (
     MOST_BYTES,
     Ask,
     EpisodeManifest,
-    WorkerMessage,
+    Lease,
     decode_worker_message,
     encode,
 )
 from digirl_dist.settings import LimitSettings
-from digirl_dist.strands.course import Course, Waits
+from digirl_dist.strands.course import Course, Waits, pause
 from digirl_dist.tasks import Ticket
 
 _NEVER_THERE_S = 0.2
+_UNREAD_S = 0.5
+_THROTTLED_EVERY_S = 10.0
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -46,6 +50,13 @@ def session_clock() -> float:
     ``time.monotonic`` does not count it on Linux.
     """
     return time.clock_gettime(_CLOCK)
+
+
+class Post(Protocol):
+    """Tells an event to whoever reads them."""
+
+    def __call__(self, event: WorkerEvent, size: int = 0, ledger: Ledger | None = None) -> None:
+        """It has so many bytes, which ``ledger`` counts until it is read."""
 
 
 class InferenceService(Protocol):
@@ -64,6 +75,9 @@ class _Attached:
         self._session = session
         self._lock = threading.RLock()
         self._error: WorkerError | None = None
+        self._is_closed = False
+        self._heard_bytes = 0
+        """Of the message on which the session acts."""
         name = worker.spec.name
         self._outbox = Outbox(connection, name, self.fail)
         self.transfers = Transfers(
@@ -87,8 +101,9 @@ class _Attached:
         """Acts on what the program says until it ends. Raises WorkerError when that is too early."""
         self.ask(lambda session: session.greet(session_clock()))
         while True:
-            message, attached = yield from self._next_message()
-            self._hear(message, attached)
+            while not self._is_closed and (wait_s := self._worker.waits_s(session_clock())):
+                yield pause(wait_s)
+            self._hear((yield from self._next_line()))
 
     def dismiss(self, limit_s: float) -> Waits[None]:
         """Stops a program to which nobody will come back, so that it ends its emulators now."""
@@ -96,61 +111,79 @@ class _Attached:
         try:
             self.ask(Session.stop)
             while time.monotonic() < deadline:
-                yield from self._next_message()
+                yield from self._next_line()
         except WorkerError:
             pass  # it has ended, or cannot be told
 
     def fail(self, error: WorkerError) -> None:
         """Ends the connection, on which nothing more can be said, with the first reason."""
         self._error = self._error or error
-        self._connection.close()
+        self.hang_up()
 
     def close(self) -> None:
         self.transfers.close()
         self._outbox.close()
-        self._connection.close()
+        self.hang_up()
 
     def hang_up(self) -> None:
+        self._is_closed = True
         self._connection.close()
 
-    def _hear(self, message: WorkerMessage, attached: bytes) -> None:
-        self.ask(lambda session: session.receive(message, attached, session_clock()))
+    def _hear(self, line: bytes) -> None:
+        """Decodes the message and has the session act on it; the worker's ledger counts what that takes."""
+        started = time.thread_time()
+        try:
+            message = decode_worker_message(line)
+        except ProtocolError as error:
+            raise self._session.malformed(line, error) from error
+        attached = self._attached_to(message) if isinstance(message, Ask) and message.attached else b""
+        with self._lock:
+            self._heard_bytes = len(line)
+            try:
+                self.ask(lambda session: session.receive(message, attached, session_clock()))
+            finally:
+                self._heard_bytes = 0
+        self._worker.ledger.took(len(line), time.thread_time() - started, session_clock())
 
-    def _next_message(self) -> Waits[tuple[WorkerMessage, bytes]]:
+    def _attached_to(self, message: Ask) -> bytes:
+        attached = self._connection.read(message.attached)
+        if len(attached) < message.attached:
+            raise self._error or self._connection.why_ended()
+        return attached
+
+    def _next_line(self) -> Waits[bytes]:
         try:
             line = yield from self._connection.readline(timeout_s=self._session.patience_s)
         except WorkerError as error:
             raise self._error or self._session.silent(self._connection.answers(), error) from error
         if not line or (self._session.has_heard and not line.endswith(b"\n") and len(line) <= MOST_BYTES):
             raise self._error or self._connection.why_ended()  # perhaps in the middle of a line
-        try:
-            message = decode_worker_message(line)
-        except ProtocolError as error:
-            raise self._session.malformed(line, error) from error
-        attached = b""
-        if isinstance(message, Ask) and message.attached:
-            attached = self._connection.read(message.attached)
-            if len(attached) < message.attached:
-                raise self._error or self._connection.why_ended()
-        return message, attached
+        return line
 
     def _carry_out(self, effect: Send | Push | Decide | Tell | HangUp) -> None:
         match effect:
             case Send(message):
+                if isinstance(message, Lease):
+                    self._worker.ledger.earn(len(message.tickets))
                 self._outbox.send(encode(message))
             case Push(what, blobs):
                 self.transfers.push(blobs, lambda sent: self.ask(lambda session: session.pushed(what, sent)))
             case Decide(request):
                 self._decide(request)
             case Tell(event):
-                self._worker.post(event)
+                self._worker.post(event, self._heard_bytes)
             case HangUp(error):  # only what the program says leads here, so it ends what serves it
                 raise error
 
     def _decide(self, request: InferenceRequest) -> None:
         """Ignored without an inference service: the request is of a former job, which ends as ours arrives."""
+
+        def decided(reply: InferenceReply) -> None:
+            self._worker.ledger.earn(1)
+            self.command(lambda session: session.decided(reply))
+
         if self._worker.inference is not None:
-            self._worker.inference.ask(request, lambda reply: self.command(lambda session: session.decided(reply)))
+            self._worker.inference.ask(request, decided)
 
 
 class RemoteWorker(Commands):
@@ -166,7 +199,7 @@ class RemoteWorker(Commands):
         job: Job,
         connector: Connector[Any],
         limits: LimitSettings,
-        post: Callable[[WorkerEvent], None],
+        post: Post,
         inference: InferenceService | None = None,
     ) -> None:
         self.spec = spec
@@ -174,7 +207,10 @@ class RemoteWorker(Commands):
         self._post = post
         self.inference = inference
         self.job = job
+        self.ledger = Ledger()
         self._connector = connector
+        self._coming_back = Reconnecting(limits, random.uniform)
+        self._throttled_at = -math.inf
         self._policy: PublishedPolicy | None = None
         self._attached: _Attached | None = None
         self._has_been_there = False
@@ -185,10 +221,27 @@ class RemoteWorker(Commands):
     def start(self) -> None:
         self._life.start()
 
-    def post(self, event: WorkerEvent) -> None:
+    def post(self, event: WorkerEvent, size: int = 0) -> None:
         """Tells an event, unless the worker is not wanted any more: its name may be another's by now."""
+        if isinstance(event, Pulled):
+            self._coming_back.brought()
         if not self._stopping.is_set():
-            self._post(event)
+            self._post(event, size, self.ledger)
+
+    def waits_s(self, now: float) -> float:
+        """Returns for how long no message of the worker is to be read; 0: read the next one."""
+        if self._stopping.is_set():
+            return 0.0
+        debt_s = self.ledger.debt_s(now)
+        if debt_s > 0 and now - self._throttled_at > _THROTTLED_EVERY_S:
+            self._throttled_at = now
+            self.post(Throttled(self.spec.name, "it sends more than this host reads of one worker; its messages wait"))
+        return debt_s or (0.0 if self._has_room else _UNREAD_S)
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether one more event may wait to be read; of a worker that is to stop, nobody reads any."""
+        return self._stopping.is_set() or self.ledger.has_room("unread")
 
     def publish(self, policy: PublishedPolicy) -> None:
         """Has new episodes act with this version; PolicyLoaded tells when the worker has it."""
@@ -235,7 +288,7 @@ class RemoteWorker(Commands):
             self.post(Lost(self.spec.name, error, is_final=True))
 
     def _come_and_go(self) -> Waits[None]:
-        coming_back = Reconnecting(self.limits, random.uniform)
+        coming_back = self._coming_back
         while not self._stopping.is_set():
             coming_back.connecting(time.monotonic())
             error = yield from self._stay(coming_back)
@@ -247,6 +300,8 @@ class RemoteWorker(Commands):
             if pause_s is None:
                 return
             self._stopping.wait(pause_s)
+            while not self._has_room:
+                self._stopping.wait(_UNREAD_S)
         if coming_back.replace or self._did_not_end:  # a frozen program cannot end by itself when it is orphaned
             coming_back.replace = True
             yield from self._stay(coming_back)
@@ -281,7 +336,7 @@ class RemoteWorker(Commands):
             return error
         return LinkLostError(self.spec.name, "the worker program ended")
 
-    def _progress(self, doing: str, limit_s: float | None) -> None:
+    def _progress(self, doing: str, limit_s: float | None, is_installing: bool = False) -> None:
         if limit_s is None and self._stopping.is_set():  # a wait without a limit; the others come to an end
             raise LinkLostError(self.spec.name, "the worker is not wanted any more")
-        self.post(Connecting(self.spec.name, doing, limit_s))
+        self.post(Connecting(self.spec.name, doing, limit_s, is_installing))

@@ -100,6 +100,8 @@ class Connecting:
     worker: str
     doing: str
     limit_s: float | None
+    is_installing: bool = False
+    """Whether it is waited for however long the fleet may be without a worker that can run anything."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,14 @@ class DiskFull:
 
 
 @dataclass(frozen=True)
+class Throttled:
+    """The worker sends more than the host reads of one worker: its messages wait."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class RosterRefused:
     """The workers that the configuration names now cannot be used; the fleet stays as it is."""
 
@@ -144,4 +154,4 @@ class RosterRefused:
 
 Words = Said | PolicyLoaded | Pulled | PullRefused | LeasesLost | ClaimsRefused
 """What a worker said, or sent, and what followed from it."""
-WorkerEvent = Words | Lost | Connecting | Relayed | DiskFull | Added | Leaving | RosterRefused
+WorkerEvent = Words | Lost | Connecting | Relayed | DiskFull | Throttled | Added | Leaving | RosterRefused

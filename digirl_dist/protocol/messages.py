@@ -2,7 +2,8 @@
 
 A message is one line of JSON, whose ``type`` says which of these classes it is; an ``Ask`` is followed by as many bytes
 as its ``attached`` says. ``encode`` writes a message, ``decode_host_message`` and ``decode_worker_message`` read one:
-whatever is not exactly a message of that side ends in ``ProtocolError``. This file makes docs/reference/protocol.md.
+whatever is not exactly a message of that side ends in ``ProtocolError``, at the sender already: the limits of the types
+below are those of both ends. This file makes docs/reference/protocol.md.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from digirl_dist.errors import ProtocolError
 from digirl_dist.tasks import Key, Ticket
 from digirl_dist.types import Json, Natural
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised when a message changes its meaning."""
 
 SPOKEN = (PROTOCOL,)
@@ -27,18 +28,30 @@ SPOKEN = (PROTOCOL,)
 MOST_BYTES = 1 << 20
 """The longest line that a host accepts, its end included."""
 
+MOST_HOST_BYTES = 1 << 26
+"""The longest line that a worker program accepts: a policy may have very many tensors."""
+
 MOST_REASON = 1 << 15
 """Characters of a reason; a longer one loses its beginning, as tracebacks say at their end what happened."""
 
-MOST_SLOTS = 10_000
+MOST_SLOTS = 4096
 """No machine carries more; a worker that claims it must not be leased a whole iteration."""
+
+MOST_HELD = 2 * MOST_SLOTS
+"""Tickets that one worker may hold; a heartbeat that names as many slots as well fits into a line."""
+
+MOST_DIGESTS = 5000
+"""Blobs that one Need names; the worker asks for the rest once these have come."""
 
 RunId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,128}\Z")]
 EpisodeId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,160}\Z")]
-Name = Annotated[str, Meta(max_length=256)]
+MOST_NAME = 256
+Name = Annotated[str, Meta(max_length=MOST_NAME)]
+Word = Annotated[str, Meta(max_length=64)]
 Reason = Annotated[str, Meta(max_length=MOST_REASON)]
 Text = Annotated[str, Meta(max_length=1 << 17)]
+Keys = Annotated[list[Key], Meta(max_length=MOST_HELD)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 SlotNumber = Annotated[int, Meta(ge=0, lt=MOST_SLOTS)]
 SlotCount = Annotated[int, Meta(ge=0, le=MOST_SLOTS)]
@@ -46,6 +59,8 @@ SlotState = Literal["ready", "long", "down", "closed"]
 """``long``: its episode has many steps and no end yet."""
 Attached = Annotated[int, Meta(ge=0, le=32 << 20)]
 """Bytes behind the line: no screenshot has more."""
+Spent = Annotated[dict[Word, Seconds], Meta(max_length=16)]
+"""Seconds by phase or activity."""
 
 
 class SlotLimits(msgspec.Struct, frozen=True):
@@ -65,15 +80,15 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
     digest: Digest
     dtype: Name
-    shape: list[Natural]
+    shape: Annotated[list[Natural], Meta(max_length=64)]
     own_dtype: Name | None = None
     """The dtype that the policy has itself, if the tensor was cast for the wire."""
 
 
-class SlotWait(msgspec.Struct, frozen=True):
+class SlotWait(msgspec.Struct, frozen=True, array_like=True):
     """What a slot is doing, for how long, how long it may take, and for which ticket."""
 
-    activity: Name
+    activity: Word
     for_s: Seconds
     limit_s: Seconds | None
     ticket: Natural | None
@@ -95,7 +110,7 @@ class EpisodeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Duration of the episode."""
     age_s: Seconds
     """Time from its end to the writing of this manifest."""
-    spent: dict[Name, Seconds]
+    spent: Spent
     """Its seconds by phase."""
 
 
@@ -111,7 +126,7 @@ class Hello(_Message, frozen=True):
     """Greets a program with the run's id and the protocols that the host speaks."""
 
     run: RunId
-    protocols: list[Natural] = []
+    protocols: Annotated[list[Natural], Meta(max_length=64)] = []
     host: Name = ""
     """Tells the host's process from others of the same run; one that another took over from is refused from then on."""
 
@@ -145,7 +160,7 @@ class LoadPolicy(_Message, frozen=True):
     """Announces a policy version by its tensors; Need or Loaded answers it."""
 
     version: Natural
-    tensors: dict[Name, TensorEntry]
+    tensors: Annotated[dict[Name, TensorEntry], Meta(max_length=200_000)]
 
 
 class Pushed(_Message, frozen=True):
@@ -158,21 +173,21 @@ class Lease(_Message, frozen=True):
     """Leases tickets. ``order`` counts the leases and drops of this connection."""
 
     order: Natural
-    tickets: list[Ticket]
+    tickets: Annotated[list[Ticket], Meta(max_length=MOST_HELD)]
 
 
 class Drop(_Message, frozen=True):
     """Drops tickets that are no longer wanted; their seconds are booked under ``lost_to`` (see slot_time)."""
 
     order: Natural
-    keys: list[Key]
+    keys: Keys
     lost_to: Name
 
 
 class Landed(_Message, frozen=True):
     """Lets the worker delete episodes that are durable on the host, or of no use."""
 
-    episodes: list[EpisodeId]
+    episodes: Annotated[list[EpisodeId], Meta(max_length=1000)]
 
 
 class Collected(_Message, frozen=True):
@@ -211,7 +226,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
     memory_bytes: Natural
     system: Name
     python: Name
-    packages: Annotated[dict[Name, Name], Meta(max_length=500)] = {}
+    packages: Annotated[dict[Word, Word], Meta(max_length=200)] = {}
     """Versions of what the package depends on."""
 
 
@@ -230,7 +245,7 @@ class Need(_Message, frozen=True):
     """Names the blobs that the worker lacks for the job or the announced policy."""
 
     what: Literal["job", "policy"]
-    digests: list[Digest]
+    digests: Annotated[list[Digest], Meta(max_length=MOST_DIGESTS)]
 
 
 class Working(_Message, frozen=True):
@@ -240,7 +255,7 @@ class Working(_Message, frozen=True):
     slots: Annotated[int, Meta(ge=1, le=MOST_SLOTS)]
     reason: Reason
     """Reason for the number of slots, if the worker chose it."""
-    held: list[Key]
+    held: Keys
     """Tickets that are queued or running from before."""
 
 
@@ -278,10 +293,10 @@ class EpisodeReady(_Message, frozen=True):
 
 
 class UnknownFile(_Message, frozen=True):
-    """A file among the episodes does not belong to this run. The worker repeats this until it is told to delete the
-    file."""
+    """A file among the episodes does not belong to this run. The worker deletes it, unless it is a folder."""
 
     episode: Name
+    """The name of the file, as far as it can be shown."""
     reason: Reason
 
 
@@ -306,7 +321,7 @@ class SlotChanged(_Message, frozen=True):
 class SlotSeconds(_Message, frozen=True):
     """The worker's slot-seconds by activity since the previous report (see slot_time)."""
 
-    seconds: dict[Name, Seconds]
+    seconds: Spent
 
 
 class Heartbeat(_Message, frozen=True):
@@ -316,8 +331,8 @@ class Heartbeat(_Message, frozen=True):
     for_s: Seconds
     unheard_s: Seconds
     """Time since the program last heard from the host."""
-    slots: list[SlotWait]
-    held: list[Key]
+    slots: Annotated[list[SlotWait], Meta(max_length=MOST_SLOTS)]
+    held: Keys
     """Tickets that are queued or running."""
     order: Natural
     """The newest order that ``held`` takes into account."""
@@ -372,20 +387,35 @@ _MANIFEST = msgspec.json.Decoder(EpisodeManifest)
 
 
 def encode(message: HostMessage | WorkerMessage, attached: bytes = b"") -> bytes:
-    """Returns the line of a message, followed by what is attached."""
-    return _ENCODER.encode(message) + b"\n" + attached
+    """Returns the line of a message, followed by what is attached.
+
+    Raises ProtocolError for a message that the other side would refuse.
+    """
+    try:
+        line = _ENCODER.encode(message) + b"\n"
+    except (TypeError, ValueError, RecursionError) as error:  # such as half a surrogate pair, or a number of NumPy
+        raise ProtocolError(f"a {type(message).__name__} cannot be sent: {error}") from error
+    if isinstance(message, HostMessage):
+        decode_host_message(line)
+    else:
+        decode_worker_message(line)
+    return line + attached
 
 
 def decode_host_message(line: bytes) -> HostMessage:
     """Raises ProtocolError for anything but a message of a host."""
-    return decoded(_HOST, line)
+    return _decoded(_HOST, line, MOST_HOST_BYTES)
 
 
 def decode_worker_message(line: bytes) -> WorkerMessage:
     """Raises ProtocolError for anything but a message of a worker program."""
-    if len(line) > MOST_BYTES:
-        raise ProtocolError(f"a line of {len(line)} bytes; at most {MOST_BYTES} are allowed")
-    return decoded(_WORKER, line)
+    return _decoded(_WORKER, line, MOST_BYTES)
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], line: bytes, most_bytes: int) -> T:
+    if len(line) > most_bytes:
+        raise ProtocolError(f"a line of {len(line)} bytes; at most {most_bytes} are allowed")
+    return decoded(decoder, line)
 
 
 def encode_manifest(manifest: EpisodeManifest) -> bytes:
@@ -402,9 +432,10 @@ def common_protocol(theirs: Sequence[int]) -> int | None:
     return max(set(SPOKEN) & set(theirs), default=None)
 
 
-def shortened(reason: str) -> str:
-    """Returns the reason, or its end if it does not fit into a message."""
-    return reason if len(reason) <= MOST_REASON else "…" + reason[1 - MOST_REASON :]
+def shortened(reason: str, most: int = MOST_REASON) -> str:
+    """Returns the reason as it fits into a message: the end of a longer one, and bytes that are no text escaped."""
+    text = reason[-most:].encode(errors="backslashreplace").decode()
+    return text if len(text) <= most and len(reason) <= most else "…" + text[1 - most :]
 
 
 def decoded(decoder: msgspec.json.Decoder[T], content: bytes) -> T:

@@ -5,16 +5,27 @@ from __future__ import annotations
 import math
 import socket
 import time
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, ClassVar, cast
 
 import paramiko
-from paramiko.common import cMSG_GLOBAL_REQUEST
+from paramiko.common import (
+    DEFAULT_WINDOW_SIZE,
+    MSG_CHANNEL_DATA,
+    MSG_CHANNEL_EXTENDED_DATA,
+    cMSG_GLOBAL_REQUEST,
+)
+from paramiko.packet import Packetizer
 
 from digirl_dist.settings import SshSettings
 from digirl_dist.strands.lookout import LOOKOUT, Once
 from digirl_dist.strands.strand import ALL
 
 _MOST_BEFORE_LOGIN = 1 << 20
+_MOST_UNREAD = 2 * DEFAULT_WINDOW_SIZE
+"""Bytes of one channel that nobody has read: no server that heeds the window sends more than that has."""
+_LONGEST_PACKET = 1 << 19
+"""paramiko asks for 32 KiB, and OpenSSH never sends more than 256 KiB."""
 _FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
 
@@ -43,12 +54,39 @@ class HeardSocket:
         return getattr(self._sock, name)
 
 
+class _Packets(Packetizer):
+    """Packets of a bounded size: paramiko keeps as many bytes as the first four of a packet announce."""
+
+    def read_all(self, n: int, check_rekey: bool = False) -> bytes:
+        if n > _LONGEST_PACKET:
+            raise paramiko.SSHException(f"the server announces a packet of {n} bytes")
+        return super().read_all(n, check_rekey)
+
+
+def _within_window(feed: Callable[[paramiko.Channel, Any], None]) -> Callable[[paramiko.Channel, Any], None]:
+    """Returns ``feed`` for a server that may ignore the window, as paramiko keeps whatever comes."""
+
+    def fed(channel: paramiko.Channel, message: Any) -> None:
+        feed(channel, message)
+        unread = len(channel.in_buffer) + len(channel.in_stderr_buffer)
+        if unread > _MOST_UNREAD:
+            raise paramiko.SSHException(f"the server ignores the window: {unread} bytes are unread")
+
+    return fed
+
+
 class Transport(paramiko.Transport):
-    """A transport whose keepalive demands an answer.
+    """A transport whose keepalive demands an answer, and that ends with a server that ignores the window.
 
     paramiko's own keepalive expects none, and TCP is satisfied as long as the other kernel lives, so neither notices a
     frozen ``sshd``.
     """
+
+    _channel_handler_table: ClassVar[dict[int, Any]] = {
+        **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]
+        MSG_CHANNEL_DATA: _within_window(paramiko.Channel._feed),  # type: ignore[attr-defined]
+        MSG_CHANNEL_EXTENDED_DATA: _within_window(paramiko.Channel._feed_extended),  # type: ignore[attr-defined]
+    }
 
     def ping(self) -> None:
         """Sends a request that every SSH server must answer, if only with "unknown request" (RFC 4254, section 4)."""
@@ -80,7 +118,8 @@ def open_transport(sock: Any, disabled_algorithms: Any = None, *, settings: SshS
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.silence_s * 1000))
-    transport = Transport(cast(Any, HeardSocket(sock)), disabled_algorithms=disabled_algorithms)
+    heard = cast(Any, HeardSocket(sock))
+    transport = Transport(heard, disabled_algorithms=disabled_algorithms, packetizer_class=_Packets)
     options = transport.get_security_options()
     others = [cipher for cipher in options.ciphers if cipher not in _FAST_CIPHERS]
     options.ciphers = (*_FAST_CIPHERS, *others)

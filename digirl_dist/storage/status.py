@@ -6,6 +6,7 @@ It is a second old at most; of a fleet of thousands of slots, which takes longer
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -82,6 +83,7 @@ class Status:
     ended: str = ""
     """How the run ended, once it has."""
     _due_at: float = 0.0
+    _writing: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @contextmanager
     def until_the_end_of(self, what: str) -> Iterator[None]:
@@ -111,8 +113,7 @@ class Status:
         before = self.round
         since = before.since if before is not None and before.round == round else time.monotonic()
         self.round = RoundStatus(round, landed, wanted, since)
-        if time.monotonic() > self._due_at:
-            self.write()
+        self.write_if_due()
 
     def collected(self, round: Round) -> None:
         """Records the end of a collection."""
@@ -128,12 +129,21 @@ class Status:
     def worker(self, name: str) -> WorkerStatus:
         return self.workers.setdefault(name, WorkerStatus())
 
+    def write_if_due(self) -> None:
+        """Writes the file unless that was done just now. Any thread may call."""
+        if time.monotonic() > self._due_at:
+            self.write()
+
     def write(self) -> None:
         """Writes the file without flushing it to disk: people read it, and only its latest state matters."""
+        with self._writing:
+            self._write()
+
+    def _write(self) -> None:
         if self.path is None:
             return
         started = time.monotonic()
-        workers = {name: self._in_unix_time(vars(status)) for name, status in self.workers.items()}
+        workers = {name: self._in_unix_time(vars(status)) for name, status in dict(self.workers).items()}
         host = self._in_unix_time({"doing": self.now, "since": self.since_now})
         policy = None if self.policy is None else self._in_unix_time(vars(self.policy))
         content = {"pid": os.getpid(), "time": time.time(), "ended": self.ended, **host, "policy": policy}

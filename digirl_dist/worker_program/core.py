@@ -14,6 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from digirl_dist.capacity import PoolSize
 from digirl_dist.errors import DigirlDistError, ProtocolError
 from digirl_dist.protocol.messages import (
+    MOST_DIGESTS,
+    MOST_NAME,
     SPOKEN,
     Action,
     Broken,
@@ -41,7 +43,6 @@ from digirl_dist.protocol.messages import (
     Stop,
     TensorEntry,
     UnknownFile,
-    WorkerMessage,
     Working,
     common_protocol,
     shortened,
@@ -72,7 +73,6 @@ from digirl_dist.worker_program.effects import (
     WriteEpisode,
 )
 
-_LONGEST_NAME = 256
 _GRACE_S = 2.0
 """A program that was stopped itself reads within this time what the host has said meanwhile."""
 _DOING: Mapping[type[HostMessage], str] = {
@@ -192,7 +192,7 @@ class ProgramCore:
     def found_missing(self, what: What, missing: Sequence[str]) -> Effects:
         """Asks for the blobs that are missing, or goes on if there are none."""
         if missing:
-            return [Send(Need(what, list(missing)))]
+            return [Send(Need(what, list(missing[:MOST_DIGESTS])))]  # what else is missing is asked for once these came
         return self._start() if what == "job" else self._load()
 
     def started(self, job: StartJob, capacity: PoolSize) -> Effects:
@@ -235,8 +235,13 @@ class ProgramCore:
         return [Send(Broken("disk", shortened(reason)))]
 
     def spooled(self, files: Sequence[SpooledFile]) -> Effects:
-        """Announces episodes that lie ready, and what is none of this run's, with the reason."""
-        return [Send(self._announced_file(file)) for file in files]
+        """Announces episodes that lie ready, and what is none of this run's, with the reason, which is deleted."""
+        return [
+            Send(UnknownFile(shortened(file.name, MOST_NAME), shortened(file.reason)))
+            if file.manifest is None
+            else Send(EpisodeReady(file.manifest))
+            for file in files
+        ]
 
     def _receive(self, message: HostMessage) -> Effects:
         match message:
@@ -321,7 +326,7 @@ class ProgramCore:
         return [key for key, ticket in self._held.items() if ticket.policy_version not in self._ready]
 
     def _working(self) -> Effects:
-        return [Send(Working(self._capacity.slots, self._capacity.reason, list(self._held))), ListSpooled()]
+        return [Send(Working(self._capacity.slots, self._capacity.reason, list(self._held))), ListSpooled(self._run)]
 
     def _announce(self, policy: LoadPolicy) -> Effects:
         """Makes room for a new policy; deltas of its tensors are told against the one that was announced before."""
@@ -374,14 +379,6 @@ class ProgramCore:
         for key in keys:
             self._held.pop(key, None)
         return [DropTickets(keys, lost_to)] if self._job is not None and keys else []
-
-    def _announced_file(self, file: SpooledFile) -> WorkerMessage:
-        reason = file.reason
-        if file.manifest is not None:
-            if file.manifest.run == self._run:
-                return EpisodeReady(file.manifest)
-            reason = f"{file.name} is of run {file.manifest.run}, not of {self._run}"
-        return UnknownFile(file.name[:_LONGEST_NAME], shortened(reason))
 
 
 def _digests(policy: LoadPolicy) -> list[str]:

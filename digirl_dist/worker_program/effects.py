@@ -120,7 +120,9 @@ class WriteEpisode:
 
 @dataclass(frozen=True)
 class ListSpooled:
-    """Look what lies among the episodes, then call ``spooled``."""
+    """Look what lies among the episodes, delete files that are none of this run's, then call ``spooled``."""
+
+    run: str
 
 
 @dataclass(frozen=True)
@@ -145,9 +147,9 @@ Effect = Send | SlotEffect | PolicyEffect | FileEffect | End
 
 @dataclass(frozen=True)
 class SpooledFile:
-    """An entry among the episodes: its manifest, or the reason why it has none."""
+    """An entry among the episodes: its manifest, or the reason why it has none of this run."""
 
     name: str
-    """The episode's id, by the name of the file."""
+    """The name of the file; bytes that are no text stand for themselves, as half surrogate pairs."""
     manifest: EpisodeManifest | None
     reason: str = ""

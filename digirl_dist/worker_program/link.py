@@ -9,13 +9,24 @@ import select
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
 from digirl_dist.errors import ProtocolError
 from digirl_dist.protocol.job_folder import JobFolder
-from digirl_dist.protocol.messages import Heartbeat, HostMessage, Ping, WorkerMessage, decode_host_message, encode
+from digirl_dist.protocol.messages import (
+    MOST_HOST_BYTES,
+    Broken,
+    Heartbeat,
+    HostMessage,
+    Ping,
+    WorkerMessage,
+    decode_host_message,
+    encode,
+    shortened,
+)
 
 HEARTBEAT_S = 2.0
 _REFUSED_S = 0.5
@@ -39,12 +50,15 @@ class Link(Protocol):
         """Messages that arrived since the last call, in order."""
 
     def send(self, message: WorkerMessage, attached: bytes = b"") -> None:
-        """Sends to the host if there is one; what matters is told again when it comes back."""
+        """Sends to the host if there is one; what matters is told again when it comes back.
+
+        Raises ProtocolError for what a host would refuse.
+        """
 
     def close(self) -> None: ...
 
 
-class Inbox:
+class Inbox(ABC):
     """Messages of the host until the program's loop takes them, and its heartbeat. The base of links."""
 
     def __init__(self) -> None:
@@ -71,9 +85,13 @@ class Inbox:
                 return messages
 
     def receive(self, line: bytes) -> None:
-        """Called by what listens to the host, in a thread of its own. Raises ProtocolError for what is no message."""
+        """Called by what listens to the host, in a thread of its own; what is no message is answered with Broken."""
         self.last_heard = time.monotonic()
-        message = decode_host_message(line)
+        try:
+            message = decode_host_message(line)
+        except ProtocolError as error:
+            self.send(Broken("hear", shortened(str(error))))
+            return
         if isinstance(message, Ping):
             return
         self._messages.put(message)
@@ -81,6 +99,10 @@ class Inbox:
             os.write(self._wake_write, b"!")
         except BlockingIOError:
             pass  # it is awake already
+
+    @abstractmethod
+    def send(self, message: WorkerMessage, attached: bytes = b"") -> None:
+        """See ``Link.send``."""
 
 
 class SocketLink(Inbox):
@@ -102,13 +124,14 @@ class SocketLink(Inbox):
         threading.Thread(target=beat, args=(self, state), name="link-heartbeat", daemon=True).start()
 
     def send(self, message: WorkerMessage, attached: bytes = b"") -> None:
+        said = encode(message, attached)
         with self._writing:
             if self._host is None:
                 if not self._can_be_reached():
                     self.last_heard = -math.inf  # no host will ever come
                 return
             try:
-                _send(self._host, encode(message, attached))
+                _send(self._host, said)
             except OSError:
                 self._hang_up(self._host)
 
@@ -142,11 +165,9 @@ class SocketLink(Inbox):
             threading.Thread(target=self._read, args=(host, lines), name="link-read", daemon=True).start()
 
     def _read(self, host: socket.socket, lines: socket.socket) -> None:
-        with suppress(OSError, ValueError, ProtocolError), lines, lines.makefile("rb") as stream:
-            for line in stream:
-                if self._host is not host:
-                    break  # what it said before another one came is for nobody
-                self.receive(line)
+        with suppress(OSError, ValueError), lines, lines.makefile("rb") as stream:
+            while (line := stream.readline(MOST_HOST_BYTES + 1)) and self._host is host:
+                self.receive(line)  # what it said before another one came is for nobody
         with self._writing:
             self._hang_up(host)
 
@@ -181,7 +202,10 @@ def beat(link: Link, state: Callable[[], Heartbeat]) -> None:
         time.sleep(HEARTBEAT_S)
         if time.monotonic() - slept_at > 2 * HEARTBEAT_S:
             link.last_heard = time.monotonic()  # this process was held up: what came meanwhile is still to be read
-        link.send(state())
+        try:
+            link.send(state())
+        except ProtocolError as error:  # a defect of ours: without heartbeats nobody would learn of it
+            link.send(Broken("heartbeat", shortened(str(error))))
 
 
 def _listen(folder: JobFolder) -> socket.socket:

@@ -16,6 +16,7 @@ import select
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,16 @@ from digirl_dist.errors import CheckpointError
 from digirl_dist.exit_status import end_without_a_search_for_garbage
 from digirl_dist.inference.local import LocalPolicies
 from digirl_dist.protocol.job_folder import IS_TAKEN, JobFolder
-from digirl_dist.protocol.messages import Heartbeat, LoadPolicy, MachineFacts, StartJob, TensorEntry
+from digirl_dist.protocol.messages import (
+    MOST_NAME,
+    MOST_SLOTS,
+    Heartbeat,
+    LoadPolicy,
+    MachineFacts,
+    StartJob,
+    TensorEntry,
+    shortened,
+)
 from digirl_dist.rollout.rollout import Finished, Rollout
 from digirl_dist.rollout.slot import Slot
 from digirl_dist.storage.checkpoint import TensorInfo
@@ -192,8 +202,8 @@ class Program:
                 self._blobs.keep(tensors, packed)
             case WriteEpisode(run, finished):
                 return self._write(run, finished)
-            case ListSpooled():
-                return self._core.spooled(self._spool.found())
+            case ListSpooled(run):
+                return self._core.spooled(self._spool.found(run))
             case DeleteEpisodes(names):
                 self._spool.delete(names)
         return []
@@ -201,6 +211,7 @@ class Program:
     def _start_slots(self, job: StartJob) -> PoolSize:
         chosen = PoolSize(job.slots, "") if job.slots is not None else choose(Machine.here(job.sharers), job.needs)
         policies = self._deciders(job)
+        chosen = replace(chosen, slots=min(chosen.slots, MOST_SLOTS))
         slots = self._new_slots(job, chosen.slots)
         self._policies = policies
         self._rollout = Rollout(job.name, slots, policies, job.max_steps, shrink=job.slots is None)
@@ -252,7 +263,10 @@ def _cast_back(state: dict[str, Any], tensors: Mapping[str, TensorEntry]) -> dic
 
 
 def _facts() -> MachineFacts:
-    return MachineFacts(**machine_facts(), packages=dependency_versions())
+    facts: dict[str, Any] = {
+        key: shortened(fact, MOST_NAME) if isinstance(fact, str) else fact for key, fact in machine_facts().items()
+    }
+    return MachineFacts(**facts, packages=dependency_versions())
 
 
 def main() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
+from digirl_dist.errors import ProtocolError
 from digirl_dist.inference.requests import (
     InferenceFailure,
     InferenceReply,
@@ -47,8 +48,15 @@ class RemotePolicies:
     def ask(self, requests: Sequence[InferenceRequest]) -> None:
         """Sends each request in a message of its own, so that heartbeats find room between large images."""
         for request in requests:
-            self._open[request.number] = request, time.monotonic() + self._longest_s
-            self._send(request)
+            try:
+                self._send(request)
+            except ProtocolError as error:
+                reason = (
+                    f"its observation cannot be sent to the host's policy: {error} -> inference=worker has no limit"
+                )
+                self._answers.append(InferenceFailure(request.number, reason))
+            else:
+                self._open[request.number] = request, time.monotonic() + self._longest_s
 
     def ask_again(self) -> None:
         """Resends unanswered requests to a host that has come anew."""

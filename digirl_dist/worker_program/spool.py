@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import stat
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from digirl_dist.errors import ProtocolError
 from digirl_dist.protocol.job_folder import JobFolder
-from digirl_dist.protocol.messages import EpisodeManifest, decode_manifest, encode_manifest
+from digirl_dist.protocol.messages import MOST_BYTES, EpisodeManifest, decode_manifest, encode_manifest
 from digirl_dist.rollout.rollout import Finished
 from digirl_dist.storage import atomic_files, episode_file
 from digirl_dist.storage.digest import file_digest
@@ -46,9 +47,13 @@ class Spool:
         atomic_files.write_text(self._folder.manifest(trajectory.episode_id), said, flushed=False)
         return manifest
 
-    def found(self) -> list[SpooledFile]:
-        """Returns what lies there, by name."""
-        return [_read(path) for path in sorted(self._folder.episodes.glob("*.json"))]
+    def found(self, run: str) -> list[SpooledFile]:
+        """Returns what lies there, by name, and deletes files that are no manifests of this run's episodes.
+
+        Folders stay as they are, and so does what links lead to. Raises OSError if the folder cannot be listed.
+        """
+        paths = sorted(path for path in self._folder.episodes.iterdir() if path.suffix == ".json")
+        return [self._read(path, run) for path in paths]
 
     def delete(self, names: Iterable[str]) -> None:
         """Deletes the manifest of each first."""
@@ -56,9 +61,32 @@ class Spool:
             self._folder.manifest(name).unlink(missing_ok=True)
             self._folder.episode(name).unlink(missing_ok=True)
 
+    def _read(self, path: Path, run: str) -> SpooledFile:
+        try:
+            manifest = decode_manifest(_content(path))
+            if manifest.run != run:
+                raise ProtocolError(f"it is of run {manifest.run}, not of {run}")
+            if manifest.episode_id != path.stem:
+                raise ProtocolError(f"it is a copy of {manifest.episode_id}.json")
+        except (OSError, ProtocolError) as error:
+            return SpooledFile(path.name, None, f"it is no manifest of this run: {error}{_deleted(path)}")
+        return SpooledFile(path.name, manifest)
 
-def _read(path: Path) -> SpooledFile:
+
+def _content(path: Path) -> bytes:
+    """Returns what is in a manifest. Raises ProtocolError for what cannot be one, without opening it."""
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ProtocolError("it is no regular file")
+    if found.st_size > MOST_BYTES:
+        raise ProtocolError(f"it has {found.st_size} bytes")
+    return path.read_bytes()
+
+
+def _deleted(path: Path) -> str:
+    """Deletes the file; returns what to add to the reason if that cannot be."""
     try:
-        return SpooledFile(path.stem, decode_manifest(path.read_bytes()))
-    except (OSError, ProtocolError) as error:
-        return SpooledFile(path.stem, None, f"{path.name} is not a manifest: {error}")
+        path.unlink()
+    except OSError as error:
+        return f"; it stays there: {error.strerror}"
+    return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +24,16 @@ def tickets(count: int) -> list[Ticket]:
 
 def indices(leased: list[Ticket]) -> list[int]:
     return [ticket.index for ticket in leased]
+
+
+def test_a_ticket_that_failed_nowhere_is_compared_with_no_worker() -> None:
+    """With 1,000 workers, 8,000 tickets were 8,000,000 comparisons."""
+
+    class Untouchable(list[str]):
+        def __iter__(self) -> Iterator[str]:
+            raise AssertionError("it looks through all workers")
+
+    assert len(leased(tickets(4), 3).take("a", 4, 0, Untouchable("ab"))) == 4
 
 
 def test_tickets_are_leased_once_and_in_order() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +18,9 @@ from digirl_dist.collect.lease_ledger import LeaseLedger
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collect.reliability import Reliability
 from digirl_dist.collect.worker_table import WorkerState, WorkerTable
-from digirl_dist.errors import CollectionError, LinkLostError, MisconductError, UnreachableError
+from digirl_dist.errors import CollectionError, JobError, LinkLostError, MisconductError, UnreachableError
 from digirl_dist.fleet.worker_events import Connecting, Lost, Pulled, Said
-from digirl_dist.protocol.messages import EpisodeManifest, Working
+from digirl_dist.protocol.messages import MOST_REASON, EpisodeManifest, MachineFacts, Ready, UnknownFile, Working
 from digirl_dist.settings import LimitSettings
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
@@ -364,16 +365,67 @@ def test_a_fleet_that_worked_is_waited_for_though_all_are_out_of_service_for_a_w
 def test_an_installation_is_waited_for_as_long_as_it_may_take_but_not_again_and_again() -> None:
     table, clock = fleet_of("a", "b")
     table.take_in(Lost("b", UnreachableError("b", "it is down")))
-    table.take_in(Connecting("a", "install or check the package", 1800.0))
+    table.take_in(Connecting("a", "install or check the package", 1800.0, is_installing=True))
     for clock.now in (299.0, 301.0, 1799.0):
         table.check_that_somebody_can(0, 1)
     table.take_in(Lost("a", LinkLostError("a", "broke")))
-    table.take_in(Connecting("a", "install or check the package", 1800.0))
+    table.take_in(Connecting("a", "install or check the package", 1800.0, is_installing=True))
     clock.now += LIMITS.no_worker_s - 1.0
     table.check_that_somebody_can(0, 1)
     clock.now += 2.0
     with pytest.raises(CollectionError, match="no worker could run anything for 300 s"):
         table.check_that_somebody_can(0, 1)
+
+
+def test_a_start_is_waited_for_no_longer_than_no_worker_s() -> None:
+    """Limits and words at one end only: limits.start_s may be longer, and so may the wait for a Ray actor."""
+    table, clock = fleet_of("a")
+    for doing in ("connect and log in", "start the worker program and its emulators"):
+        table.take_in(Connecting("a", doing, 1800.0))
+        table.check_that_somebody_can(0, 1)
+        clock.now += LIMITS.no_worker_s / 2 + 1.0
+    with pytest.raises(CollectionError, match="no worker could run anything for 300 s"):
+        table.check_that_somebody_can(0, 1)
+
+
+def test_a_fleet_that_fails_again_and_again_after_all_went_well_comes_to_an_end() -> None:
+    """Its errors are no longer for good, since it has brought episodes: a policy may have become NaN."""
+    table, clock = fleet_of("a")
+    lands(table, "a")
+    with pytest.raises(CollectionError, match="no worker could run anything for 300 s"):
+        while clock.now < 4 * LIMITS.no_worker_s:
+            joins(table, "a")
+            table.check_that_somebody_can(0, 1)
+            table.take_in(Lost("a", JobError("a", "it cannot act: NaN"), None, is_final=False))
+            table.check_that_somebody_can(0, 1)
+            clock.now += 30.0
+    assert clock.now > LIMITS.no_worker_s
+
+
+@pytest.mark.parametrize("letter", ["x", "\N{GRINNING FACE}", "\0"])
+def test_events_of_a_worker_are_bounded_by_their_bytes(letter: str) -> None:
+    """`unknown_file` 19 times a second with long reasons, and losses as often as a worker may come back."""
+    table, clock = fleet_of("a")
+    stored: list[int] = []
+    events: Any = table._events
+    events.emit = lambda kind, **content: stored.append(len(json.dumps({"event": kind, **content})))
+    minute = 0.0
+    while clock.now < 600.0:
+        for _ in range(19):
+            table.take_in(Said("a", UnknownFile(letter * 256, letter * MOST_REASON)))
+        if clock.now % 30 == 0:
+            table.take_in(
+                Said(
+                    "a",
+                    Ready(5, "", "3", 1, MachineFacts("c", 1, 1, "s", "3", {f"{n}": letter * 64 for n in range(200)})),
+                )
+            )
+            table.take_in(Lost("a", LinkLostError("a", letter * MOST_REASON)))
+        clock.now += 1.0
+        if clock.now % 60 == 0:
+            assert 0 < sum(stored) - minute < 1_000_000
+            minute = sum(stored)
+    assert max(stored) < 20_000
 
 
 def test_workers_that_come_back_and_bring_nothing_do_not_keep_a_run_going_for_ever() -> None:

@@ -128,11 +128,11 @@ def test_a_program_that_was_busy_for_several_iterations_may_ask_for_what_each_of
     for version in range(20):
         here.announced(version, {f"{version:02x}"})
     for version in range(20):
-        here.check(messages.Need("policy", [f"{version:02x}"]), 0, 1.0)
-    here.check(messages.Loaded(19), 0, 2.0)
-    here.check(messages.Need("policy", ["13"]), 0, 3.0)
+        here.check(messages.Need("policy", [f"{version:02x}"]), 0, 0, 1.0)
+    here.check(messages.Loaded(19), 0, 0, 2.0)
+    here.check(messages.Need("policy", ["13"]), 0, 0, 3.0)
     with pytest.raises(ProtocolError, match="needs 12, which nobody announced"):
-        here.check(messages.Need("policy", ["12"]), 0, 4.0)
+        here.check(messages.Need("policy", ["12"]), 0, 0, 4.0)
 
 
 def test_an_episode_is_announced_again_but_not_without_end() -> None:

@@ -62,7 +62,8 @@ class Honest:
 def remote_worker(post: Callable[[Any], None], limits: LimitSettings = LIMITS) -> RemoteWorker:
     spec: Any = SimpleNamespace(name="w1", slots=2, package="package")
     connector: Any = Honest()
-    return RemoteWorker(spec, Job("r1", b"agent", b"e", 10, SlotLimits(), 1, 60.0), connector, limits, post)
+    job = Job("r1", b"agent", b"e", 10, SlotLimits(), 1, 60.0)
+    return RemoteWorker(spec, job, connector, limits, lambda event, *_: post(event))
 
 
 @pytest.fixture

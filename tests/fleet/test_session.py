@@ -267,5 +267,17 @@ def test_a_machine_that_refuses_what_it_granted_before_is_tried_again(kind: type
     back = Reconnecting(LIMITS, lambda low, high: high)
     assert back.lost(kind("w1", "no", "nothing"), 1.0) is None
     back.attached()
+    back.connecting(2.0)
     assert back.lost(kind("w1", "no", "nothing"), 2.0) == LIMITS.back_off_max_s and not back.is_out_of_service
+    back.attached()
     assert back.lost(JobError("w1", "no", "nothing"), 3.0) is None, "the agent or the emulator is wrong everywhere"
+
+
+@pytest.mark.parametrize("kind", [JobError, HostKeyError, InstallError, LoginError])
+def test_a_worker_that_has_brought_an_episode_is_given_up_for_no_error(kind: type) -> None:
+    """Limits and words at one end only: whether a worker is given up is decided by its history."""
+    back = Reconnecting(LIMITS, lambda low, high: high)
+    back.attached()
+    back.brought()
+    for at in (1.0, 864_000.0):
+        assert back.lost(kind("w1", "memory ran out", "nothing"), at) == LIMITS.back_off_max_s

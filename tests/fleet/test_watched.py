@@ -149,7 +149,6 @@ def test_what_cannot_be_looked_at_now_is_told_once_and_looked_at_again(tmp_path:
 
     def read() -> Any:
         if defects:
-            watched._seen = None  # it looks again, though no file changes
             raise defects.pop(0)
         return [SimpleNamespace(name=name) for name in named]
 
@@ -162,6 +161,28 @@ def test_what_cannot_be_looked_at_now_is_told_once_and_looked_at_again(tmp_path:
     watched.close()
     assert [what[:7] for what in fleet.did] == ["refused", "refused", "added w"]
     assert "stale handle" in fleet.did[0] and "planted" in fleet.did[1] and str(tmp_path) in fleet.did[0]
+
+
+@pytest.mark.unit
+def test_a_worker_that_could_not_be_added_is_added_at_a_later_look(tmp_path: Path) -> None:
+    """Small, and real: the machine refuses a thread, and no file changes after that."""
+
+    class Refusing(_Named):
+        def add(self, spec: Any, job: Any) -> None:
+            if not self.did:
+                self.did.append("refused a thread")
+                raise RuntimeError("can't start new thread")
+            super().add(spec, job)
+
+    fleet = Refusing()
+    read: Any = lambda: [SimpleNamespace(name="w1")]  # noqa: E731
+    watched = WatchedRoster(tmp_path, read, lambda config: (config.name, None), fleet)  # type: ignore
+    (tmp_path / "host.yaml").touch()
+    with pytest.raises(RuntimeError):
+        watched.look_if_changed()
+    watched.look_if_changed()
+    watched.look_if_changed()
+    assert fleet.did == ["refused a thread", "added w1"]
 
 
 def test_workers_of_the_command_line_are_not_looked_for_in_the_file() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from digirl_dist.fleet.event_queue import EventQueue
 from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.session import PING_S
 from digirl_dist.fleet.worker_events import Added, Leaving, Pulled, Said, WorkerEvent
@@ -49,7 +49,7 @@ class SimulatedFleet:
         self.disk_is_full = False
         self.each_turn: Callable[[], object] = lambda: None
         """Called before the collector waits for an event."""
-        self._events: deque[WorkerEvent] = deque()
+        self._events = EventQueue()
         self._announced: SimulatedPolicy | None = None
         self._suspended_until = 0.0
         self._uplink_free_at = 0.0
@@ -69,7 +69,7 @@ class SimulatedFleet:
         return self._suspended_until
 
     def post(self, event: WorkerEvent) -> None:
-        self._events.append(event)
+        self._events.put(event)
 
     def later(self, seconds: float, action: Callable[[], object]) -> None:
         """Something that the host does; never once the host is gone, nor while it is suspended."""
@@ -112,12 +112,10 @@ class SimulatedFleet:
     def next_event(self, timeout_s: float) -> WorkerEvent | None:
         self.each_turn()
         until = self.world.now + timeout_s
-        while self._is_away or not self._events:
+        while self._is_away or not len(self._events):
             if not self.world.advance(max(until, self._suspended_until, self._busy_until)) and not self._is_away:
                 break
-        if not self._events:
-            return None
-        event = self._events.popleft()
+        event = self._events.get(0.0)
         if isinstance(event, Pulled):
             self._busy_until = self.world.now + self.episode_s
         return event

@@ -216,13 +216,15 @@ class SimulatedProgram:
                 self.blobs &= {*tensors, *packed}
             case effects.WriteEpisode(run, finished):
                 return self._write(run, finished)
-            case effects.ListSpooled():
+            case effects.ListSpooled(run):
+                strays, self.strays = self.strays, {}
+                for name in [name for name, (manifest, _) in self.ready.items() if manifest.run != run]:
+                    strays[name] = f"it is of run {self.ready.pop(name)[0].run}, not of {run}"
                 found = [SpooledFile(name, manifest) for name, (manifest, _) in self.ready.items()]
-                return self.core.spooled([*found, *(SpooledFile(name, None, why) for name, why in self.strays.items())])
+                return self.core.spooled([*found, *(SpooledFile(name, None, why) for name, why in strays.items())])
             case effects.DeleteEpisodes(names):
                 for name in names:
                     self.ready.pop(name, None)
-                    self.strays.pop(name, None)
         return []
 
     def _write(self, run: str, finished: Finished) -> Effects:

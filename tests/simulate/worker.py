@@ -178,6 +178,8 @@ class SimulatedWorker(Commands):
         """When it was connected to last, or tried to be."""
 
     def post(self, event: WorkerEvent) -> None:
+        if isinstance(event, Pulled):
+            self._coming_back.brought()
         if not self._stopping:
             self.fleet.post(event)
 

@@ -33,6 +33,7 @@ from digirl_dist.protocol.messages import (
     Ask,
     Broken,
     EpisodeFailed,
+    EpisodeManifest,
     EpisodeReady,
     Heartbeat,
     Hello,
@@ -53,15 +54,17 @@ from digirl_dist.protocol.messages import (
     Working,
     decode_worker_message,
     encode,
+    encode_manifest,
 )
 from digirl_dist.storage.checkpoint import describe, raw_bytes
 from digirl_dist.storage.digest import digest
-from digirl_dist.tasks import Task, Ticket
+from digirl_dist.tasks import Key, Task, Ticket
 from digirl_dist.user_code.packing import pack
 from digirl_dist.worker_program.link import SocketLink
 
 pytestmark = [pytest.mark.component, pytest.mark.long]
 M = TypeVar("M")
+MANIFEST = EpisodeManifest("r1", Key(0, 0), 0, 0, "another", 1, "ab", 0, 1.0, 0.0, {})
 
 
 class Host:
@@ -450,18 +453,67 @@ def test_without_a_host_that_answers_it_ends_though_episodes_are_under_way(folde
     eventually(lambda: not processes_with(folder), 20, "the end of the orphan")
 
 
-def test_a_stray_file_is_announced_until_the_host_says_to_forget_it(folder: Path) -> None:
+def test_stray_files_of_any_name_and_kind_are_reported_and_never_take_the_worker_out(folder: Path) -> None:
+    """Limits and words at one end only."""
+    strays = [
+        b"000001 (copy).json",
+        b"a\nb.json",
+        b"\xff\xfe.json",
+        b"x" * 250 + b".json",
+        b"link.json",
+        b"pipe.json",
+        b"room.json",
+        b"large.json",
+        b"copy.json",
+        b"half.json",
+    ]
     with attached(folder) as host:
         host.greet()
-        (folder / "episodes" / "stray.json").write_text('{"run": "r')
+        places = {name: os.path.join(os.fsencode(folder / "episodes"), name) for name in strays}
+        for name, place in places.items():
+            match name:
+                case b"link.json":
+                    os.symlink(b"nowhere", place)
+                case b"pipe.json":
+                    os.mkfifo(place)
+                case b"room.json":
+                    os.mkdir(place)
+                case b"large.json":
+                    with open(place, "wb") as file:
+                        file.truncate(1 << 33)
+                case b"copy.json":
+                    Path(os.fsdecode(place)).write_bytes(encode_manifest(MANIFEST))
+                case _:
+                    Path(os.fsdecode(place)).write_text('{"run": "r')
         host.take_up_job()
-        assert host.hear(UnknownFile).episode == "stray"
-    with attached(folder) as host:  # the one before may have been gone before it heard of it
+        told = [host.hear(UnknownFile) for _ in strays]
+        assert {one.episode for one in told} >= {"000001 (copy).json", "a\nb.json", "copy.json", "\\udcff\\udcfe.json"}
+        assert [one.episode for one in told if "it stays there" in one.reason] == ["room.json"]
+        assert os.listdir(folder / "episodes") == ["room.json"]
+        assert host.process.poll() is None
+
+
+def test_what_a_program_does_not_understand_of_its_host_is_answered(folder: Path) -> None:
+    with attached(folder) as host:
         host.greet()
-        host.take_up_job()
-        assert "not a manifest" in host.hear(UnknownFile).reason
-        host.say(Landed(["stray"]))
-        eventually(lambda: not list((folder / "episodes").iterdir()))
+        assert host.process.stdin is not None
+        for line in (b'{"type":"landed","episodes":["000001 (copy)"]}\n', b"no JSON\n", b"{}\n"):
+            host.process.stdin.write(line)
+            host.process.stdin.flush()
+            broken = host.hear(Broken)
+            assert broken.during == "hear" and broken.reason
+
+
+@pytest.mark.parametrize("letters", [132_000, 1 << 20])
+def test_an_observation_that_is_too_large_to_ask_about_costs_its_episode_alone(folder: Path, letters: int) -> None:
+    with attached(folder) as host:
+        host.greet()
+        host.start_asking_job(answer_s=60.0)
+        large = Ticket(0, 0, Task("count", params={"letters": letters}), seed=0, policy_version=0)
+        host.say(Lease(1, [large, Ticket(0, 1, Task("count"), seed=1, policy_version=0)]))
+        failed = host.hear(EpisodeFailed)
+        assert failed.key == large.key and "its observation" in failed.reason and "inference=worker" in failed.reason
+        assert host.hear(Ask).text == "count"
 
 
 def test_a_program_without_a_descriptor_to_spare_accepts_its_host_later(
