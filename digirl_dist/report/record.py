@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,18 +31,19 @@ class RunRecord:
     events: list[dict[str, Json]]
     """The newest events, in order."""
     trajectories: list[Trajectory]
-    """Episodes of the newest iteration whose file can be read."""
+    """Some episodes of the newest iteration whose file can be read, failures and successes."""
     notes: list[str] = field(default_factory=list)
     """Files that could not be read, with the reason."""
 
     @classmethod
-    def read(cls, folder: Path) -> RunRecord:
+    def read(cls, folder: Path, episodes: int) -> RunRecord:
+        """``episodes`` is how many are shown; the others of a file are not kept in memory."""
         notes: list[str] = []
         return cls(
             config=config_of(folder / "config.yaml", notes),
             metrics=noted(notes, metrics_of, folder / "metrics.jsonl") or [],
             events=noted(notes, json_lines.read, folder / "events.jsonl", _EVENT_BYTES) or [],
-            trajectories=_newest_trajectories(folder / "trajectories", notes),
+            trajectories=_newest_trajectories(folder / "trajectories", episodes, notes),
             notes=notes,
         )
 
@@ -82,11 +83,27 @@ def metrics_of(path: Path) -> list[dict[str, Json]]:
     return [lines[iteration] for iteration in sorted(lines)]
 
 
-def _newest_trajectories(folder: Path, notes: list[str]) -> list[Trajectory]:
+def _newest_trajectories(folder: Path, most: int, notes: list[str]) -> list[Trajectory]:
     for path in sorted(folder.glob("[0-9]*.parquet"), reverse=True)[:_TRAJECTORY_FILES]:
         try:
-            if found := parquet.read_stored(path):
+            if found := choose(parquet.stream(path), most):
                 return found
         except TrajectoryError as error:
             notes.append(str(error))
     return []
+
+
+def choose(episodes: Iterable[Trajectory], most: int) -> list[Trajectory]:
+    """Chooses half failed and half successful episodes if there are enough of both; the failed ones come first.
+
+    Takes no more of them than it needs, and keeps no more than twice ``most``.
+    """
+    found: dict[bool, list[Trajectory]] = {False: [], True: []}
+    for episode in episodes:
+        if len(found[episode.success]) < most:
+            found[episode.success].append(episode)
+        if len(found[False]) >= most - most // 2 and len(found[True]) >= most // 2:
+            break
+    failed, succeeded = found[False], found[True]
+    successes = min(len(succeeded), max(most // 2, most - len(failed)))
+    return failed[: most - successes] + succeeded[:successes]
