@@ -64,10 +64,24 @@ def check_observation(seen: Observation) -> None:
         raise TrajectoryError(f"a text of {len(seen.text)} characters; at most {LONGEST_TEXT} are allowed")
     if not _is_unicode(seen.text):
         raise TrajectoryError("the text of the observation has half a surrogate pair, which no file can hold")
-    if seen.vector is not None:
-        _check_vector(seen.vector)
+    check_vector(seen.vector)
     if seen.image is not None:
         pixels(seen.image)
+
+
+def check_vector(vector: np.ndarray | None) -> None:
+    """Raises TrajectoryError for a number that is not finite, or beyond the range."""
+    if vector is None:
+        return
+    try:
+        largest = float(np.abs(vector).max(initial=0.0))
+    except (TypeError, ValueError) as error:
+        raise TrajectoryError(f"the vector of the observation is no array of numbers: {vector!r:.100}") from error
+    if not math.isfinite(largest):
+        raise TrajectoryError("the vector of the observation has NaN or infinite numbers")
+    if largest > LARGEST_NUMBER:
+        reason = f"a vector with the number {largest:g}; at most {LARGEST_NUMBER:g} is allowed"
+        raise TrajectoryError(f"{reason}: scale it, or leave it out")
 
 
 def check_step(step: Step) -> None:
@@ -115,18 +129,6 @@ def pixels(image: bytes) -> int:
     if len(image) > _BYTES_OF_PIXEL * area + _MOST_METADATA:
         raise TrajectoryError(f"an image of {height} x {width} pixels in {len(image)} bytes, more than pixels can take")
     return area
-
-
-def _check_vector(vector: np.ndarray) -> None:
-    try:
-        largest = float(np.abs(vector).max(initial=0.0))
-    except (TypeError, ValueError) as error:
-        raise TrajectoryError(f"the vector of the observation is no array of numbers: {vector!r:.100}") from error
-    if not math.isfinite(largest):
-        raise TrajectoryError("the vector of the observation has NaN or infinite numbers")
-    if largest > LARGEST_NUMBER:
-        reason = f"a vector with the number {largest:g}; at most {LARGEST_NUMBER:g} is allowed"
-        raise TrajectoryError(f"{reason}: scale it, or leave it out")
 
 
 def _is_unicode(text: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,8 @@ _EVENT_BYTES = 1 << 19
 _METRIC_BYTES = 1 << 28
 """A stranger's file may be larger than the memory."""
 _TRAJECTORY_FILES = 3
+_LOOKED_AT = 10
+"""The page is also written at Ctrl-C."""
 _Read = TypeVar("_Read")
 
 
@@ -96,10 +99,11 @@ def _newest_trajectories(folder: Path, most: int, notes: list[str]) -> list[Traj
 def choose(episodes: Iterable[Trajectory], most: int) -> list[Trajectory]:
     """Chooses half failed and half successful episodes if there are enough of both; the failed ones come first.
 
-    Takes no more of them than it needs, and keeps no more than twice ``most``.
+    Takes no more of them than it needs, or ``_LOOKED_AT`` for each that is shown, and keeps no more than twice
+    ``most``.
     """
     found: dict[bool, list[Trajectory]] = {False: [], True: []}
-    for episode in episodes:
+    for episode in islice(episodes, _LOOKED_AT * most):
         if len(found[episode.success]) < most:
             found[episode.success].append(episode)
         if len(found[False]) >= most - most // 2 and len(found[True]) >= most // 2:
