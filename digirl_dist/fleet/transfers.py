@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import queue
 import threading
 import time
@@ -152,6 +153,7 @@ class Transfers:
             atomic_files.flush(path)
         except TrajectoryError as error:
             path.unlink(missing_ok=True)
+            _give_memory_back()
             return PullRefused(self._worker, manifest, str(error))
         except OSError as error:
             raise RunFolderError(f"cannot write {path} on this machine: {error.strerror}") from error
@@ -227,6 +229,13 @@ class _Room:
     def _has_room(self, size: int) -> bool:
         fits = len(self._sizes) < _UNCHECKED and sum(self._sizes) + size <= _UNCHECKED_BYTES
         return fits or not self._sizes
+
+
+def _give_memory_back() -> None:
+    """Has glibc return what was freed: else each thread keeps what the largest episode that it refused took."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _lacks_space(size: int, path: Path) -> str | None:

@@ -151,15 +151,16 @@ def _decoded(data: bytes, most_steps: int) -> tuple[Trajectory, int]:
     content = memoryview(data)[_DIGEST_BYTES:]
     if xxhash.xxh3_128_digest(content) != data[:_DIGEST_BYTES]:
         raise TrajectoryError("it was altered or cut off")
-    file = _FILES.decode(content)
-    rows = _decoder(most_steps).decode(_unpacked(file.rows, most_memory(len(data))))
+    file, size = _FILES.decode(content), len(data)
+    del data, content  # the images are copies
+    rows = _decoder(most_steps).decode(_unpacked(file.rows, most_memory(size)))
     counts = len(rows.steps), len(rows.seen), len(rows.texts), len(file.images)
     if len(rows.seen) != len(rows.steps) + 1:
         raise TrajectoryError("{} steps, {} observations, {} texts and {} images do not fit".format(*counts))
     _refuse_copies("images", file.images, [one.image for one in rows.seen if one.image is not None])
     _refuse_copies("texts", rows.texts, [one.text for one in rows.seen])
     said = _said(rows.steps, rows.origin.params)
-    texts = _decoded_texts(rows.texts, said, len(data))
+    texts = _decoded_texts(rows.texts, said, size)
     *seen, final = (_observation(one, texts, file.images) for one in rows.seen)
     steps = [_step(one, done) for one, done in zip(seen, rows.steps, strict=True)]
     told = rows.origin

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,14 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from digirl_dist.child_process import environment
 from digirl_dist.report import media
 from digirl_dist.report.media import Frames, Media, animation, chosen, frames
 from digirl_dist.storage.events import Events
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def png(colour: str, size: tuple[int, int] = (32, 48)) -> bytes:
@@ -133,3 +138,34 @@ def test_an_animation_takes_bounded_memory_however_long_the_episode_is(monkeypat
     shown = [(png(("red", "blue")[number % 2], (64, 96)), 700) for number in range(8)]
     made = Image.open(io.BytesIO(animation(shown)))
     assert (made.n_frames, made.size) == (4, (32, 48))
+
+
+@pytest.mark.component
+def test_an_animation_that_does_not_end_does_not_hold_up_the_end_of_the_host(tmp_path: Path) -> None:
+    """Ctrl-C while screenshots wait to be encoded."""
+    program = f"""
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from digirl_dist.child_process import environment
+from digirl_dist.report import media
+from digirl_dist.storage.events import Events
+from tests.report.test_media import episode, png
+media._CLOSE_S = 0.1
+began = threading.Event()
+media.animation = lambda shown: (began.set(), threading.Event().wait())
+folder = Path({str(tmp_path)!r})
+made = media.Media(folder, "all", Events(folder / "events.jsonl"))
+made.add([episode(number, [png("red"), png("blue")]) for number in range(9)])
+began.wait()
+try:
+    raise KeyboardInterrupt
+finally:
+    made.close()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], timeout=60, capture_output=True, env=environment(), cwd=ROOT
+    )
+    assert b"KeyboardInterrupt" in ended.stderr
+    assert '"episodes": 9' in (tmp_path / "events.jsonl").read_text()
