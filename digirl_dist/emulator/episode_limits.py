@@ -49,7 +49,22 @@ _FEW_CHUNKS = 64
 _SMALL_CHUNK = 1 << 12
 """Encoders write chunks of 8 KiB and more; each costs the reader a turn."""
 _PNG_METADATA = frozenset(
-    (b"PLTE", b"tRNS", b"cHRM", b"gAMA", b"iCCP", b"sBIT", b"sRGB", b"cICP", b"bKGD", b"pHYs", b"tIME", b"tEXt")
+    (
+        b"PLTE",
+        b"tRNS",
+        b"cHRM",
+        b"gAMA",
+        b"iCCP",
+        b"sBIT",
+        b"sRGB",
+        b"cICP",
+        b"bKGD",
+        b"pHYs",
+        b"tIME",
+        b"tEXt",
+        b"iTXt",
+        b"eXIf",
+    )
 )
 _SIZES_OF_JPEG = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 _JPEG_METADATA = frozenset((*range(0xE0, 0xF0), 0xFE))
