@@ -14,6 +14,7 @@ from benchmarks.stage import Machine, Stage, median, rounded, show, stage, ticke
 from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.emulator.rehearsal import RehearsalEmulator
 from digirl_dist.fleet.roster import this_python
+from digirl_dist.fleet.shares import Shares
 from digirl_dist.fleet.ssh_connection import CourierFiles
 from digirl_dist.fleet.transfers import Transfers
 from digirl_dist.fleet.worker_events import Lost, Pulled, WorkerEvent
@@ -109,9 +110,8 @@ def _pull(address: Address, source: Path, episodes: Sequence[tuple[Ticket, Episo
     events: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
     with connect(address, SshSettings()) as connection, CourierClient(connection, command, SshSettings()) as courier:
         courier.delete([])  # it has started
-        transfers = Transfers(
-            CourierFiles(courier), "w0", events.put, lambda error: events.put(Lost("w0", error)), EpisodeGuard(), 0.0
-        )
+        files, guard, shares = CourierFiles(courier), EpisodeGuard(), Shares()
+        transfers = Transfers(files, "w0", events.put, lambda error: events.put(Lost("w0", error)), guard, shares, 0.0)
         started = time.monotonic()
         for ticket, manifest in episodes:
             transfers.pull(manifest, ticket, store.incoming(Round(1), f"w0-{manifest.key.number}"))

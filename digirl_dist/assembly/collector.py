@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from digirl_dist.collect.lease_ledger import LeaseLedger
 from digirl_dist.collect.offline import OfflineCollector, OfflineFirst, StoredCollector
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.fleet.roster import worker_configs
+from digirl_dist.fleet.shares import Shares
 from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import Inference, OpenAIEngineSettings, Parallel, Settings, configuration
 from digirl_dist.settings.modes import needs_emulators, only_measures
@@ -63,6 +64,8 @@ class RunContext:
     ahead: int = 0
     source: configuration.Source | None = None
     """Where the settings came from, if workers that are added there while the run goes on shall join it."""
+    shares: Shares = field(default_factory=Shares)
+    """What the workers' episodes have cost; one for all of them."""
 
 
 def build_collector(context: RunContext, stack: ExitStack) -> Collector:
@@ -258,6 +261,7 @@ def _job(device: Device, context: RunContext) -> Job:
         answer_s=settings.limits.stuck_s,
         host=context.folder.host,
         guard=device.guard,
+        shares=context.shares,
     )
 
 

@@ -25,6 +25,7 @@ from digirl_dist.inference.local import LocalPolicies
 from digirl_dist.protocol.messages import Acting, EpisodeFailed, SlotChanged, SlotLimits
 from digirl_dist.rollout.rollout import Finished, Happening, Rollout
 from digirl_dist.rollout.slot import Slot
+from digirl_dist.storage import episode_file
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
@@ -158,6 +159,7 @@ class InlineCollector:
             case Finished(trajectory, started_at, ended_at, _):
                 try:
                     self._guard.check(trajectory, trajectory.ticket, NAME)
+                    episode_file.encode(trajectory)  # raises here what would end the run where the episode is stored
                 except TrajectoryError as error:
                     self._retry(trajectory.slot, trajectory.ticket.key, str(error), stats)
                 else:

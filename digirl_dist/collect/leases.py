@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
-from digirl_dist.emulator.episode_guard import MOST_STEPS
+from digirl_dist.emulator.episode_limits import MOST_STEPS
 from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.settings import LimitSettings
 from digirl_dist.tasks import Key, Round, Ticket

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from digirl_dist.emulator.episode_limits import LARGEST_NUMBER
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError
 from digirl_dist.tasks import Task
@@ -87,12 +87,13 @@ class BoxActions:
     def check(self, action: Json) -> None:
         """Raises ActionError for an action outside the space."""
         size = len(self.low)
-        if not isinstance(action, list) or len(action) != size or not all(map(_is_finite_number, action)):
-            raise ActionError(f"{action!r:.200} is not an action: expected a list of {size} finite numbers")
+        if not isinstance(action, list) or len(action) != size or not all(map(_is_number, action)):
+            wanted = f"a list of {size} numbers within ±{LARGEST_NUMBER:g}"
+            raise ActionError(f"{action!r:.200} is not an action: expected {wanted}")
 
 
-def _is_finite_number(value: Json) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+def _is_number(value: Json) -> bool:
+    return type(value) in (int, float) and abs(value) <= LARGEST_NUMBER
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Holds an episode against its ticket and against the spaces of emulator and agent, before it is stored.
 
 An episode may come from a lying worker, or from an emulator of the user's that answers NaN. Whatever passes here can be
-learned from as far as its values go: all numbers are finite, all shapes fit, and every image decodes.
+learned from as far as its values go: all numbers are in their ranges, all shapes fit, every image decodes, and nothing
+is there that the emulator's spec does not have. ``episode_limits`` has what is the same for every emulator.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from digirl_dist.emulator import EmulatorSpec
+from digirl_dist.emulator import DiscreteActions, EmulatorSpec, ProductActions, episode_limits
+from digirl_dist.emulator.episode_limits import HIGHEST_LOG_PROB, MOST_PIXELS, MOST_STEPS
 from digirl_dist.errors import ActionError, TrajectoryError
 from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Goal, Observation, Step, Trajectory
@@ -27,11 +27,6 @@ from digirl_dist.types import Json
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MOST_STEPS = 10_000
-"""Bounds an episode whose emulator alone decides when it ends."""
-
-_MOST_PIXELS = 1 << 24
-"""Of an image whose size is not known before; a telephone's screen has a quarter of that."""
 _MOST_SCANS = 32
 """Of a progressive JPEG, which has about ten: each goes over all pixels, and may take 23 bytes."""
 _JPEG_SCAN = b"\xff\xda"
@@ -42,7 +37,6 @@ _PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 _PNG_CHANNELS = {0: 1, 2: 3, 4: 2, 6: 4}
 """By colour type; palettes have more chunks."""
 _LAST_PNG_FILTER = 4
-_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _LONGEST_ACTION = 1 << 20
 _LONGEST_GOALS = 1 << 16
 _DEEPEST = 32
@@ -72,19 +66,25 @@ class EpisodeGuard:
     def check(self, episode: Trajectory, ticket: Ticket, worker: str) -> None:
         """Raises TrajectoryError, naming emulator, task and step, unless this is the ticket's episode as leased."""
         self._check_origin(episode, ticket, worker)
-        place = f"emulator {self.emulator}, task {ticket.task.id}"
+        place = where = f"emulator {self.emulator}, task {ticket.task.id}"
+        seen = [*(step.observation for step in episode.steps), episode.final_observation]
         try:
             if not 0 < len(episode.steps) <= self.most_steps:
-                raise _Misfit(f"{len(episode.steps)} steps; at most {self.most_steps} are allowed")
-            decoded: set[bytes] = set()  # a screen that nothing changed is looked at once
-            for number, step in enumerate(episode.steps):
-                place = f"emulator {self.emulator}, task {ticket.task.id}, step {number}"
-                self._check_observation(step.observation, decoded)
-                self._check_step(step, number == len(episode.steps) - 1)
-            place = f"emulator {self.emulator}, task {ticket.task.id}, final observation"
-            self._check_observation(episode.final_observation, decoded)
-        except _Misfit as misfit:
-            raise TrajectoryError(f"{place}: {misfit}") from misfit.__cause__
+                raise TrajectoryError(f"{len(episode.steps)} steps; at most {self.most_steps} are allowed")
+            for number, (one, step) in enumerate(zip(seen, [*episode.steps, None], strict=True)):
+                place = f"{where}, final observation" if step is None else f"{where}, step {number}"
+                self._check_values(one)
+                if step is not None:
+                    self._check_step(step, number == len(episode.steps) - 1)
+            place = where
+            episode_limits.check_sums(episode)
+            first = {one.image: number for number, one in reversed([*enumerate(seen)])}  # equal screens are one
+            for image, number in first.items():
+                place = f"{where}, step {number}" if number < len(episode.steps) else f"{where}, final observation"
+                if image is not None:
+                    _check_image(image, self._image_size)
+        except TrajectoryError as error:
+            raise TrajectoryError(f"{place}: {error}") from error.__cause__
 
     def check_question(self, seen: Observation) -> None:
         """Raises TrajectoryError for an observation that no policy is to be asked about: one such holds up all others.
@@ -96,8 +96,8 @@ class EpisodeGuard:
             if seen.image is not None and not _promises(seen.image, self._image_size):
                 with _opened(seen.image, self._image_size):
                     pass
-        except _Misfit as misfit:
-            raise TrajectoryError(f"emulator {self.emulator}: {misfit}") from misfit.__cause__
+        except TrajectoryError as error:
+            raise TrajectoryError(f"emulator {self.emulator}: {error}") from error.__cause__
 
     def _check_origin(self, episode: Trajectory, ticket: Ticket, worker: str) -> None:
         found = episode.ticket
@@ -116,12 +116,11 @@ class EpisodeGuard:
             raise TrajectoryError("it is the episode of a task with other params")
 
     def _check_step(self, step: Step, is_last: bool) -> None:
-        if not _is_finite(step.reward):
-            raise _Misfit(f"the reward is {step.reward}")
-        if not (_is_finite(step.log_prob) or (not self.knows_log_prob and math.isnan(step.log_prob))):
-            raise _Misfit(f"the log-probability of the action is {step.log_prob}")
+        episode_limits.check_step(step)
+        if self.knows_log_prob and not step.log_prob <= (HIGHEST_LOG_PROB if self._counts_actions else math.inf):
+            raise TrajectoryError(f"the log-probability of the action is {step.log_prob:g}")
         if step.ended != is_last:
-            raise _Misfit("the episode does not end" if is_last else "the episode ends here, but steps follow")
+            raise TrajectoryError("the episode does not end" if is_last else "the episode ends here, but steps follow")
         self._check_action(step.observation, step.action)
         _check_goals(step.achieved)
 
@@ -131,13 +130,7 @@ class EpisodeGuard:
             if self.spec is not None and self.check_action is not None:
                 self.check_action(self.spec, seen, action)
         except (ActionError, ValueError, TypeError, RecursionError) as error:
-            raise _Misfit(f"an action outside of the action space: {str(error)[:300]}") from error
-
-    def _check_observation(self, seen: Observation, decoded: set[bytes]) -> None:
-        self._check_values(seen)
-        if seen.image is not None and seen.image not in decoded:
-            _check_image(seen.image, self._image_size)
-            decoded.add(seen.image)
+            raise TrajectoryError(f"an action outside of the action space: {str(error)[:300]}") from error
 
     @property
     def _image_size(self) -> tuple[int, int] | None:
@@ -145,21 +138,22 @@ class EpisodeGuard:
 
     def _check_values(self, seen: Observation) -> None:
         """Checks all but what the image contains."""
-        if not isinstance(seen.text, str):
-            raise _Misfit(f"the text of the observation is a {type(seen.text).__name__}")
-        if not _is_unicode(seen.text):
-            raise _Misfit("the text of the observation has half a surrogate pair, which no file can hold")
-        self._check_vector(seen.vector)
-        if seen.image is None and self._image_size is not None:
-            raise _Misfit("the observation has no image")
-
-    def _check_vector(self, vector: np.ndarray | None) -> None:
-        size = 0 if vector is None else vector.size
+        episode_limits.check_observation(seen)
+        size = 0 if seen.vector is None else seen.vector.size
         wanted = 0 if self.spec is None else self.spec.vector_size
         if (wanted or self._is_strict) and size != wanted:
-            raise _Misfit(f"a vector of {size} numbers; the emulator's spec says vector_size={wanted}")
-        if vector is not None and not np.isfinite(vector).all():
-            raise _Misfit("the vector of the observation has NaN or infinite numbers")
+            raise TrajectoryError(f"a vector of {size} numbers; the emulator's spec says vector_size={wanted}")
+        if seen.image is None and self._image_size is not None:
+            raise TrajectoryError("the observation has no image")
+        if seen.image is not None and self._image_size is None and self._is_strict:
+            raise TrajectoryError(f"an image of {len(seen.image)} bytes; the emulator's spec says image_size=None")
+
+    @property
+    def _counts_actions(self) -> bool:
+        """Whether an action is one of finitely many, so that it has a probability rather than a density."""
+        actions = None if self.spec is None else self.spec.actions
+        parts = actions.parts if isinstance(actions, ProductActions) else (actions,)
+        return all(isinstance(part, DiscreteActions) for part in parts)
 
     @property
     def _is_strict(self) -> bool:
@@ -167,23 +161,11 @@ class EpisodeGuard:
         return self.spec is not None and self.check_action is not None
 
 
-class _Misfit(Exception):
-    """What is wrong with an episode, without the place."""
-
-
 def _check_goals(goals: Sequence[Goal]) -> None:
     try:
         _check_json([dict(goal) for goal in goals], _LONGEST_GOALS)
     except (ValueError, TypeError, RecursionError) as error:
-        raise _Misfit(f"goals that are no list of JSON objects: {str(error)[:300]}") from error
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        raise TrajectoryError(f"goals that are no list of JSON objects: {str(error)[:300]}") from error
 
 
 def _check_json(value: Json, longest: int) -> None:
@@ -199,15 +181,8 @@ def _check_json(value: Json, longest: int) -> None:
     raise ValueError(f"it nests deeper than {_DEEPEST} levels")
 
 
-def _is_finite(number: float) -> bool:
-    """Whether it is one as float32 too, in which it is stored."""
-    return abs(number) <= _LARGEST_FLOAT32  # False for NaN
-
-
 def _check_image(image: bytes, size: tuple[int, int] | None) -> None:
     """Decodes it, once its header promises no more than ``size``, (height, width)."""
-    if not isinstance(image, bytes):
-        raise _Misfit(f"the image of the observation is a {type(image).__name__}, not the bytes of a PNG or JPEG")
     if not _is_plain_png(image, size):
         with _opened(image, size) as picture:
             picture.draft(None, (1, 1))  # decodes a JPEG's bytes and skips most of the arithmetic
@@ -223,16 +198,17 @@ def _opened(image: bytes, size: tuple[int, int] | None) -> Iterator[Image]:
         with Image.open(io.BytesIO(image), formats=("PNG", "JPEG")) as picture:
             width, height = picture.size
             if size is not None and min(size) > 0 and (height, width) != tuple(size):
-                raise _Misfit(f"an image of {height} x {width} pixels; the emulator's spec says {size[0]} x {size[1]}")
-            if width * height > _MOST_PIXELS:
-                raise _Misfit(f"an image of {height} x {width} pixels; at most {_MOST_PIXELS} pixels are allowed")
+                told = f"{size[0]} x {size[1]}"
+                raise TrajectoryError(f"an image of {height} x {width} pixels; the emulator's spec says {told}")
+            if width * height > MOST_PIXELS:  # this decoder found another header than episode_limits
+                raise TrajectoryError(f"an image of {height} x {width} pixels; at most {MOST_PIXELS} are allowed")
             if picture.format == "JPEG" and (scans := image.count(_JPEG_SCAN)) > _MOST_SCANS:
-                raise _Misfit(f"a JPEG of {scans} scans; at most {_MOST_SCANS} are allowed")
+                raise TrajectoryError(f"a JPEG of {scans} scans; at most {_MOST_SCANS} are allowed")
             yield picture
-    except _Misfit:
+    except TrajectoryError:
         raise
     except Exception as error:  # Pillow's decoders raise nearly anything for a damaged file
-        raise _Misfit(f"an image of {len(image)} bytes cannot be decoded: {str(error)[:200]}") from error
+        raise TrajectoryError(f"an image of {len(image)} bytes cannot be decoded: {str(error)[:200]}") from error
 
 
 def _promises(image: bytes, size: tuple[int, int] | None) -> bool:
@@ -256,7 +232,7 @@ def _is_plain_png(image: bytes, size: tuple[int, int] | None) -> bool:
         return False
     width, height, depth, colour, *methods, crc = struct.unpack_from(">IIBBBBBI", image, len(_PNG_BEGIN))
     row = 1 + width * _PNG_CHANNELS.get(colour, 0)
-    fits = (height, width) == tuple(size) if size and min(size) > 0 else 0 < width * height <= _MOST_PIXELS
+    fits = (height, width) == tuple(size) if size and min(size) > 0 else 0 < width * height <= MOST_PIXELS
     if not fits or depth != 8 or row == 1 or any(methods) or crc != zlib.crc32(image[12:29]):
         return False
     packed, at = [], _PNG_PIXELS

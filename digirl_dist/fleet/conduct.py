@@ -6,7 +6,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Mapping
 
-from digirl_dist.emulator.episode_guard import MOST_STEPS
+from digirl_dist.emulator.episode_limits import MOST_STEPS
 from digirl_dist.errors import ProtocolError
 from digirl_dist.fleet.spec import Job
 from digirl_dist.protocol.messages import (

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from digirl_dist.capacity import TYPICAL, Needs
 from digirl_dist.emulator.episode_guard import EpisodeGuard
+from digirl_dist.fleet.shares import Shares
 from digirl_dist.protocol.messages import SlotLimits, StartJob
 from digirl_dist.ssh.connection import Address, Connection
 from digirl_dist.storage.digest import digest
@@ -76,6 +77,8 @@ class Job:
     """Tells this process from others of the run; empty: it is told from none."""
     guard: EpisodeGuard = field(default_factory=EpisodeGuard)
     """Checks what the worker brings."""
+    shares: Shares = field(default_factory=Shares)
+    """Those of the whole fleet."""
 
     def blobs(self) -> dict[str, bytes]:
         return {digest(packed): packed for packed in (self.agent, self.emulator) if packed is not None}

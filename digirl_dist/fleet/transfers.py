@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import ctypes
+import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.errors import LinkLostError, RunFolderError, TrajectoryError, WorkerError, failure_here
 from digirl_dist.fleet.connection import Files
 from digirl_dist.fleet.outgoing import Blob
+from digirl_dist.fleet.shares import Shares
 from digirl_dist.fleet.worker_events import DiskFull, Pulled, PullRefused, WorkerEvent
 from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.storage import atomic_files, episode_file
 from digirl_dist.storage.disk_full import FULL, require_space
-from digirl_dist.strands.strand import Strand
+from digirl_dist.strands.strand import Strand, Work
 from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Trajectory
 
 _UNCHECKED = 8
 """Episodes of a worker that may have come and are not checked and durable yet; then it waits with the next one."""
+
+_UNCHECKED_BYTES = 32 << 20
+"""Of their files together, unless it is one: each takes several times as much memory while it is unpacked."""
 
 _CHECKERS = 32
 """Episodes of all workers that are checked and flushed at the same time: most of that is done outside of Python."""
@@ -45,6 +50,7 @@ class Transfers:
         post: Callable[[WorkerEvent], None],
         failed: Callable[[WorkerError], None],
         guard: EpisodeGuard,
+        shares: Shares,
         full_disk_s: float,
     ) -> None:
         """``full_disk_s`` bounds how long a pull waits for space on the host's disk."""
@@ -53,10 +59,11 @@ class Transfers:
         self._post = post
         self._failed = failed
         self._guard = guard
+        self._shares = shares
         self._full_disk_s = full_disk_s
         self._closing = threading.Event()
         self._pulls: deque[tuple[Path, EpisodeManifest, Ticket]] = deque()
-        self._unchecked = threading.Semaphore(_UNCHECKED)
+        self._room = _Room()
         self._strand = Strand(f"transfers-{worker}", self._fail)
 
     def push(self, blobs: Sequence[Blob], then: Callable[[int], None]) -> None:
@@ -68,6 +75,11 @@ class Transfers:
 
         Episodes that wait are pulled together, ahead of pushes between them.
         """
+        try:
+            self._shares.check(self._worker, manifest.size)
+        except TrajectoryError as error:
+            self._post(PullRefused(self._worker, manifest, str(error)))
+            return
         self._pulls.append((path, manifest, ticket))
         self._strand.do(self._pull_waiting)
 
@@ -99,8 +111,8 @@ class Transfers:
             for path, problem in self._files.fetch({path: manifest for path, (manifest, _) in pulls.items()}):
                 manifest, ticket = pulls[path]
                 if problem is None:
-                    self._unchecked.acquire()
-                    _checkers().submit(self._arrived, manifest, ticket, path, started)
+                    self._room.take(manifest.size)
+                    _checkers().submit(partial(self._arrived, manifest, ticket, path, started))
                 else:
                     self._post(PullRefused(self._worker, manifest, str(problem)))
                 started = time.monotonic()
@@ -131,7 +143,7 @@ class Transfers:
         except Exception as error:
             self._fail(error)
         finally:
-            self._unchecked.release()
+            self._room.give(manifest.size)
 
     def _made_durable(
         self, manifest: EpisodeManifest, ticket: Ticket, path: Path, started: float
@@ -141,6 +153,7 @@ class Transfers:
             atomic_files.flush(path)
         except TrajectoryError as error:
             path.unlink(missing_ok=True)
+            _give_memory_back()
             return PullRefused(self._worker, manifest, str(error))
         except OSError as error:
             raise RunFolderError(f"cannot write {path} on this machine: {error.strerror}") from error
@@ -148,29 +161,81 @@ class Transfers:
 
     def _checked(self, path: Path, manifest: EpisodeManifest, ticket: Ticket) -> Trajectory:
         """Returns the episode in the file. Raises TrajectoryError unless it is the ticket's, as announced."""
-        episode = episode_file.read(path, self._guard.most_steps)
+        started = time.thread_time()
+        try:
+            return self._as_announced(path, manifest, ticket)
+        finally:
+            self._shares.checked(self._worker, time.thread_time() - started)
+
+    def _as_announced(self, path: Path, manifest: EpisodeManifest, ticket: Ticket) -> Trajectory:
+        episode, memory = episode_file.read_counted(path, self._guard.most_steps)
         found = episode.episode_id, episode.slot, episode.ticket.policy_version
         announced = manifest.episode_id, manifest.slot, manifest.policy_version
         if found != announced:
             raise TrajectoryError(f"it is the episode {found}, and {announced} was announced")
+        self._shares.check(self._worker, memory)
         self._guard.check(episode, ticket, self._worker)
+        self._shares.kept(self._worker, memory)
         return episode
 
 
-@cache
-def _checkers() -> ThreadPoolExecutor:
-    """Returns the threads that check and flush files: flushes at the same time share the commits of a journal.
+class _Checkers:
+    """Threads that check and flush files: flushes at the same time share the commits of a journal.
 
-    All are started with the first, so that a run's threads do not grow in number with the rarest coincidence. Where
-    the machine refuses some, the others do their work.
+    All are started at once, so that a run's threads do not grow in number with the rarest coincidence; where the
+    machine refuses some, the others do their work. They are daemons, as what a worker sent must not delay an exit.
     """
-    checkers, all_there = ThreadPoolExecutor(_CHECKERS, thread_name_prefix="arrivals"), threading.Barrier(_CHECKERS)
-    try:
-        for _ in range(_CHECKERS):
-            checkers.submit(all_there.wait)
-    except RuntimeError:  # can't start new thread
-        all_there.abort()
-    return checkers
+
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        for started in range(_CHECKERS):
+            try:
+                threading.Thread(target=self._live, name="arrivals", daemon=True).start()
+            except RuntimeError:  # can't start new thread
+                if not started:
+                    raise
+                break
+
+    def submit(self, work: Work) -> None:
+        self._waiting.put(work)
+
+    def _live(self) -> None:
+        while True:
+            self._waiting.get()()
+
+
+_checkers = cache(_Checkers)
+"""Those of all runs of this process."""
+
+
+class _Room:
+    """Bounds the episodes of a worker that have come and are not checked and durable yet, and their bytes."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._sizes: list[int] = []
+
+    def take(self, size: int) -> None:
+        """Waits until there is room, which there is for any single one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_room(size))
+            self._sizes.append(size)
+
+    def give(self, size: int) -> None:
+        with self._changed:
+            self._sizes.remove(size)
+            self._changed.notify()
+
+    def _has_room(self, size: int) -> bool:
+        fits = len(self._sizes) < _UNCHECKED and sum(self._sizes) + size <= _UNCHECKED_BYTES
+        return fits or not self._sizes
+
+
+def _give_memory_back() -> None:
+    """Has glibc return what was freed: else each thread keeps what the largest episode that it refused took."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _lacks_space(size: int, path: Path) -> str | None:

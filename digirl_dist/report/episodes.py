@@ -22,14 +22,6 @@ _COMPONENTS = 4
 _POINTS = 120
 
 
-def choose(trajectories: Sequence[Trajectory], most: int) -> list[Trajectory]:
-    """Chooses half failed and half successful episodes if there are enough of both; the failed ones come first."""
-    failed = [trajectory for trajectory in trajectories if not trajectory.success]
-    succeeded = [trajectory for trajectory in trajectories if trajectory.success]
-    successes = min(len(succeeded), max(most // 2, most - len(failed)))
-    return failed[: most - successes] + succeeded[:successes]
-
-
 def episode(trajectory: Trajectory) -> Element:
     """Renders one episode: its origin, its result, its observations and actions."""
     pictured = any(step.observation.image is not None for step in trajectory.steps)

@@ -8,11 +8,12 @@ from importlib.resources import files
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
-from digirl_dist.report.episodes import STEPS, choose, episode
+from digirl_dist.report.episodes import STEPS, episode
 from digirl_dist.report.iterations import iteration_sections
 from digirl_dist.report.markup import element, section, short_number, shorten, small, to_html
 from digirl_dist.report.record import RunRecord, number
 from digirl_dist.storage import atomic_files
+from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 
 _EVENTS = 20
@@ -24,17 +25,17 @@ def write_page(run_folder: Path, episodes: int = 12) -> Path:
     """Writes ``report.html`` from the run folder's current content, with up to ``episodes`` episodes of the newest
     iteration. The page mentions files that are missing, incomplete or foreign. Raises OSError if the page itself cannot
     be written."""
-    record = RunRecord.read(run_folder)
+    record = RunRecord.read(run_folder, episodes)
     name = run_folder.resolve().name
     page = files("digirl_dist.report").joinpath("page.html").read_text(encoding="utf-8")
     page = page.replace("<!-- title -->", to_html(element("title", None, f"{name}: digirl_dist")))
-    page = page.replace("<!-- content -->", to_html(_content(name, record, episodes)))
+    page = page.replace("<!-- content -->", to_html(_content(name, record)))
     path = run_folder / "report.html"
     atomic_files.write_text(path, page)
     return path
 
 
-def _content(name: str, record: RunRecord, episodes: int) -> Element:
+def _content(name: str, record: RunRecord) -> Element:
     return element(
         "main",
         None,
@@ -42,7 +43,7 @@ def _content(name: str, record: RunRecord, episodes: int) -> Element:
         *_notes(record),
         *iteration_sections(record.metrics),
         *_events(record.events),
-        *_episodes(record, episodes),
+        _episodes(record.trajectories),
     )
 
 
@@ -133,16 +134,14 @@ def _trouble(events: Lines) -> Iterator[tuple[str, str, str, str]]:
                 yield when, place, "emulator out of service", why
 
 
-def _episodes(record: RunRecord, most: int) -> Iterator[Element]:
-    chosen = choose(record.trajectories, most)
-    if not chosen:
-        yield section("Episodes", small("No episode is in the run folder yet."))
-        return
+def _episodes(episodes: Sequence[Trajectory]) -> Element:
+    if not episodes:
+        return section("Episodes", small("No episode is in the run folder yet."))
     hint = (
-        f"{len(chosen)} of the {len(record.trajectories)} episodes of iteration {chosen[0].ticket.iteration}, "
-        f"of longer ones {STEPS} steps. All of them are in trajectories/."
+        f"{len(episodes)} episodes of iteration {episodes[0].ticket.iteration}, of longer ones {STEPS} steps. "
+        "All of the iteration's are in trajectories/."
     )
-    yield section("Episodes", small(hint), *map(episode, chosen))
+    return section("Episodes", small(hint), *map(episode, episodes))
 
 
 def _clock(value: Json) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,8 @@ _EVENT_BYTES = 1 << 19
 _METRIC_BYTES = 1 << 28
 """A stranger's file may be larger than the memory."""
 _TRAJECTORY_FILES = 3
+_LOOKED_AT = 10
+"""The page is also written at Ctrl-C."""
 _Read = TypeVar("_Read")
 
 
@@ -31,18 +34,19 @@ class RunRecord:
     events: list[dict[str, Json]]
     """The newest events, in order."""
     trajectories: list[Trajectory]
-    """Episodes of the newest iteration whose file can be read."""
+    """Some episodes of the newest iteration whose file can be read, failures and successes."""
     notes: list[str] = field(default_factory=list)
     """Files that could not be read, with the reason."""
 
     @classmethod
-    def read(cls, folder: Path) -> RunRecord:
+    def read(cls, folder: Path, episodes: int) -> RunRecord:
+        """``episodes`` is how many are shown; the others of a file are not kept in memory."""
         notes: list[str] = []
         return cls(
             config=config_of(folder / "config.yaml", notes),
             metrics=noted(notes, metrics_of, folder / "metrics.jsonl") or [],
             events=noted(notes, json_lines.read, folder / "events.jsonl", _EVENT_BYTES) or [],
-            trajectories=_newest_trajectories(folder / "trajectories", notes),
+            trajectories=_newest_trajectories(folder / "trajectories", episodes, notes),
             notes=notes,
         )
 
@@ -82,11 +86,28 @@ def metrics_of(path: Path) -> list[dict[str, Json]]:
     return [lines[iteration] for iteration in sorted(lines)]
 
 
-def _newest_trajectories(folder: Path, notes: list[str]) -> list[Trajectory]:
+def _newest_trajectories(folder: Path, most: int, notes: list[str]) -> list[Trajectory]:
     for path in sorted(folder.glob("[0-9]*.parquet"), reverse=True)[:_TRAJECTORY_FILES]:
         try:
-            if found := parquet.read_stored(path):
+            if found := choose(parquet.stream(path), most):
                 return found
         except TrajectoryError as error:
             notes.append(str(error))
     return []
+
+
+def choose(episodes: Iterable[Trajectory], most: int) -> list[Trajectory]:
+    """Chooses half failed and half successful episodes if there are enough of both; the failed ones come first.
+
+    Takes no more of them than it needs, or ``_LOOKED_AT`` for each that is shown, and keeps no more than twice
+    ``most``.
+    """
+    found: dict[bool, list[Trajectory]] = {False: [], True: []}
+    for episode in islice(episodes, _LOOKED_AT * most):
+        if len(found[episode.success]) < most:
+            found[episode.success].append(episode)
+        if len(found[False]) >= most - most // 2 and len(found[True]) >= most // 2:
+            break
+    failed, succeeded = found[False], found[True]
+    successes = min(len(succeeded), max(most // 2, most - len(failed)))
+    return failed[: most - successes] + succeeded[:successes]

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any, Protocol
 
-from digirl_dist.emulator.episode_guard import MOST_STEPS
-from digirl_dist.errors import ActionError, EmulatorError
+from digirl_dist.emulator.episode_limits import MOST_STEPS, check_observation, check_step, check_sums
+from digirl_dist.errors import ActionError, EmulatorError, TrajectoryError
 from digirl_dist.inference.requests import (
     InferenceFailure,
     InferenceReply,
@@ -226,7 +226,7 @@ class Rollout:
             if booting:
                 self._tell(slot, "ready", "")
             else:
-                self._advance(slot, self._episodes[slot.index], *answer)
+                self._take_in(slot, self._episodes[slot.index], *answer)
 
     def _tell_failure(self, slot: Slot, error: EmulatorError) -> None:
         state: SlotState = "closed" if slot.state is State.closed else "down"
@@ -250,6 +250,14 @@ class Rollout:
         if episode is not None and episode.dropped is None:
             self._happened.append(EpisodeFailed(slot.index, episode.ticket.key, shortened(reason)))
 
+    def _take_in(self, slot: Slot, episode: _Episode, value: Any, seconds: float) -> None:
+        """Loses an episode that the host would refuse because of what it contains."""
+        try:
+            self._advance(slot, episode, value, seconds)
+        except TrajectoryError as error:
+            place = f"task {episode.ticket.task.id}, step {len(episode.steps)}"
+            self._lose(slot, f"{place}: the emulator or the agent exceeds the limits of an episode: {error}")
+
     def _advance(self, slot: Slot, episode: _Episode, value: Any, seconds: float) -> None:
         if episode.dropped is not None:
             self._abandon(slot, episode)
@@ -258,6 +266,7 @@ class Rollout:
             self._record(slot, episode, value)
         else:
             episode.spent["reset"] += seconds
+            check_observation(value)
             episode.observation = value
 
     def _abandon(self, slot: Slot, episode: _Episode) -> None:
@@ -268,6 +277,8 @@ class Rollout:
         assert episode.observation is not None and episode.decision is not None
         is_cut = self._max_steps is not None and len(episode.steps) + 1 >= self._max_steps
         step = recorded(episode.observation, episode.decision, transition, is_cut)
+        check_observation(transition.observation)
+        check_step(step)
         episode.steps.append(step)
         episode.observation = transition.observation
         if step.ended:
@@ -284,11 +295,7 @@ class Rollout:
             self._tell(slot, "long", f"{ticket}: {steps} steps, and no end yet; {_ENDLESS}")
 
     def _finish(self, slot: Slot, episode: _Episode, transition: Transition) -> None:
-        self._episodes.pop(slot.index)
-        self._times[slot.index].settle()
-        slot.succeeded()
         ticket = episode.ticket
-        self._failed.discard(ticket.key)
         trajectory = Trajectory(
             ticket=ticket,
             episode_id=episode_id(ticket, self.name, slot.index),
@@ -298,6 +305,11 @@ class Rollout:
             final_observation=transition.observation,
             success=transition.success,
         )
+        check_sums(trajectory)
+        self._episodes.pop(slot.index)
+        self._times[slot.index].settle()
+        slot.succeeded()
+        self._failed.discard(ticket.key)
         self._happened.append(Finished(trajectory, episode.started_at, time.monotonic(), episode.spent))
 
     def _act(self) -> None:

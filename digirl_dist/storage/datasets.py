@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from digirl_dist.emulator.episode_limits import check_step, check_vector
 from digirl_dist.errors import TrajectoryError
+from digirl_dist.settings import regular_file
 from digirl_dist.storage import import_digirl, parquet
 from digirl_dist.trajectory import Trajectory
 
 _PARTS = ("text", "image", "vector")
 """Of an observation."""
+_SPARE = 256 << 20
+_MOST_PER_BYTE = 64
+"""A few bytes can stand for many, as in a Parquet file's dictionary."""
+_ROWS = 16
+"""Read at once."""
 
 
 def read_datasets(paths: Sequence[str]) -> list[Trajectory]:
@@ -36,7 +44,10 @@ def _read(path: Path) -> list[Trajectory]:
         raise TrajectoryError(f"{path} is no Parquet file and no folder with .parquet or .arrow files{hint}")
     try:
         rows = pa.concat_tables([_ours(_table(file)) for file in files])
-        return parquet.from_table(rows.sort_by([(name, "ascending") for name in ("iteration", "ticket", "step")]))
+        found = parquet.from_table(rows.sort_by([(name, "ascending") for name in ("iteration", "ticket", "step")]))
+        for episode in found:
+            _refuse_numbers(episode)
+        return found
     except (pa.ArrowException, OSError, KeyError, TrajectoryError) as error:
         raise TrajectoryError(f"{path} holds no trajectories of this project: {error}") from error
 
@@ -48,10 +59,37 @@ def _files(path: Path) -> list[Path]:
 
 
 def _table(file: Path) -> pa.Table:
-    if file.suffix != ".arrow":
-        return pq.read_table(file, partitioning=None)
-    with pa.memory_map(str(file)) as source:
-        return pa.ipc.open_stream(source).read_all()
+    """Reads a file little by little. Raises TrajectoryError before it takes far more memory than its size is."""
+    most = _SPARE + _MOST_PER_BYTE * file.stat().st_size
+    with _opened(file) as (schema, batches):
+        rows, size = [], 0
+        for batch in batches:
+            size += batch.nbytes
+            if size > most:
+                raise TrajectoryError(f"{file} would unpack to more than {most} bytes")
+            rows.append(batch)
+        return pa.Table.from_batches(rows, schema)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[tuple[pa.Schema, Iterable[pa.RecordBatch]]]:
+    if file.suffix == ".arrow":
+        with pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as stream:
+            yield stream.schema, stream
+    else:
+        with regular_file.opened(file) as source, pq.ParquetFile(source) as opened:
+            yield opened.schema_arrow, opened.iter_batches(_ROWS, use_threads=False)
+
+
+def _refuse_numbers(episode: Trajectory) -> None:
+    """Raises TrajectoryError for a number that would end the update that learns from it."""
+    try:
+        for step in episode.steps:
+            check_step(step)
+            check_vector(step.observation.vector)
+        check_vector(episode.final_observation.vector)
+    except TrajectoryError as error:
+        raise TrajectoryError(f"episode {episode.episode_id}: {error}") from error.__cause__
 
 
 def _ours(rows: pa.Table) -> pa.Table:

@@ -2,14 +2,15 @@
 
 A digest of all that follows, then MessagePack: the images as they are, each once however often it was seen, and the
 rest in a part that zlib has packed. Reading one takes a quarter of the processor time of Parquet with its 25 columns,
-and memory as its size is.
+and memory in proportion to its size (see ``episode_limits.most_memory``): ``encode`` refuses what ``read`` would.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ import numpy as np
 import xxhash
 from msgspec import Meta
 
+from digirl_dist.emulator.episode_limits import LONGEST_TEXT, most_memory
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files
@@ -30,15 +32,22 @@ SUFFIX = ".episode"
 _DIGEST_BYTES = 16
 _FASTEST = 1
 _BEYOND = 32 << 20
-"""Bytes that the packed part may unpack to beyond the size of the file."""
-_MOST_VALUES = 2 << 20
-"""Of actions and goals together, an object as three: an empty list takes three bytes there, and sixty in memory."""
+"""Bytes of texts, and of images, that are there again and again: each step has its own copy in Parquet."""
+_VALUE_BYTES = 64
+"""Of a value in an action or a goal, an object counted as three: an empty list takes three bytes of JSON."""
+_STEP_BYTES = 600
+"""Of a step and its observation in memory, without what they contain."""
 _MOST_STEPS = 1 << 20
 _LONGEST_REASON = 500
 
 
+_Text = Annotated[bytes, Meta(max_length=4 * LONGEST_TEXT)]
+"""UTF-8: its size in memory is known only when it is decoded."""
+
+
 class _Seen(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    text: str
+    text: Natural
+    """Its place among the texts of the file."""
     vector: bytes | None
     image: Natural | None
     """Its place among the images of the file."""
@@ -86,6 +95,7 @@ def _decoder(most_steps: int) -> msgspec.msgpack.Decoder[Any]:
             ("origin", _Origin),
             ("steps", Annotated[list[_Done], Meta(min_length=1, max_length=most_steps)]),
             ("seen", Annotated[list[_Seen], Meta(max_length=most_steps + 1)]),
+            ("texts", Annotated[list[_Text], Meta(max_length=most_steps + 1)]),
         ],
         array_like=True,
     )
@@ -99,17 +109,37 @@ def write(path: Path, episode: Trajectory, flushed: bool = True) -> None:
 
 
 def encode(episode: Trajectory) -> bytes:
-    """Returns the content of the file. Rewards and log-probabilities become float32, as Parquet has them."""
+    """Returns the content of the file. Rewards and log-probabilities become float32, as Parquet has them.
+
+    Raises TrajectoryError for an episode that ``read`` would refuse.
+    """
     seen = [*(step.observation for step in episode.steps), episode.final_observation]
-    places, images = _places([one.image for one in seen])
-    shown = [_seen(one, place) for one, place in zip(seen, places, strict=True)]
-    rows = _encode([_origin(episode), [_done(step) for step in episode.steps], shown])
+    screens, images = _places(one.image for one in seen if one.image is not None)
+    screen = iter(screens)
+    try:
+        lines, texts = _places(one.text.encode() for one in seen)
+        shown = [
+            _Seen(line, _vector(one), None if one.image is None else next(screen))
+            for one, line in zip(seen, lines, strict=True)
+        ]
+        origin, done = _origin(episode), [_done(step) for step in episode.steps]
+        rows = _encode([origin, done, shown, texts])
+    except (UnicodeEncodeError, TypeError, ValueError, RecursionError) as error:
+        raise TrajectoryError(f"something in it cannot be stored: {error}") from error
     content = _encode([zlib.compress(rows, _FASTEST), images])
+    size = _DIGEST_BYTES + len(content)
+    _refuse_size("it unpacks", len(rows), size)
+    _decoded_texts(texts, _said(done, origin.params), size)
     return xxhash.xxh3_128_digest(content) + content
 
 
 def read(path: Path, most_steps: int = _MOST_STEPS) -> Trajectory:
     """Returns the episode of a file that another machine wrote. Raises TrajectoryError for anything else."""
+    return read_counted(path, most_steps)[0]
+
+
+def read_counted(path: Path, most_steps: int = _MOST_STEPS) -> tuple[Trajectory, int]:
+    """As ``read``; returns also about how many bytes the episode takes in memory."""
     try:
         with regular_file.opened(path) as file:
             return _decoded(file.read(), most_steps)
@@ -117,28 +147,28 @@ def read(path: Path, most_steps: int = _MOST_STEPS) -> Trajectory:
         raise TrajectoryError(f"{path} is not a trajectory file: {str(error)[:_LONGEST_REASON]}") from error
 
 
-def _decoded(data: bytes, most_steps: int) -> Trajectory:
+def _decoded(data: bytes, most_steps: int) -> tuple[Trajectory, int]:
     content = memoryview(data)[_DIGEST_BYTES:]
     if xxhash.xxh3_128_digest(content) != data[:_DIGEST_BYTES]:
         raise TrajectoryError("it was altered or cut off")
-    file = _FILES.decode(content)
-    rows = _decoder(most_steps).decode(_unpacked(file.rows, len(data) + _BEYOND))
-    shown = {one.image for one in rows.seen if one.image is not None}
-    if len(rows.seen) != len(rows.steps) + 1 or shown != set(range(len(file.images))):
-        reason = f"{len(rows.steps)} steps, {len(rows.seen)} observations and {len(file.images)} images do not fit"
-        raise TrajectoryError(reason)
-    most = sum(map(len, file.images)) + _BEYOND  # each step has its own copy in Parquet
-    if sum(len(file.images[one.image]) for one in rows.seen if one.image is not None) > most:
-        raise TrajectoryError(f"its images would unpack to more than {most} bytes")
-    said = [rows.origin.params, *(each for done in rows.steps for each in (done.action, done.achieved))]
-    if sum(map(_values, said)) > _MOST_VALUES:
-        raise TrajectoryError(f"its actions and goals would unpack to more than {_MOST_VALUES} values")
-    *seen, final = (_observation(one, file.images) for one in rows.seen)
+    file, size = _FILES.decode(content), len(data)
+    del data, content  # the images are copies
+    rows = _decoder(most_steps).decode(_unpacked(file.rows, most_memory(size)))
+    counts = len(rows.steps), len(rows.seen), len(rows.texts), len(file.images)
+    if len(rows.seen) != len(rows.steps) + 1:
+        raise TrajectoryError("{} steps, {} observations, {} texts and {} images do not fit".format(*counts))
+    _refuse_copies("images", file.images, [one.image for one in rows.seen if one.image is not None])
+    _refuse_copies("texts", rows.texts, [one.text for one in rows.seen])
+    said = _said(rows.steps, rows.origin.params)
+    texts = _decoded_texts(rows.texts, said, size)
+    *seen, final = (_observation(one, texts, file.images) for one in rows.seen)
     steps = [_step(one, done) for one, done in zip(seen, rows.steps, strict=True)]
     told = rows.origin
     task = Task(told.task, told.instruction, params_of(told.params))
     ticket = Ticket(told.iteration, told.index, task, told.seed, told.policy_version, purpose=told.purpose)
-    return Trajectory(ticket, told.episode_id, told.worker, told.slot, steps, final, told.success)
+    memory = said + sum(map(sys.getsizeof, texts)) + sum(map(len, file.images)) + _STEP_BYTES * len(steps)
+    memory += sum(len(one.vector) for one in rows.seen if one.vector is not None)
+    return Trajectory(ticket, told.episode_id, told.worker, told.slot, steps, final, told.success), memory
 
 
 def _unpacked(packed: bytes, most: int) -> bytes:
@@ -149,9 +179,38 @@ def _unpacked(packed: bytes, most: int) -> bytes:
     return rows
 
 
-def _values(said: str) -> int:
-    """Returns about how many lists, objects and members JSON has, before it is read."""
-    return said.count(",") + said.count("[") + 3 * said.count("{")
+def _refuse_copies(what: str, stored: Sequence[bytes], places: Sequence[int]) -> None:
+    """Raises TrajectoryError unless each is there for an observation, and few of them for many."""
+    if set(places) != set(range(len(stored))):
+        raise TrajectoryError(f"its {len(stored)} {what} do not fit its observations")
+    most = sum(map(len, stored)) + _BEYOND
+    if sum(len(stored[place]) for place in places) > most:
+        raise TrajectoryError(f"its {what} would unpack to more than {most} bytes")
+
+
+def _decoded_texts(texts: Sequence[bytes], beside: int, size: int) -> list[str]:
+    """Decodes the texts of a file of ``size`` bytes while they and ``beside`` take no more memory than they may."""
+    decoded: list[str] = []
+    memory = beside
+    for text in texts:
+        decoded.append(text.decode())
+        memory += sys.getsizeof(decoded[-1])
+        _refuse_size("its texts and values unpack", memory, size)
+    return decoded
+
+
+def _said(steps: Sequence[_Done], params: str) -> int:
+    """Returns about how many bytes actions, goals and params take in memory, before they are read."""
+    return sum(map(_value_bytes, (params, *(said for done in steps for said in (done.action, done.achieved)))))
+
+
+def _value_bytes(said: str) -> int:
+    return len(said) + _VALUE_BYTES * (said.count(",") + said.count("[") + 3 * said.count("{"))
+
+
+def _refuse_size(what: str, memory: int, size: int) -> None:
+    if memory > most_memory(size):
+        raise TrajectoryError(f"{what} to {memory} bytes; at most {most_memory(size)} are allowed for a file of {size}")
 
 
 def _origin(episode: Trajectory) -> _Origin:
@@ -172,25 +231,24 @@ def _origin(episode: Trajectory) -> _Origin:
     )
 
 
-def _places(shown: Sequence[bytes | None]) -> tuple[list[int | None], list[bytes]]:
-    """Returns the place of each image, and the images: each once, as far as a reader takes so much."""
-    places: list[int | None] = []
-    images: list[bytes] = []
+def _places(shown: Iterable[bytes]) -> tuple[list[int], list[bytes]]:
+    """Returns the place of each text or image, and these: each once, as far as a reader takes so much."""
+    places: list[int] = []
+    stored: list[bytes] = []
     known: dict[bytes, int] = {}
     spare = _BEYOND
-    for image in shown:
-        if image is not None and image in known and len(image) <= spare:
-            spare -= len(image)
-        elif image is not None:
-            known[image] = len(images)
-            images.append(image)
-        places.append(None if image is None else known[image])
-    return places, images
+    for one in shown:
+        if one in known and len(one) <= spare:
+            spare -= len(one)
+        else:
+            known[one] = len(stored)
+            stored.append(one)
+        places.append(known[one])
+    return places, stored
 
 
-def _seen(one: Observation, place: int | None) -> _Seen:
-    vector = None if one.vector is None else np.asarray(one.vector, "<f4").tobytes()
-    return _Seen(one.text, vector, place)
+def _vector(seen: Observation) -> bytes | None:
+    return None if seen.vector is None else np.asarray(seen.vector, "<f4").tobytes()
 
 
 def _done(step: Step) -> _Done:
@@ -205,9 +263,9 @@ def _done(step: Step) -> _Done:
     )
 
 
-def _observation(seen: _Seen, images: Sequence[bytes]) -> Observation:
+def _observation(seen: _Seen, texts: Sequence[str], images: Sequence[bytes]) -> Observation:
     vector = None if seen.vector is None else np.frombuffer(seen.vector, "<f4").astype(np.float32)
-    return Observation(seen.text, None if seen.image is None else images[seen.image], vector)
+    return Observation(texts[seen.text], None if seen.image is None else images[seen.image], vector)
 
 
 def _step(seen: Observation, done: _Done) -> Step:

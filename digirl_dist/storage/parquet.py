@@ -125,12 +125,17 @@ def from_table(table: pa.Table) -> list[Trajectory]:
 
     Raises TrajectoryError if the schema or a row does not fit.
     """
-    if not any(table.schema.equals(known, check_metadata=False) for known in _KNOWN):
-        raise TrajectoryError(f"columns are not those of a trajectory: {', '.join(table.schema.names)}")
+    return _episodes(table.schema, table.to_batches())
+
+
+def _episodes(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> list[Trajectory]:
+    if not any(schema.equals(known, check_metadata=False) for known in _KNOWN):
+        raise TrajectoryError(f"columns are not those of a trajectory: {', '.join(schema.names)}")
     episodes: dict[str, list[dict[str, Any]]] = {}
+    once: dict[object, Any] = {}
     try:
-        for batch in table.to_batches():
-            for row in _rows(batch):
+        for batch in batches:
+            for row in _rows(batch, once):
                 episodes.setdefault(row["episode_id"], []).append(row)
         return [_trajectory(rows) for rows in episodes.values()]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -175,7 +180,7 @@ def _groups(episodes: Iterable[pa.Table]) -> Iterator[pa.Table]:
 def read(path: Path | pa.BufferReader) -> list[Trajectory]:
     """Returns the episodes of a file. Raises TrajectoryError naming the file if it is truncated, altered or foreign."""
     with _refusals(path), pq.ParquetFile(path, page_checksum_verification=True) as file:  # read_table imports much more
-        return from_table(file.read())
+        return _episodes(file.schema_arrow, file.iter_batches(_STREAMED_ROWS, use_threads=False))
 
 
 def read_stored(path: Path) -> list[Trajectory]:
@@ -192,7 +197,7 @@ def stream(path: Path) -> Iterator[Trajectory]:
     with opened(path) as file:
         rows: list[dict[str, Any]] = []
         for batch in file.batches(_STREAMED_ROWS):
-            for row in _rows(batch):
+            for row in _rows(batch, {}):
                 if rows and row["episode_id"] != rows[0]["episode_id"]:
                     yield _trajectory(rows)
                     rows = []
@@ -220,17 +225,20 @@ def _refusals(path: Path | pa.BufferReader) -> Iterator[None]:
         raise TrajectoryError(f"{path} is not a trajectory file: {str(error)[:_LONGEST_REASON]}") from error
 
 
-def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Returns the rows of a batch, observations as Observation. Raises TrajectoryError for a null."""
+def _rows(batch: pa.RecordBatch, once: dict[object, Any]) -> Iterator[dict[str, Any]]:
+    """Returns the rows of a batch, observations as Observation. Raises TrajectoryError for a null.
+
+    ``once`` has the texts and images of the batches before: each is in memory once however often it was seen.
+    """
     for name in batch.schema.names:
         if name not in _MAY_BE_NULL and batch.column(name).null_count:
             raise TrajectoryError(f"the column {name} has nulls")
     names = batch.schema.names
-    columns = [_observations(batch.column(n)) if n in _SEEN else batch.column(n).to_pylist() for n in names]
+    columns = [_observations(batch.column(n), once) if n in _SEEN else batch.column(n).to_pylist() for n in names]
     return (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
 
 
-def _observations(column: pa.StructArray) -> Iterator[Observation | None]:
+def _observations(column: pa.StructArray, once: dict[object, Any]) -> Iterator[Observation | None]:
     """Returns the observations of some rows; vectors never pass through Python's numbers, which take eight times as
     much memory."""
     texts, images, vectors = column.flatten()
@@ -238,9 +246,10 @@ def _observations(column: pa.StructArray) -> Iterator[Observation | None]:
         raise TrajectoryError("an observation has no text")
     there, has_vector = column.is_valid().to_pylist(), vectors.is_valid().to_pylist()
     ends, numbers = vectors.offsets.to_numpy(), vectors.values.to_numpy(zero_copy_only=False)
-    for row, (text, image) in enumerate(zip(texts.to_pylist(), images.to_pylist(), strict=True)):
+    for row, (said, shown) in enumerate(zip(texts, images, strict=True)):  # one by one: a batch may have 64 screens
+        text, image = said.as_py(), shown.as_py()
         vector = numbers[ends[row] : ends[row + 1]].copy() if has_vector[row] else None
-        yield Observation(text, image, vector) if there[row] else None
+        yield Observation(once.setdefault(text, text), once.setdefault(image, image), vector) if there[row] else None
 
 
 def _observation_row(observation: Observation) -> dict[str, Any]:

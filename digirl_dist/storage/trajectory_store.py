@@ -14,7 +14,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -50,6 +50,8 @@ class Store:
         self._closed = root / ".closed"
         self.refused = RefusedEpisodes(root / ".refused", self._write_policy)
         self._recent: dict[int, Sequence[Trajectory]] = {}
+        """The iteration that was appended or read last, and those of the last replay."""
+        self._replayed: Collection[int] = ()
         self._landed: dict[Round, dict[Key, Trajectory]] = {}
         self._unflushed: set[Path] = set()
         """Folders in which files have landed since ``flush``."""
@@ -140,7 +142,7 @@ class Store:
             self._unflushed.discard(self._landing / _name(result.round))
             self._landed.pop(result.round, None)
         if result.purpose == "train":
-            self._recent[result.iteration] = result.trajectories
+            self._remember(result.iteration, result.trajectories)
         result.stored_at = time.monotonic()
 
     def has(self, wanted: Round) -> bool:
@@ -151,8 +153,13 @@ class Store:
         """Returns the episodes of a finished iteration, in the order of their tickets."""
         if iteration not in self._recent:
             with _with_remedy("restore it, or start another run"):
-                self._recent[iteration] = self._read_file(self._file(Round(iteration)))
+                self._remember(iteration, self._read_file(self._file(Round(iteration))))
         return self._recent[iteration]
+
+    def _remember(self, iteration: int, episodes: Sequence[Trajectory]) -> None:
+        """Keeps the episodes in memory, beside those that a reader replays: others' are in their files."""
+        self._recent = {kept: self._recent[kept] for kept in self._recent if kept in self._replayed}
+        self._recent[iteration] = episodes
 
     def fresh(self, iteration: int, max_staleness: int | None = None) -> list[Trajectory]:
         """Returns the iteration's episodes whose policy was at most ``max_staleness`` updates behind (None: all)."""
@@ -162,15 +169,16 @@ class Store:
     def replay(self, until: int, capacity: int, max_staleness: int | None = None) -> list[Trajectory]:
         """Returns the newest ``capacity`` episodes of iterations up to and including ``until``, oldest first.
 
-        Skips episodes as ``fresh`` does.
+        Skips episodes as ``fresh`` does. The iterations that it read stay in memory for the next call.
         """
         newest: list[Trajectory] = []
+        kept: dict[int, Sequence[Trajectory]] = {}
         iteration = until
         while iteration >= 0 and len(newest) < capacity and self.has(Round(iteration)):
             newest = [*self.fresh(iteration, max_staleness), *newest]
+            kept[iteration] = self._recent[iteration]
             iteration -= 1
-        for old in [key for key in self._recent if key <= iteration]:
-            del self._recent[old]
+        self._recent, self._replayed = kept, kept.keys()
         return newest[-capacity:]
 
     def refuse(self, episode: Trajectory, reason: str) -> RefusedEpisode:

@@ -99,10 +99,12 @@ class Strand:
         except RuntimeError as error:  # can't start new thread
             self._fail(error)
 
-    def close(self) -> None:
-        """Takes no more work; what came before is done."""
+    def close(self, at_once: bool = False) -> None:
+        """Takes no more work; what came before is done, except ``at_once``: then only what has begun."""
         with self._lock:
             self._is_closed = True
+            if at_once:
+                self._waiting.clear()
 
     def _work(self) -> None:
         try:

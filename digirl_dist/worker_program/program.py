@@ -22,13 +22,14 @@ from typing import Any
 
 from digirl_dist.capacity import Machine, PoolSize, choose
 from digirl_dist.child_process import keep_short
-from digirl_dist.errors import CheckpointError
+from digirl_dist.errors import CheckpointError, TrajectoryError
 from digirl_dist.exit_status import end_without_a_search_for_garbage
 from digirl_dist.inference.local import LocalPolicies
 from digirl_dist.protocol.job_folder import IS_TAKEN, JobFolder
 from digirl_dist.protocol.messages import (
     MOST_NAME,
     MOST_SLOTS,
+    EpisodeFailed,
     Heartbeat,
     LoadPolicy,
     MachineFacts,
@@ -249,6 +250,10 @@ class Program:
         except OSError as error:
             reason = f"the episode cannot be written to {self._folder.episodes}: {error.strerror}"
             return self._core.not_written(finished.trajectory.ticket.key, reason)
+        except TrajectoryError as error:  # the host would refuse it
+            told = f"the emulator or the agent exceeds the limits of an episode: {error}"
+            one = finished.trajectory
+            return self._core.happened(EpisodeFailed(one.slot, one.ticket.key, shortened(told)))
         return self._core.written(manifest)
 
 

@@ -23,7 +23,7 @@ class Spool:
         self._folder = folder
 
     def write(self, run: str, finished: Finished) -> EpisodeManifest:
-        """Writes the rows first and the manifest last. Raises OSError.
+        """Writes the rows first and the manifest last. Raises OSError, or TrajectoryError for what no host would take.
 
         Unflushed, so that no slot waits for the disk: what a power cut damages here is refused and run again.
         """

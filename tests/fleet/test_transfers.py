@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,10 +15,12 @@ from typing import cast
 import pytest
 from process_watch import eventually
 
+from digirl_dist.child_process import environment
 from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.errors import DigirlDistError, TrajectoryError, WorkerError
 from digirl_dist.fleet.outgoing import Blob
-from digirl_dist.fleet.transfers import Transfers, _checkers
+from digirl_dist.fleet.shares import Shares
+from digirl_dist.fleet.transfers import Transfers, _Checkers, _Room
 from digirl_dist.fleet.worker_events import DiskFull, PullRefused, WorkerEvent
 from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.tasks import Key, Task, Ticket
@@ -51,7 +56,7 @@ def test_what_fits_on_the_disk_is_pulled_together_and_the_rest_after_it(
     free = 5 * MIB
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     files, posted, failed = Slow(), list[WorkerEvent](), list[WorkerError]()
-    transfers = Transfers(files, "w1", posted.append, failed.append, cast(EpisodeGuard, None), full_disk_s=60)
+    transfers = Transfers(files, "w1", posted.append, failed.append, cast(EpisodeGuard, None), Shares(), full_disk_s=60)
     transfers.push([], lambda sent: None)
     for index in range(5):
         ask(transfers, tmp_path, index, size=2 * MIB)
@@ -76,7 +81,80 @@ def test_what_comes_is_checked_by_fewer_threads_where_the_machine_refuses_more(m
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refused)
-        checkers = _checkers.__wrapped__()
-    assert checkers.submit(lambda: "checked").result(timeout=60) == "checked"
-    checkers.shutdown()
-    assert len(started) == 3 and not any(thread.is_alive() for thread in started)
+        checkers = _Checkers()
+    checked = queue.SimpleQueue[str]()
+    checkers.submit(lambda: checked.put("checked"))
+    assert checked.get(timeout=60) == "checked" and len(started) == 3
+
+
+def test_unchecked_episodes_have_room_by_their_bytes() -> None:
+    """Eight small ones, or one that is as large as it likes."""
+    room, waiting = _Room(), queue.SimpleQueue[int]()
+
+    def take(size: int) -> None:
+        room.take(size)
+        waiting.put(size)
+
+    for _ in range(8):
+        room.take(MIB)
+    taking = threading.Thread(target=take, args=[200 * MIB], daemon=True)
+    taking.start()
+    for _ in range(8):
+        assert waiting.empty()
+        room.give(MIB)
+    assert waiting.get(timeout=60) == 200 * MIB
+    assert not room._has_room(1)
+
+
+@pytest.mark.component
+def test_a_check_that_does_not_end_does_not_hold_up_the_end_of_the_host() -> None:
+    """Ctrl-C while the screens of an episode are decoded: their thread is joined by nobody."""
+    program = (
+        "import threading\nfrom digirl_dist.fleet.transfers import _checkers\nbegan = threading.Event()\n"
+        "_checkers().submit(lambda: (began.set(), threading.Event().wait()))\nbegan.wait()\nraise KeyboardInterrupt"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, env=environment())
+    assert b"KeyboardInterrupt" in ended.stderr
+
+
+def bring(shares: Shares, worker: str, episodes: int, memory: int, seconds: float = 0.01) -> int:
+    """Returns how many of the episodes were kept."""
+    for kept in range(episodes):
+        try:
+            shares.check(worker, memory)
+        except TrajectoryError:
+            return kept
+        shares.checked(worker, seconds)
+        shares.kept(worker, memory)
+    return episodes
+
+
+def test_counted_where_bytes_are_meant_a_worker_costs_no_more_than_others_do() -> None:
+    shares = Shares()
+    for worker in ("w1", "w2"):
+        assert bring(shares, worker, 10, MIB) == 10
+    assert bring(shares, "w0", 100, 9 * MIB) == 12  # 64 MiB, and four times as much as theirs
+    assert bring(shares, "w3", 1000, 3 * MIB, seconds=0.04) == 1000  # tasks of a kind that take more
+    assert bring(shares, "w1", 1000, MIB) == 1000
+
+
+def test_counted_where_seconds_are_meant_a_worker_is_refused_before_its_episode_is_fetched() -> None:
+    shares = Shares()
+    for worker in ("w1", "w2"):
+        bring(shares, worker, 10, MIB)
+    for _ in range(6):
+        shares.checked("w0", 2.0)  # whatever they found
+    with pytest.raises(TrajectoryError, match="its 0 episodes took 12 s of the host to check, more than 4 times"):
+        shares.check("w0", 1)
+    files, posted = Slow(), list[WorkerEvent]()
+    transfers = Transfers(files, "w0", posted.append, posted.append, cast(EpisodeGuard, None), shares, full_disk_s=60)
+    ask(transfers, Path("unused"), 0, size=1)
+    assert isinstance(posted[0], PullRefused) and not files.batches
+
+
+def test_a_liar_with_tiny_episodes_makes_no_other_worker_look_expensive() -> None:
+    shares = Shares()
+    bring(shares, "liar", 10_000, 1, seconds=0.0)
+    for worker in ("w1", "w2"):
+        assert bring(shares, worker, 500, MIB, seconds=1.0) == 500
+    assert bring(Shares(), "alone", 10_000, MIB) == 10_000

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from digirl_dist.report.media import Media, animation, chosen, frames
+from digirl_dist.child_process import environment
+from digirl_dist.report import media
+from digirl_dist.report.media import Frames, Media, animation, chosen, frames
 from digirl_dist.storage.events import Events
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def png(colour: str, size: tuple[int, int] = (32, 48)) -> bytes:
@@ -92,3 +99,73 @@ def test_what_is_no_screenshot_is_told_and_harms_nothing(tmp_path: Path, image: 
 def test_episodes_without_screenshots_leave_nothing(tmp_path: Path) -> None:
     assert written(tmp_path, episode(0, [None, None])) == ([], [], [])
     assert not (tmp_path / "media").exists()
+
+
+class Slow:
+    """Encodes as slowly as the test likes."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.encoded = 0
+
+    def __call__(self, shown: Frames) -> bytes:
+        self.gate.wait(60)
+        self.encoded += 1
+        return b"webp"
+
+
+def test_episodes_that_come_faster_than_they_are_encoded_are_left_out_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue without bound holds the screenshots of a whole run."""
+    slow, heard = Slow(), list[tuple[str, int]]()
+    monkeypatch.setattr(media, "animation", slow)
+    monkeypatch.setattr(media, "_CLOSE_S", 0.1)
+    events = Events(tmp_path / "events.jsonl", (lambda kind, content: heard.append((kind, content["episodes"])),))
+    made = Media(tmp_path / "media", "all", events)
+    one = bytes(20 << 20)
+    for iteration in range(10):
+        made.add([episode(iteration, [one + bytes([iteration]), None])])
+    assert heard == [("media_left_out", 1)] * 7
+    made.close()  # Ctrl-C does not wait for the rest
+    assert heard[7:] == [("media_left_out", 3)]
+    slow.gate.set()
+
+
+def test_an_animation_takes_bounded_memory_however_long_the_episode_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media, "_MOST_PIXELS", 64 * 96)
+    monkeypatch.setattr(media, "_MOST_FRAMES", 4)
+    shown = [(png(("red", "blue")[number % 2], (64, 96)), 700) for number in range(8)]
+    made = Image.open(io.BytesIO(animation(shown)))
+    assert (made.n_frames, made.size) == (4, (32, 48))
+
+
+@pytest.mark.component
+def test_an_animation_that_does_not_end_does_not_hold_up_the_end_of_the_host(tmp_path: Path) -> None:
+    """Ctrl-C while screenshots wait to be encoded."""
+    program = f"""
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from digirl_dist.child_process import environment
+from digirl_dist.report import media
+from digirl_dist.storage.events import Events
+from tests.report.test_media import episode, png
+media._CLOSE_S = 0.1
+began = threading.Event()
+media.animation = lambda shown: (began.set(), threading.Event().wait())
+folder = Path({str(tmp_path)!r})
+made = media.Media(folder, "all", Events(folder / "events.jsonl"))
+made.add([episode(number, [png("red"), png("blue")]) for number in range(9)])
+began.wait()
+try:
+    raise KeyboardInterrupt
+finally:
+    made.close()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], timeout=60, capture_output=True, env=environment(), cwd=ROOT
+    )
+    assert b"KeyboardInterrupt" in ended.stderr
+    assert '"episodes": 9' in (tmp_path / "events.jsonl").read_text()

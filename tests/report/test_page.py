@@ -8,6 +8,9 @@ import os
 import re
 import shutil
 import subprocess
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,9 +19,10 @@ import pytest
 from PIL import Image
 
 from digirl_dist.report.charts import ticks
-from digirl_dist.report.episodes import STEPS, caption, choose
+from digirl_dist.report.episodes import STEPS, caption
 from digirl_dist.report.page import write_page
 from digirl_dist.report.picture import embed
+from digirl_dist.report.record import choose
 from digirl_dist.storage import parquet
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
@@ -203,6 +207,30 @@ def test_vectors_become_curves_and_numbers(tmp_path: Path) -> None:
     assert "[0.125, 39, -1, 7]" in page.text and "30 in the middle left out" in page.text
 
 
+def test_a_page_of_twelve_episodes_costs_what_twelve_episodes_cost(tmp_path: Path) -> None:
+    """Of a large iteration no more is read than is shown."""
+    read = []
+
+    def episodes() -> Iterator[Trajectory]:
+        for number in range(1000):
+            read.append(number)
+            yield phone_episode(number, number % 2 == 0, [TAP])
+
+    assert len(choose(episodes(), 12)) == 12 and len(read) == 12
+    (tmp_path / "trajectories").mkdir()
+    large = [
+        replace(phone_episode(number, number % 2 == 0, [TAP]), final_observation=Observation("", os.urandom(1 << 20)))
+        for number in range(120)
+    ]
+    parquet.write(tmp_path / "trajectories" / "000003.parquet", large)
+    tracemalloc.start()
+    try:
+        write_page(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 48 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_failed_and_successful_episodes_are_mixed(tmp_path: Path) -> None:
     episodes = [phone_episode(index, index < 20, [TAP]) for index in range(23)]
     assert [one.success for one in choose(episodes, 12)] == [False] * 3 + [True] * 9
@@ -210,7 +238,7 @@ def test_failed_and_successful_episodes_are_mixed(tmp_path: Path) -> None:
     assert choose([], 12) == []
     write_episodes(tmp_path, episodes)
     page = Page(write_page(tmp_path, episodes=5))
-    assert page.count("article") == 5 and "5 of the 23 episodes" in page.text
+    assert page.count("article") == 5 and "5 episodes of iteration 3" in page.text
 
 
 def test_nothing_a_worker_says_becomes_markup(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from process_watch import descriptors_left
 from user_classes import Coin, Counter, FairCoin
 
+from digirl_dist.emulator import episode_limits
 from digirl_dist.inference.local import LocalPolicies
 from digirl_dist.protocol.messages import Acting, EpisodeFailed, SlotChanged, SlotLimits
 from digirl_dist.rollout import rollout as rollout_module
@@ -108,6 +109,19 @@ def test_an_episode_that_is_too_long_is_truncated(tmp_path: Path) -> None:
         (done,) = finished(run(running, lambda happened: bool(finished(happened))))
     last = done.trajectory.steps[-1]
     assert len(done.trajectory.steps) == 2 and last.truncated and not last.terminated
+
+
+def test_an_emulator_that_exceeds_the_limits_of_an_episode_is_at_fault_before_anything_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(episode_limits, "LARGEST_NUMBER", 2.5)
+    with rollout(tmp_path, slots=1) as running:
+        running.lease(tickets(1))
+        happened = run(running, lambda happened: any(isinstance(one, EpisodeFailed) for one in happened))
+        assert [slot.state for slot in running.slots] == [State.idle]
+    (failed,) = [one for one in happened if isinstance(one, EpisodeFailed)]
+    reason = "a vector with the number 3; at most 2.5 is allowed: scale it, or leave it out"
+    assert failed.reason == f"task count, step 2: the emulator or the agent exceeds the limits of an episode: {reason}"
 
 
 def test_an_episode_without_an_end_is_told_of_and_ended_with_the_remedy(

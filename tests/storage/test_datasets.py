@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -80,3 +81,22 @@ def test_what_holds_no_trajectories_is_named(tmp_path: Path) -> None:
         read_datasets([str(tmp_path / "foreign.parquet")])
     with pytest.raises(TrajectoryError, match="nowhere is no Parquet file and no folder"):
         read_datasets([str(tmp_path / "nowhere")])
+
+
+def test_a_file_in_which_few_bytes_stand_for_many_is_refused_before_it_takes_memory(tmp_path: Path) -> None:
+    rows = pa.concat_tables([parquet.to_table(episode(0, 0, steps=1))] * 16)
+    text = pa.array(["a" * (1 << 20)]).take(pa.array([0] * 16, pa.int32()))
+    rows = rows.set_column(rows.schema.get_field_index("instruction"), "instruction", text)
+    with pq.ParquetWriter(tmp_path / "bomb.parquet", rows.schema, compression="zstd") as writer:
+        for _ in range(40):
+            writer.write_table(rows)
+    assert (tmp_path / "bomb.parquet").stat().st_size < 1 << 20
+    with pytest.raises(TrajectoryError, match=r"bomb.parquet would unpack to more than \d+ bytes"):
+        read_datasets([str(tmp_path / "bomb.parquet")])
+
+
+def test_an_episode_with_a_reward_that_would_end_the_update_is_named(tmp_path: Path) -> None:
+    one = episode(0, 0)
+    parquet.write(tmp_path / "a.parquet", [replace(one, steps=[replace(step, reward=3e38) for step in one.steps])])
+    with pytest.raises(TrajectoryError, match=f"episode {one.episode_id}: the reward is 3e\\+38"):
+        read_datasets([str(tmp_path)])

@@ -92,7 +92,7 @@ def test_an_image_that_is_shown_again_and_again_is_stored_again_before_a_reader_
     assert (tmp_path / "e.episode").stat().st_size > 6 * 9 << 20
     assert len(episode_file.read(tmp_path / "e.episode").steps) == 9
     rows, _ = parts()
-    bomb = [rows[0], rows[1][-1:] * 9, [["", None, 0]] * 10]
+    bomb = [rows[0], rows[1][-1:] * 9, [[0, None, 0]] * 10, [b""]]
     with pytest.raises(TrajectoryError, match="its images would unpack to more"):
         episode_file.read(on_disk(tmp_path / "b.episode", file_of(bomb, [bytes(9 << 20)])))
 
@@ -121,19 +121,34 @@ FOREIGN: dict[str, Callable[[], bytes]] = {
     "zeros that zlib shrinks": lambda: file_of(bytes(200 << 20)),
     "a list that promises much": lambda: file_of(b"\x93" + ORIGIN + list_of(2**32 - 1)),
     "many steps": lambda: file_of(b"\x93" + ORIGIN + _encode([parts()[0][1][0]] * 300_000) + _encode([])),
-    "many observations": lambda: file_of([parts()[0][0], parts()[0][1], [["", None, None]] * 900_000]),
-    "no steps": lambda: file_of([parts()[0][0], [], parts()[0][2][:1]], parts()[1][:1]),
-    "an observation less": lambda: file_of([*parts()[0][:2], parts()[0][2][:-1]], parts()[1][:-1]),
+    "many observations": lambda: file_of([parts()[0][0], parts()[0][1], [[0, None, None]] * 900_000, [b""]]),
+    "no steps": lambda: file_of([parts()[0][0], [], parts()[0][2][:1], parts()[0][3][:1]], parts()[1][:1]),
+    "an observation less": lambda: file_of([*parts()[0][:2], parts()[0][2][:-1], parts()[0][3]], parts()[1][:-1]),
     "an image less": lambda: file_of(parts()[0], parts()[1][:-1]),
     "an image more": lambda: file_of(parts()[0], [*parts()[1], b"x"]),
     "half a number in a vector": lambda: changed(2, 0, 1, to=b"abc"),
     "a text that is null": lambda: changed(2, 0, 0, to=None),
+    "a text that is not there": lambda: changed(2, 0, 0, to=99),
+    "a text that nobody saw": lambda: changed(3, to=[*parts()[0][3], b"x"]),
+    "an image that is not there": lambda: changed(2, 0, 2, to=99),
+    "a text of one emoji and 33 million letters": lambda: changed(3, 0, to="\U0001f600".encode() + bytes(33 << 20)),
+    "texts of one emoji and many letters": lambda: file_of(
+        [
+            parts()[0][0],
+            [parts()[0][1][-1]] * 99,
+            [[number, None, None] for number in range(100)],
+            ["\U0001f600".encode() + str(number).encode() + b"a" * 100_000 for number in range(100)],
+        ]
+    ),
+    "a long text in many steps": lambda: file_of(
+        [parts()[0][0], [parts()[0][1][-1]] * 999, [[0, None, None]] * 1000, [b"a" * 100_000]]
+    ),
     "a text that is no Unicode": lambda: file_of(_encode(parts()[0]).replace(b"open it", b"open \xed\xa0"), parts()[1]),
     "an action that is no JSON": lambda: changed(1, 0, 0, to="{"),
     "an action of many small lists": lambda: changed(1, 0, 0, to="[" + "[]," * 5_000_000 + "[]]"),
     "an action of many small objects": lambda: changed(1, 0, 0, to="[" + "{}," * 800_000 + "{}]"),
     "goals of many small objects, in many steps": lambda: file_of(
-        [parts()[0][0], [[*parts()[0][1][0][:5], "[{}" + ",{}" * 99_999 + "]"]] * 9, [["", None, None]] * 10]
+        [parts()[0][0], [[*parts()[0][1][0][:5], "[{}" + ",{}" * 99_999 + "]"]] * 9, [[0, None, None]] * 10, [b""]]
     ),
     "an action without end": lambda: changed(1, 0, 0, to="[" * 100_000),
     "a reward that is a text": lambda: changed(1, 0, 2, to="1"),
@@ -153,9 +168,37 @@ def test_what_is_no_episode_is_refused_before_it_takes_memory(tmp_path: Path, na
     try:
         with pytest.raises(TrajectoryError, match=r"e\.episode is not a trajectory file"):
             episode_file.read(path, MOST_STEPS)
-        assert tracemalloc.get_traced_memory()[1] <= 80 << 20
+        assert tracemalloc.get_traced_memory()[1] <= 40 << 20
     finally:
         tracemalloc.stop()
+
+
+def texts_of(*texts: str) -> Trajectory:
+    steps = [replace(episode().steps[0], observation=Observation(text)) for text in texts]
+    return replace(episode(), steps=steps, final_observation=Observation(texts[0]))
+
+
+def test_a_text_bomb_is_a_fault_of_its_emulator_before_it_is_sent(tmp_path: Path) -> None:
+    """One end's limit is the other's: what a worker can write the host can read, whatever it contains."""
+    long = "\U0001f600" + "a" * 100_000
+    with pytest.raises(TrajectoryError, match="its texts and values unpack to .* bytes; at most .* are allowed"):
+        episode_file.encode(texts_of(*(f"{long}{number}" for number in range(50))))
+    episode_file.write(tmp_path / "e.episode", texts_of(*(f"{long}{number}" for number in range(9)), *[long] * 200))
+    back = episode_file.read(tmp_path / "e.episode")
+    assert len({id(step.observation.text) for step in back.steps}) == 10  # each is in memory once
+
+
+@pytest.mark.parametrize("text", ["half \ud800", "a" * 99], ids=["half", "whole"])
+@pytest.mark.parametrize("action", [1, [[]] * 100_000, [[]] * 900_000, {"a": {}}], ids=["1", "lists", "many", "dict"])
+@pytest.mark.parametrize("image", [None, bytes(9 << 20)], ids=["blind", "image"])
+def test_whatever_an_encoder_says_a_decoder_accepts(tmp_path: Path, text: str, action: Any, image: bytes) -> None:
+    one = replace(episode().steps[0], observation=Observation(text, image), action=action)
+    try:
+        content = episode_file.encode(replace(episode(), steps=[one] * 9))
+    except TrajectoryError:
+        return
+    (tmp_path / "e.episode").write_bytes(content)
+    assert episode_file.read(tmp_path / "e.episode").steps[0].action == action
 
 
 def test_no_more_steps_are_read_than_an_episode_may_have(tmp_path: Path) -> None:

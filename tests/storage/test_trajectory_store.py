@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,6 +118,48 @@ def test_replay_is_the_newest_episodes_oldest_first_also_after_a_restart(tmp_pat
     for reader in (store, Store(tmp_path)):
         keys = [trajectory.ticket.key for trajectory in reader.replay(until=2, capacity=3)]
         assert keys == [Key(1, 1), Key(2, 0), Key(2, 1)]
+
+
+def alive(found: list[weakref.ref[Trajectory]]) -> int:
+    gc.collect()
+    return sum(each() is not None for each in found)
+
+
+def test_whoever_fills_a_cache_evicts_it_with_a_reader_elsewhere(tmp_path: Path) -> None:
+    """With trainer=torchrun, task_mode=collect and Fleet.collect nobody replays what the host's store was given."""
+    store, found = Store(tmp_path), list[weakref.ref[Trajectory]]()
+    for iteration in range(5):
+        done = result(iteration)
+        found += [weakref.ref(each) for each in done.trajectories]
+        store.append(done)
+        del done
+        assert alive(found) == 2
+    for iteration in range(5):
+        store.read(iteration)
+    assert len(store._recent) == 1
+
+
+def test_iterations_that_are_replayed_stay_in_memory_and_no_others(tmp_path: Path) -> None:
+    store, found = Store(tmp_path), list[weakref.ref[Trajectory]]()
+    for iteration in range(6):
+        done = result(iteration)
+        found += [weakref.ref(each) for each in done.trajectories]
+        store.append(done)
+        assert store.replay(iteration, capacity=4)[-2:] == done.trajectories
+        del done
+        assert alive(found) <= 4
+    reader = Store(tmp_path)
+    again = reader.replay(5, capacity=4)
+    assert all(one is other for one, other in zip(again, reader.replay(5, capacity=4), strict=True))
+
+
+def test_a_screen_that_is_seen_again_and_again_is_in_memory_once_after_a_restart(tmp_path: Path) -> None:
+    seen = Observation("x", bytes(1000))
+    one = replace(episode(0, 0), steps=[replace(episode(0, 0).steps[0], observation=seen)], final_observation=seen)
+    Store(tmp_path).append(CollectionResult(0, [one]))
+    [back] = Store(tmp_path).read(0)
+    assert back.final_observation.image == seen.image
+    assert back.final_observation.image is back.steps[0].observation.image
 
 
 def test_what_an_iteration_closed_without_is_kept_and_written_once(tmp_path: Path) -> None:

@@ -1,0 +1,188 @@
+"""Limits of an episode's content: a worker refuses to send what lies beyond them, and the host refuses to store it.
+
+They are chosen so that no algorithm overflows: with rewards and vectors at their limits, the squared gradient of a
+squared error stays below 1e30 in float32.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from itertools import count
+
+import numpy as np
+
+from digirl_dist.errors import TrajectoryError
+from digirl_dist.trajectory import Observation, Step, Trajectory
+
+MOST_STEPS = 10_000
+"""Bounds an episode whose emulator alone decides when it ends."""
+LARGEST_REWARD = 1e6
+"""Of one step, and of all steps of an episode together; without signs."""
+LARGEST_NUMBER = 1e6
+"""In an observation's vector or a continuous action; without sign."""
+LOWEST_LOG_PROB = -1e4
+"""An answer of 64 tokens, each the least probable of 100,000, has -737."""
+HIGHEST_LOG_PROB = 1e-3
+"""Of an action that is one of finitely many; the rest is rounding."""
+HIGHEST_LOG_DENSITY = 1e3
+"""Of an action with a continuous part."""
+LONGEST_TEXT = 1 << 17
+"""Characters of an observation's text."""
+MOST_PIXELS = 1 << 24
+"""Of a screenshot; a telephone's has a quarter of that."""
+MOST_PIXELS_OF_EPISODE = 1 << 29
+"""Of all different screenshots of an episode, beyond ``_PIXELS_OF_BYTE``: 200 telephone screens, 16,000 of Atari."""
+FREE_MEMORY = 8 << 20
+"""Bytes that an episode may take in memory beyond ``MEMORY_OF_BYTE``."""
+MEMORY_OF_BYTE = 8
+"""Bytes in memory for each byte of the episode's file."""
+
+_PIXELS_OF_BYTE = 16
+_BYTES_OF_PIXEL = 8
+_MOST_METADATA = 1 << 16
+"""Bytes of a screenshot that are no pixels: a colour profile, for example."""
+_PNG = b"\x89PNG\r\n\x1a\n"
+_JPEG = b"\xff\xd8"
+_PNG_DATA = b"IDAT"
+_FEW_CHUNKS = 64
+_SMALL_CHUNK = 1 << 12
+"""Encoders write chunks of 8 KiB and more; each costs the reader a turn."""
+_PNG_METADATA = frozenset(
+    (
+        b"PLTE",
+        b"tRNS",
+        b"cHRM",
+        b"gAMA",
+        b"iCCP",
+        b"sBIT",
+        b"sRGB",
+        b"cICP",
+        b"bKGD",
+        b"pHYs",
+        b"tIME",
+        b"tEXt",
+        b"iTXt",
+        b"eXIf",
+    )
+)
+_SIZES_OF_JPEG = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
+_JPEG_METADATA = frozenset((*range(0xE0, 0xF0), 0xFE))
+_SCAN = 0xDA
+
+
+def check_observation(seen: Observation) -> None:
+    """Raises TrajectoryError for a text, a vector or a screenshot that no episode may have."""
+    if not isinstance(seen.text, str):
+        raise TrajectoryError(f"the text of the observation is a {type(seen.text).__name__}")
+    if len(seen.text) > LONGEST_TEXT:
+        raise TrajectoryError(f"a text of {len(seen.text)} characters; at most {LONGEST_TEXT} are allowed")
+    if not _is_unicode(seen.text):
+        raise TrajectoryError("the text of the observation has half a surrogate pair, which no file can hold")
+    check_vector(seen.vector)
+    if seen.image is not None:
+        pixels(seen.image)
+
+
+def check_vector(vector: np.ndarray | None) -> None:
+    """Raises TrajectoryError for a number that is not finite, or beyond the range."""
+    if vector is None:
+        return
+    try:
+        largest = float(np.abs(vector).max(initial=0.0))
+    except (TypeError, ValueError) as error:
+        raise TrajectoryError(f"the vector of the observation is no array of numbers: {vector!r:.100}") from error
+    if not math.isfinite(largest):
+        raise TrajectoryError("the vector of the observation has NaN or infinite numbers")
+    if largest > LARGEST_NUMBER:
+        reason = f"a vector with the number {largest:g}; at most {LARGEST_NUMBER:g} is allowed"
+        raise TrajectoryError(f"{reason}: scale it, or leave it out")
+
+
+def check_step(step: Step) -> None:
+    """Raises TrajectoryError for a reward or a log-probability beyond its range; NaN is an unknown log-probability."""
+    if not abs(step.reward) <= LARGEST_REWARD:  # NaN is not
+        raise TrajectoryError(f"the reward is {step.reward:g}; at most {LARGEST_REWARD:g} is allowed: scale it")
+    if not math.isnan(step.log_prob) and not LOWEST_LOG_PROB <= step.log_prob <= HIGHEST_LOG_DENSITY:
+        allowed = f"{LOWEST_LOG_PROB:g} to {HIGHEST_LOG_DENSITY:g}"
+        raise TrajectoryError(f"the log-probability of the action is {step.log_prob:g}; {allowed} is allowed")
+
+
+def check_sums(episode: Trajectory) -> None:
+    """Raises TrajectoryError for too many steps, or too much reward or too many pixels in all steps together."""
+    rewards = sum(abs(step.reward) for step in episode.steps)
+    if rewards > LARGEST_REWARD:
+        raise TrajectoryError(f"rewards of {rewards:g} in sum; at most {LARGEST_REWARD:g} is allowed: scale them")
+    shown = {one.image for one in (*(step.observation for step in episode.steps), episode.final_observation)}
+    screens = [image for image in shown if image is not None]
+    found, most = sum(map(pixels, screens)), MOST_PIXELS_OF_EPISODE + _PIXELS_OF_BYTE * sum(map(len, screens))
+    if found > most:
+        reason = f"{len(screens)} screenshots of {found} pixels in sum; at most {most} are allowed"
+        raise TrajectoryError(f"{reason}: show smaller ones, or set max_steps")
+
+
+def most_memory(size: int) -> int:
+    """Returns the bytes that an episode may take in memory whose file has ``size`` bytes."""
+    return FREE_MEMORY + MEMORY_OF_BYTE * size
+
+
+def pixels(image: bytes) -> int:
+    """Returns how many pixels a screenshot has. Raises TrajectoryError unless it is a PNG or a JPEG of little else."""
+    if not isinstance(image, bytes):
+        kind = type(image).__name__
+        raise TrajectoryError(f"the image of the observation is a {kind}, not the bytes of a PNG or JPEG")
+    try:
+        width, height, metadata = _of_png(image) if image.startswith(_PNG) else _of_jpeg(image)
+    except (struct.error, IndexError) as error:
+        raise TrajectoryError(f"an image of {len(image)} bytes cannot be decoded: it is cut off") from error
+    area = width * height
+    if area > MOST_PIXELS:
+        raise TrajectoryError(f"an image of {height} x {width} pixels; at most {MOST_PIXELS} are allowed")
+    if metadata > _MOST_METADATA:
+        reason = f"an image with {metadata} bytes that are no pixels; at most {_MOST_METADATA} are allowed"
+        raise TrajectoryError(f"{reason}: encode it without metadata")
+    if len(image) > _BYTES_OF_PIXEL * area + _MOST_METADATA:
+        raise TrajectoryError(f"an image of {height} x {width} pixels in {len(image)} bytes, more than pixels can take")
+    return area
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _of_png(image: bytes) -> tuple[int, int, int]:
+    """Returns width, height, and the bytes that are no pixels. Raises TrajectoryError for a chunk of another kind."""
+    width, height = struct.unpack_from(">II", image, 16)
+    at, metadata, kind = len(_PNG), 0, b""
+    chunks = count(1)
+    while kind != b"IEND":
+        if next(chunks) > _FEW_CHUNKS + len(image) // _SMALL_CHUNK:
+            raise TrajectoryError(f"a PNG of {len(image)} bytes in more than {next(chunks) - 2} chunks")
+        size, kind = struct.unpack_from(">I4s", image, at)
+        at += 12 + size
+        if kind in _PNG_METADATA or size == 0:
+            metadata += 12 + size
+        elif kind not in (b"IHDR", _PNG_DATA):
+            raise TrajectoryError(f"a PNG with a chunk {kind!r} of {size} bytes, which is no part of a screenshot")
+    return width, height, metadata + abs(len(image) - at)
+
+
+def _of_jpeg(image: bytes) -> tuple[int, int, int]:
+    """As ``_of_png``, of what precedes the first scan."""
+    if not image.startswith(_JPEG):
+        raise TrajectoryError(f"an image of {len(image)} bytes cannot be decoded: it is neither PNG nor JPEG")
+    at, metadata, width, height = len(_JPEG), 0, 0, 0
+    while (kind := image[at + 1]) != _SCAN:
+        (size,) = struct.unpack_from(">H", image, at + 2)
+        if kind in _SIZES_OF_JPEG:
+            height, width = struct.unpack_from(">HH", image, at + 5)
+        elif kind in _JPEG_METADATA:
+            metadata += size + 2
+        if image[at] != 0xFF or size < 2:
+            raise TrajectoryError(f"an image of {len(image)} bytes cannot be decoded: its markers are no JPEG's")
+        at += 2 + size
+    return width, height, metadata
