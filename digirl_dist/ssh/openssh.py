@@ -148,9 +148,9 @@ class Master:
             return ""
 
     def close(self) -> None:
-        with suppress(ProcessLookupError):
+        if self._process.poll() is None:  # once it has been reaped, its number may be another's
             os.killpg(self._process.pid, signal.SIGKILL)  # the `ssh` of each jump host, too
-        self._process.wait()
+            self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, ciphers: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -164,7 +164,7 @@ class Master:
             null = subprocess.DEVNULL
             process = tied_process.start(command, null, null, log.fileno(), environment)
         if sys.platform == "linux":
-            with suppress(OSError):  # it has ended
+            with suppress(OSError, AttributeError):  # it has ended, or this Python has no such call
                 resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (_LONGEST_LOG, _LONGEST_LOG))
         return process
 

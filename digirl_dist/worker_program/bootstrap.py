@@ -1,4 +1,4 @@
-"""Installs the package on a worker. The host streams this file to the worker's own Python, so it imports nothing else.
+"""Installs the package on a worker. The host streams this file to the worker's own Python (see ``RemotePython``).
 
 It reads a line of JSON (see ``InstallRequest``) from stdin, and the wheel after asking for it. It writes JSON lines to
 stdout: ``{"want": "wheel"}`` if it needs the wheel, then ``{"python": PATH}`` or ``{"error": REASON, "remedy":
@@ -10,7 +10,6 @@ ADVICE}``. A request with ``look_only`` gets ``{"python": PATH}`` or ``{"missing
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import importlib.util
 import json
@@ -19,7 +18,6 @@ import re
 import select
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import sysconfig
@@ -29,7 +27,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
+
+from digirl_dist.storage.file_system import FULL, NO_LOCKS, in_words, lock, refuse_squatted, refuses_programs
 
 
 @dataclass
@@ -69,6 +69,8 @@ class Failed(Exception):
 
 OWN_FOLDER = "digirl_dist_env"
 """The folder below the worker's ``run_path`` that holds all that is installed; nothing beside it is touched."""
+_PARTS_OF_PYTHON = ("_ctypes", "zlib")
+"""Modules of the standard library that the package needs and that a Python may be built without."""
 _MARK = "made_by_digirl_dist"
 """The file in it which says that this program made the folder and may remove what it holds."""
 
@@ -88,7 +90,7 @@ class Installation:
 
     def ensure(self) -> str:
         """Returns the Python that has the package; installs it unless that was done before."""
-        refuse_squatted(self._folder)
+        self._refuse_unusable()
         if not self._is_done():
             self._claim()
             with self._lock():
@@ -98,7 +100,7 @@ class Installation:
 
     def look(self) -> dict[str, str]:
         """Returns what there is, or what is missing."""
-        refuse_squatted(self._folder)
+        self._refuse_unusable()
         if self._is_done():
             return {"python": str(self._python)}
         if self._is_foreign():
@@ -106,6 +108,18 @@ class Installation:
         if not self._record.exists():
             return {"missing": f"not installed in {self._folder}"}
         return {"missing": f"another version, or with other settings, is installed in {self._folder}"}
+
+    def _refuse_unusable(self) -> None:
+        """Raises Failed or PermissionError where nothing that is installed here could run."""
+        refuse_squatted(self._folder)
+        if not os.path.exists("/proc/self/cmdline"):
+            raise Failed("/proc is not mounted, by which programs find each other", "mount -t proc proc /proc")
+        if lacking := [name for name in _PARTS_OF_PYTHON if importlib.util.find_spec(name) is None]:
+            reason = f"{sys.executable} was built without {', '.join(lacking)}"
+            raise Failed(reason, "set worker_python to another Python, such as the distribution's own")
+        if refuses_programs(self._folder) and not self._request.reuse_packages:
+            reason = f"{self._folder} is on a file system that is mounted noexec: no library can be loaded from it"
+            raise Failed(reason, "set worker_run_path to a folder on another one")
 
     def _claim(self) -> None:
         """Makes and marks the folder. Raises Failed if there is one that this program did not make."""
@@ -340,6 +354,8 @@ class Installation:
             told = f"cannot {purpose}: {' '.join(command)} {why or f'ended with status {process.returncode}'}"
             said = output.essence()
             remedy = _SLOW if why else _why(said)
+            if remedy == _DISK_FULL:
+                said += f"\n{self._folder}: {in_words(OSError(errno.ENOSPC, 'no space'), self._folder)}"
             raise Failed(f"{told}: {said}" if said else told, remedy or (_MEND_SETUP if purpose == _SETUP else ""))
 
     def _waited(self, process: subprocess.Popen[bytes], needs_host: bool) -> str | None:
@@ -360,8 +376,8 @@ class Installation:
     def _lock(self) -> Iterator[None]:
         """Only one host at a time installs into this folder; who waits says what for, and holds that file locked."""
         with open(self._folder / "install.lock", "w") as file, open(self._wanted, "a") as wanted:
-            while not _locks(file):
-                if _locks(wanted):
+            while not lock(file):
+                if lock(wanted):
                     wanted.truncate(0)
                     wanted.write(json.dumps(self._state()))
                     wanted.flush()
@@ -374,7 +390,7 @@ class Installation:
     def _is_in_the_way(self) -> bool:
         """Whether somebody waits for the end of this installation, to make another."""
         with suppress(OSError, ValueError), open(self._wanted) as wanted:
-            return not _locks(wanted) and json.load(wanted) != self._state()
+            return not lock(wanted) and json.load(wanted) != self._state()
         return False
 
 
@@ -383,9 +399,10 @@ _SETUP = "run emulator.setup"
 _MEND_SETUP = "mend the script, which is to end with status 0 and is run again as a whole"
 _SLOW = "look at what it waits for, or raise install.limit_s"
 _DISK_FULL = "free some space there, or set the worker's folder to a larger disk"
+_ELSEWHERE = "set worker_run_path to a folder on a local disk"
 _LACKING = {
-    errno.ENOSPC: _DISK_FULL,
-    errno.EDQUOT: _DISK_FULL,
+    **dict.fromkeys(FULL, _DISK_FULL),
+    **dict.fromkeys(NO_LOCKS, _ELSEWHERE),
     errno.EFBIG: "raise its user's limit of the size of files (`ulimit -f`)",
     errno.EMFILE: "raise its user's limit of open files (`ulimit -n`)",
     errno.EAGAIN: "raise its user's limit of processes (`ulimit -u`), or end others",
@@ -397,30 +414,6 @@ _PIP_FOR_OTHERS = [22, 3]
 """The first version of pip that installs into another Python's environment."""
 _UV_PLACES = (".local/bin", ".cargo/bin")
 """Where uv's own installer puts it, which is not on the PATH of a command over SSH."""
-
-
-_NOBODY = 65534
-"""Whom Linux shows in place of owners that a container, or a server of files, does not name: root above all."""
-
-
-def refuse_squatted(folder: Path) -> None:
-    """Raises PermissionError if another user made ``folder``, or owns one above it that is open to all, as they could
-    exchange what is in it: Python, and the pickled classes that the program loads.
-    """
-    paths = folder.absolute(), folder.resolve()
-    for place in sorted({place for path in paths for place in (path, *path.parents)}):
-        with suppress(FileNotFoundError):
-            found = place.lstat()
-            if found.st_uid not in (0, _NOBODY, os.geteuid()) and (place in paths or found.st_mode & stat.S_IWOTH):
-                raise PermissionError(errno.EACCES, "it belongs to another user of this machine", str(place))
-
-
-def _locks(file: IO[str]) -> bool:
-    """Locks the file unless somebody else holds it."""
-    with suppress(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
 
 
 def _end_with_parent() -> None:
@@ -469,7 +462,7 @@ class _Output:
 
 
 def _why(said: str) -> str:
-    if "No space left" in said:
+    if re.search("No space left|Disk quota exceeded", said):
         return _DISK_FULL
     if re.search(r"torch==\S+\+cpu", said):
         return (
@@ -491,7 +484,7 @@ def _shortage(error: Exception, folder: str) -> Failed:
     if isinstance(error, OSError):
         at = f": {error.filename}" if error.filename else ""
         remedy = _LACKING.get(error.errno or 0, "set the worker's folder to one that its user can write")
-        return Failed(f"cannot use the folder {folder}: {error.strerror}{at}", remedy)
+        return Failed(f"cannot use the folder {folder}: {in_words(error, Path(folder).expanduser())}{at}", remedy)
     if isinstance(error, MemoryError) or "can't start new thread" in str(error):
         return Failed(f"cannot install in {folder}: {error or 'out of memory'}", _LACKING[errno.ENOMEM])
     raise error
