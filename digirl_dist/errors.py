@@ -142,6 +142,10 @@ class LoginError(WorkerError):
     fatal = True
 
 
+class ShellError(LoginError):
+    """The login shell there, or one of its start-up files, does something else than to run commands."""
+
+
 class InstallError(WorkerError):
     """Python or the package cannot be used on the worker."""
 
@@ -160,6 +164,10 @@ class FileRefusedError(WorkerError):
 
 class UnreachableError(WorkerError):
     """No connection succeeded within its limit."""
+
+
+class SlowShellError(UnreachableError):
+    """The machine let us in, but its login shell ran no command in time."""
 
 
 class UnknownHostError(UnreachableError):

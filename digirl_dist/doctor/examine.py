@@ -54,10 +54,6 @@ def examine(target: Target, settings: Settings) -> list[Check]:
 
 def _look_inside(target: Target, connection: Connection, settings: Settings) -> Iterator[Check]:
     """Yields the checks made over the connection. Raises WorkerError if the link breaks."""
-    shell = link.shell(connection)
-    yield shell
-    if not shell.ok:
-        return
     try:
         package = _package(target, connection)
         yield from _insides(target, connection, settings, installed=package.ok)
